@@ -1,0 +1,1 @@
+"""From a corpus of Switchboard's shape to a word error rate, stage by stage."""

@@ -1,0 +1,206 @@
+"""The machinery of resumable stages: skip what is finished, continue what is not.
+
+A stage is a function `stage(settings, output)` that writes its files into `output` and
+reads those of other stages from `settings.directory(name)`. `output` is a temporary
+folder; when the function returns, a `.done` stamp is put in and the folder is renamed
+to its final name, so a finished stage is there whole or not at all. An interrupted
+stage finds what it left in `output` at its next attempt, if nothing it depends on has
+changed; it may go on from there, or write everything again.
+
+The stamp holds a fingerprint: the settings that the stage depends on and the stamps of
+the stages it reads. If they differ at a later call, the run stops and says which.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recipes.switchboard.settings import Settings
+
+STAMP = ".done"
+_CLAIM = ".fingerprint"
+
+
+class StageError(RuntimeError):
+    """A stage cannot run: inputs missing, settings changed, or another one at work."""
+
+
+class Stage(NamedTuple):
+    """One step of the way from audio to word error rate.
+
+    Attributes:
+        name: Also the name of its folder below `exp`.
+        purpose: One line for the reader of the screen.
+        run: Writes the stage's files into the given folder.
+        inputs: Stages whose output it reads.
+        depends: Names of the settings it depends on, besides its inputs.
+    """
+
+    name: str
+    purpose: str
+    run: Callable[[Settings, Path], None]
+    inputs: tuple[str, ...] = ()
+    depends: tuple[str, ...] = ()
+
+
+def run_stages(
+    settings: Settings,
+    stages: Sequence[Stage],
+    first: str | None = None,
+    last: str | None = None,
+    redo: bool = False,
+) -> None:
+    """Run the stages from `first` to `last`, both included, that are not finished.
+
+    Args:
+        settings: What to run, and where.
+        stages: In the order in which they run.
+        first: Name of the first one; the earlier ones must be finished if needed.
+        last: Name of the last one.
+        redo: Run the chosen stages even if they are finished.
+
+    Raises:
+        StageError: An input is not there, or a finished stage does not fit `settings`.
+    """
+    for position, stage in _chosen(stages, first, last):
+        label = f"[{position + 1}/{len(stages)}] {stage.name}"
+        fingerprint = fingerprint_of(stage, settings)
+        if not redo and _is_finished(stage, settings, fingerprint):
+            print(f"{label}: finished, skipped", flush=True)
+            continue
+        print(f"{label}: {stage.purpose}", flush=True)
+        seconds = _run(stage, settings, fingerprint)
+        print(f"{label}: done in {seconds:.1f} s", flush=True)
+
+
+def _chosen(
+    stages: Sequence[Stage], first: str | None, last: str | None
+) -> list[tuple[int, Stage]]:
+    names = [stage.name for stage in stages]
+    for argument, name in (("first", first), ("last", last)):
+        if name is not None and name not in names:
+            raise StageError(f"`{argument}` must be one of {names}, got {name!r}")
+    start = names.index(first) if first else 0
+    end = names.index(last) if last else len(names) - 1
+    if start > end:
+        raise StageError(f"stage {first!r} comes after {last!r}; nothing to run")
+    return list(enumerate(stages))[start : end + 1]
+
+
+def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
+    """Everything that decides the output of `stage`, as plain JSON values.
+
+    Raises:
+        StageError: A stage that it reads is not finished.
+    """
+    values = {name: _plain(getattr(settings, name, None)) for name in stage.depends}
+    if "corpus" in stage.depends:
+        values["corpus"] = {
+            "path": str(settings.corpus),
+            "files": _tree_digest(settings),
+        }
+    inputs = {name: _input_digest(name, stage, settings) for name in stage.inputs}
+    return {"settings": values, "inputs": inputs}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    return json.loads(json.dumps(value, default=str))
+
+
+def _tree_digest(settings: Settings) -> str:
+    # Names and sizes, not contents: 30 GB of audio would take minutes at every call.
+    files = sorted(p for p in settings.corpus.rglob("*") if p.is_file())
+    lines = [f"{p.relative_to(settings.corpus)} {p.stat().st_size}" for p in files]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _input_digest(name: str, stage: Stage, settings: Settings) -> str:
+    stamp = settings.directory(name) / STAMP
+    if not stamp.exists():
+        raise StageError(
+            f"stage `{stage.name}` reads `{name}`, which is not finished in "
+            f"{settings.directory(name)}; start with --from {name}"
+        )
+    return hashlib.sha256(stamp.read_bytes()).hexdigest()[:16]
+
+
+def _is_finished(stage: Stage, settings: Settings, wanted: dict[str, Any]) -> bool:
+    stamp = settings.directory(stage.name) / STAMP
+    if not stamp.exists():
+        return False
+    found = json.loads(stamp.read_text())["fingerprint"]
+    if found != wanted:
+        changes = "; ".join(_differences(found, wanted))
+        raise StageError(
+            f"stage `{stage.name}` in {stamp.parent} was finished with something else: "
+            f"{changes}. Run it again with --from {stage.name} --redo, "
+            "or choose another --out"
+        )
+    return True
+
+
+def _differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
+    if not isinstance(found, dict) or not isinstance(wanted, dict):
+        if found != wanted:
+            yield f"{name} was {found}, is {wanted}"
+        return
+    for key in sorted({*found, *wanted}):
+        path = f"{name}.{key}" if name else key
+        yield from _differences(found.get(key), wanted.get(key), path)
+
+
+def _run(stage: Stage, settings: Settings, fingerprint: dict[str, Any]) -> float:
+    start = time.monotonic()
+    target = settings.directory(stage.name)
+    partial = target.parent / f".{target.name}.partial"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _exclusive(target.parent / f".{target.name}.lock"):
+        _claim(partial, fingerprint)
+        stage.run(settings, partial)
+        seconds = time.monotonic() - start
+        _publish(partial, target, fingerprint, seconds)
+    return seconds
+
+
+def _claim(partial: Path, fingerprint: dict[str, Any]) -> None:
+    claim = partial / _CLAIM
+    text = json.dumps(fingerprint, sort_keys=True)
+    if partial.exists() and not (claim.exists() and claim.read_text() == text):
+        shutil.rmtree(partial)  # left by an attempt with other settings or inputs
+    partial.mkdir(exist_ok=True)
+    claim.write_text(text)
+
+
+def _publish(
+    partial: Path, target: Path, fingerprint: dict[str, Any], seconds: float
+) -> None:
+    stamp = {"fingerprint": fingerprint, "seconds": seconds, "finished": time.time()}
+    (partial / _CLAIM).unlink()
+    (partial / STAMP).write_text(json.dumps(stamp, indent=1))
+    old = target.parent / f".{target.name}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    partial.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _exclusive(lock: Path) -> Iterator[None]:
+    with lock.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StageError(
+                f"another process runs this stage (it holds {lock})"
+            ) from None
+        yield

@@ -1,0 +1,150 @@
+"""The settings of one Switchboard experiment, one small group per stage.
+
+A group carries the name of its stage: a stage's fingerprint holds its own group
+(`pipeline.py`), so a changed value makes that stage, and those that read its output,
+out of date. Where a group is missing the stage has nothing to choose.
+"""
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+RUN_STAGES = ("train", "decode", "score")
+SPLITS = ("train", "dev", "swb", "ch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareSettings:
+    """Which utterances are used, and for what.
+
+    Attributes:
+        dev_fraction: Share of the training speakers held out as `dev`, the last ones
+            by name; at least `min_dev_sides` sides.
+        min_dev_sides: Fewest conversation sides in `dev`.
+        max_repeats: An utterance text heard more often than this is dropped from
+            `train` beyond it ("uh-huh" would otherwise take over); 0 keeps all.
+        clip_s: A transcript may end this much after its audio and is clipped; beyond
+            that the utterance is skipped and counted. In seconds.
+        min_utterance_s: Shorter utterances are skipped and counted, in seconds.
+    """
+
+    dev_fraction: float = 0.08
+    min_dev_sides: int = 2
+    max_repeats: int = 300
+    clip_s: float = 0.1
+    min_utterance_s: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LmSettings:
+    """The n-gram language model of the training transcripts."""
+
+    order: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSettings:
+    """What is stored for each 10 ms frame.
+
+    Attributes:
+        num_mels: Log-mel coefficients per frame.
+        dtype: Type on disk, "float16" or "float32".
+    """
+
+    num_mels: int = 40
+    dtype: str = "float16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One experiment.
+
+    Attributes:
+        corpus: Root that holds the LDC folders (`LDC97S62`, `LDC2002S09`, ...).
+        out: Experiment directory; every stage writes below `out/exp`.
+        run: Name of the training run: `train`, `decode` and `score` exist once per
+            run, so that several strategies share one alignment and one graph.
+        seed: Seed of everything drawn at random.
+        cores: Processes that a stage may use.
+    """
+
+    corpus: Path
+    out: Path
+    run: str = "hadpsgd"
+    seed: int = 0
+    cores: int = 2
+    prepare: PrepareSettings = field(default_factory=PrepareSettings)
+    lm: LmSettings = field(default_factory=LmSettings)
+    features: FeatureSettings = field(default_factory=FeatureSettings)
+
+    def __post_init__(self) -> None:
+        if self.cores < 1:
+            raise ValueError(f"`cores` must be at least 1, got {self.cores}")
+        if not self.run or "/" in self.run or self.run.startswith("."):
+            raise ValueError(f"`run` must be a plain folder name, got {self.run!r}")
+
+    def directory(self, stage: str) -> Path:
+        """Where `stage` leaves its finished output."""
+        folder = self.out / "exp" / stage
+        return folder / self.run if stage in RUN_STAGES else folder
+
+    def splits(self) -> tuple[str, ...]:
+        """The splits that `prepare` found: `train`, `dev`, and `swb`, `ch` if any."""
+        prepared = self.directory("prepare")
+        return tuple(s for s in SPLITS if (prepared / f"{s}.jsonl").exists())
+
+
+def override(settings: Settings, assignment: str) -> Settings:
+    """Change one value, written as `group.name=value` (`lm.order=2`) or `name=value`.
+
+    Raises:
+        ValueError: There is no such setting, or the value does not fit its type.
+    """
+    path, equals, text = assignment.partition("=")
+    if not equals:
+        raise ValueError(f"a setting is written group.name=value, got {assignment!r}")
+    return _replace(settings, path.split("."), text, assignment)
+
+
+def _replace(group: Any, path: list[str], text: str, assignment: str) -> Any:
+    name, *rest = path
+    hints = typing.get_type_hints(type(group))
+    if name not in hints:
+        raise ValueError(
+            f"{assignment!r}: no setting {name!r}; there are {', '.join(hints)}"
+        )
+    if rest:
+        inner = getattr(group, name)
+        if not dataclasses.is_dataclass(inner):
+            raise ValueError(f"{assignment!r}: {name!r} is a value, not a group")
+        return dataclasses.replace(
+            group, **{name: _replace(inner, rest, text, assignment)}
+        )
+    try:
+        value = _parse(text, hints[name])
+    except ValueError as error:
+        raise ValueError(f"{assignment!r}: {error}") from error
+    return dataclasses.replace(group, **{name: value})
+
+
+def _parse(text: str, hint: Any) -> Any:
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        if text.lower() == "none":
+            return None
+        hint = next(h for h in typing.get_args(hint) if h is not type(None))
+    if typing.get_origin(hint) is tuple:  # tuple[float, ...] is written 0.1,0.2
+        return tuple(_parse(part, typing.get_args(hint)[0]) for part in text.split(","))
+    if hint is bool:
+        return _parse_bool(text)
+    if dataclasses.is_dataclass(hint):
+        raise ValueError("this is a group; name one of its settings")
+    return hint(text)
+
+
+def _parse_bool(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"must be true or false, got {text!r}")
+    return text.lower() == "true"

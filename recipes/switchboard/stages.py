@@ -1,0 +1,92 @@
+"""The table of stages: in which order, for what, reading which, depending on what."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+from recipes.switchboard.pipeline import Stage
+from recipes.switchboard.settings import Settings
+
+EVERYTHING_SPOKEN = ("prepare", "lexicon")
+
+
+def _from(module: str, function: str) -> Callable[[Settings, Path], None]:
+    # Imported when it runs: skipping stages or printing the help needs no torch.
+    def stage(settings: Settings, output: Path) -> None:
+        loaded = importlib.import_module(f"recipes.switchboard.{module}")
+        getattr(loaded, function)(settings, output)
+
+    return stage
+
+
+STAGES = (
+    Stage(
+        "check",
+        "look at every file of the corpus before anything is computed",
+        _from("data_stages", "check"),
+        depends=("corpus",),
+    ),
+    Stage(
+        "prepare",
+        "cut the recordings into utterances for training, development and test",
+        _from("data_stages", "prepare"),
+        inputs=("check",),
+        depends=("corpus", "prepare"),
+    ),
+    Stage(
+        "lexicon",
+        "give every word its pronunciations",
+        _from("data_stages", "lexicon"),
+        inputs=("prepare",),
+        depends=("corpus",),
+    ),
+    Stage(
+        "lm",
+        "count which words follow which: the n-gram language model",
+        _from("data_stages", "lm"),
+        inputs=EVERYTHING_SPOKEN,
+        depends=("lm",),
+    ),
+    Stage(
+        "features",
+        "turn sound into normalised log-mel frames, 100 a second",
+        _from("data_stages", "features"),
+        inputs=("prepare",),
+        depends=("features",),
+    ),
+    Stage(
+        "align",
+        "find which HMM state each frame belongs to, from a flat start",
+        _from("hmm_stages", "align"),
+        inputs=(*EVERYTHING_SPOKEN, "features"),
+        depends=("seed", "align"),
+    ),
+    Stage(
+        "train",
+        "train the acoustic model to name the state of each frame",
+        _from("train_stage", "train"),
+        inputs=("features", "align"),
+        depends=("seed", "train"),
+    ),
+    Stage(
+        "graph",
+        "compose states, phones, words and sentences into one search graph",
+        _from("hmm_stages", "graph"),
+        inputs=("lexicon", "lm", "align"),
+        depends=("graph",),
+    ),
+    Stage(
+        "decode",
+        "search the most likely words of every test utterance",
+        _from("hmm_stages", "decode"),
+        inputs=("prepare", "features", "align", "train", "graph"),
+        depends=("decode",),
+    ),
+    Stage(
+        "score",
+        "compare with what was said: the word error rate",
+        _from("hmm_stages", "score"),
+        inputs=("prepare", "decode"),
+        depends=("score",),
+    ),
+)
