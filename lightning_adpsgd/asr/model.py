@@ -1,0 +1,280 @@
+"""The acoustic model of the papers: a bidirectional LSTM over chunks of frames.
+
+Stacked bidirectional LSTM layers, a linear bottleneck and a softmax over the
+context-dependent states of hidden Markov models, trained by frame cross-entropy; at
+the papers' sizes (260 inputs, 6 layers of 2 x 512, 256, 32,000 states) 43,154,944
+parameters.
+
+It does not read audio and does not decode: frames come in, log-posteriors go out.
+"""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional
+from torchaudio.functional import compute_deltas
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
+from typing_extensions import override
+
+from lightning_adpsgd.asr.schedule import GlobalSampleLR, PaperSchedule
+
+IGNORED_LABEL = -100
+_CHECK_EVERY_STEPS = 50
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss of a learner is infinite or not a number."""
+
+
+class AcousticModel(LightningModule):
+    """Bidirectional LSTM that tells the states of frames.
+
+    A batch is `(frames, labels)`: frames `[batch, time + 2 * margin, feature]` float,
+    labels `[batch, time]` integer with `IGNORED_LABEL` where a frame does not count.
+    The margin, 0 or more frames on each side, only serves the deltas and is cut off.
+
+    Args:
+        num_states: Classes of the softmax.
+        input_size: Features of a frame as the LSTM sees it. Three times the width of
+            the given frames means that deltas and delta-deltas are added here, on the
+            device; the same width means that the frames are used as they are.
+        num_layers: LSTM layers.
+        hidden_size: Cells of a layer in each direction.
+        bottleneck_size: Width of the linear layer before the softmax.
+        dropout: Probability between LSTM layers.
+        global_batch: Chunks of one step of all learners together.
+        corpus_chunks: Chunks of one epoch of all learners together.
+        base_rate: Learning rate at the start, see `schedule`.
+        base_batch: The global batch that `base_rate` belongs to.
+        warmup_epochs: Epochs until the peak rate.
+        decay: Factor of the rate per epoch after the warm-up.
+        momentum: Of SGD; stays with each learner and is never averaged.
+        window: Frames of a window when whole utterances are evaluated.
+        hop: Frames from one window to the next; the posteriors of windows that
+            overlap are averaged.
+    """
+
+    log_priors: Tensor
+
+    def __init__(
+        self,
+        num_states: int = 32_000,
+        *,
+        input_size: int = 120,
+        num_layers: int = 6,
+        hidden_size: int = 512,
+        bottleneck_size: int = 256,
+        dropout: float = 0.0,
+        global_batch: int = 256,
+        corpus_chunks: int = 1,
+        base_rate: float = 0.1,
+        base_batch: int = 256,
+        warmup_epochs: float = 10.0,
+        decay: float = 2**-0.5,
+        momentum: float = 0.0,
+        window: int = 21,
+        hop: int = 7,
+    ) -> None:
+        super().__init__()
+        _check_window(window, hop)
+        self.save_hyperparameters()
+        self.schedule = PaperSchedule(
+            corpus_chunks, global_batch, base_rate, base_batch, warmup_epochs, decay
+        )
+        self.lstm = nn.LSTM(
+            input_size,
+            hidden_size,
+            num_layers,
+            batch_first=True,
+            bidirectional=True,
+            dropout=dropout,
+        )
+        self.bottleneck = nn.Linear(2 * hidden_size, bottleneck_size)
+        self.output = nn.Linear(bottleneck_size, num_states)
+        self.register_buffer("log_priors", torch.zeros(num_states).log_softmax(0))
+        self.val_loss = MeanMetric()
+        self.val_accuracy = _frame_accuracy(num_states)
+
+    @override
+    def forward(self, frames: Tensor) -> Tensor:
+        """Logits of the states.
+
+        Args:
+            frames: `[batch, time, input_size]`, deltas included.
+
+        Returns:
+            `[batch, time, num_states]`.
+        """
+        return self.output(self.bottleneck(self.lstm(frames)[0]))
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Frame cross-entropy of a batch; also logged as `train_loss`."""
+        logits, labels = self._evaluate(batch)
+        loss = frame_cross_entropy(logits, labels)
+        self._raise_unless_finite(loss)
+        self.log("train_loss", loss, prog_bar=True)
+        return loss
+
+    @override
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Adds a batch to `val_loss` and `val_accuracy`, means over all frames."""
+        logits, labels = self._evaluate(batch)
+        counted = (labels != IGNORED_LABEL).sum()
+        self.val_loss.update(frame_cross_entropy(logits, labels), weight=counted)
+        self.val_accuracy.update(logits.argmax(-1).flatten(), labels.flatten())
+        self.log("val_loss", self.val_loss, prog_bar=True)
+        self.log("val_accuracy", self.val_accuracy, prog_bar=True)
+
+    @override
+    def configure_optimizers(self) -> Any:
+        """SGD, its rate set by global samples at every step."""
+        optimizer = torch.optim.SGD(
+            self.parameters(),
+            lr=self.schedule.base_rate,
+            momentum=self.hparams["momentum"],
+        )
+        scheduler = GlobalSampleLR(optimizer, self.schedule)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def set_priors(self, state_counts: Tensor) -> None:
+        """Stores the states' frequencies, so that a checkpoint is enough to decode.
+
+        Args:
+            state_counts: `[num_states]` frames of each state in the training data. A
+                state without a frame counts as one frame.
+
+        Raises:
+            ValueError: Another number of states, or a negative count.
+        """
+        expected = self.hparams["num_states"]
+        if state_counts.shape != (expected,) or bool((state_counts < 0).any()):
+            raise ValueError(
+                f"`state_counts` must hold {expected} counts of 0 or more, got shape "
+                f"{tuple(state_counts.shape)} with minimum {state_counts.min()}"
+            )
+        counts = state_counts.to(torch.float64).clamp(min=1)
+        self.log_priors.copy_((counts / counts.sum()).log())
+
+    @torch.no_grad()
+    def log_posteriors(self, frames: Tensor) -> Tensor:
+        """Log-posteriors of the states over a whole utterance.
+
+        The LSTM runs over overlapping windows as long as the chunks that it was trained
+        on, and the posteriors that a frame got in its windows are averaged. The
+        deltas are those of the whole utterance.
+
+        Args:
+            frames: `[time, feature]`; no frames give no rows.
+
+        Returns:
+            `[time, num_states]` float32.
+
+        Raises:
+            ValueError: A frame holds a value that is not finite.
+        """
+        if not bool(frames.isfinite().all()):
+            raise ValueError("`frames` holds a value that is not finite")
+        if len(frames) == 0:
+            return frames.new_zeros((0, self.hparams["num_states"]))
+        was_training = self.training
+        self.eval()
+        try:
+            inputs = self._inputs(frames.float()[None], len(frames))[0]
+            return self._windowed_log_posteriors(inputs)
+        finally:
+            self.train(was_training)
+
+    def log_likelihoods(self, frames: Tensor) -> Tensor:
+        """Log-posteriors minus log-priors, `[time, num_states]`: what decoders take."""
+        return self.log_posteriors(frames) - self.log_priors
+
+    def _windowed_log_posteriors(self, inputs: Tensor) -> Tensor:
+        window, hop = self.hparams["window"], self.hparams["hop"]
+        starts = _window_starts(len(inputs), window, hop)
+        windows = torch.stack([inputs[start : start + window] for start in starts])
+        posteriors = self(windows).softmax(-1)
+        total = posteriors.new_zeros((len(inputs), posteriors.shape[-1]))
+        counts = posteriors.new_zeros((len(inputs), 1))
+        for start, posterior in zip(starts, posteriors, strict=True):
+            total[start : start + window] += posterior
+            counts[start : start + window] += 1
+        tiny = torch.finfo(total.dtype).tiny
+        return (total / counts).clamp(min=tiny).log()
+
+    def _evaluate(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        frames, labels = batch
+        labels = labels.long()
+        return self(self._inputs(frames.float(), labels.shape[1])), labels
+
+    def _inputs(self, frames: Tensor, num_frames: int) -> Tensor:
+        """Adds deltas where the input size asks for them, then cuts the margin off."""
+        width, expected = frames.shape[-1], self.hparams["input_size"]
+        if width not in (expected, expected / 3):
+            raise ValueError(
+                f"frames must have `input_size` {expected} features, or a third of it "
+                f"for deltas to be added, got {width}"
+            )
+        if width != expected:
+            frames = _add_deltas(frames)
+        margin = (frames.shape[1] - num_frames) // 2
+        return frames[:, margin : margin + num_frames]
+
+    def _raise_unless_finite(self, loss: Tensor) -> None:
+        # Elsewhere than on the CPU to look at a value is to wait for the device.
+        if loss.device.type != "cpu" and self.global_step % _CHECK_EVERY_STEPS:
+            return
+        if not bool(loss.isfinite()):
+            raise NonFiniteLoss(
+                f"the loss of learner {self.global_rank} is {loss.item()} at step "
+                f"{self.global_step}: lower `base_rate`, lengthen `warmup_epochs`, or "
+                "look for frames that are not finite"
+            )
+
+
+def frame_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean negative log-posterior of the frames' states, in nats.
+
+    Args:
+        logits: `[batch, time, num_states]`.
+        labels: `[batch, time]`; `IGNORED_LABEL` where a frame does not count.
+
+    Returns:
+        A scalar; 0 for a batch in which no frame counts.
+    """
+    total = functional.cross_entropy(
+        logits.flatten(0, 1),
+        labels.flatten(),
+        ignore_index=IGNORED_LABEL,
+        reduction="sum",
+    )
+    return total / (labels != IGNORED_LABEL).sum().clamp(min=1)
+
+
+def _add_deltas(frames: Tensor) -> Tensor:
+    """`[batch, time, feature]` to three times as many features."""
+    first = compute_deltas(frames.transpose(1, 2))  # (batch, feature, time)
+    return torch.cat((frames.transpose(1, 2), first, compute_deltas(first)), 1).mT
+
+
+def _frame_accuracy(num_states: int) -> MulticlassAccuracy:
+    return MulticlassAccuracy(
+        num_states, average="micro", ignore_index=IGNORED_LABEL, validate_args=False
+    )
+
+
+def _window_starts(num_frames: int, window: int, hop: int) -> list[int]:
+    """Starts of windows that cover all frames; the last one ends at the last frame."""
+    last = max(num_frames - window, 0)
+    return [*range(0, last, hop), last]
+
+
+def _check_window(window: int, hop: int) -> None:
+    if not 1 <= hop <= window:
+        raise ValueError(f"`hop` must lie in 1 to `window` {window}, got {hop}")

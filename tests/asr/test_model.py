@@ -1,0 +1,205 @@
+"""The acoustic model: its size, its loss, what it makes of whole utterances."""
+
+import math
+
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_adpsgd.asr.model import (
+    IGNORED_LABEL,
+    AcousticModel,
+    NonFiniteLoss,
+    frame_cross_entropy,
+)
+
+STATES = 7
+
+
+def small_model(**changes) -> AcousticModel:
+    sizes = {
+        "input_size": 12,
+        "num_layers": 1,
+        "hidden_size": 8,
+        "bottleneck_size": 6,
+        "global_batch": 8,
+        "corpus_chunks": 64,
+        "base_batch": 8,
+        "base_rate": 1.0,
+        "warmup_epochs": 0.0,
+        "decay": 1.0,
+    }
+    return AcousticModel(STATES, **(sizes | changes))
+
+
+def learnable_batches(num_chunks: int = 64) -> TensorDataset:
+    """Chunks whose labels are the index of the largest of the first features."""
+    frames = torch.randn(num_chunks, 21, 4)
+    return TensorDataset(frames, frames.argmax(-1))
+
+
+def quiet_trainer(**changes) -> Trainer:
+    arguments = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return Trainer(**(arguments | changes))
+
+
+def test_at_the_sizes_of_the_papers_it_has_their_number_of_parameters():
+    with torch.device("meta"):
+        model = AcousticModel(32_000, input_size=260)
+    assert sum(p.numel() for p in model.parameters()) == 43_154_944
+
+
+def test_the_loss_of_equal_logits_is_the_logarithm_of_the_number_of_states():
+    loss = frame_cross_entropy(torch.zeros(2, 3, STATES), torch.ones(2, 3).long())
+    assert loss.item() == pytest.approx(math.log(STATES))
+
+
+def test_frames_with_the_ignored_label_change_no_loss():
+    logits, labels = torch.randn(2, 5, STATES), torch.randint(STATES, (2, 5))
+    labels[:, 3:] = IGNORED_LABEL
+    expected = frame_cross_entropy(logits[:, :3], labels[:, :3])
+    assert frame_cross_entropy(logits, labels).item() == pytest.approx(expected.item())
+
+
+def test_a_batch_without_a_counted_frame_has_loss_zero():
+    labels = torch.full((2, 5), IGNORED_LABEL)
+    assert frame_cross_entropy(torch.randn(2, 5, STATES), labels).item() == 0
+
+
+def test_training_learns_what_the_frames_say():
+    seed_everything(1)
+    model = small_model()
+    loader = DataLoader(learnable_batches(), batch_size=8, shuffle=True)
+    trainer = quiet_trainer(max_epochs=40)
+    trainer.fit(model, loader)
+    [result] = trainer.validate(model, loader, verbose=False)
+    assert result["val_accuracy"] > 0.9
+
+
+def test_validation_averages_over_frames_and_not_over_batches():
+    model = small_model()
+    frames, labels = learnable_batches(5).tensors
+    labels = labels.clone()
+    labels[4, 1:] = IGNORED_LABEL
+    loader = DataLoader(TensorDataset(frames, labels), batch_size=4)
+    [result] = quiet_trainer().validate(model, loader, verbose=False)
+    logits, _ = model._evaluate((frames, labels))
+    expected = frame_cross_entropy(logits, labels).item()
+    assert result["val_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_rate_follows_the_global_samples_of_the_steps():
+    model = small_model(warmup_epochs=2.0, global_batch=32, base_rate=0.1)
+    loader = DataLoader(learnable_batches(), batch_size=8)
+    trainer = quiet_trainer(max_steps=3)
+    trainer.fit(model, loader)
+    [rate] = {g["lr"] for g in trainer.optimizers[0].param_groups}
+    assert rate == pytest.approx(model.schedule.rate(3 * 32))
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_learner_and_the_step():
+    frames = learnable_batches(8).tensors[0]
+    frames[5] = math.nan
+    loader = DataLoader(TensorDataset(frames, torch.zeros(8, 21).long()), batch_size=4)
+    with pytest.raises(NonFiniteLoss, match="learner 0 is nan at step 1"):
+        quiet_trainer(max_epochs=1).fit(small_model(), loader)
+
+
+def test_deltas_are_added_where_the_frames_have_a_third_of_the_inputs():
+    model = small_model()
+    ramp = torch.arange(30.0)[:, None].expand(30, 4)
+    inputs = model._inputs(ramp[None], 30)[0, 10:20]
+    expected = [ramp[10:20], torch.ones(10, 4), torch.zeros(10, 4)]
+    torch.testing.assert_close(inputs, torch.cat(expected, 1))
+
+
+def test_a_margin_gives_a_chunk_the_deltas_of_its_utterance():
+    model = small_model()
+    utterance = torch.randn(1, 40, 4)
+    whole = model._inputs(utterance, 40)[:, 10:20]
+    torch.testing.assert_close(model._inputs(utterance[:, 6:24], 10), whole)
+
+
+def test_frames_of_another_width_are_refused():
+    with pytest.raises(ValueError, match=r"`input_size` 12.*got 5"):
+        small_model()._inputs(torch.zeros(1, 21, 5), 21)
+
+
+def _naive_log_posteriors(model: AcousticModel, frames: Tensor) -> Tensor:
+    """Frame by frame, the mean over every window that holds the frame."""
+    inputs = model._inputs(frames[None], len(frames))[0]
+    window, hop = model.hparams["window"], model.hparams["hop"]
+    last = max(len(frames) - window, 0)
+    starts = sorted({*range(0, last, hop), last})
+    outputs = {s: model(inputs[None, s : s + window])[0].softmax(-1) for s in starts}
+    rows = []
+    for t in range(len(frames)):
+        rows.append(
+            torch.stack(
+                [o[t - s] for s, o in outputs.items() if s <= t < s + window]
+            ).mean(0)
+        )
+    return torch.stack(rows).log()
+
+
+@pytest.mark.parametrize("num_frames", [1, 20, 21, 22, 28, 50])
+def test_log_posteriors_are_the_mean_over_the_windows_of_a_frame(num_frames):
+    model, frames = small_model(), torch.randn(num_frames, 4)
+    with torch.no_grad():
+        expected = _naive_log_posteriors(model, frames)
+    torch.testing.assert_close(model.log_posteriors(frames), expected)
+
+
+def test_posteriors_of_a_frame_sum_to_one():
+    log_posteriors = small_model().log_posteriors(torch.randn(100, 4))
+    torch.testing.assert_close(log_posteriors.exp().sum(1), torch.ones(100))
+
+
+def test_an_empty_utterance_has_no_posteriors():
+    assert small_model().log_posteriors(torch.zeros(0, 4)).shape == (0, STATES)
+
+
+def test_an_utterance_with_a_frame_that_is_not_finite_is_refused():
+    frames = torch.zeros(30, 4)
+    frames[3, 1] = math.inf
+    with pytest.raises(ValueError, match="not finite"):
+        small_model().log_posteriors(frames)
+
+
+def test_likelihoods_divide_the_posteriors_by_the_priors():
+    model, frames = small_model(), torch.randn(25, 4)
+    counts = torch.tensor([5, 1, 0, 10, 20, 30, 33])
+    model.set_priors(counts)
+    priors = counts.clamp(min=1) / 100
+    expected = (model.log_posteriors(frames).exp() / priors).log()
+    torch.testing.assert_close(model.log_likelihoods(frames), expected)
+
+
+def test_counts_for_another_number_of_states_are_refused():
+    with pytest.raises(ValueError, match=r"7 counts.*shape \(3,\)"):
+        small_model().set_priors(torch.ones(3))
+
+
+def test_a_checkpoint_is_enough_to_evaluate_an_utterance(tmp_path):
+    model, frames = small_model(), torch.randn(25, 4)
+    model.set_priors(torch.arange(7))
+    trainer = quiet_trainer(max_steps=1)
+    trainer.fit(model, DataLoader(learnable_batches(), batch_size=8))
+    trainer.save_checkpoint(tmp_path / "model.ckpt")
+    loaded = AcousticModel.load_from_checkpoint(tmp_path / "model.ckpt")
+    torch.testing.assert_close(
+        loaded.log_likelihoods(frames), model.log_likelihoods(frames)
+    )
+
+
+def test_a_hop_longer_than_the_window_is_refused():
+    with pytest.raises(ValueError, match="`hop` must lie in 1 to `window` 21, got 22"):
+        small_model(hop=22)
