@@ -1,0 +1,33 @@
+"""Data-parallel training that keeps going when a network or a machine is slow.
+
+Importing this package makes the strategy names (`"hadpsgd"`, `"adpsgd"`, ...) known to
+Lightning. Everything else is imported when it is first used, so that an import costs
+nothing and can happen while torch itself is being imported.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lightning_adpsgd.registration import install
+
+if TYPE_CHECKING:
+    from lightning_adpsgd.strategy import HADPSGDStrategy as HADPSGDStrategy
+    from lightning_adpsgd.topology import Topology as Topology
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "HADPSGDStrategy": "strategy",
+    "Topology": "topology",
+}
+
+__all__ = ["HADPSGDStrategy", "Topology", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+install()

@@ -1,0 +1,170 @@
+"""How the learners of a job wait for one another, and learn that one of them failed.
+
+Both go through the job's key-value store instead of a collective: a collective that
+somebody does not join blocks in compiled code until it times out and takes its process
+group down, whereas a key can be looked at, by a thread, while the learner goes on.
+"""
+
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+
+
+class LearnerFailed(RuntimeError):
+    """Another learner of the job has failed, so this one ends too."""
+
+
+class Coordinator:
+    """Failure notices and meetings of the learners of one job.
+
+    `failure` is written by the watching thread or by `announce_failure` (any thread)
+    under `_lock` and read by the training thread.
+
+    Args:
+        store: The job's store, shared by all learners under a prefix of its own.
+        rank: This learner.
+        world_size: Number of learners.
+        timeout: For how long a learner that knows of a failure may go on before its
+            process is ended.
+        poll: Pause between two looks at the store.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        poll: timedelta = timedelta(seconds=0.25),
+    ) -> None:
+        self._store, self._rank, self._world_size = store, rank, world_size
+        self._timeout, self._poll_s = timeout, poll.total_seconds()
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._meetings = 0
+        self._thread: threading.Thread | None = None
+        self.failure: str | None = None
+
+    def start(self) -> None:
+        """Starts to watch for failures of others."""
+        self._thread = threading.Thread(
+            target=self._watch, name="adpsgd-watch", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the watching thread; can be called twice."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(5 * self._poll_s + 1)
+
+    def announce_failure(self, message: str) -> None:
+        """Tells all learners; the first message of the job wins."""
+        with self._lock:
+            if self.failure is None:
+                self.failure = self._publish(message)
+
+    def raise_if_failed(self) -> None:
+        """Raises `LearnerFailed` once any learner of the job has failed."""
+        if self.failure is not None:
+            raise LearnerFailed(self.failure)
+
+    def meet(self, name: str) -> float:
+        """Waits until every learner has come to the meeting of this name.
+
+        It may take as long as the slowest learner needs, because everybody who waits
+        here keeps answering its peers; it ends early only if a learner fails.
+
+        Returns:
+            The seconds waited.
+
+        Raises:
+            LearnerFailed: A learner failed, or came to another meeting: the learners'
+                programs have diverged.
+        """
+        begin = time.perf_counter()
+        key = f"meeting/{self._meetings}"
+        self._meetings += 1
+        self._check_same_meeting(key, name)
+        self._store.add(f"{key}/arrived", 1)
+        while self._store.add(f"{key}/arrived", 0) < self._world_size:
+            self.raise_if_failed()
+            self._stopped.wait(0.01)
+        return time.perf_counter() - begin
+
+    def linger(self, limit: timedelta) -> None:
+        """Waits until all learners have seen the failure, or for the limit.
+
+        For the process that hosts the store: what it knows is gone when it ends.
+        """
+        deadline = time.perf_counter() + limit.total_seconds()
+        try:
+            while self._store.add("failure/seen", 0) < self._world_size:
+                if time.perf_counter() > deadline:
+                    return
+                self._stopped.wait(0.05)
+        except RuntimeError:
+            return
+
+    def _check_same_meeting(self, key: str, name: str) -> None:
+        mine = f"{name}\t{self._rank}"
+        first = self._store.compare_set(f"{key}/name", "", mine).decode()
+        first_name, _, first_rank = first.partition("\t")
+        if first_name != name:
+            message = (
+                f"learner {self._rank} came to {name!r} while learner {first_rank} "
+                f"waits at {first_name!r}: all learners must validate, save and end "
+                "at the same points of their programs; look for a condition in a "
+                "callback or hook that depends on local values"
+            )
+            self.announce_failure(message)
+            raise LearnerFailed(message)
+
+    def _publish(self, message: str) -> str:
+        try:
+            return self._store.compare_set("failure", "", message).decode()
+        except RuntimeError:
+            return message
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(self._poll_s) and self.failure is None:
+            failure = self._look()
+            with self._lock:
+                self.failure = self.failure or failure
+        if self._stopped.is_set():
+            return
+        self._acknowledge()
+        if not self._stopped.wait(self._timeout.total_seconds()):
+            self._end_process()
+
+    def _look(self) -> str | None:
+        try:
+            if self._store.check(["failure"]):
+                return self._store.get("failure").decode()
+        except RuntimeError as error:
+            return (
+                f"the learner that hosts the job's store is gone ({error}); see what "
+                "learner 0 printed last"
+            )
+        return None
+
+    def _acknowledge(self) -> None:
+        try:
+            self._store.add("failure/seen", 1)
+        except RuntimeError:
+            return
+
+    def _end_process(self) -> None:
+        # The training thread has been inside one call for the whole timeout, most
+        # likely a collective with a learner that is gone; an exception cannot reach it.
+        print(
+            f"learner {self._rank} ends: {self.failure} (its training thread did not "
+            f"come back within {self._timeout})",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)

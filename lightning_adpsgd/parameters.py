@@ -1,0 +1,130 @@
+"""One contiguous vector per dtype, of which a module's weights are views.
+
+A snapshot of a model is then one copy and a merge one addition, however many layers it
+has. Floating-point buffers (batch-norm statistics) lie in the vector too, because they
+are averaged with the parameters; integer buffers stay where they are. Nothing here
+communicates.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class _Slot(NamedTuple):
+    name: str
+    tensor: Tensor
+    view: Tensor
+
+
+class FlatParameters:
+    """The flat vectors of a module and the views that tie the module to them.
+
+    The module's parameters keep their identity: only their storage is exchanged, once,
+    here. An optimizer may have been made before or after.
+
+    Args:
+        module: On its final device and in its final dtype.
+        shards: Each vector is padded with zeros to a multiple of this length.
+
+    Raises:
+        ValueError: A parameter is not materialised yet, or lies on another device than
+            the rest.
+    """
+
+    def __init__(self, module: nn.Module, shards: int = 1) -> None:
+        self._slots: list[_Slot] = []
+        self.vectors: list[Tensor] = []
+        tensors = dict(_floating_tensors(module))
+        _check_tensors(tensors)
+        for dtype in sorted({t.dtype for t in tensors.values()}, key=str):
+            group = {n: t for n, t in tensors.items() if t.dtype == dtype}
+            self._flatten(group, shards)
+
+    @property
+    def num_elements(self) -> int:
+        """Elements over all vectors, padding included."""
+        return sum(vector.numel() for vector in self.vectors)
+
+    def check_views(self) -> None:
+        """Refuses a module whose weights have left the vectors.
+
+        Raises:
+            RuntimeError: Names the first tensor that no longer is a view.
+        """
+        for name, tensor, view in self._slots:
+            if tensor.data_ptr() != view.data_ptr():
+                raise RuntimeError(
+                    f"`{name}` was given new storage after set-up, so averaging would "
+                    "miss it; change weights in place (`p.data.copy_(...)`), or before "
+                    "`trainer.fit`"
+                )
+
+    def layout(self) -> str:
+        """Names, shapes and dtypes in order: equal in all learners of one job."""
+        return ";".join(f"{n}:{tuple(t.shape)}:{t.dtype}" for n, t, _ in self._slots)
+
+    @torch.no_grad()
+    def _flatten(self, tensors: dict[str, Tensor], shards: int) -> None:
+        first = next(iter(tensors.values()))
+        places: dict[tuple[int, torch.Size], int] = {}
+        total = 0
+        for tensor in tensors.values():
+            # Two tensors over the same memory (tied weights) share one place.
+            if (key := (tensor.data_ptr(), tensor.shape)) not in places:
+                places[key] = total
+                total += tensor.numel()
+        padded = -(-total // shards) * shards
+        vector = torch.zeros(padded, dtype=first.dtype, device=first.device)
+        for name, tensor in tensors.items():
+            place = places[tensor.data_ptr(), tensor.shape]
+            view = _view_like(vector, place, tensor)
+            view.copy_(tensor)
+            self._slots.append(_Slot(name, tensor, view))
+        for _, tensor, view in self._slots[-len(tensors) :]:
+            tensor.data = view
+        self.vectors.append(vector)
+
+
+def shard(vector: Tensor, index: int, count: int) -> Tensor:
+    """The `index`-th of `count` equal parts of a vector, as a view."""
+    length = vector.numel() // count
+    return vector[index * length : (index + 1) * length]
+
+
+def _floating_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise ValueError(
+                f"`{name}` has no shape yet; run one batch through the module before "
+                "`trainer.fit`, so that its lazy layers are materialised"
+            )
+        if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
+            yield name, tensor
+
+
+def _check_tensors(tensors: dict[str, Tensor]) -> None:
+    devices = {str(tensor.device) for tensor in tensors.values()}
+    if len(devices) > 1:
+        raise ValueError(
+            f"all weights of a learner must be on one device, got {sorted(devices)}"
+        )
+
+
+def _view_like(vector: Tensor, place: int, tensor: Tensor) -> Tensor:
+    """A view of the vector that keeps the strides of a dense tensor."""
+    dense = any(
+        tensor.is_contiguous(memory_format=layout)
+        for layout, ndim in (
+            (torch.contiguous_format, tensor.ndim),
+            (torch.channels_last, 4),
+            (torch.channels_last_3d, 5),
+        )
+        if tensor.ndim == ndim
+    )
+    part = vector[place : place + tensor.numel()]
+    if not dense:
+        return part.view(tensor.shape)
+    return part.as_strided(tensor.shape, tensor.stride())

@@ -1,0 +1,121 @@
+"""Makes the strategies known to Lightning by name, in any order of imports.
+
+`install` hooks the import of Lightning's registry and registers the names as soon as
+it exists. It runs when this package is imported, and also when torch is, as an entry
+point of the group `torch.backends`: `Trainer(strategy="hadpsgd")` then needs no import.
+`TORCH_DEVICE_BACKEND_AUTOLOAD=0` switches that second way off.
+
+This module is loaded in the middle of torch's own import, so it uses the standard
+library alone, and it never raises: an error here would break every `import torch`.
+"""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+_REGISTRY_MODULE = "lightning.pytorch.strategies"
+
+# Settings of the one strategy class; the names are those of the papers' algorithms.
+NAMES: dict[str, dict[str, Any]] = {
+    "sdpsgd": {
+        "topology": "ring",
+        "communication": "sync",
+        "super_learner_size": 1,
+    },
+    "adpsgd": {
+        "topology": "ring",
+        "communication": "async",
+        "super_learner_size": 1,
+    },
+    "adpsgd_random": {
+        "topology": "random_ring",
+        "communication": "async",
+        "super_learner_size": 1,
+    },
+    "d1psgd": {
+        "topology": "complete",
+        "communication": "delay_by_one",
+        "super_learner_size": 1,
+    },
+    "hadpsgd": {
+        "topology": "ring",
+        "communication": "async",
+        "super_learner_size": "node",
+    },
+}
+_LAUNCHERS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
+
+
+def install() -> None:
+    """Registers the names now or when Lightning is imported; can be called again."""
+    try:
+        if _REGISTRY_MODULE in sys.modules:
+            _register(sys.modules[_REGISTRY_MODULE])
+        elif not any(isinstance(f, _RegistryFinder) for f in sys.meta_path):
+            sys.meta_path.insert(0, _RegistryFinder())
+    except Exception as error:
+        warnings.warn(f"lightning_adpsgd did not register: {error}", stacklevel=2)
+
+
+def _register(module: ModuleType) -> None:
+    registry = getattr(module, "StrategyRegistry", None)
+    if registry is None:  # the module is still being imported; the finder will be back
+        return
+    for name, dials in NAMES.items():
+        for suffix, start_method in _LAUNCHERS.items():
+            if name + suffix not in registry:
+                registry.register(
+                    name + suffix,
+                    _make_strategy,
+                    description=f"{name} of lightning_adpsgd, by {start_method}",
+                    start_method=start_method,
+                    **dials,
+                )
+
+
+def _make_strategy(**dials: Any) -> Any:
+    from lightning_adpsgd.strategy import HADPSGDStrategy
+
+    return HADPSGDStrategy(**dials)
+
+
+class _RegistryFinder(MetaPathFinder):
+    """Lets the other finders find Lightning's registry and wraps its loader."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if fullname != _REGISTRY_MODULE or self not in sys.meta_path:
+            return None
+        # Once is enough, and without this finder the search cannot come back here.
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _RegisteringLoader(spec.loader)
+        return spec
+
+
+class _RegisteringLoader(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        try:
+            _register(module)
+        except Exception as error:
+            warnings.warn(f"lightning_adpsgd did not register: {error}", stacklevel=2)

@@ -1,0 +1,296 @@
+"""How a vector reaches a peer: one interface, over torch.distributed or in one process.
+
+A transport connects the super-learners of one job; its `index` is the super-learner's.
+Where a super-learner has N learners, N transports stand side by side, each of which
+carries one of N shards. Between two super-learners there are two lanes, one for each
+asking side, so that two exchanges of the same pair never take each other's messages.
+What is exchanged, and when, is not decided here.
+"""
+
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from typing_extensions import override
+
+
+class PeerLost(RuntimeError):
+    """A peer did not take part in an operation within the timeout, or has gone.
+
+    Args:
+        peer: Index of the super-learner at the other end.
+        operation: What was being done, as a phrase.
+        reason: What the layer below said.
+    """
+
+    def __init__(self, peer: int, operation: str, reason: str) -> None:
+        super().__init__(
+            f"lost super-learner {peer} while {operation}: {reason}. See whether its "
+            "process still runs and what it printed last; if it is only slow to "
+            "answer, raise `timeout`"
+        )
+        self.peer = peer
+
+
+class Pending(Protocol):
+    """A posted operation."""
+
+    def wait(self, timeout: timedelta) -> None:
+        """Returns once it is done; raises `PeerLost` after the timeout."""
+        ...
+
+
+class Transport(ABC):
+    """Messages between super-learners; safe to use from several threads at once.
+
+    Attributes:
+        index: This super-learner, 0 <= index < size.
+        size: Number of super-learners.
+    """
+
+    index: int
+    size: int
+
+    @abstractmethod
+    def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
+        """Posts a receive; messages of one peer and lane arrive in the order sent."""
+
+    @abstractmethod
+    def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
+        """Posts a send; the tensor must not change before its wait returned."""
+
+    @abstractmethod
+    def average(self, vector: Tensor, timeout: timedelta) -> None:
+        """Replaces the vector by its mean over all super-learners, who all call it."""
+
+
+class Swap(NamedTuple):
+    """One pair of messages that cross: what goes to a peer, what comes from it."""
+
+    peer: int
+    outgoing: Tensor | None
+    incoming: Tensor | None
+
+
+def swap(
+    transport: Transport, lane: int, swaps: Iterable[Swap], timeout: timedelta
+) -> None:
+    """Sends and receives at the same time, with any number of peers.
+
+    Receives are posted before sends: Gloo's notice that a receive is ready would
+    otherwise queue behind the payload and halve the bandwidth.
+    """
+    swaps = list(swaps)
+    pending = [
+        transport.post_receive(s.peer, lane, s.incoming)
+        for s in swaps
+        if s.incoming is not None
+    ]
+    pending += [
+        transport.post_send(s.peer, lane, s.outgoing)
+        for s in swaps
+        if s.outgoing is not None
+    ]
+    for operation in pending:
+        operation.wait(timeout)
+
+
+def lane_of(asker: int, answerer: int) -> int:
+    """The lane of exchanges that `asker` begins; 2 is that of synchronous rounds."""
+    return 0 if asker < answerer else 1
+
+
+SYNCHRONOUS_LANE = 2
+
+
+class _GlooWork:
+    def __init__(self, work: dist.Work | None, peer: int, operation: str) -> None:
+        self._work, self._peer, self._operation = work, peer, operation
+
+    def wait(self, timeout: timedelta) -> None:
+        if self._work is None:
+            raise PeerLost(self._peer, self._operation, "not in the process group")
+        try:
+            self._work.wait(timeout)
+        except RuntimeError as error:
+            reason = str(error).rpartition("] ")[2]
+            raise PeerLost(self._peer, self._operation, reason) from error
+
+
+class DistributedTransport(Transport):
+    """Point-to-point messages over a process group of its own.
+
+    Gloo's point-to-point operations are matched on the network threads of the group and
+    occupy none of them while they wait, so an idle receive costs nothing.
+
+    Args:
+        group: Holds one learner of each super-learner, in the order of their index.
+            Nothing else may use it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._ranks = dist.get_process_group_ranks(group)
+        self.index = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+
+    @override
+    def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
+        source = self._ranks[peer]
+        try:
+            work = dist.irecv(into, src=source, group=self._group, tag=lane)
+        except RuntimeError as error:
+            raise PeerLost(peer, "posting a receive", str(error)) from error
+        return _GlooWork(work, peer, "receiving from it")
+
+    @override
+    def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
+        target = self._ranks[peer]
+        try:
+            work = dist.isend(tensor, dst=target, group=self._group, tag=lane)
+        except RuntimeError as error:
+            raise PeerLost(peer, "posting a send", str(error)) from error
+        return _GlooWork(work, peer, "sending to it")
+
+    @override
+    def average(self, vector: Tensor, timeout: timedelta) -> None:
+        work = dist.all_reduce(vector, group=self._group, async_op=True)
+        assert work is not None
+        try:
+            work.wait(timeout)
+        except RuntimeError as error:
+            raise PeerLost(-1, "averaging over all super-learners", str(error)) from (
+                error
+            )
+        vector.div_(self.size)
+
+
+class ThreadTransport(Transport):
+    """The same interface between threads of one process, for tests and notebooks."""
+
+    def __init__(self, index: int, mailboxes: "_Mailboxes") -> None:
+        self.index = index
+        self.size = mailboxes.size
+        self._mailboxes = mailboxes
+
+    @classmethod
+    def connect(cls, size: int) -> "list[ThreadTransport]":
+        """One transport for each of `size` super-learners."""
+        mailboxes = _Mailboxes(size)
+        return [cls(index, mailboxes) for index in range(size)]
+
+    @override
+    def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
+        return _Receipt(self._mailboxes.box(peer, self.index, lane), peer, into)
+
+    @override
+    def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
+        self._mailboxes.box(self.index, peer, lane).put(tensor.clone())
+        return _Sent()
+
+    @override
+    def average(self, vector: Tensor, timeout: timedelta) -> None:
+        self._mailboxes.average(self.index, vector, timeout)
+
+
+class _Sent:
+    def wait(self, timeout: timedelta) -> None:
+        """A mailbox takes a message at once."""
+
+
+class _Receipt:
+    def __init__(self, box: "queue.Queue[Tensor]", peer: int, into: Tensor) -> None:
+        self._box, self._peer, self._into = box, peer, into
+
+    def wait(self, timeout: timedelta) -> None:
+        try:
+            self._into.copy_(self._box.get(timeout=timeout.total_seconds()))
+        except queue.Empty:
+            seconds = timeout.total_seconds()
+            reason = f"no message within {seconds:g} s"
+            raise PeerLost(self._peer, "receiving from it", reason) from None
+
+
+class _Mailboxes:
+    """Shared by all `ThreadTransport`s of one job; `_lock` guards both dictionaries."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._lock = threading.Lock()
+        self._boxes: dict[tuple[int, int, int], queue.Queue[Tensor]] = {}
+        self._barrier = threading.Barrier(size)
+        self._parts: dict[int, Tensor] = {}
+
+    def box(self, source: int, target: int, lane: int) -> "queue.Queue[Tensor]":
+        with self._lock:
+            return self._boxes.setdefault((source, target, lane), queue.Queue())
+
+    def average(self, index: int, vector: Tensor, timeout: timedelta) -> None:
+        seconds = timeout.total_seconds()
+        self._parts[index] = vector
+        self._barrier.wait(seconds)
+        total = torch.stack([self._parts[i] for i in range(self.size)]).sum(0)
+        self._barrier.wait(seconds)
+        vector.copy_(total.div_(self.size))
+        self._barrier.wait(seconds)
+
+
+class Node:
+    """The learners of one super-learner, who gather what each one's shard received.
+
+    Args:
+        group: A process group of theirs that nothing else uses; none for a
+            super-learner of one learner.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self.index = dist.get_rank(group) if group is not None else 0
+        self.size = dist.get_world_size(group) if group is not None else 1
+
+    def start_gather(
+        self, shards: Sequence[Tensor], vectors: Sequence[Tensor]
+    ) -> "Gathering":
+        """Starts to fill each vector with the shards of all learners of the node."""
+        works = []
+        for part, vector in zip(shards, vectors, strict=True):
+            if self._group is None:
+                vector.copy_(part)
+                continue
+            parts = list(vector.chunk(self.size))
+            work = dist.all_gather(parts, part, group=self._group, async_op=True)
+            assert work is not None
+            works.append(work)
+        return Gathering(works)
+
+
+class Gathering:
+    """A started gather."""
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        self._works = works
+
+    def wait(self, timeout: timedelta) -> float:
+        """Waits for it and returns the seconds that this took.
+
+        Raises:
+            RuntimeError: The gather did not end within the timeout.
+        """
+        begin = time.perf_counter()
+        for work in self._works:
+            try:
+                work.wait(timeout)
+            except RuntimeError as error:
+                raise RuntimeError(
+                    "the learners of this super-learner did not gather their shards "
+                    f"within {timeout}: {error}. See whether all its processes run; "
+                    "if one is only slow, raise `timeout`"
+                ) from error
+        return time.perf_counter() - begin
