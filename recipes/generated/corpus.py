@@ -1,0 +1,193 @@
+"""A whole generated corpus: which conversations, made by whom, finished or not.
+
+Every conversation is drawn from the seed and its own name and synthesised in a process
+of its own, because eSpeak's state outlives a sentence: so the bytes do not depend on
+the number of processes nor on interruptions. The folder `.generated` of the tree holds
+the arguments and, per finished conversation, its record.
+"""
+
+import json
+import math
+import multiprocessing
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from tqdm import tqdm
+
+from recipes.generated import layout
+from recipes.generated.conversation import Plan, Turn, render
+from recipes.generated.grammar import vocabulary
+from recipes.generated.pronunciations import dictionary
+from recipes.generated.rules import TOPICS
+from recipes.generated.speakers import draw_speakers
+
+#: Changes whenever the same arguments give other bytes.
+VERSION = 1
+MAX_MINUTES_A_CALL = 5.0
+LEAST_CALLS = {"train": 20, "sw": 3, "en": 3}
+_MAX_TRAINING_CALLS = 9999 - 2000
+_STATE = ".generated"
+
+
+def write_corpus(
+    tree: Path,
+    *,
+    minutes: float = 24.0,
+    test_minutes: float = 5.0,
+    seed: int = 1,
+    processes: int = 2,
+) -> None:
+    """Write the corpus, or what is missing of it.
+
+    Args:
+        tree: folder that gets LDC97S62, LDC2002S09 and LDC2002T43.
+        minutes: least speech of both sides together, for training; silence not counted.
+        test_minutes: the same for the two halves of the test set together.
+        seed: the same seed and minutes give the same bytes.
+        processes: conversations made at the same time.
+
+    Raises:
+        ValueError: an argument out of range.
+        FileExistsError: `tree` holds something else, or a corpus of other arguments.
+        RuntimeError: a conversation could not be made.
+    """
+    if processes < 1:
+        raise ValueError(f"`processes` must be at least 1, got {processes}")
+    plans = plan_corpus(minutes=minutes, test_minutes=test_minutes, seed=seed)
+    arguments = {"minutes": minutes, "test_minutes": test_minutes, "seed": seed}
+    _claim(tree, arguments | {"version": VERSION})
+    missing = [plan for plan in plans if not _record(tree, plan.name).exists()]
+    bar = tqdm(total=len(plans), desc="speaking", unit="call")
+    with bar:
+        bar.update(len(plans) - len(missing))
+        for _ in _make_each_alone(tree, missing, processes):
+            bar.update()
+    _write_shared_files(tree, plans)
+
+
+def plan_corpus(*, minutes: float, test_minutes: float, seed: int) -> list[Plan]:
+    """Return all conversations, training first; see `write_corpus`."""
+    per_part = {"train": minutes, "sw": test_minutes / 2, "en": test_minutes / 2}
+    counts = {part: _num_calls(part, amount) for part, amount in per_part.items()}
+    speakers = draw_speakers({part: 2 * n for part, n in counts.items()}, seed)
+    return [
+        Plan(
+            name=call_name(part, index),
+            topic=list(TOPICS)[(index + (part == "en")) % len(TOPICS)],
+            speakers=(speakers[part][2 * index], speakers[part][2 * index + 1]),
+            speech_s=60 * per_part[part] / count,
+            seed=seed,
+        )
+        for part, count in counts.items()
+        for index in range(count)
+    ]
+
+
+def call_name(part: str, index: int) -> str:
+    """Return `sw02001` ... for training, `sw_4390` and `en_4392` ... for the test."""
+    if part == "train":
+        return f"sw{2001 + index:05d}"
+    return f"{part}_{4390 + 4 * index + 2 * (part == 'en')}"
+
+
+def read_turns(tree: Path, name: str) -> list[Turn]:
+    """Return the turns of a finished conversation."""
+    record = json.loads(_record(tree, name).read_text(encoding="utf-8"))
+    return [
+        Turn(**turn | {"tokens": tuple(turn["tokens"])}) for turn in record["turns"]
+    ]
+
+
+def _num_calls(part: str, minutes: float) -> int:
+    if not (math.isfinite(minutes) and minutes > 0):
+        raise ValueError(
+            f"`minutes` of {part} must be a positive number, got {minutes}"
+        )
+    calls = max(LEAST_CALLS[part], math.ceil(minutes / MAX_MINUTES_A_CALL))
+    if calls > _MAX_TRAINING_CALLS:
+        most = _MAX_TRAINING_CALLS * MAX_MINUTES_A_CALL
+        raise ValueError(f"`minutes` of {part} must be at most {most}, got {minutes}")
+    return calls
+
+
+def _claim(tree: Path, arguments: Mapping[str, float]) -> None:
+    """Note the arguments in the tree; refuse a tree that is not theirs."""
+    stamp = tree / _STATE / "arguments.json"
+    if stamp.exists():
+        found = json.loads(stamp.read_text(encoding="utf-8"))
+        if found != arguments:
+            raise FileExistsError(
+                f"`tree` {tree} was generated with {found}, not with {arguments}: "
+                "give another folder, or delete this one"
+            )
+    elif tree.exists() and any(tree.iterdir()):
+        raise FileExistsError(
+            f"`tree` {tree} holds files that are not a generated corpus: "
+            "give an empty or absent folder"
+        )
+    else:
+        layout.write_text(stamp, json.dumps(arguments, indent=1) + "\n")
+
+
+def _record(tree: Path, name: str) -> Path:
+    return tree / _STATE / f"{name}.json"
+
+
+def _make_each_alone(tree: Path, plans: list[Plan], processes: int) -> Iterator[Plan]:
+    """Make every conversation in a fresh process; yield each as it is finished."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    running: dict[int, tuple[BaseProcess, Plan]] = {}
+    waiting = list(reversed(plans))
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                process = context.Process(target=_make, args=(tree, waiting[-1]))
+                process.start()
+                running[process.sentinel] = process, waiting.pop()
+            for sentinel in wait(list(running)):
+                assert isinstance(sentinel, int)
+                yield _finished(*running.pop(sentinel))
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+            process.join()
+
+
+def _finished(process: BaseProcess, plan: Plan) -> Plan:
+    process.join()
+    if process.exitcode != 0:
+        raise RuntimeError(
+            f"conversation {plan.name} was not made: its process ended with "
+            f"{process.exitcode}; what was finished is kept, so run the command again"
+        )
+    return plan
+
+
+def _make(tree: Path, plan: Plan) -> None:
+    """Make one conversation; its record, written last, says that it is whole."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its children itself
+    conversation = render(plan)
+    layout.write_conversation(tree, conversation)
+    record = {
+        "plan": asdict(plan),
+        "num_samples": len(conversation.samples),
+        "turns": [asdict(turn) for turn in conversation.turns],
+    }
+    layout.write_text(_record(tree, plan.name), json.dumps(record) + "\n")
+
+
+def _write_shared_files(tree: Path, plans: list[Plan]) -> None:
+    """Write the files that speak of all conversations: dictionary, PEM, STM, GLM."""
+    tests = sorted((p for p in plans if "_" in p.name), key=lambda plan: plan.name[3:])
+    turns = {plan.name: read_turns(tree, plan.name) for plan in tests}
+    pem = "".join(layout.segments(plan.name, turns[plan.name]) for plan in tests)
+    stm = [layout.reference(p.name, p.speakers, turns[p.name]) for p in tests]
+    layout.write_text(tree / layout.SEGMENTS, pem)
+    layout.write_text(tree / layout.REFERENCE, layout.reference_file(stm))
+    layout.write_text(tree / layout.MAPPINGS, layout.mappings(vocabulary()))
+    layout.write_text(tree / layout.DICTIONARY, "\n".join(dictionary()) + "\n")
