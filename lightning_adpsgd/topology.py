@@ -116,16 +116,32 @@ def grid(num_super_learners: int, round: int = 0, seed: int = 0) -> Tensor:
     return (along + across) / 2
 
 
+def _always_the_same(num_super_learners: int) -> int:
+    return 1
+
+
+def _never_repeats(num_super_learners: int) -> int:
+    return 0
+
+
+def _two_or_all(num_super_learners: int) -> int:
+    return 2 if num_super_learners % 2 == 0 else num_super_learners
+
+
+def _one_per_bit(num_super_learners: int) -> int:
+    return max(1, _log2(num_super_learners))
+
+
 TOPOLOGIES = {
     topology.name: topology
     for topology in (
-        Topology("ring", ring, lambda num: 1),
-        Topology("random_ring", random_ring, lambda num: 0),
-        Topology("alternating_pairs", alternating_pairs, lambda num: num + num % 2),
-        Topology("random_pairs", random_pairs, lambda num: 0),
-        Topology("exponential", exponential, lambda num: max(1, _log2(num))),
-        Topology("complete", complete, lambda num: 1),
-        Topology("grid", grid, lambda num: 1),
+        Topology("ring", ring, _always_the_same),
+        Topology("random_ring", random_ring, _never_repeats),
+        Topology("alternating_pairs", alternating_pairs, _two_or_all),
+        Topology("random_pairs", random_pairs, _never_repeats),
+        Topology("exponential", exponential, _one_per_bit),
+        Topology("complete", complete, _always_the_same),
+        Topology("grid", grid, _always_the_same),
     )
 }
 
