@@ -1,0 +1,151 @@
+"""Pronunciations: the MS-State dictionary, the noises, and a word for the unknown.
+
+Silence phones: `sil` between words, `spn` for speech without known phones (unknown and
+broken-off words, vocalised noise), `nsn` for other noise, `lau` for laughter.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_adpsgd.asr.corpus import CorpusError, Skipped, Utterance
+from lightning_adpsgd.asr.transcripts import normalise_word
+
+UNKNOWN = "<unk>"
+SILENCE = "sil"
+SPECIAL_WORDS = {
+    "[noise]": "nsn",
+    "[vocalized-noise]": "spn",
+    "[laughter]": "lau",
+    UNKNOWN: "spn",
+}
+_SILENCE_PHONES = (SILENCE, "spn", "nsn", "lau")
+
+Pronunciation = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """Words and how they are pronounced.
+
+    Attributes:
+        pronunciations: One or several sequences of phones per word.
+        silence_phones: `sil` first.
+        nonsilence_phones: In alphabetical order.
+    """
+
+    pronunciations: dict[str, tuple[Pronunciation, ...]]
+    silence_phones: tuple[str, ...]
+    nonsilence_phones: tuple[str, ...]
+
+    @property
+    def phones(self) -> tuple[str, ...]:
+        """All phones, those of silence first."""
+        return self.silence_phones + self.nonsilence_phones
+
+    def __contains__(self, word: str) -> bool:
+        return word in self.pronunciations
+
+    def known(self, words: Iterable[str]) -> tuple[str, ...]:
+        """The words, with `<unk>` in place of those without a pronunciation."""
+        return tuple(w if w in self.pronunciations else UNKNOWN for w in words)
+
+
+def read_dictionary(
+    path: Path, skipped: Skipped
+) -> dict[str, tuple[Pronunciation, ...]]:
+    """Pronunciations of an MS-State dictionary: lines of `word phone phone ...`.
+
+    Words are normalised as in the transcripts; `#` begins a comment. Lines without
+    phones are counted in `skipped`.
+
+    Raises:
+        CorpusError: The file cannot be read or holds no pronunciation.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
+    found: dict[str, dict[Pronunciation, None]] = {}
+    for number, line in enumerate(lines, start=1):
+        token, *phones = line.lower().split() or ["#"]
+        if token.startswith("#"):
+            continue
+        word = normalise_word(token)
+        if not phones:
+            skipped.add("dictionary line without phones", f"{path}:{number}: {token}")
+        elif word is not None and word not in SPECIAL_WORDS:
+            found.setdefault(word, {})[tuple(phones)] = None
+    if not found:
+        raise CorpusError(f"{path}: expected lines of `word phone ...`, found none")
+    return {word: tuple(found[word]) for word in sorted(found)}
+
+
+def build_lexicon(dictionary: dict[str, tuple[Pronunciation, ...]]) -> Lexicon:
+    """The dictionary with the special words."""
+    special = {word: ((phone,),) for word, phone in SPECIAL_WORDS.items()}
+    phones = {p for several in dictionary.values() for one in several for p in one}
+    return Lexicon(
+        pronunciations={**special, **dictionary},
+        silence_phones=_SILENCE_PHONES,
+        nonsilence_phones=tuple(sorted(phones - set(_SILENCE_PHONES))),
+    )
+
+
+def count_unknown(lexicon: Lexicon, utterances: Iterable[Utterance]) -> Skipped:
+    """Words that are not in the lexicon, with where they stand.
+
+    Broken-off words (`ab-`) are counted apart: they are expected to be missing.
+    """
+    unknown = Skipped()
+    for utterance in utterances:
+        for word in utterance.words:
+            if word not in lexicon:
+                broken = word.startswith("-") or word.endswith("-")
+                reason = "broken-off words" if broken else "out-of-vocabulary words"
+                unknown.add(reason, f"{word!r} at {utterance.source or utterance.id}")
+    return unknown
+
+
+def write_lexicon(folder: Path, lexicon: Lexicon) -> None:
+    """Write `lexicon.txt` and `phones.txt`, silence phones first."""
+    lines = [
+        " ".join((word, *phones))
+        for word, several in lexicon.pronunciations.items()
+        for phones in several
+    ]
+    _write(folder / "lexicon.txt", lines)
+    _write(folder / "silence_phones.txt", lexicon.silence_phones)
+    _write(folder / "phones.txt", lexicon.phones)
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def read_lexicon(folder: Path) -> Lexicon:
+    """Read what `write_lexicon` wrote.
+
+    Raises:
+        CorpusError: A line has no phones, or phones that `phones.txt` does not list.
+    """
+    phones = _lines(folder / "phones.txt")
+    silence = _lines(folder / "silence_phones.txt")
+    pronunciations: dict[str, tuple[Pronunciation, ...]] = {}
+    path = folder / "lexicon.txt"
+    for number, line in enumerate(_lines(path), start=1):
+        word, *pronunciation = line.split()
+        if not pronunciation or not set(pronunciation) <= set(phones):
+            problem = f"expected phones of phones.txt, got {line!r}"
+            raise CorpusError.at(path, number, problem)
+        several = pronunciations.get(word, ())
+        pronunciations[word] = (*several, tuple(pronunciation))
+    others = tuple(phone for phone in phones if phone not in silence)
+    return Lexicon(pronunciations, silence, others)
+
+
+def _lines(path: Path) -> tuple[str, ...]:
+    return tuple(path.read_text(encoding="utf-8").split("\n")[:-1])

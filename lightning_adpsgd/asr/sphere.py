@@ -1,0 +1,193 @@
+"""Reading of NIST SPHERE files: one channel, or a span of it, as float samples.
+
+Telephone corpora keep a conversation in one file, a speaker per channel, 8 kHz mu-law.
+The header is checked before any sample is used, since a copy that was cut short still
+opens and would lose speech silently. Files compressed with "shorten" go through the
+external program sph2pipe. Nothing is resampled.
+"""
+
+import io
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import soundfile
+
+SAMPLE_RATE = 8000
+_MAGIC = b"NIST_1A\n"
+
+
+class SphereError(ValueError):
+    """A SPHERE file cannot be used; the message has the path and what was wrong."""
+
+
+class SphereHeader(NamedTuple):
+    """What the header of a SPHERE file says.
+
+    Attributes:
+        num_samples: Per channel.
+        num_channels: 1, or 2 for a conversation.
+        sample_rate: In Hz.
+        coding: "ulaw", "pcm", ..., followed by the compression if there is any.
+        sample_bytes: Bytes of one sample of one channel.
+        header_bytes: Where the samples begin.
+    """
+
+    num_samples: int
+    num_channels: int
+    sample_rate: int
+    coding: str
+    sample_bytes: int
+    header_bytes: int
+
+    @property
+    def duration_s(self) -> float:
+        """Length in seconds."""
+        return self.num_samples / self.sample_rate
+
+    @property
+    def is_shortened(self) -> bool:
+        """Whether the samples are compressed with shorten."""
+        return "shorten" in self.coding
+
+
+def read_header(path: Path, sample_rate: int = SAMPLE_RATE) -> SphereHeader:
+    """Read and check the header; the samples are not touched.
+
+    Raises:
+        SphereError: The file is missing, not SPHERE, at another rate, or shorter than
+            its header says.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = _parse_header(path, file)
+    except OSError as error:
+        raise SphereError(f"{path}: cannot be read: {error.strerror}") from error
+    if header.sample_rate != sample_rate:
+        raise SphereError(
+            f"{path}: expected {sample_rate} Hz, the header says {header.sample_rate}"
+        )
+    _check_complete(path, header, size)
+    return header
+
+
+def _parse_header(path: Path, file: io.BufferedReader) -> SphereHeader:
+    if (start := file.read(len(_MAGIC))) != _MAGIC:
+        raise SphereError(
+            f"{path}: not a SPHERE file: expected it to begin with {_MAGIC!r}, "
+            f"it begins with {start!r}"
+        )
+    try:
+        header_bytes = int(file.readline(16))
+        fields = _fields(file.read(header_bytes - file.tell()))
+        return SphereHeader(
+            num_samples=int(fields["sample_count"]),
+            num_channels=int(fields.get("channel_count", "1")),
+            sample_rate=int(fields["sample_rate"]),
+            coding=fields.get("sample_coding", "pcm"),
+            sample_bytes=int(fields.get("sample_n_bytes", "2")),
+            header_bytes=header_bytes,
+        )
+    except (KeyError, ValueError) as error:
+        raise SphereError(f"{path}: broken SPHERE header: {error!r}") from error
+
+
+def _fields(text: bytes) -> dict[str, str]:
+    lines = text.decode("latin-1").split("end_head")[0].splitlines()
+    parts = (line.split(maxsplit=2) for line in lines)
+    return {part[0]: part[2].strip() for part in parts if len(part) == 3}
+
+
+def _check_complete(path: Path, header: SphereHeader, size: int) -> None:
+    if header.is_shortened:
+        return  # the size on disk says nothing about the number of samples
+    sample_bytes = header.num_channels * header.sample_bytes
+    found = max(0, size - header.header_bytes) // sample_bytes
+    if found < header.num_samples:
+        raise SphereError(
+            f"{path}: truncated: the header says {header.num_samples} samples per "
+            f"channel, the file holds {found}; copy it again"
+        )
+
+
+def read_channel(
+    path: Path,
+    channel: int,
+    start_s: float = 0.0,
+    end_s: float | None = None,
+    sample_rate: int = SAMPLE_RATE,
+) -> np.ndarray:
+    """One channel as float32 [samples] in [-1, 1).
+
+    Args:
+        path: A SPHERE file.
+        channel: 0 for A, 1 for B.
+        start_s: Begin of the span in seconds.
+        end_s: Its end in seconds; None for the end of the file.
+        sample_rate: The rate that is expected, in Hz.
+
+    Raises:
+        SphereError: See `read_header`; or there is no such channel, or the span is
+            empty or outside the audio.
+    """
+    header = read_header(path, sample_rate)
+    if not 0 <= channel < header.num_channels:
+        raise SphereError(
+            f"{path}: `channel` must be below {header.num_channels}, got {channel}"
+        )
+    start, end = _span(path, header, start_s, end_s)
+    if header.is_shortened:
+        samples = _read_shortened(path, channel, header)[start:end]
+    else:
+        samples = _read_plain(path, channel, start, end)
+    if len(samples) != end - start:
+        raise SphereError(
+            f"{path}: expected {end - start} samples from {start}, got {len(samples)}"
+        )
+    return samples
+
+
+def _span(
+    path: Path, header: SphereHeader, start_s: float, end_s: float | None
+) -> tuple[int, int]:
+    start = round(start_s * header.sample_rate)
+    end = header.num_samples if end_s is None else round(end_s * header.sample_rate)
+    if not 0 <= start < end <= header.num_samples:
+        raise SphereError(
+            f"{path}: the span {start_s} to {end_s} s must lie within "
+            f"0 to {header.duration_s:.3f} s and not be empty"
+        )
+    return start, end
+
+
+def _read_plain(path: Path, channel: int, start: int, end: int) -> np.ndarray:
+    try:
+        samples, _ = soundfile.read(
+            path, start=start, stop=end, dtype="float32", always_2d=True
+        )
+    except soundfile.LibsndfileError as error:
+        raise SphereError(f"{path}: {error}") from error
+    return np.ascontiguousarray(samples[:, channel])
+
+
+def _read_shortened(path: Path, channel: int, header: SphereHeader) -> np.ndarray:
+    program = shutil.which("sph2pipe")
+    if program is None:
+        raise SphereError(
+            f"{path}: compressed ({header.coding}); expected the program sph2pipe on "
+            "PATH, there is none: the LDC gives away its source, build it with a C "
+            "compiler and put it on PATH"
+        )
+    command = [program, "-f", "wav", "-p", "-c", str(channel + 1), str(path)]
+    run = subprocess.run(command, capture_output=True, check=False)
+    if run.returncode != 0:
+        message = run.stderr.decode(errors="replace").strip()
+        raise SphereError(f"{path}: sph2pipe failed ({run.returncode}): {message}")
+    try:
+        samples, _ = soundfile.read(io.BytesIO(run.stdout), dtype="float32")
+    except soundfile.LibsndfileError as error:
+        raise SphereError(f"{path}: sph2pipe wrote no usable audio: {error}") from error
+    return samples

@@ -1,0 +1,61 @@
+"""A corpus of Switchboard's shape, small enough to be written inside a test."""
+
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+RATE = 8000
+
+
+def write_sphere(path: Path, samples: np.ndarray, rate: int = RATE) -> Path:
+    """Write [samples] or [samples, channels] as NIST SPHERE, mu-law."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        soundfile.write(file, samples, rate, format="NIST", subtype="ULAW")
+    return path
+
+
+def noise(seconds: float, channels: int = 2, seed: int = 0) -> np.ndarray:
+    """Noise of a level that differs from second to second."""
+    generator = np.random.default_rng(seed)
+    shape = (round(seconds * RATE), channels)
+    level = 0.02 + 0.1 * (np.arange(shape[0]) // RATE % 2)
+    return (level[:, None] * generator.standard_normal(shape)).clip(-0.9, 0.9)
+
+
+def write_transcript(root: Path, number: int, side: str, lines: list[str]) -> Path:
+    """Write lines of `start end words` as the transcript of one side."""
+    folder = root / f"LDC97S62/swb_ms98_transcriptions/{number // 100}/{number}"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"sw{number}{side}-ms98-a-trans.text"
+    rows = [f"sw{number}{side}-ms98-a-{i:04d} {x}" for i, x in enumerate(lines, 1)]
+    path.write_text("".join(f"{row}\n" for row in rows))
+    return path
+
+
+def write_corpus(root: Path, conversations: int = 3, seconds: float = 6.0) -> Path:
+    """Write a whole tree: training conversations, a dictionary, both test parts."""
+    lines = ["0.0 0.5 [silence]", "0.5 2.5 yes no [noise]", "3.0 5.5 no yes yes"]
+    for number in range(2001, 2001 + conversations):
+        audio = root / f"LDC97S62/swb1_d1/data/sw0{number}.sph"
+        write_sphere(audio, noise(seconds, seed=number))
+        for side in "AB":
+            write_transcript(root, number, side, lines)
+    dictionary = root / "LDC97S62/swb_ms98_transcriptions/sw-ms98-dict.text"
+    dictionary.write_text("no n ow\nyes y eh s\n")
+    _write_test_set(root, seconds)
+    return root
+
+
+def _write_test_set(root: Path, seconds: float) -> None:
+    audio, text = root / "LDC2002S09/english", root / "LDC2002T43/reference"
+    text.mkdir(parents=True)
+    pem, stm = [], [';; LABEL "O" "Overall" "Overall"']
+    for name in ("sw_4390", "en_4156"):
+        write_sphere(audio / f"{name}.sph", noise(seconds, seed=len(pem)))
+        pem.append(f"{name} A unknown_speaker 0.50 2.50")
+        stm.append(f"{name} A {name}_A 0.50 2.50 <O,sw,M,sw-M> YES NO")
+    (audio / "hub5e_00.pem").write_text("\n".join(pem) + "\n")
+    (text / "hub5e00.english.000405.stm").write_text("\n".join(stm) + "\n")
+    (text / "en20000405_hub5.glm").write_text(";; no rules\n")
