@@ -58,6 +58,7 @@ def write_corpus(
     if processes < 1:
         raise ValueError(f"`processes` must be at least 1, got {processes}")
     plans = plan_corpus(minutes=minutes, test_minutes=test_minutes, seed=seed)
+    tree = tree.absolute()  # the processes that speak may have another folder
     arguments = {"minutes": minutes, "test_minutes": test_minutes, "seed": seed}
     _claim(tree, arguments | {"version": VERSION})
     missing = [plan for plan in plans if not _record(tree, plan.name).exists()]

@@ -13,8 +13,8 @@ from recipes.generated.rules import PARTIAL_WORDS
 
 ACCENTS = ("en-us", "en-gb-x-rp")
 
-#: Longest match first. Stress, length and syllable marks are dropped beforehand.
 # ruff: noqa: RUF001  (IPA looks like other letters)
+#: Longest match first. Stress, length and syllable marks are dropped beforehand.
 PHONES_OF_IPA = {
     "aɪɚ": "ay er", "aɪə": "ay er", "aʊɚ": "aw er", "aʊɐ": "aw er",
     "tʃ": "ch", "dʒ": "jh", "eɪ": "ey", "aɪ": "ay", "aʊ": "aw", "ɔɪ": "oy",
