@@ -1,0 +1,57 @@
+# Every target makes the environment that it needs, once: `.venv`, from requirements.lock.
+# Where packages come from is pip's configuration; nothing is named here.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CORPUS ?=
+
+# The first interpreter that runs, is recent enough and can make an environment. A name
+# on the path is not enough: version managers leave names of interpreters that are absent.
+PYTHON ?= $(shell for name in python3.11 python3; do \
+	$$name -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
+	2>/dev/null && echo $$name && break; done)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s%s\n", $$1, $$2}' Makefile
+
+demo: $(STAMP) ## from audio to word error rate; CORPUS=path/to/tree for your own speech
+ifeq ($(strip $(CORPUS)),)
+	$(BIN)/python -m recipes.demo --out runs/demo
+else
+	$(BIN)/python -m recipes.demo --corpus "$(CORPUS)" \
+		--out "runs/demo-$$(basename "$(CORPUS)")"
+endif
+
+test: $(STAMP) ## all tests, in two processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: $(STAMP) ## formatting, rules, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+bench: $(STAMP) ## measurements, each beside its physical limit
+	@set -e; for script in benchmarks/*.py; do \
+		echo "== $$script"; $(BIN)/python "$$script"; done
+
+clean: ## caches and logs; keeps .venv and runs/
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis lightning_logs
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+
+# The stamp is the last thing written, so an interrupted installation is taken up again.
+$(STAMP): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or later with venv is needed;" \
+		"install it, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "installing into $(VENV) what requirements.lock lists:" \
+		"about 5 GB, nearly all of it torch and its libraries"
+	@rm -f $@
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
+		--no-deps --no-build-isolation -e .
+	@touch $@
