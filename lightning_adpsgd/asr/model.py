@@ -14,14 +14,14 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional
-from torchaudio.functional import compute_deltas
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
+from lightning_adpsgd.asr.features import CONTEXT, add_differences, with_differences
 from lightning_adpsgd.asr.schedule import GlobalSampleLR, PaperSchedule
+from lightning_adpsgd.asr.store import IGNORE
 
-IGNORED_LABEL = -100
 _CHECK_EVERY_STEPS = 50
 
 
@@ -33,8 +33,9 @@ class AcousticModel(LightningModule):
     """Bidirectional LSTM that tells the states of frames.
 
     A batch is `(frames, labels)`: frames `[batch, time + 2 * margin, feature]` float,
-    labels `[batch, time]` integer with `IGNORED_LABEL` where a frame does not count.
-    The margin, 0 or more frames on each side, only serves the deltas and is cut off.
+    labels `[batch, time]` integer with `IGNORE` where a frame does not count. The
+    margin serves the deltas: `features.CONTEXT` frames on each side, which they use up;
+    where none are added, a margin of any width is cut off.
 
     Args:
         num_states: Classes of the softmax.
@@ -123,7 +124,7 @@ class AcousticModel(LightningModule):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Adds a batch to `val_loss` and `val_accuracy`, means over all frames."""
         logits, labels = self._evaluate(batch)
-        counted = (labels != IGNORED_LABEL).sum()
+        counted = (labels != IGNORE).sum()
         self.val_loss.update(frame_cross_entropy(logits, labels), weight=counted)
         self.val_accuracy.update(logits.argmax(-1).flatten(), labels.flatten())
         self.log("val_loss", self.val_loss, prog_bar=True)
@@ -186,7 +187,7 @@ class AcousticModel(LightningModule):
         was_training = self.training
         self.eval()
         try:
-            inputs = self._inputs(frames.float()[None], len(frames))[0]
+            inputs = self._utterance_inputs(frames.float())
             return self._windowed_log_posteriors(inputs)
         finally:
             self.train(was_training)
@@ -211,20 +212,32 @@ class AcousticModel(LightningModule):
     def _evaluate(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         frames, labels = batch
         labels = labels.long()
-        return self(self._inputs(frames.float(), labels.shape[1])), labels
+        return self(self._chunk_inputs(frames.float(), labels.shape[1])), labels
 
-    def _inputs(self, frames: Tensor, num_frames: int) -> Tensor:
-        """Adds deltas where the input size asks for them, then cuts the margin off."""
+    def _chunk_inputs(self, frames: Tensor, num_frames: int) -> Tensor:
+        """`[batch, time + 2 * margin, feature]` to `[batch, time, input_size]`."""
+        if self._needs_differences(frames):
+            frames = add_differences(frames)
+        margin = (frames.shape[1] - num_frames) // 2
+        if margin < 0:
+            raise ValueError(
+                f"{num_frames} labels need as many frames, and {2 * CONTEXT} more "
+                f"where deltas are added; {frames.shape[1]} are left of them"
+            )
+        return frames[:, margin : margin + num_frames]
+
+    def _utterance_inputs(self, frames: Tensor) -> Tensor:
+        """`[time, feature]` to `[time, input_size]`."""
+        return with_differences(frames) if self._needs_differences(frames) else frames
+
+    def _needs_differences(self, frames: Tensor) -> bool:
         width, expected = frames.shape[-1], self.hparams["input_size"]
         if width not in (expected, expected / 3):
             raise ValueError(
                 f"frames must have `input_size` {expected} features, or a third of it "
                 f"for deltas to be added, got {width}"
             )
-        if width != expected:
-            frames = _add_deltas(frames)
-        margin = (frames.shape[1] - num_frames) // 2
-        return frames[:, margin : margin + num_frames]
+        return width != expected
 
     def _raise_unless_finite(self, loss: Tensor) -> None:
         # Elsewhere than on the CPU to look at a value is to wait for the device.
@@ -243,7 +256,7 @@ def frame_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         logits: `[batch, time, num_states]`.
-        labels: `[batch, time]`; `IGNORED_LABEL` where a frame does not count.
+        labels: `[batch, time]`; `IGNORE` where a frame does not count.
 
     Returns:
         A scalar; 0 for a batch in which no frame counts.
@@ -251,21 +264,15 @@ def frame_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     total = functional.cross_entropy(
         logits.flatten(0, 1),
         labels.flatten(),
-        ignore_index=IGNORED_LABEL,
+        ignore_index=IGNORE,
         reduction="sum",
     )
-    return total / (labels != IGNORED_LABEL).sum().clamp(min=1)
-
-
-def _add_deltas(frames: Tensor) -> Tensor:
-    """`[batch, time, feature]` to three times as many features."""
-    first = compute_deltas(frames.transpose(1, 2))  # (batch, feature, time)
-    return torch.cat((frames.transpose(1, 2), first, compute_deltas(first)), 1).mT
+    return total / (labels != IGNORE).sum().clamp(min=1)
 
 
 def _frame_accuracy(num_states: int) -> MulticlassAccuracy:
     return MulticlassAccuracy(
-        num_states, average="micro", ignore_index=IGNORED_LABEL, validate_args=False
+        num_states, average="micro", ignore_index=IGNORE, validate_args=False
     )
 
 

@@ -8,12 +8,13 @@ from lightning.pytorch import Trainer, seed_everything
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_adpsgd.asr.features import CONTEXT
 from lightning_adpsgd.asr.model import (
-    IGNORED_LABEL,
     AcousticModel,
     NonFiniteLoss,
     frame_cross_entropy,
 )
+from lightning_adpsgd.asr.store import IGNORE
 
 STATES = 7
 
@@ -36,8 +37,8 @@ def small_model(**changes) -> AcousticModel:
 
 def learnable_batches(num_chunks: int = 64) -> TensorDataset:
     """Chunks whose labels are the index of the largest of the first features."""
-    frames = torch.randn(num_chunks, 21, 4)
-    return TensorDataset(frames, frames.argmax(-1))
+    frames = torch.randn(num_chunks, 21 + 2 * CONTEXT, 4)
+    return TensorDataset(frames, frames[:, CONTEXT:-CONTEXT].argmax(-1))
 
 
 def quiet_trainer(**changes) -> Trainer:
@@ -64,13 +65,13 @@ def test_the_loss_of_equal_logits_is_the_logarithm_of_the_number_of_states():
 
 def test_frames_with_the_ignored_label_change_no_loss():
     logits, labels = torch.randn(2, 5, STATES), torch.randint(STATES, (2, 5))
-    labels[:, 3:] = IGNORED_LABEL
+    labels[:, 3:] = IGNORE
     expected = frame_cross_entropy(logits[:, :3], labels[:, :3])
     assert frame_cross_entropy(logits, labels).item() == pytest.approx(expected.item())
 
 
 def test_a_batch_without_a_counted_frame_has_loss_zero():
-    labels = torch.full((2, 5), IGNORED_LABEL)
+    labels = torch.full((2, 5), IGNORE)
     assert frame_cross_entropy(torch.randn(2, 5, STATES), labels).item() == 0
 
 
@@ -88,7 +89,7 @@ def test_validation_averages_over_frames_and_not_over_batches():
     model = small_model()
     frames, labels = learnable_batches(5).tensors
     labels = labels.clone()
-    labels[4, 1:] = IGNORED_LABEL
+    labels[4, 1:] = IGNORE
     loader = DataLoader(TensorDataset(frames, labels), batch_size=4)
     [result] = quiet_trainer().validate(model, loader, verbose=False)
     logits, _ = model._evaluate((frames, labels))
@@ -114,28 +115,38 @@ def test_a_loss_that_is_not_finite_stops_with_the_learner_and_the_step():
 
 
 def test_deltas_are_added_where_the_frames_have_a_third_of_the_inputs():
-    model = small_model()
     ramp = torch.arange(30.0)[:, None].expand(30, 4)
-    inputs = model._inputs(ramp[None], 30)[0, 10:20]
+    inputs = small_model()._utterance_inputs(ramp)[10:20]
     expected = [ramp[10:20], torch.ones(10, 4), torch.zeros(10, 4)]
     torch.testing.assert_close(inputs, torch.cat(expected, 1))
 
 
-def test_a_margin_gives_a_chunk_the_deltas_of_its_utterance():
-    model = small_model()
-    utterance = torch.randn(1, 40, 4)
-    whole = model._inputs(utterance, 40)[:, 10:20]
-    torch.testing.assert_close(model._inputs(utterance[:, 6:24], 10), whole)
+def test_a_chunk_with_its_margin_has_the_deltas_of_its_utterance():
+    model, utterance = small_model(), torch.randn(40, 4)
+    whole = model._utterance_inputs(utterance)[10:20]
+    chunk = model._chunk_inputs(utterance[None, 6:24], 10)[0]
+    torch.testing.assert_close(chunk, whole)
+
+
+def test_frames_that_are_complete_only_lose_their_margin():
+    frames = torch.randn(2, 27, 12)
+    inputs = small_model()._chunk_inputs(frames, 21)
+    torch.testing.assert_close(inputs, frames[:, 3:24])
+
+
+def test_more_labels_than_frames_are_refused():
+    with pytest.raises(ValueError, match=r"21 labels need as many frames.*20 are left"):
+        small_model()._chunk_inputs(torch.zeros(2, 28, 4), 21)
 
 
 def test_frames_of_another_width_are_refused():
     with pytest.raises(ValueError, match=r"`input_size` 12.*got 5"):
-        small_model()._inputs(torch.zeros(1, 21, 5), 21)
+        small_model()._chunk_inputs(torch.zeros(1, 29, 5), 21)
 
 
 def _naive_log_posteriors(model: AcousticModel, frames: Tensor) -> Tensor:
     """Frame by frame, the mean over every window that holds the frame."""
-    inputs = model._inputs(frames[None], len(frames))[0]
+    inputs = model._utterance_inputs(frames)
     window, hop = model.hparams["window"], model.hparams["hop"]
     last = max(len(frames) - window, 0)
     starts = sorted({*range(0, last, hop), last})
