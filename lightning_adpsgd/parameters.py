@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 class _Slot(NamedTuple):
     name: str
-    tensor: Tensor
     view: Tensor
 
 
@@ -35,6 +34,7 @@ class FlatParameters:
     """
 
     def __init__(self, module: nn.Module, shards: int = 1) -> None:
+        self._module = module
         self._slots: list[_Slot] = []
         self.vectors: list[Tensor] = []
         tensors = dict(_floating_tensors(module))
@@ -52,19 +52,25 @@ class FlatParameters:
         """Refuses a module whose weights have left the vectors.
 
         Raises:
-            RuntimeError: Names the first tensor that no longer is a view.
+            RuntimeError: Names the first tensor that is no view, or not any more.
         """
-        for name, tensor, view in self._slots:
-            if tensor.data_ptr() != view.data_ptr():
+        views = {slot.name: slot.view.data_ptr() for slot in self._slots}
+        for name, tensor in _floating_tensors(self._module):
+            if views.pop(name, None) != tensor.data_ptr():
                 raise RuntimeError(
                     f"`{name}` was given new storage after set-up, so averaging would "
                     "miss it; change weights in place (`p.data.copy_(...)`), or before "
                     "`trainer.fit`"
                 )
+        for name in views:
+            raise RuntimeError(
+                f"`{name}` was removed from the module after set-up, while other "
+                "learners may still average it; remove it before `trainer.fit`"
+            )
 
     def layout(self) -> str:
         """Names, shapes and dtypes in order: equal in all learners of one job."""
-        return ";".join(f"{n}:{tuple(t.shape)}:{t.dtype}" for n, t, _ in self._slots)
+        return ";".join(f"{n}:{tuple(t.shape)}:{t.dtype}" for n, t in self._slots)
 
     @torch.no_grad()
     def _flatten(self, tensors: dict[str, Tensor], shards: int) -> None:
@@ -78,13 +84,16 @@ class FlatParameters:
                 total += tensor.numel()
         padded = -(-total // shards) * shards
         vector = torch.zeros(padded, dtype=first.dtype, device=first.device)
+        views = {
+            name: _view_like(vector, places[tensor.data_ptr(), tensor.shape], tensor)
+            for name, tensor in tensors.items()
+        }
+        # All are copied before the first is moved: tied weights share memory.
         for name, tensor in tensors.items():
-            place = places[tensor.data_ptr(), tensor.shape]
-            view = _view_like(vector, place, tensor)
-            view.copy_(tensor)
-            self._slots.append(_Slot(name, tensor, view))
-        for _, tensor, view in self._slots[-len(tensors) :]:
-            tensor.data = view
+            views[name].copy_(tensor)
+        for name, tensor in tensors.items():
+            tensor.data = views[name]
+            self._slots.append(_Slot(name, views[name]))
         self.vectors.append(vector)
 
 

@@ -172,13 +172,15 @@ def asks(mixing: Tensor, round: int, index: int) -> list[int]:
 
     Unsynchronised learners do not share a round number, so the two ends of an edge must
     not both have to be in the same one: an end that is asked answers whatever its round
-    is. The lower end asks in even rounds and the upper one in odd rounds, which makes
-    one exchange per edge and round at equal speeds, and still one in two rounds of the
-    faster end where the other is slow. An edge of one direction is asked by its taker.
+    is. The ends take turns by the parity of the round's binary digits, which makes one
+    exchange per edge and round at equal speeds, and still one in two rounds of the
+    faster end where the other is slow. (By the parity of the round itself an edge that
+    comes back in every second round would always be the same end's.) An edge of one
+    direction is asked by its taker.
     """
     takes = (mixing[:, index] > 0).tolist()
     gives = (mixing[index] > 0).tolist()
-    turn = round % 2 == 0
+    turn = round.bit_count() % 2 == 0
     return [
         j
         for j in range(len(mixing))
