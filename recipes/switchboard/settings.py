@@ -59,6 +59,54 @@ class FeatureSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """The acoustic model and how it is trained.
+
+    The defaults suit an hour of speech and a machine without a GPU. The papers' model
+    has 6 layers of 512 and a bottleneck of 256, trained with `epochs=16`,
+    `warmup_epochs=10`, `base_rate=0.1`, `base_batch=256`, `momentum=0`.
+
+    Attributes:
+        strategy: "ddp" or a name of `lightning_adpsgd` ("hadpsgd", "adpsgd", ...).
+        num_learners: Learners of this machine: processes, or GPUs.
+        super_learner_size: Learners per super-learner of "hadpsgd".
+        accelerator: "cpu" or "gpu".
+        batch_size: Chunks per learner and step.
+        chunk: Frames per chunk.
+        epochs: Passes over the training data.
+        validate_every: Epochs from one validation and checkpoint to the next.
+        base_rate: Learning rate at the start.
+        base_batch: Global batch for which `base_rate` would be kept; the peak rate is
+            larger by (num_learners * batch_size) / base_batch.
+        warmup_epochs: Epochs in which the rate grows to its peak.
+        decay: Factor of the rate per epoch afterwards.
+        momentum: Of SGD.
+        num_layers: Bidirectional LSTM layers.
+        hidden_size: Their cells per direction.
+        bottleneck_size: Of the linear layer before the softmax.
+        dropout: Between LSTM layers.
+    """
+
+    strategy: str = "hadpsgd"
+    num_learners: int = 4
+    super_learner_size: int = 2
+    accelerator: str = "cpu"
+    batch_size: int = 16
+    chunk: int = 21
+    epochs: int = 16
+    validate_every: int = 1
+    base_rate: float = 0.1
+    base_batch: int = 256
+    warmup_epochs: float = 10.0
+    decay: float = 2**-0.5
+    momentum: float = 0.0
+    num_layers: int = 2
+    hidden_size: int = 128
+    bottleneck_size: int = 64
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """One experiment.
 
@@ -79,6 +127,7 @@ class Settings:
     prepare: PrepareSettings = field(default_factory=PrepareSettings)
     lm: LmSettings = field(default_factory=LmSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
 
     def __post_init__(self) -> None:
         if self.cores < 1:
