@@ -1,0 +1,94 @@
+r"""Checks an ARPA n-gram file line by line.
+
+kaldilm ends the whole process on a malformed file; this finds the line first.
+
+    \data\            counts: `ngram 2=15`
+    \1-grams:         a section per order: log10 probability, words, back-off weight
+    \end\
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_COUNT = re.compile(r"ngram (\d+)\s*=\s*(\d+)")
+_SECTION = re.compile(r"\\(\d+)-grams:")
+
+
+def check_arpa(path: str | Path) -> dict[int, int]:
+    """Reads the whole file.
+
+    Returns:
+        Number of n-grams of each order.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A line is malformed or missing; path and line are named.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"language model {path} does not exist")
+    lines = _lines(path)
+    announced = _announced(path, lines)
+    found = dict.fromkeys(announced, 0)
+    order = 1
+    for number, line in lines:
+        section = _SECTION.fullmatch(line)
+        if line == "\\end\\":
+            _compare(path, number, announced, found)
+            return found
+        if section:
+            order = int(section[1])
+        else:
+            _check_entry(path, number, line, order)
+            found[order] = found.get(order, 0) + 1
+    raise ValueError(f"{path} is cut off: it has no line \\end\\")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, line.strip()
+
+
+def _announced(path: Path, lines: Iterator[tuple[int, str]]) -> dict[int, int]:
+    """The counts of the header; consumes the lines up to the first section."""
+    counts: dict[int, int] = {}
+    in_header = False
+    for number, line in lines:
+        match = _COUNT.fullmatch(line)
+        if line == "\\data\\":
+            in_header = True
+        elif in_header and match:
+            counts[int(match[1])] = int(match[2])
+        elif counts and line == "\\1-grams:":
+            return counts
+        elif in_header:
+            raise ValueError(f"{path}:{number}: expected `ngram N=count`, got {line!r}")
+    raise ValueError(f"{path} is no ARPA n-gram: no \\data\\, counts and \\1-grams:")
+
+
+def _check_entry(path: Path, number: int, line: str, order: int) -> None:
+    fields = line.split()
+    if len(fields) not in (order + 1, order + 2):
+        raise ValueError(
+            f"{path}:{number}: expected a probability, {order} words and perhaps a "
+            f"back-off weight, got {line!r}"
+        )
+    for text in (fields[0], *fields[order + 1 :]):
+        try:
+            float(text)
+        except ValueError:
+            raise ValueError(f"{path}:{number}: {text!r} is no number") from None
+
+
+def _compare(
+    path: Path, number: int, announced: dict[int, int], found: dict[int, int]
+) -> None:
+    for order, count in announced.items():
+        if found[order] != count:
+            raise ValueError(
+                f"{path}:{number}: the header announces {count} {order}-grams, the "
+                f"file has {found[order]}"
+            )

@@ -1,0 +1,250 @@
+"""Mixtures of Gaussians with diagonal covariances, one mixture for each HMM state.
+
+    log p(x | state) = log Σ_g w_g N(x; μ_g, diag σ²_g)      g over the Gaussians
+
+All mixtures lie in one table, so the likelihoods of all states are one matrix product.
+Training is expectation maximisation on frames whose state is known (`accumulate`, then
+`update`); mixtures grow by splitting (`mix_up`). Which frame has which state is found
+in `alignment`.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+_FLOOR_OF_VARIANCE = 0.01  # times the variance of all frames
+_MIN_COUNT = 10.0  # frames; a Gaussian with less is dropped
+_PERTURBATION = 0.2  # standard deviations between the halves of a split Gaussian
+
+
+@dataclass(frozen=True)
+class GaussianMixtures:
+    """The Gaussians of all states, sorted by state; every state has at least one.
+
+    Attributes:
+        state: int64 [gaussians], ascending; which state each Gaussian belongs to.
+        weight: float64 [gaussians], sums to 1 over each state.
+        mean: float64 [gaussians, dimension].
+        variance: float64 [gaussians, dimension].
+        floor: float64 [dimension], the least variance.
+    """
+
+    state: np.ndarray
+    weight: np.ndarray
+    mean: np.ndarray
+    variance: np.ndarray
+    floor: np.ndarray
+
+    @property
+    def num_states(self) -> int:
+        """Number of states."""
+        return int(self.state[-1]) + 1
+
+    @property
+    def num_gaussians(self) -> int:
+        """Number of Gaussians of all states."""
+        return len(self.state)
+
+    @property
+    def first(self) -> np.ndarray:
+        """Index of the first Gaussian of each state: int64 [states]."""
+        return np.searchsorted(self.state, np.arange(self.num_states))
+
+    def scorer(self) -> Callable[[np.ndarray], np.ndarray]:
+        """A function from frames [time, dimension] to log p [time, states], float32."""
+        table, constant, first = *self._quadratic(), self.first
+
+        def log_likelihoods(frames: np.ndarray) -> np.ndarray:
+            # Gaussians are rows: sums over a state's Gaussians run over whole rows.
+            terms = table @ _with_squares(frames).T + constant[:, None]
+            peak = np.maximum.reduceat(terms, first, axis=0)
+            terms -= peak[self.state]
+            np.exp(terms, out=terms)
+            peak += np.log(np.add.reduceat(terms, first, axis=0))
+            return np.ascontiguousarray(peak.T)
+
+        return log_likelihoods
+
+    def _quadratic(self) -> tuple[np.ndarray, np.ndarray]:
+        """log(w N(x)) = table · [x, x²] + constant, in float32."""
+        precision = 1 / self.variance
+        table = np.hstack([self.mean * precision, -0.5 * precision])
+        constant = np.log(self.weight) - 0.5 * (
+            self.mean.shape[1] * math.log(2 * math.pi)
+            + np.log(self.variance).sum(axis=1)
+            + (self.mean**2 * precision).sum(axis=1)
+        )
+        return table.astype(np.float32), constant.astype(np.float32)
+
+    def save(self, path: str | Path) -> None:
+        """Writes an .npz file, whole or not at all."""
+        path = Path(path)
+        partial = path.with_name(f".{path.name}.partial.npz")
+        np.savez(partial, **vars(self))
+        os.replace(partial, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "GaussianMixtures":
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: The file is not one of `save`'s, or is truncated.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return cls(**arrays)
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise ValueError(f"{path} holds no Gaussian mixtures: {error}") from error
+
+
+class Statistics(NamedTuple):
+    """Sums over frames for each Gaussian, weighted by its share in each frame.
+
+    `frames` is [gaussians], `first` and `second` (of x and x²) [gaussians, dimension].
+    """
+
+    frames: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+
+    def __add__(self, other: tuple) -> "Statistics":  # type: ignore[override]
+        return Statistics(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+
+def flat(mean: np.ndarray, variance: np.ndarray, num_states: int) -> GaussianMixtures:
+    """The same Gaussian for every state: that of all frames."""
+    floor = _FLOOR_OF_VARIANCE * variance
+    if not np.all(variance > 0):
+        raise ValueError("`variance` must be positive in every dimension")
+    return GaussianMixtures(
+        np.arange(num_states),
+        np.ones(num_states),
+        np.tile(mean, (num_states, 1)).astype(float),
+        np.tile(variance, (num_states, 1)).astype(float),
+        floor.astype(float),
+    )
+
+
+def accumulate(
+    mixtures: GaussianMixtures, frames: np.ndarray, states: np.ndarray
+) -> Statistics:
+    """The expectation step on frames [time, dimension] of known states [time].
+
+    Frames with a negative state are left out.
+    """
+    dimension = mixtures.mean.shape[1]
+    sums = np.zeros((mixtures.num_gaussians, 1 + 2 * dimension))
+    table, constant = mixtures._quadratic()
+    bounds = np.append(mixtures.first, mixtures.num_gaussians)
+    order = np.argsort(states, kind="stable")
+    edges = np.searchsorted(states[order], np.arange(mixtures.num_states + 1))
+    squared = _with_squares(frames)
+    for state in np.flatnonzero(np.diff(edges)):
+        own = squared[order[edges[state] : edges[state + 1]]]
+        rows = slice(bounds[state], bounds[state + 1])
+        share = _shares(own @ table[rows].T + constant[rows])
+        sums[rows, 0] = share.sum(axis=0, dtype=float)
+        sums[rows, 1:] = share.T @ own
+    return Statistics(sums[:, 0], sums[:, 1 : 1 + dimension], sums[:, 1 + dimension :])
+
+
+def _with_squares(frames: np.ndarray) -> np.ndarray:
+    frames = frames.astype(np.float32, copy=False)
+    return np.hstack([frames, frames**2])
+
+
+def _shares(terms: np.ndarray) -> np.ndarray:
+    terms = np.exp(terms - terms.max(axis=1, keepdims=True))
+    return terms / terms.sum(axis=1, keepdims=True)
+
+
+def update(mixtures: GaussianMixtures, sums: Statistics) -> GaussianMixtures:
+    """The maximisation step; variances are floored, rare Gaussians dropped.
+
+    A state's most frequent Gaussian stays always; a state without frames stays as is.
+    """
+    seen = sums.frames > 0
+    count = np.where(seen, sums.frames, 1.0)[:, None]
+    mean = np.where(seen[:, None], sums.first / count, mixtures.mean)
+    variance = np.where(seen[:, None], sums.second / count - mean**2, mixtures.variance)
+    total = np.bincount(mixtures.state, sums.frames)[mixtures.state]
+    weight = np.where(total > 0, sums.frames / np.maximum(total, 1), mixtures.weight)
+    kept = (total == 0) | (sums.frames >= _MIN_COUNT) | _most_frequent(mixtures, sums)
+    kept &= weight > 0
+    weight, state = weight[kept], mixtures.state[kept]
+    weight /= np.bincount(state, weight)[state]
+    variance = np.maximum(variance[kept], mixtures.floor)
+    return GaussianMixtures(state, weight, mean[kept], variance, mixtures.floor)
+
+
+def _most_frequent(mixtures: GaussianMixtures, sums: Statistics) -> np.ndarray:
+    best = np.maximum.reduceat(sums.frames, mixtures.first)
+    return sums.frames == best[mixtures.state]
+
+
+def mix_up(
+    mixtures: GaussianMixtures,
+    frames_per_state: np.ndarray,
+    num_gaussians: int,
+    *,
+    power: float = 0.2,
+    min_count: float = 20.0,
+    seed: int = 0,
+) -> GaussianMixtures:
+    """Splits Gaussians until there are `num_gaussians`, the heaviest of a state first.
+
+    A state's share grows with frames^power, as in Kaldi; a Gaussian gets at least
+    `min_count` frames, so there may be fewer in the end.
+    """
+    targets = _targets(mixtures, frames_per_state, num_gaussians, power, min_count)
+    random = np.random.default_rng(seed)
+    parts = [
+        _split(mixtures, state, targets[state], random) for state in range(len(targets))
+    ]
+    weight, mean, variance = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
+    )
+    state = np.repeat(np.arange(len(targets)), [len(part[0]) for part in parts])
+    return GaussianMixtures(state, weight, mean, variance, mixtures.floor)
+
+
+def _targets(
+    mixtures: GaussianMixtures,
+    frames: np.ndarray,
+    num_gaussians: int,
+    power: float,
+    min_count: float,
+) -> np.ndarray:
+    sizes = np.bincount(mixtures.state)
+    strength = np.asarray(frames, float) ** power
+    for _ in range(num_gaussians - mixtures.num_gaussians):
+        may_grow = (sizes + 1) * min_count <= frames
+        if not may_grow.any():
+            break
+        sizes[np.argmax(np.where(may_grow, strength / sizes, -1.0))] += 1
+    return sizes
+
+
+def _split(
+    mixtures: GaussianMixtures, state: int, target: int, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rows = mixtures.state == state
+    weight, mean = list(mixtures.weight[rows]), list(mixtures.mean[rows])
+    variance = list(mixtures.variance[rows])
+    while len(weight) < target:
+        heaviest = int(np.argmax(weight))
+        weight[heaviest] /= 2
+        step = _PERTURBATION * random.standard_normal(len(mean[0]))
+        step *= np.sqrt(variance[heaviest])
+        weight.append(weight[heaviest])
+        mean.append(mean[heaviest] + step)
+        mean[heaviest] = mean[heaviest] - step
+        variance.append(variance[heaviest])
+    return np.array(weight), np.array(mean), np.array(variance)

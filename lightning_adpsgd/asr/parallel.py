@@ -1,0 +1,98 @@
+"""A function applied to many items by forked processes, results as they come.
+
+kaldi-decoder and kaldifst hold Python's global lock, so threads do not help; graphs
+cannot be pickled, so the processes are forked and find function and items in memory.
+"""
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable, Generator, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def fork_map(
+    function: Callable[[Item], Result], items: Sequence[Item], num_processes: int
+) -> Generator[tuple[int, Result], None, None]:
+    """Yields (index of the item, result) in the order in which results arrive.
+
+    With one process, or one item, everything runs in this process. Results are
+    pickled; function and items are not.
+
+    Raises:
+        RuntimeError: The function raised in a process (its traceback is in the
+            message), or a process died.
+    """
+    num_processes = min(num_processes, len(items))
+    if num_processes <= 1 or not hasattr(os, "fork"):
+        yield from ((index, function(item)) for index, item in enumerate(items))
+        return
+    context = multiprocessing.get_context("fork")
+    counter = context.Value("q", 0)
+    ends: dict[Connection, BaseProcess] = {}
+    for _ in range(num_processes):
+        reader, writer = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_serve, args=(function, items, counter, writer), daemon=True
+        )
+        process.start()
+        writer.close()
+        ends[reader] = process
+    try:
+        yield from _collect(ends)
+    finally:
+        for reader, process in ends.items():
+            reader.close()
+            process.terminate()
+            process.join()
+
+
+def _serve(
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    counter,  # multiprocessing's shared integer has no public type
+    writer: Connection,
+) -> None:
+    while True:
+        with counter.get_lock():
+            index = counter.value
+            counter.value += 1
+        if index >= len(items):
+            writer.send(None)
+            return
+        try:
+            writer.send((index, function(items[index])))
+        except Exception:
+            writer.send(traceback.format_exc())
+            return
+
+
+def _collect(
+    ends: dict[Connection, BaseProcess],
+) -> Iterator[tuple[int, Any]]:
+    running = dict(ends)
+    while running:
+        ready = wait(list(running))
+        for reader in [end for end in ends if end in ready]:
+            message = _received(reader, ends[reader])
+            if message is None:
+                del running[reader]
+            else:
+                yield message
+
+
+def _received(reader: Connection, process: BaseProcess) -> tuple[int, Any] | None:
+    try:
+        message = reader.recv()
+    except EOFError:
+        process.join()
+        code = process.exitcode
+        raise RuntimeError(f"a process died with exit code {code}") from None
+    if isinstance(message, str):
+        raise RuntimeError(f"a process failed:\n{message}")
+    return message

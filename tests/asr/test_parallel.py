@@ -1,0 +1,41 @@
+import os
+
+import pytest
+
+from lightning_adpsgd.asr.parallel import fork_map
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 5])
+def test_every_item_is_mapped_once(num_processes):
+    results = dict(fork_map(lambda item: item**2, range(7), num_processes))
+    assert results == {index: index**2 for index in range(7)}
+
+
+def test_no_items_give_no_results():
+    assert list(fork_map(str, [], 3)) == []
+
+
+def test_several_processes_share_the_items():
+    together = fork_map(lambda _: os.getpid(), range(4), 2)
+    assert os.getpid() not in dict(together).values()
+
+
+def test_an_error_in_a_process_comes_with_its_traceback():
+    def fail(item: int) -> int:
+        raise ValueError(f"item {item} is bad")
+
+    with pytest.raises(RuntimeError, match=r"item [01] is bad"):
+        list(fork_map(fail, range(2), 2))
+
+
+def test_a_process_that_dies_ends_the_mapping():
+    with pytest.raises(RuntimeError, match="exit code 7"):
+        list(fork_map(lambda _: os._exit(7), range(2), 2))
+
+
+def test_leaving_early_ends_the_processes():
+    results = fork_map(lambda _: os.getpid(), range(1000), 2)
+    _, pid = next(results)
+    results.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
