@@ -10,7 +10,6 @@ allreduce. All of them work under every strategy; what does not exist there is l
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -28,32 +27,33 @@ STALENESS_BINS = 64
 _MAX_LISTED_LEARNERS = 64
 
 
-@dataclass
 class TrainingClock:
-    """Time and samples of one learner, without what validation takes.
+    """Time, samples and steps of one learner, without what validation takes.
 
     Attributes:
         steps: Optimizer steps.
         samples: Samples of this learner.
     """
 
-    steps: int = 0
-    samples: int = 0
-    _before: float = 0.0
-    _running_since: float | None = None
-    _steps_at_start: int = 0
+    def __init__(self) -> None:
+        self.steps = self.samples = 0
+        self._seconds = 0.0
+        self._running_since: float | None = None
+        self._steps_elsewhere = 0
+        self._restored = False
 
-    @classmethod
-    def started(cls, trainer: Trainer) -> "TrainingClock":
-        """A clock that runs from here."""
-        clock = cls(_steps_at_start=trainer.global_step)
-        clock.start()
-        return clock
+    def begin(self, trainer: Trainer) -> None:
+        """Runs from zero, or from where the run that is resumed was."""
+        if not self._restored:
+            self.__init__()
+        self._restored = False
+        self._steps_elsewhere = trainer.global_step - self.steps
+        self.start()
 
     def count(self, trainer: Trainer, batch: Any) -> None:
         """Counts a batch that the learner has trained on."""
         self.samples += extract_batch_size(batch)
-        self.steps = trainer.global_step - self._steps_at_start
+        self.steps = trainer.global_step - self._steps_elsewhere
 
     def start(self) -> None:
         """Goes on; nothing happens if it runs."""
@@ -62,14 +62,24 @@ class TrainingClock:
 
     def stop(self) -> None:
         """Holds; nothing happens if it is stopped."""
-        self._before, self._running_since = self.seconds, None
+        self._seconds, self._running_since = self.seconds, None
 
     @property
     def seconds(self) -> float:
         """Seconds that it ran."""
         if self._running_since is None:
-            return self._before
-        return self._before + time.perf_counter() - self._running_since
+            return self._seconds
+        return self._seconds + time.perf_counter() - self._running_since
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"steps": self.steps, "samples": self.samples, "seconds": self.seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Lets the next `begin` go on from a checkpoint."""
+        self.steps, self.samples = state["steps"], state["samples"]
+        self._seconds, self._running_since = state["seconds"], None
+        self._restored = True
 
 
 class TrainingCurve(Callback):
@@ -94,7 +104,7 @@ class TrainingCurve(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.clock = TrainingClock.started(trainer)
+        self.clock.begin(trainer)
         self._losses, self._begin = [], time.perf_counter()
 
     @override
@@ -122,6 +132,14 @@ class TrainingCurve(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if _within_training(trainer):
             self.clock.start()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return self.clock.state_dict()
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.clock.load_state_dict(state_dict)
 
     def _write(self, trainer: Trainer) -> None:
         if not self._losses:
@@ -199,7 +217,7 @@ class GossipMonitor(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.clock = TrainingClock.started(trainer)
+        self.clock.begin(trainer)
 
     @override
     def on_train_batch_end(
@@ -224,6 +242,14 @@ class GossipMonitor(Callback):
         if trainer.is_global_zero:
             log(trainer, summarize(self.records) | _consensus(trainer))
         self.clock.start()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return self.clock.state_dict()
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.clock.load_state_dict(state_dict)
 
     def _gather(self, trainer: Trainer, device: torch.device) -> list[LearnerRecord]:
         row = self._record(trainer).row()

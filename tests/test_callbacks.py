@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader, TensorDataset
@@ -62,7 +62,13 @@ class GossipingStrategy(SingleDeviceStrategy):
         )
 
 
-def fit(folder: Path, *callbacks: Callback, epochs: int = 2, **arguments: Any):
+def fit(
+    folder: Path,
+    *callbacks: Callback,
+    epochs: int = 2,
+    ckpt: Path | None = None,
+    **arguments: Any,
+) -> list[dict[str, float]]:
     data = DataLoader(TensorDataset(torch.zeros(12, 1)), batch_size=2)
     settings: dict[str, Any] = {"devices": 1} | arguments
     trainer = Trainer(
@@ -70,12 +76,12 @@ def fit(folder: Path, *callbacks: Callback, epochs: int = 2, **arguments: Any):
         callbacks=list(callbacks),
         logger=CSVLogger(folder, name="", version=""),
         max_epochs=epochs,
-        enable_checkpointing=False,
+        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
         enable_progress_bar=False,
         enable_model_summary=False,
         **settings,
     )
-    trainer.fit(Slope(), data, data)
+    trainer.fit(Slope(), data, data, ckpt_path=ckpt)
     return list(rows(folder))
 
 
@@ -148,6 +154,15 @@ def test_a_second_training_starts_to_count_at_zero(tmp_path):
     fit(tmp_path / "first", monitor)
     table = fit(tmp_path / "second", monitor)
     assert column(table, "learners/global_samples") == [12, 24]
+
+
+def test_a_resumed_training_goes_on_counting(tmp_path):
+    saved = ModelCheckpoint(tmp_path, filename="saved")
+    fit(tmp_path / "first", TrainingCurve(6), GossipMonitor(), saved, epochs=1)
+    curve, monitor = TrainingCurve(6), GossipMonitor()
+    table = fit(tmp_path / "second", curve, monitor, ckpt=tmp_path / "saved.ckpt")
+    assert column(table, "curve/global_samples") == [24]
+    assert column(table, "learners/global_samples") == [24]
 
 
 def record(**changes: Any) -> LearnerRecord:
