@@ -1,0 +1,263 @@
+"""From a matrix of log-likelihoods of HMM states to words with times, through HCLG.
+
+The search is Kaldi's beam search. Word times come from the HMM states along the best
+path, which spell the phones of the words; the graph's own output labels have been moved
+by determinization.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import kaldi_decoder
+import kaldifst
+import numpy as np
+
+from lightning_adpsgd.asr.graphs import Topology, symbols_of
+from lightning_adpsgd.asr.lexicon import Lexicon
+from lightning_adpsgd.asr.parallel import fork_map
+
+FRAME_SHIFT_S = 0.01
+
+Item = TypeVar("Item")
+
+
+class TimedWord(NamedTuple):
+    """A word and where it was said, in seconds from the start of the utterance."""
+
+    word: str
+    start_s: float
+    duration_s: float
+
+
+class Hypothesis(NamedTuple):
+    """What was recognised.
+
+    `is_complete` is False when no sentence of the grammar ends with the last frame
+    inside the beam: the words are those of the best path so far.
+    """
+
+    words: tuple[TimedWord, ...]
+    is_complete: bool
+
+    @property
+    def text(self) -> tuple[str, ...]:
+        """The words without their times."""
+        return tuple(timed.word for timed in self.words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How wide the search is.
+
+    Attributes:
+        beam: In scaled log-likelihood below the best path.
+        max_active: Most graph states that are alive after a frame.
+    """
+
+    beam: float = 13.0
+    max_active: int = 7000
+
+    def __post_init__(self):
+        if self.beam <= 0 or self.max_active < 2:
+            raise ValueError(
+                "`beam` must be positive and `max_active` at least 2, got "
+                f"{self.beam} and {self.max_active}"
+            )
+
+
+class Decoder:
+    """Finds the words of log-likelihoods over the HMM states.
+
+    Args:
+        graph: HCLG from `graphs.decoding_graph` of the same lexicon and topology.
+        lexicon: Words and pronunciations.
+        topology: Numbering of the HMM states.
+        options: Width of the search.
+    """
+
+    def __init__(
+        self,
+        graph: kaldifst.StdFst,
+        lexicon: Lexicon,
+        topology: Topology,
+        options: SearchOptions | None = None,
+    ):
+        options = options or SearchOptions()
+        symbols = symbols_of(lexicon, topology)
+        self._graph = graph
+        self._topology = topology
+        self._spellings = symbols.spellings
+        self._silence = symbols.phones[lexicon.silence_phones[0]] - 1
+        self._pronunciations = {
+            word: [
+                [symbols.phones[phone] - 1 for phone in phones] for phones in several
+            ]
+            for word, several in lexicon.pronunciations.items()
+        }
+        self._options = kaldi_decoder.FasterDecoderOptions(
+            beam=options.beam,
+            max_active=options.max_active,
+            min_active=min(20, options.max_active - 1),
+        )
+
+    def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
+        """The most likely words.
+
+        Args:
+            log_likelihoods: [time, num_states]: of a mixture, or log-posterior minus
+                log-prior of a network. No frames give no words.
+            acoustic_scale: Factor that sets them against the language model.
+
+        Raises:
+            ValueError: Another shape, or a value that is not finite.
+        """
+        self._check(log_likelihoods)
+        if len(log_likelihoods) == 0:
+            return Hypothesis((), False)
+        # must outlive the decodable, which does not copy it
+        scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
+        decoder = kaldi_decoder.FasterDecoder(self._graph, self._options)
+        decoder.decode(kaldi_decoder.DecodableCtc(scaled))
+        found, path = decoder.get_best_path()
+        if not found:
+            return Hypothesis((), False)
+        _, labels, outputs, _ = kaldifst.get_linear_symbol_sequence(path)
+        words = [self._spellings[label] for label in outputs]
+        spans = self._spans(np.array(labels) - 1, words)
+        timed = map(_timed, words, spans)
+        return Hypothesis(tuple(timed), decoder.reached_final())
+
+    def _check(self, log_likelihoods: np.ndarray) -> None:
+        expected = self._topology.num_states
+        if log_likelihoods.ndim != 2 or log_likelihoods.shape[1] != expected:
+            raise ValueError(
+                f"`log_likelihoods` must have shape [time, {expected}], got "
+                f"{list(log_likelihoods.shape)}"
+            )
+        if not np.isfinite(log_likelihoods).all():
+            raise ValueError("`log_likelihoods` holds a value that is not finite")
+
+    def _spans(self, states: np.ndarray, words: list[str]) -> list[tuple[int, int]]:
+        phones, edges = phone_runs(states, self._topology.states_per_phone)
+        several = [self._pronunciations[word] for word in words]
+        found = place_words(phones, several, self._silence)
+        if found is None:  # an unfinished path: its last words are not all said
+            even = np.linspace(0, len(states), len(words) + 1).astype(int)
+            return list(zip(even[:-1].tolist(), even[1:].tolist(), strict=True))
+        return [(edges[first], edges[last]) for first, last in found]
+
+
+def _timed(word: str, span: tuple[int, int]) -> TimedWord:
+    start, end = span
+    return TimedWord(word, start * FRAME_SHIFT_S, (end - start) * FRAME_SHIFT_S)
+
+
+def phone_runs(
+    states: np.ndarray, states_per_phone: int
+) -> tuple[list[int], list[int]]:
+    """The phones along a path and the frames at which they begin, with the end added.
+
+    Args:
+        states: HMM state of each frame, [time].
+        states_per_phone: Length of a phone's chain.
+    """
+    is_first = states % states_per_phone == 0
+    is_first[1:] &= states[1:] != states[:-1]
+    starts = np.flatnonzero(is_first)
+    phones = states[starts] // states_per_phone
+    return phones.tolist(), [*starts.tolist(), len(states)]
+
+
+def place_words(
+    phones: list[int], words: Sequence[list[list[int]]], silence: int
+) -> list[tuple[int, int]] | None:
+    """Which phones each word covers, or None where the words do not spell `phones`.
+
+    Args:
+        phones: Phones along the path.
+        words: For each word, its pronunciations.
+        silence: The phone that may come before, between and after words.
+
+    Returns:
+        For each word the index of its first phone and that after its last one.
+    """
+    # position after the words so far -> ((..., first phone), position)
+    reached: dict[int, tuple] = {0: ()}
+    for pronunciations in words:
+        following: dict[int, tuple] = {}
+        for at, path in reached.items():
+            for first in _skips(phones, at, silence):
+                for pronunciation in pronunciations:
+                    after = first + len(pronunciation)
+                    if phones[first:after] == pronunciation:
+                        following.setdefault(after, (path, (first, after)))
+        reached = following
+    for at, path in reached.items():
+        if len(phones) in _skips(phones, at, silence):
+            return _unlinked(path)
+    return None
+
+
+def _skips(phones: list[int], at: int, silence: int) -> list[int]:
+    is_silence = at < len(phones) and phones[at] == silence
+    return [at, at + 1] if is_silence else [at]
+
+
+def _unlinked(path: tuple) -> list[tuple[int, int]]:
+    spans = []
+    while path:
+        path, span = path
+        spans.append(span)
+    return spans[::-1]
+
+
+def decode_all(
+    items: Sequence[Item],
+    log_likelihoods: Callable[[Item], np.ndarray],
+    decoder: Decoder,
+    acoustic_scales: Sequence[float],
+    num_processes: int = 1,
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Decodes items in processes; yields (index, one hypothesis per acoustic scale).
+
+    Args:
+        items: What `log_likelihoods` takes, one for each utterance.
+        log_likelihoods: Called in the processes, once for each item.
+        decoder: The search.
+        acoustic_scales: Every item is decoded with each of them.
+        num_processes: How many at the same time.
+    """
+
+    def work(item: Item) -> list[Hypothesis]:
+        matrix = log_likelihoods(item)
+        return [decoder.decode(matrix, scale) for scale in acoustic_scales]
+
+    yield from fork_map(work, items, num_processes)
+
+
+def write_graph(graph: kaldifst.StdVectorFst, path: str | Path) -> None:
+    """Writes a graph in OpenFst's constant format, whole or not at all."""
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.partial")
+    if not kaldifst.StdConstFst(graph).write(str(partial)):
+        raise OSError(f"{path} could not be written")
+    os.replace(partial, path)
+
+
+def read_graph(path: str | Path) -> kaldifst.StdFst:
+    """Reads what `write_graph` wrote; also Kaldi's own constant graphs.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no constant transducer, or is truncated.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"decoding graph {path} does not exist")
+    graph = kaldifst.StdConstFst.read(str(path))
+    if graph is None:
+        raise ValueError(f"{path} is no constant transducer of OpenFst")
+    return graph
