@@ -1,6 +1,8 @@
 """What several test files of the engine share: sizes, threads, small worlds."""
 
+import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,11 +11,18 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.mixing import RoundMixer, Schedule
 from lightning_adpsgd.topology import TOPOLOGIES, find_topology
-from lightning_adpsgd.transport import Node, ThreadTransport
+from lightning_adpsgd.transport import (
+    Gathering,
+    Node,
+    Pending,
+    ThreadTransport,
+    Transport,
+)
 
 ALL_TOPOLOGIES = list(TOPOLOGIES)
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17)
@@ -95,3 +104,87 @@ def engine_threads() -> list[str]:
     """Names of the engine's threads that are alive in this process."""
     names = (thread.name for thread in threading.enumerate())
     return [name for name in names if name.startswith("adpsgd")]
+
+
+class ThreadNode(Node):
+    """The learners of one super-learner as threads of this process."""
+
+    def __init__(self, index: int, boxes: "Boxes") -> None:
+        super().__init__()
+        self.index, self.size = index, len(boxes)
+        self._boxes = boxes
+
+    @classmethod
+    def connect(cls, size: int) -> "list[ThreadNode]":
+        """The nodes' learners, from the first to the last shard."""
+        boxes: Boxes = [[queue.SimpleQueue() for _ in range(size)] for _ in range(size)]
+        return [cls(index, boxes) for index in range(size)]
+
+    @override
+    def start_gather(
+        self, shards: Sequence[Tensor], vectors: Sequence[Tensor]
+    ) -> Gathering:
+        for box in self._boxes[self.index]:
+            box.put([part.clone() for part in shards])
+        sources = [self._boxes[source][self.index] for source in range(self.size)]
+        return _ThreadGathering(sources, vectors)
+
+
+Boxes = list[list["queue.SimpleQueue[list[Tensor]]"]]
+
+
+class _ThreadGathering(Gathering):
+    def __init__(
+        self,
+        sources: "list[queue.SimpleQueue[list[Tensor]]]",
+        vectors: Sequence[Tensor],
+    ) -> None:
+        super().__init__([])
+        self._sources, self._vectors = sources, vectors
+
+    @override
+    def wait(self, timeout: timedelta) -> float:
+        all_parts = [box.get(timeout=timeout.total_seconds()) for box in self._sources]
+        for place, vector in enumerate(self._vectors):
+            vector.copy_(torch.cat([parts[place] for parts in all_parts]))
+        return 0.0
+
+
+class HeldTransport(Transport):
+    """Payloads wait at a gate, words pass: an exchange can be held under way."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.index, self.size = inner.index, inner.size
+        self.gate, self.arrived = threading.Event(), threading.Event()
+        self._inner = inner
+
+    @override
+    def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
+        pending = self._inner.post_receive(peer, lane, into)
+        return _Held(pending, self) if into.is_floating_point() else pending
+
+    @override
+    def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
+        return self._inner.post_send(peer, lane, tensor)
+
+    @override
+    def average(self, vector: Tensor, timeout: timedelta) -> None:
+        self._inner.average(vector, timeout)
+
+
+class _Held:
+    def __init__(self, inner: Pending, transport: HeldTransport) -> None:
+        self._inner, self._transport = inner, transport
+
+    def wait(self, timeout: timedelta) -> None:
+        self._transport.arrived.set()
+        assert self._transport.gate.wait(timeout.total_seconds())
+        self._inner.wait(timeout)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Waits for what other threads bring about; fails after the tests' patience."""
+    deadline = time.monotonic() + PATIENCE.total_seconds()
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.001)
