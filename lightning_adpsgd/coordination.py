@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
@@ -16,6 +17,10 @@ from torch._C._distributed_c10d import Store
 
 class LearnerFailed(RuntimeError):
     """Another learner of the job has failed, so this one ends too."""
+
+
+class LearnerFollows(SystemExit):
+    """Ends a learner whose trace would only repeat what `LearnerFailed` says."""
 
 
 class Coordinator:
@@ -47,7 +52,12 @@ class Coordinator:
         self._stopped = threading.Event()
         self._meetings = 0
         self._thread: threading.Thread | None = None
+        self._when_failed: Callable[[], None] = lambda: None
         self.failure: str | None = None
+
+    def when_failed(self, action: Callable[[], None]) -> None:
+        """What the watching thread does, once, when it sees a failure."""
+        self._when_failed = action
 
     def start(self) -> None:
         """Starts to watch for failures of others."""
@@ -67,6 +77,17 @@ class Coordinator:
         with self._lock:
             if self.failure is None:
                 self.failure = self._publish(message)
+
+    def explain(self, symptom: str, patience: timedelta = timedelta(seconds=1)) -> str:
+        """The failure behind a symptom: what a learner announced, or the symptom.
+
+        A broken connection is noticed before its cause has been read from the store.
+        """
+        deadline = time.perf_counter() + patience.total_seconds()
+        while self.failure is None and time.perf_counter() < deadline:
+            self._stopped.wait(0.02)
+        self.announce_failure(symptom)
+        return self.failure or symptom
 
     def raise_if_failed(self) -> None:
         """Raises `LearnerFailed` once any learner of the job has failed."""
@@ -137,6 +158,10 @@ class Coordinator:
                 self.failure = self.failure or failure
         if self._stopped.is_set():
             return
+        if self._rank == 0:
+            # At once: a launcher may kill this process before its exception is shown.
+            print(f"Training ends: {self.failure}", file=sys.stderr, flush=True)
+        self._when_failed()
         self._acknowledge()
         if not self._stopped.wait(self._timeout.total_seconds()):
             self._end_process()

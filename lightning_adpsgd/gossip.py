@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_adpsgd.coordination import LearnerFailed
 from lightning_adpsgd.mixing import (
     Communication,
     Order,
@@ -163,9 +164,8 @@ class Gossip(Communication):
         self._wait_until(lambda: self._active == 0, "answers in flight to end")
         self._gatherer.finish_into(self._vectors)
         with self._state:
-            parts = [change.clone() for change in self._changes]
-            self._clear_changes()
-        self._gatherer.begin(parts)
+            self._gatherer.take(self._changes)
+        self._gatherer.begin()
         self._gatherer.finish_into(self._vectors)
         self._take_snapshot()
         self._count_merge()
@@ -182,11 +182,18 @@ class Gossip(Communication):
         self._join(self._options.timeout.total_seconds())
 
     @override
-    def abort(self) -> None:
+    def release(self) -> None:
         with self._state:
-            self._error = self._error or RuntimeError("the engine was aborted")
+            self._error = self._error or LearnerFailed("a learner of the job failed")
+            self._state.notify_all()
         self._leave()
-        self._join(2.0)
+
+    @override
+    def abort(self) -> None:
+        self.release()
+        # A peer that lives lets go as soon as it knows; one that does not is not waited
+        # for: its threads are daemons.
+        self._join(5.0)
 
     @override
     def statistics(self) -> Statistics:
@@ -225,12 +232,11 @@ class Gossip(Communication):
         # All learners of the node must merge the same change at the same step, so it is
         # gathered while the next step computes, and merged at its end.
         with self._exposed_state():
-            parts = [change.clone() for change in self._changes]
             pairs = zip(self._snapshots, self._shards, self._changes, strict=True)
             for snapshot, part, change in pairs:
                 snapshot.copy_(part).add_(change)
-            self._clear_changes()
-        self._gatherer.begin(parts)
+            self._gatherer.take(self._changes)
+        self._gatherer.begin()
         self._count_merge()
 
     @contextmanager
@@ -248,10 +254,6 @@ class Gossip(Communication):
             self._tally.merges += bool(self._ages)
             self._ages.clear()
             self._snapshot_step = self._step
-
-    def _clear_changes(self) -> None:
-        for change in self._changes:
-            change.zero_()
 
     @torch.no_grad()
     def _take_snapshot(self) -> None:
@@ -449,17 +451,22 @@ class _Gatherer:
     ) -> None:
         self._node, self._timeout = node, timeout
         self._gathering: Gathering | None = None
-        self._parts: Sequence[Tensor] = ()
+        self._parts = [torch.zeros_like(x) for x in snapshots]
         self._gathered = [
             torch.zeros(v.numel(), dtype=x.dtype)
             for v, x in zip(vectors, snapshots, strict=True)
         ]
         self.seconds = 0.0
 
-    def begin(self, parts: Sequence[Tensor]) -> None:
+    def take(self, changes: Sequence[Tensor]) -> None:
+        """Moves the changes of this learner's shards here, leaving zeros."""
+        for part, change in zip(self._parts, changes, strict=True):
+            part.copy_(change)
+            change.zero_()
+
+    def begin(self) -> None:
         """Starts the gather of this learner's parts with those of its node."""
-        self._parts = parts
-        self._gathering = self._node.start_gather(parts, self._gathered)
+        self._gathering = self._node.start_gather(self._parts, self._gathered)
 
     @torch.no_grad()
     def finish_into(self, vectors: Sequence[Tensor]) -> None:

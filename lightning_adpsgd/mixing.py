@@ -134,6 +134,13 @@ class Communication(ABC):
         """Ends after a failure, within seconds and without a peer's help."""
 
     @abstractmethod
+    def release(self) -> None:
+        """Lets go of peers that wait for this end; called by any thread on a failure.
+
+        The training thread may be in the middle of a long step.
+        """
+
+    @abstractmethod
     def statistics(self) -> Statistics:
         """What was done so far."""
 
@@ -291,6 +298,10 @@ class Synchronous(Communication):
         """No thread was started."""
 
     @override
+    def release(self) -> None:
+        """Peers wait for this learner's rounds alone, and see its end."""
+
+    @override
     def statistics(self) -> Statistics:
         return self._mixer.tally.snapshot()
 
@@ -356,6 +367,10 @@ class DelayByOne(Communication):
     @override
     def abort(self) -> None:
         self._worker.shutdown(wait=False, cancel_futures=True)
+
+    @override
+    def release(self) -> None:
+        """Peers wait for this learner's rounds alone, and see its end."""
 
     @override
     def statistics(self) -> Statistics:

@@ -7,10 +7,9 @@ of these. Inside a super-learner this is Lightning's DDP on the process group of
 learners; between super-learners the engines of `mixing` and `gossip` do the work.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import lightning.pytorch as pl
@@ -21,15 +20,17 @@ from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from lightning_adpsgd.coordination import Coordinator, LearnerFailed
+from lightning_adpsgd import signals
+from lightning_adpsgd.consensus import Consensus, ConsensusModel
+from lightning_adpsgd.coordination import Coordinator, LearnerFailed, LearnerFollows
+from lightning_adpsgd.dials import CommunicationName, Dials
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.mixing import (
     Communication,
@@ -44,20 +45,7 @@ from lightning_adpsgd.parameters import FlatParameters
 from lightning_adpsgd.topology import Topology, find_topology
 from lightning_adpsgd.transport import DistributedTransport, Node, PeerLost
 
-COMMUNICATIONS = ("sync", "delay_by_one", "async")
-_WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
-
-
-class Consensus(NamedTuple):
-    """How far the super-learners were from their mean when it was last taken.
-
-    Attributes:
-        distance: ``sqrt(mean_i |w_i - mean w|^2)`` over all weights.
-        relative_distance: The same over ``|mean w|``.
-    """
-
-    distance: float
-    relative_distance: float
+_NAMESPACE = "lightning_adpsgd"
 
 
 class _Groups(NamedTuple):
@@ -89,6 +77,8 @@ class HADPSGDStrategy(DDPStrategy):
             exchange waits for one; none: it never waits.
         after_evaluation: "restore" puts the local weights back after an evaluation of
             the mean, "adopt" goes on from the mean.
+        save_learners: Whether a checkpoint also holds each super-learner's weights and
+            optimizer state, so that a resume with as many goes on from there.
         seed: For topologies drawn at random; the same in all learners.
         timeout: For how long a peer may say nothing before it counts as lost.
         start_method: How Lightning launches the learners of a machine.
@@ -102,7 +92,7 @@ class HADPSGDStrategy(DDPStrategy):
     def __init__(
         self,
         topology: str | Topology = "ring",
-        communication: Literal["sync", "delay_by_one", "async"] = "async",
+        communication: CommunicationName = "async",
         super_learner_size: int | Literal["node"] = "node",
         *,
         order: Order | None = None,
@@ -111,28 +101,32 @@ class HADPSGDStrategy(DDPStrategy):
         wire_dtype: torch.dtype | None = None,
         max_staleness: int | None = None,
         after_evaluation: Literal["restore", "adopt"] = "restore",
+        save_learners: bool = False,
         seed: int = 0,
         timeout: timedelta = timedelta(minutes=2),
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         **ddp: Any,
     ) -> None:
         # Lightning's own collectives, in `setup` hooks say, keep their patience.
-        group_timeout = max(timeout, default_pg_timeout)
-        super().__init__(timeout=group_timeout, start_method=start_method, **ddp)
-        self._topology = find_topology(topology)
-        self._communication_name = communication
-        self._super_learner_size = super_learner_size
-        self._order: Order = order or _default_order(communication)
-        self._gain, self._every, self._seed = mixing_gain, gossip_every, seed
-        self._wire_dtype, self._max_staleness = wire_dtype, max_staleness
-        self._after_evaluation, self._peer_timeout = after_evaluation, timeout
-        self._check_dials()
-        self._coordinator: Coordinator | None = None
-        self._communication: Communication | None = None
-        self._flat: FlatParameters | None = None
-        self._groups: _Groups | None = None
-        self._local_weights: list[Tensor] | None = None
-        self._in_step = self._running = False
+        patience = max(timeout, default_pg_timeout)
+        super().__init__(timeout=patience, start_method=start_method, **ddp)
+        self._dials = Dials(
+            find_topology(topology),
+            communication,
+            super_learner_size,
+            order,
+            mixing_gain,
+            gossip_every,
+            wire_dtype,
+            max_staleness,
+            after_evaluation,
+            save_learners,
+            seed,
+            timeout,
+        )
+        self._forget_run()
+        self._in_step = False
+        self._saved_learner: Mapping[str, Any] | None = None
         self._statistics: Statistics | None = None
         self.last_consensus: Consensus | None = None
 
@@ -146,7 +140,7 @@ class HADPSGDStrategy(DDPStrategy):
     @property
     def super_learner_size(self) -> int:
         """N, the learners of each super-learner."""
-        size = self._super_learner_size
+        size = self._dials.super_learner_size
         return self.num_processes if isinstance(size, str) else size
 
     @property
@@ -177,13 +171,14 @@ class HADPSGDStrategy(DDPStrategy):
         # All learners start from the weights of learner 0, as in DDP.
         _sync_module_states(self.model)
         self._flat = FlatParameters(self.model, shards=self.super_learner_size)
-        self._check_same_layout()
+        self._check_same_layout(self._flat)
         if self.super_learner_size > 1:
             self.configure_ddp()
         self.setup_optimizers(trainer)
         self.setup_precision_plugin()
         _optimizers_to_device(self.optimizers, self.root_device)
-        self._start_coordinator(trainer)
+        self._coordinator = self._start_coordinator()
+        signals.handle_locally(trainer)
 
     @override
     def _setup_model(self, model: torch.nn.Module) -> DistributedDataParallel:
@@ -201,28 +196,34 @@ class HADPSGDStrategy(DDPStrategy):
         super().on_train_start()
         if self._flat is None:
             return
+        assert self._groups is not None
+        assert self._coordinator is not None
         self._flat.check_views()
-        self._communication = self._make_communication()
-        self._communication.start()
-        self._running = True
+        self._restore_learner(self._flat)
+        communication = self._make_communication(self._flat, self._groups)
+        self._consensus = ConsensusModel(self._flat, communication, self._coordinator)
+        self._communication = communication
+        self._coordinator.when_failed(communication.release)
+        communication.start()
 
     @override
     def on_train_end(self) -> None:
-        if self._running:
+        if self._consensus is not None and self._communication is not None:
             with self._failures_named():
-                self._enter_consensus("end of training")
-                self._local_weights = None
-                self._stop_communication()
+                self.last_consensus = self._consensus.enter("end of training")
+                self._communication.stop()
+            self._statistics = self._communication.statistics()
+            self._communication = self._consensus = None
         super().on_train_end()
 
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         if self._coordinator is not None:
-            if not isinstance(exception, LearnerFailed | SystemExit):
+            if not isinstance(exception, LearnerFailed | LearnerFollows):
                 self._coordinator.announce_failure(self._describe(exception))
             if self.is_global_zero:
-                self._coordinator.linger(timedelta(seconds=2))
+                self._coordinator.linger(timedelta(seconds=1))
         self._abort_communication()
 
     @override
@@ -230,9 +231,10 @@ class HADPSGDStrategy(DDPStrategy):
         self._abort_communication()
         if self._coordinator is not None:
             self._coordinator.stop()
-            self._coordinator = None
-        self._forget_local_signals()
-        self._flat = self._groups = self._local_weights = None
+        trainer = self._trainer_or_none()
+        if trainer is not None:
+            signals.restore(trainer)
+        self._forget_run()
         super().teardown()
 
     # --- the step
@@ -260,7 +262,7 @@ class HADPSGDStrategy(DDPStrategy):
         model: pl.LightningModule | torch.nn.Module | None = None,
         **kwargs: Any,
     ) -> Any:
-        communication = self._communication if self._running else None
+        communication = self._communication
         if communication is None:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
         step = _Step(closure, communication)
@@ -274,14 +276,14 @@ class HADPSGDStrategy(DDPStrategy):
     @override
     def on_validation_start(self) -> None:
         super().on_validation_start()
-        if self._running:
+        if self._consensus is not None:
             with self._failures_named():
-                self._enter_consensus("validation")
+                self.last_consensus = self._consensus.enter("validation")
 
     @override
     def on_validation_end(self) -> None:
-        if self._running:
-            self._leave_consensus(adopt=self._after_evaluation == "adopt")
+        if self._consensus is not None:
+            self._consensus.leave(adopt=self._dials.after_evaluation == "adopt")
         super().on_validation_end()
 
     @override
@@ -290,30 +292,76 @@ class HADPSGDStrategy(DDPStrategy):
 
         After a failure, when the others can no longer be asked, the local weights.
         """
-        trainer = self._trainer_or_none()
-        interrupted = trainer is not None and trainer.interrupted
-        if not self._running or self._local_weights is not None or interrupted:
+        consensus = self._consensus
+        if consensus is None or consensus.entered or self._interrupted():
             return super().lightning_module_state_dict()
         with self._failures_named():
-            self._enter_consensus("checkpoint")
+            self.last_consensus = consensus.enter("checkpoint")
         state = {
             name: value.clone() if isinstance(value, Tensor) else value
             for name, value in super().lightning_module_state_dict().items()
         }
-        self._leave_consensus(adopt=False)
+        consensus.leave(adopt=False)
         return state
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        if self._dials.save_learners and self._flat and not self._interrupted():
+            learners: list[Any] = [None] * self.world_size
+            mine = self._learner_state(self._flat)
+            dist.gather_object(mine, learners if self.is_global_zero else None)
+            checkpoint[_NAMESPACE] = learners[:: self.super_learner_size]
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    @override
+    def load_model_state_dict(
+        self, checkpoint: Mapping[str, Any], strict: bool = True
+    ) -> None:
+        super().load_model_state_dict(checkpoint, strict)
+        learners = checkpoint.get(_NAMESPACE) or ()
+        if len(learners) == self.num_super_learners:
+            index = self.global_rank // self.super_learner_size
+            self._saved_learner = learners[index]
+        elif learners:
+            rank_zero_info(
+                f"The checkpoint holds {len(learners)} super-learners and this job has "
+                f"{self.num_super_learners}: all start from their mean."
+            )
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        saved = self._saved_learner
+        states = checkpoint if saved is None else {"optimizer_states": saved["states"]}
+        super().load_optimizer_state_dict(states)
+
+    def _learner_state(self, flat: FlatParameters) -> dict[str, Any] | None:
+        if self.global_rank % self.super_learner_size:
+            return None
+        consensus = self._consensus
+        local = consensus.local_weights if consensus is not None else None
+        states = [self.optimizer_state(optimizer) for optimizer in self.optimizers]
+        return {"weights": local or flat.vectors, "states": states}
+
+    @torch.no_grad()
+    def _restore_learner(self, flat: FlatParameters) -> None:
+        if self._saved_learner is not None:
+            saved = self._saved_learner["weights"]
+            for vector, weights in zip(flat.vectors, saved, strict=True):
+                vector.copy_(weights)
+        self._saved_learner = None
 
     # --- collectives and their scope
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        name = str(args[0]) if args else str(kwargs.get("name") or "barrier")
-        trainer = self._trainer_or_none()
-        if trainer is not None and trainer.interrupted:
+        if self._interrupted():
             return
-        if self._coordinator is None or not self._running:
+        if self._coordinator is None or self._communication is None:
             super().barrier(*args, **kwargs)
             return
+        name = str(args[0]) if args else str(kwargs.get("name") or "barrier")
         with self._failures_named():
             self._coordinator.meet(name)
 
@@ -321,33 +369,43 @@ class HADPSGDStrategy(DDPStrategy):
     def reduce(
         self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean"
     ) -> Tensor:
-        if not self._scoped() or group is not None:
-            return super().reduce(tensor, group, reduce_op)
-        assert self._groups is not None
-        if self._groups.gradients is None:
+        if group is None and self._alone_in_step():
             return tensor
-        return super().reduce(tensor, self._groups.gradients, reduce_op)
+        return super().reduce(tensor, group or self._group_of_step(), reduce_op)
 
     @override
     def all_gather(
         self, tensor: Tensor, group: Any = None, sync_grads: bool = False
     ) -> Tensor:
-        if not self._scoped() or group is not None:
-            return super().all_gather(tensor, group, sync_grads)
-        assert self._groups is not None
-        if self._groups.gradients is None:
+        if group is None and self._alone_in_step():
             return tensor.unsqueeze(0)
-        return super().all_gather(tensor, self._groups.gradients, sync_grads)
+        return super().all_gather(tensor, group or self._group_of_step(), sync_grads)
 
-    def _scoped(self) -> bool:
-        # Within a step of an asynchronous learner nobody else is known to come.
-        return self._running and self._in_step and self._communication_name == "async"
+    def _group_of_step(self) -> dist.ProcessGroup | None:
+        """The super-learner inside a step of an asynchronous learner, else the world.
 
-    # --- private
+        Within a step nobody but the own super-learner is known to come.
+        """
+        waits = self._dials.communication != "async" or not self._in_step
+        if self._communication is None or self._groups is None or waits:
+            return None
+        return self._groups.gradients
+
+    def _alone_in_step(self) -> bool:
+        asynchronous = self._dials.communication == "async"
+        running = self._communication is not None
+        return (
+            running
+            and asynchronous
+            and self._in_step
+            and (self.super_learner_size == 1)
+        )
+
+    # --- private: what set-up makes and refuses
 
     def _has_peers(self) -> bool:
         size = self.super_learner_size
-        if size < 1 or self.world_size % size:
+        if self.world_size % size:
             raise ValueError(
                 f"`super_learner_size` must divide the number of learners "
                 f"{self.world_size}, got {size}"
@@ -355,50 +413,11 @@ class HADPSGDStrategy(DDPStrategy):
         if self.num_super_learners == 1 and self.world_size > 1:
             rank_zero_info(
                 f"All {self.world_size} learners form one super-learner, which is "
-                "plain synchronous allreduce (ddp). To gossip, set `super_learner_size` "
-                f"to a proper divisor of {self.world_size}, or use several machines."
+                "plain synchronous allreduce (ddp). To gossip, set "
+                "`super_learner_size` to a proper divisor of "
+                f"{self.world_size}, or use several machines."
             )
         return self.num_super_learners > 1
-
-    def _check_dials(self) -> None:
-        if self._communication_name not in COMMUNICATIONS:
-            raise ValueError(
-                f"`communication` must be one of {COMMUNICATIONS}, got "
-                f"{self._communication_name!r}"
-            )
-        if not 0 < self._gain <= 1:
-            raise ValueError(f"`mixing_gain` must be in (0, 1], got {self._gain}")
-        for name, value in (
-            ("gossip_every", self._every),
-            ("max_staleness", self._max_staleness),
-        ):
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value}")
-        self._check_options_of_async()
-
-    def _check_options_of_async(self) -> None:
-        if self._wire_dtype not in _WIRE_DTYPES:
-            raise ValueError(
-                f"`wire_dtype` must be one of {_WIRE_DTYPES}, got {self._wire_dtype}"
-            )
-        if self._communication_name == "async":
-            return
-        for name, value in (
-            ("wire_dtype", self._wire_dtype),
-            ("max_staleness", self._max_staleness),
-        ):
-            if value is not None:
-                raise ValueError(
-                    f'`{name}` applies to `communication="async"`, got {value} with '
-                    f"{self._communication_name!r}"
-                )
-        if self._communication_name == "delay_by_one" and (
-            self._order == "step_then_average"
-        ):
-            raise ValueError(
-                '`order="step_then_average"` cannot be had with '
-                '`communication="delay_by_one"`, whose average comes before the step'
-            )
 
     def _refuse_unsupported(self, trainer: pl.Trainer) -> None:
         if self.root_device.type != "cpu":
@@ -412,7 +431,7 @@ class HADPSGDStrategy(DDPStrategy):
                 "one another in each forward; batch-norm statistics are averaged with "
                 "the parameters"
             )
-        if self._communication_name == "async":
+        if self._dials.communication == "async":
             _refuse_world_clocks(trainer)
 
     def _make_groups(self) -> _Groups:
@@ -420,52 +439,61 @@ class HADPSGDStrategy(DDPStrategy):
         across = [[s * size + n for s in range(count)] for n in range(size)]
         within = [[s * size + n for n in range(size)] for s in range(count)]
         # Everybody makes every group, in the same order: torch requires it.
-        counterparts = _own_group(across, self.global_rank, self._timeout)
+        counterparts = self._own_group(across)
         if size == 1:
             return _Groups(counterparts, None, None)
-        gradients = _own_group(within, self.global_rank, self._timeout)
-        shards = _own_group(within, self.global_rank, self._timeout)
-        return _Groups(counterparts, gradients, shards)
+        return _Groups(counterparts, self._own_group(within), self._own_group(within))
 
-    def _make_communication(self) -> Communication:
-        assert self._flat is not None
-        assert self._groups is not None
-        assert self._coordinator is not None
-        transport = DistributedTransport(self._groups.counterparts)
-        node, vectors = Node(self._groups.shards), self._flat.vectors
+    def _own_group(self, partition: list[list[int]]) -> dist.ProcessGroup:
+        groups = [
+            dist.new_group(ranks, timeout=self._timeout, backend="gloo")
+            for ranks in partition
+        ]
+        own = next(i for i, ranks in enumerate(partition) if self.global_rank in ranks)
+        group = groups[own]
+        assert isinstance(group, dist.ProcessGroup)
+        return group
+
+    def _make_communication(
+        self, flat: FlatParameters, groups: _Groups
+    ) -> Communication:
+        dials, vectors = self._dials, flat.vectors
+        transport = DistributedTransport(groups.counterparts)
+        node = Node(groups.shards)
         schedule = Schedule(
-            self._topology, self.num_super_learners, self._gain, self._seed
+            dials.topology, self.num_super_learners, dials.mixing_gain, dials.seed
         )
-        if self._communication_name == "async":
+        if dials.communication == "async":
             options = GossipOptions(
-                self._order,
-                self._every,
-                self._wire_dtype,
-                self._max_staleness,
-                self._peer_timeout,
+                dials.effective_order,
+                dials.gossip_every,
+                dials.wire_dtype,
+                dials.max_staleness,
+                dials.timeout,
             )
-            report = self._coordinator.announce_failure
+            report = self._report_lost_peer
             return Gossip(vectors, transport, node, schedule, options, report)
-        mixer = RoundMixer(vectors, transport, node, schedule, self._peer_timeout)
-        if self._communication_name == "sync":
-            return Synchronous(mixer, self._order, self._every)
-        return DelayByOne(mixer, self._every)
+        mixer = RoundMixer(vectors, transport, node, schedule, dials.timeout)
+        if dials.communication == "sync":
+            return Synchronous(mixer, dials.effective_order, dials.gossip_every)
+        return DelayByOne(mixer, dials.gossip_every)
 
-    def _start_coordinator(self, trainer: pl.Trainer) -> None:
-        store = PrefixStore(
-            "lightning_adpsgd", dist.distributed_c10d._get_default_store()
+    def _start_coordinator(self) -> Coordinator:
+        root = dist.distributed_c10d._get_default_store()
+        store = PrefixStore(_NAMESPACE, root)
+        # Each `fit` of a process group has keys of its own.
+        run = self.broadcast(store.add("runs", 1) if self.is_global_zero else None)
+        coordinator = Coordinator(
+            PrefixStore(f"{_NAMESPACE}/{run}", root),
+            self.global_rank,
+            self.world_size,
+            self._dials.timeout,
         )
-        run = self.broadcast(_next_run(store) if self.is_global_zero else None)
-        store = PrefixStore(str(run), store)
-        self._coordinator = Coordinator(
-            store, self.global_rank, self.world_size, self._peer_timeout
-        )
-        self._coordinator.start()
-        _localise_signals(trainer)
+        coordinator.start()
+        return coordinator
 
-    def _check_same_layout(self) -> None:
-        assert self._flat is not None
-        layout = self._flat.layout()
+    def _check_same_layout(self, flat: FlatParameters) -> None:
+        layout = flat.layout()
         if self.broadcast(layout) != layout:
             raise ValueError(
                 f"the model of learner {self.global_rank} differs from that of learner "
@@ -473,58 +501,7 @@ class HADPSGDStrategy(DDPStrategy):
                 "the same model"
             )
 
-    def _enter_consensus(self, name: str) -> None:
-        assert self._communication is not None
-        assert self._coordinator is not None
-        assert self._flat is not None
-        self._communication.pause()
-        self._coordinator.meet(name)
-        self._communication.settle()
-        self._flat.check_views()
-        self._local_weights = [vector.clone() for vector in self._flat.vectors]
-        self.last_consensus = self._average_all(self._local_weights)
-
-    @torch.no_grad()
-    def _average_all(self, local_weights: list[Tensor]) -> Consensus:
-        assert self._flat is not None
-        sums = torch.zeros(2, dtype=torch.float64)
-        for vector, local in zip(self._flat.vectors, local_weights, strict=True):
-            half = vector.dtype in (torch.float16, torch.bfloat16)
-            mean = vector.to(torch.float32 if half else vector.dtype, copy=True)
-            dist.all_reduce(mean)
-            mean.div_(self.world_size)
-            vector.copy_(mean)
-            sums[0] += (local - mean).abs().double().square().sum().cpu()
-            sums[1] += mean.abs().double().square().sum().cpu()
-        dist.all_reduce(sums)
-        distance, norm = sums.div_(self.world_size).sqrt().tolist()
-        return Consensus(distance, distance / norm if norm else 0.0)
-
-    @torch.no_grad()
-    def _leave_consensus(self, adopt: bool) -> None:
-        assert self._flat is not None
-        assert self._communication is not None
-        if self._local_weights is None:
-            return
-        if not adopt:
-            for vector, local in zip(
-                self._flat.vectors, self._local_weights, strict=True
-            ):
-                vector.copy_(local)
-        self._local_weights = None
-        self._communication.resume()
-
-    def _stop_communication(self) -> None:
-        assert self._communication is not None
-        self._communication.stop()
-        self._statistics = self._communication.statistics()
-        self._communication, self._running = None, False
-
-    def _abort_communication(self) -> None:
-        if self._communication is not None:
-            self._statistics = self._communication.statistics()
-            self._communication.abort()
-        self._communication, self._running = None, False
+    # --- private: failures
 
     @contextmanager
     def _failures_named(self) -> Iterator[None]:
@@ -532,41 +509,61 @@ class HADPSGDStrategy(DDPStrategy):
 
         Raises:
             LearnerFailed: In learner 0, with the one message of the job.
-            SystemExit: In the others, whose traces would only repeat it.
+            LearnerFollows: In the others, whose traces would only repeat it.
         """
+        assert self._coordinator is not None
         try:
             yield
         except (PeerLost, LearnerFailed) as error:
-            assert self._coordinator is not None
-            message = self._coordinator.failure or str(error)
-            if self.is_global_zero:
-                raise LearnerFailed(message) from error
-            raise SystemExit(1) from error
+            self._end_with_the_others(self._coordinator.explain(str(error)), error)
+        except RuntimeError as error:
+            if not _is_lost_connection(error):
+                raise
+            message = self._coordinator.explain(self._lost_neighbour(error))
+            self._end_with_the_others(message, error)
+
+    def _end_with_the_others(self, message: str, cause: BaseException) -> None:
+        if not self.is_global_zero:
+            raise LearnerFollows(1) from cause
+        repeats = isinstance(cause, LearnerFailed)
+        raise LearnerFailed(message) from (None if repeats else cause)
+
+    def _report_lost_peer(self, message: str) -> None:
+        assert self._coordinator is not None
+        self._coordinator.explain(f"learner {self.global_rank} {message}")
+
+    def _lost_neighbour(self, error: RuntimeError) -> str:
+        first = self.global_rank - self.global_rank % self.super_learner_size
+        ranks = [first + n for n in range(self.super_learner_size)]
+        return (
+            f"learner {self.global_rank} lost another learner of its super-learner "
+            f"{ranks} in an allreduce: {error}. See what those processes printed last"
+        )
 
     def _describe(self, exception: BaseException) -> str:
         text = " ".join(str(exception).split())[:500]
-        return (
-            f"learner {self.global_rank} raised {type(exception).__name__}: {text}"
-            if text
-            else f"learner {self.global_rank} ended by {type(exception).__name__}"
-        )
+        kind = type(exception).__name__
+        return f"learner {self.global_rank} raised {kind}" + f": {text}" * bool(text)
+
+    def _abort_communication(self) -> None:
+        if self._communication is not None:
+            self._statistics = self._communication.statistics()
+            self._communication.abort()
+        self._communication = self._consensus = None
+
+    def _interrupted(self) -> bool:
+        trainer = self._trainer_or_none()
+        return trainer is not None and trainer.interrupted
 
     def _trainer_or_none(self) -> pl.Trainer | None:
-        module = self.lightning_module
-        return getattr(module, "_trainer", None)
+        return getattr(self.lightning_module, "_trainer", None)
 
-    def _forget_local_signals(self) -> None:
-        trainer = self._trainer_or_none()
-        if trainer is not None:
-            loop = trainer.fit_loop.epoch_loop
-            vars(loop).pop("_broadcast_sigterm_tensor", None)
-            vars(trainer._signal_connector).pop("_sigterm_notifier_fn", None)
-
-    @override
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        dead = dict.fromkeys(("_coordinator", "_communication", "_flat", "_groups"))
-        return {**state, **dead, "_running": False, "_local_weights": None}
+    def _forget_run(self) -> None:
+        self._coordinator: Coordinator | None = None
+        self._communication: Communication | None = None
+        self._consensus: ConsensusModel | None = None
+        self._flat: FlatParameters | None = None
+        self._groups: _Groups | None = None
 
 
 class _Step:
@@ -589,29 +586,6 @@ class _Step:
         return output
 
 
-def _default_order(communication: str) -> Order:
-    return (
-        "average_then_step" if communication == "delay_by_one" else "step_then_average"
-    )
-
-
-def _own_group(
-    lists: list[list[int]], rank: int, timeout: timedelta | None
-) -> dist.ProcessGroup:
-    groups = {
-        tuple(ranks): dist.new_group(ranks, timeout=timeout, backend="gloo")
-        for ranks in lists
-    }
-    group = next(group for ranks, group in groups.items() if rank in ranks)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
-def _next_run(store: Store) -> int:
-    """Each `fit` of a process group has its own keys."""
-    return store.add("runs", 1)
-
-
 def _refuse_world_clocks(trainer: pl.Trainer) -> None:
     """Refuses what reads one clock for all learners in each step."""
     if getattr(trainer, "_val_check_time_interval", None) is not None:
@@ -631,27 +605,6 @@ def _refuse_world_clocks(trainer: pl.Trainer) -> None:
             )
 
 
-def _localise_signals(trainer: pl.Trainer) -> None:
-    """Replaces two collectives of Lightning's signal handling by local looks.
-
-    Lightning broadcasts from learner 0 in each training step whether a SIGTERM came,
-    and once more inside the signal handler. The first would tie all learners together,
-    the second hangs when one learner alone gets the signal. Here the learner that gets
-    it stops, and the coordinator tells the others.
-    """
-    loop, connector = trainer.fit_loop.epoch_loop, trainer._signal_connector
-    if hasattr(loop, "_broadcast_sigterm_tensor"):
-        vars(loop)["_broadcast_sigterm_tensor"] = partial(_stop_if_signalled, trainer)
-    vars(connector)["_sigterm_notifier_fn"] = partial(_note_signal, trainer)
-
-
-def _stop_if_signalled(trainer: pl.Trainer) -> None:
-    if trainer.received_sigterm:
-        raise SIGTERMException
-
-
-def _note_signal(trainer: pl.Trainer, signum: int, frame: object) -> None:
-    connector, launcher = trainer._signal_connector, trainer.strategy.launcher
-    if not connector.received_sigterm and launcher is not None:
-        launcher.kill(signum)  # type: ignore[arg-type]
-    connector.received_sigterm = True
+def _is_lost_connection(error: RuntimeError) -> bool:
+    text = str(error)
+    return "gloo" in text or "Connection" in text or "Timed out" in text

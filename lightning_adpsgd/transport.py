@@ -148,7 +148,7 @@ class DistributedTransport(Transport):
             work = dist.irecv(into, src=source, group=self._group, tag=lane)
         except RuntimeError as error:
             raise PeerLost(peer, "posting a receive", str(error)) from error
-        return _GlooWork(work, peer, "receiving from it")
+        return _GlooWork(work, peer, f"receiving from its learner {source}")
 
     @override
     def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
@@ -157,7 +157,7 @@ class DistributedTransport(Transport):
             work = dist.isend(tensor, dst=target, group=self._group, tag=lane)
         except RuntimeError as error:
             raise PeerLost(peer, "posting a send", str(error)) from error
-        return _GlooWork(work, peer, "sending to it")
+        return _GlooWork(work, peer, f"sending to its learner {target}")
 
     @override
     def average(self, vector: Tensor, timeout: timedelta) -> None:

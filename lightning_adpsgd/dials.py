@@ -1,0 +1,86 @@
+"""The settings that turn one strategy into a family of algorithms, and their bounds."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+
+from lightning_adpsgd.mixing import Order
+from lightning_adpsgd.topology import Topology
+
+CommunicationName = Literal["sync", "delay_by_one", "async"]
+_WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
+_ORDERS = (None, "step_then_average", "average_then_step")
+
+
+@dataclass(frozen=True)
+class Dials:
+    """What `HADPSGDStrategy` documents, checked.
+
+    Raises:
+        ValueError: Names the argument, the bound and the value.
+    """
+
+    topology: Topology
+    communication: CommunicationName
+    super_learner_size: int | Literal["node"]
+    order: Order | None
+    mixing_gain: float
+    gossip_every: int
+    wire_dtype: torch.dtype | None
+    max_staleness: int | None
+    after_evaluation: Literal["restore", "adopt"]
+    save_learners: bool
+    seed: int
+    timeout: timedelta
+
+    def __post_init__(self) -> None:
+        communications = ("sync", "delay_by_one", "async")
+        _check_one_of("communication", self.communication, communications)
+        _check_one_of("order", self.order, _ORDERS)
+        _check_one_of("wire_dtype", self.wire_dtype, _WIRE_DTYPES)
+        _check_one_of("after_evaluation", self.after_evaluation, ("restore", "adopt"))
+        if not 0 < self.mixing_gain <= 1:
+            raise ValueError(f"`mixing_gain` must be in (0, 1], got {self.mixing_gain}")
+        if self.timeout.total_seconds() <= 0:
+            raise ValueError(f"`timeout` must be positive, got {self.timeout}")
+        for name in ("super_learner_size", "gossip_every", "max_staleness"):
+            _check_positive(name, getattr(self, name))
+        self._check_combinations()
+
+    @property
+    def effective_order(self) -> Order:
+        """The order asked for, or the default of the communication."""
+        hidden = self.communication == "delay_by_one"
+        default: Order = "average_then_step" if hidden else "step_then_average"
+        return self.order or default
+
+    def _check_combinations(self) -> None:
+        if self.communication != "async":
+            for name in ("wire_dtype", "max_staleness"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f'`{name}` applies to `communication="async"` alone, got '
+                        f"{getattr(self, name)} with {self.communication!r}"
+                    )
+        if self.communication == "delay_by_one" and (
+            self.effective_order == "step_then_average"
+        ):
+            raise ValueError(
+                '`order` must be "average_then_step" with '
+                '`communication="delay_by_one"`, whose average is joined before the '
+                f"step, got {self.order!r}"
+            )
+
+
+def _check_one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"`{name}` must be one of {allowed}, got {value!r}")
+
+
+def _check_positive(name: str, value: int | str | None) -> None:
+    if isinstance(value, str):
+        _check_one_of(name, value, ("node",))
+    elif value is not None and value < 1:
+        raise ValueError(f"`{name}` must be at least 1, got {value}")
