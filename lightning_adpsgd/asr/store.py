@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,11 +25,43 @@ class StoreError(ValueError):
     """Stored frames or labels cannot be used; the message has the path."""
 
 
+class FramePlace(NamedTuple):
+    """The place of one utterance in an unfinished array; other processes may fill it.
+
+    Attributes:
+        path: The unfinished array.
+        name: The utterance.
+        start: Its first frame in the array.
+        end: The frame after its last one.
+        dims: Values per frame.
+    """
+
+    path: Path
+    name: str
+    start: int
+    end: int
+    dims: int
+
+    def put(self, frames: np.ndarray) -> None:
+        """Write the frames.
+
+        Raises:
+            ValueError: Their number is not the one announced, or one is not finite.
+        """
+        shape = (self.end - self.start, self.dims)
+        if frames.shape != shape:
+            raise ValueError(
+                f"{self.name}: expected frames {shape}, got {frames.shape}"
+            )
+        if not np.isfinite(frames).all():
+            raise ValueError(f"{self.name}: `frames` must be finite")
+        np.load(self.path, mmap_mode="r+")[self.start : self.end] = frames
+
+
 class FrameWriter:
     """Writes a store whose size is known beforehand, in any order.
 
-    Several processes may each open one on the same folder and write different
-    utterances. The store is there once `finish` was called.
+    The store is there once `finish` was called.
 
     Args:
         folder: Made if absent.
@@ -77,23 +110,15 @@ class FrameWriter:
             return False
         return found.shape == self._shape and found.dtype == self._dtype
 
-    def put(self, position: int, frames: np.ndarray) -> None:
-        """Write the frames of the utterance at `position` of `ids`.
+    def place(self, position: int) -> "FramePlace":
+        """Where the utterance at `position` of `ids` goes."""
+        start, end = (int(frame) for frame in self.spans[position])
+        name = str(self._ids[position])
+        return FramePlace(self._partial, name, start, end, self._shape[1])
 
-        Raises:
-            ValueError: Their number is not the one announced, or one is not finite.
-        """
-        start, end = self.spans[position]
-        name = self._ids[position]
-        if frames.shape != (end - start, self._shape[1]):
-            raise ValueError(
-                f"{name}: expected frames {(int(end - start), self._shape[1])}, "
-                f"got {frames.shape}"
-            )
-        if not np.isfinite(frames).all():
-            raise ValueError(f"{name}: `frames` must be finite")
-        array = np.load(self._partial, mmap_mode="r+")
-        array[start:end] = frames
+    def put(self, position: int, frames: np.ndarray) -> None:
+        """Write the frames of the utterance at `position` of `ids`."""
+        self.place(position).put(frames)
 
     def finish(self, present: Sequence[bool] | None = None) -> None:
         """Publish the store.

@@ -7,7 +7,7 @@ from pathlib import Path
 from recipes.switchboard.pipeline import Stage
 from recipes.switchboard.settings import Settings
 
-EVERYTHING_SPOKEN = ("prepare", "lexicon")
+SPOKEN = ("prepare", "lexicon")
 
 
 def _from(module: str, function: str) -> Callable[[Settings, Path], None]:
@@ -23,13 +23,13 @@ STAGES = (
     Stage(
         "check",
         "look at every file of the corpus before anything is computed",
-        _from("data_stages", "check"),
+        _from("check_stage", "check"),
         depends=("corpus",),
     ),
     Stage(
         "prepare",
         "cut the recordings into utterances for training, development and test",
-        _from("data_stages", "prepare"),
+        _from("prepare_stage", "prepare"),
         inputs=("check",),
         depends=("corpus", "prepare"),
     ),
@@ -44,13 +44,13 @@ STAGES = (
         "lm",
         "count which words follow which: the n-gram language model",
         _from("data_stages", "lm"),
-        inputs=EVERYTHING_SPOKEN,
+        inputs=SPOKEN,
         depends=("lm",),
     ),
     Stage(
         "features",
         "turn sound into normalised log-mel frames, 100 a second",
-        _from("data_stages", "features"),
+        _from("feature_stage", "features"),
         inputs=("prepare",),
         depends=("features",),
     ),
@@ -58,7 +58,7 @@ STAGES = (
         "align",
         "find which HMM state each frame belongs to, from a flat start",
         _from("hmm_stages", "align"),
-        inputs=(*EVERYTHING_SPOKEN, "features"),
+        inputs=(*SPOKEN, "features"),
         depends=("seed", "align"),
     ),
     Stage(
