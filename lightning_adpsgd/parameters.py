@@ -2,8 +2,8 @@
 
 A snapshot of a model is then one copy and a merge one addition, however many layers it
 has. Floating-point buffers (batch-norm statistics) lie in the vector too, because they
-are averaged with the parameters; integer buffers stay where they are. Nothing here
-communicates.
+are averaged with the parameters; integer buffers, and buffers that no checkpoint holds,
+stay where they are. Nothing here communicates.
 """
 
 from collections.abc import Iterator
@@ -104,7 +104,10 @@ def shard(vector: Tensor, index: int, count: int) -> Tensor:
 
 
 def _floating_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    transient = set(_transient_buffers(module))
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if name in transient:
+            continue
         if nn.parameter.is_lazy(tensor):
             raise ValueError(
                 f"`{name}` has no shape yet; run one batch through the module before "
@@ -112,6 +115,13 @@ def _floating_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             )
         if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
             yield name, tensor
+
+
+def _transient_buffers(module: nn.Module) -> Iterator[str]:
+    """Buffers that no checkpoint holds: caches and tables, which come and go."""
+    for prefix, child in module.named_modules():
+        for name in child._non_persistent_buffers_set:
+            yield f"{prefix}.{name}" if prefix else name
 
 
 def _check_tensors(tensors: dict[str, Tensor]) -> None:
