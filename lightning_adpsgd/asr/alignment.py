@@ -26,7 +26,6 @@ from lightning_adpsgd.asr.gmm import (
 from lightning_adpsgd.asr.graphs import TrainingGraphs
 from lightning_adpsgd.asr.parallel import fork_map
 
-UNALIGNED = -100  # the label of a frame without a state; losses ignore it
 _SHARD = 16  # utterances that a process takes at a time
 _ENOUGH_FRAMES = 200_000  # for the mean and the variance of all frames
 
