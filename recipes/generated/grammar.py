@@ -48,13 +48,13 @@ def vocabulary() -> list[str]:
         line for text in texts for line in text.splitlines() if not line.endswith(":")
     )
     words = (word for line in alternatives for word in line.split())
-    return sorted({word for word in words if not word.startswith("$")})
+    return sorted({word for word in words if not word.startswith("$")} | {"an"})
 
 
 def sentence(rules: Rules, rng: random.Random) -> list[str]:
     """Draw one sentence of `MIN_WORDS` to `MAX_WORDS` tokens, noises not counted."""
     while True:
-        words = list(_expand("$sentence", rules, rng))
+        words = _with_articles(list(_expand("$sentence", rules, rng)))
         tokens = _add_noises(_disturb(words, rng), rng)
         spoken = [token for token in tokens if token not in NOISES]
         if MIN_WORDS <= len(spoken) <= MAX_WORDS:
@@ -83,6 +83,14 @@ def _expand(text: str, rules: Rules, rng: random.Random) -> Iterator[str]:
 def _choose(alternatives: tuple[str, ...], rng: random.Random) -> str:
     weights = [1 / (rank + 5) for rank in range(len(alternatives))]
     return rng.choices(alternatives, weights)[0]
+
+
+def _with_articles(words: list[str]) -> list[str]:
+    """Write `an` for `a` before a vowel."""
+    return [
+        "an" if word == "a" and following[0] in "aeiou" else word
+        for word, following in zip(words, [*words[1:], "."], strict=True)
+    ]
 
 
 def _disturb(words: list[str], rng: random.Random) -> list[str]:

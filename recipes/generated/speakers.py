@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from recipes.generated.pronunciations import ACCENTS
 
 _NEAR_MEN = ("m1", "m2", "m3", "m4", "m5", "m6", "m7", "adam", "robert")
-_NEAR_WOMEN = ("f1", "f2", "f3", "f4", "f5", "steph", "linda")
-_FAR_MEN = ("m8", "Mike", "max", "edward", "david")
-_FAR_WOMEN = ("Annie", "Andrea", "anika", "belinda", "shelby")
+_NEAR_WOMEN = ("f1", "f2", "f3", "f4", "f5", "linda")
+_FAR_MEN = ("m8", "max", "edward", "boris", "Andy", "Reed")
+_FAR_WOMEN = ("Annie", "Andrea", "belinda", "grandma", "aunty")
 
 #: eSpeak's variants of a voice, men's and women's, by part of the corpus. The en_ files
 #: have variants that nobody in training has, as CallHome's callers are unlike
@@ -74,9 +74,9 @@ def _draw_speaker(part: str, index: int, rng: random.Random) -> Speaker:
     accent = rng.choices(ACCENTS, (4, 1))[0]
     return Speaker(
         voice=f"{accent}+{variant}",
-        rate=rng.randint(165, 210) if far else rng.randint(150, 195),
+        rate=rng.randint(170, 215) if far else rng.randint(155, 205),
         pitch=rng.randint(30, 70),
         level_db=round(rng.uniform(-30, -21), 1),
-        snr_db=round(rng.uniform(12, 22) if far else rng.uniform(18, 32), 1),
+        snr_db=round(rng.uniform(11, 19) if far else rng.uniform(12, 26), 1),
         tilt_db=round(rng.uniform(-10, 4), 1),
     )

@@ -1,5 +1,6 @@
 # ruff: noqa: RUF001  (IPA looks like other letters)
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -113,3 +114,10 @@ def test_speech_begins_and_ends_without_silence():
     assert abs(samples[:1]) > 0.004
     assert abs(samples[-1:]) > 0.004
     assert 0.2 < len(samples) / espeak.SAMPLE_RATE < 1.0
+
+
+def test_the_article_fits_the_word_after_it(sentences):
+    pairs = [pair for tokens in sentences for pair in pairwise(tokens)]
+    nouns = {after for before, after in pairs if before == "an"}
+    assert nouns & {"office", "engine", "island"}
+    assert not any(before == "a" and after == "office" for before, after in pairs)
