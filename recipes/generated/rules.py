@@ -17,21 +17,21 @@ sentence:
   $statement $joint $statement
   $reply
 reply:
-  yeah
-  uh-huh
-  right
+  uh-huh yeah
+  yeah right
+  uh-huh uh-huh
   oh really
   oh yeah
   that's true
   i see
   oh okay
-  sure
+  yeah sure
   i know
   yeah i think so
   that's right
   oh that's $quality
   no not really
-  exactly
+  yeah exactly
   i agree with that
   that makes sense
   wow that's amazing
