@@ -1,0 +1,178 @@
+"""Stages are run once, whole or not at all, and never again with other settings."""
+
+import dataclasses
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from recipes.switchboard.pipeline import Stage, StageError, run_stages
+from recipes.switchboard.settings import LmSettings, Settings
+from recipes.switchboard.stages import STAGES
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "corpus").mkdir()
+    return Settings(corpus=tmp_path / "corpus", out=tmp_path / "run")
+
+
+class Recorder:
+    """Three stages that append to each other's file and note their calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.failing: set[str] = set()
+
+    def stages(self) -> tuple[Stage, ...]:
+        return (
+            Stage("check", "c", self._stage("check", ()), (), ("corpus",)),
+            Stage("lm", "l", self._stage("lm", ("check",)), ("check",), ("lm",)),
+            Stage("train", "t", self._stage("train", ("lm",)), ("lm",), ("seed",)),
+        )
+
+    def _stage(self, name: str, inputs: tuple[str, ...]):
+        def run(settings: Settings, output: Path) -> None:
+            self.calls.append(name)
+            found = "".join(
+                (settings.directory(i) / "text").read_text() for i in inputs
+            )
+            left = sorted(p.name for p in output.glob("piece*"))
+            (output / f"piece{len(left)}").touch()
+            if name in self.failing:
+                raise OSError("disk full")
+            (output / "text").write_text(f"{found} {name}{len(left)}")
+
+        return run
+
+
+def test_stages_run_in_order_and_read_each_other(settings: Settings):
+    recorder = Recorder()
+    run_stages(settings, recorder.stages())
+    assert recorder.calls == ["check", "lm", "train"]
+    text = (settings.directory("train") / "text").read_text()
+    assert text.split() == ["check0", "lm0", "train0"]
+
+
+def test_finished_stages_are_skipped(settings: Settings):
+    recorder = Recorder()
+    run_stages(settings, recorder.stages(), last="lm")
+    run_stages(settings, recorder.stages())
+    assert recorder.calls == ["check", "lm", "train"]
+
+
+def test_a_failed_stage_leaves_no_output_and_can_go_on(settings: Settings):
+    recorder = Recorder()
+    recorder.failing = {"lm"}
+    with pytest.raises(OSError, match="disk full"):
+        run_stages(settings, recorder.stages())
+    assert not settings.directory("lm").exists()
+    recorder.failing = set()
+    run_stages(settings, recorder.stages())
+    assert recorder.calls == ["check", "lm", "lm", "train"]
+    # the second attempt found the piece of the first
+    assert (settings.directory("lm") / "text").read_text().endswith("lm1")
+
+
+def test_pieces_left_under_other_settings_are_thrown_away(settings: Settings):
+    recorder = Recorder()
+    recorder.failing = {"lm"}
+    with pytest.raises(OSError, match="disk full"):
+        run_stages(settings, recorder.stages())
+    recorder.failing = set()
+    changed = dataclasses.replace(settings, lm=LmSettings(order=2))
+    run_stages(changed, recorder.stages())
+    assert (settings.directory("lm") / "text").read_text().endswith("lm0")
+
+
+def test_a_changed_setting_is_refused_with_both_values(settings: Settings):
+    recorder = Recorder()
+    run_stages(settings, recorder.stages())
+    changed = dataclasses.replace(settings, lm=LmSettings(order=2))
+    with pytest.raises(
+        StageError, match=r"`lm`.*lm\.order was 3, is 2.*--from lm --redo"
+    ):
+        run_stages(changed, recorder.stages())
+    assert recorder.calls == ["check", "lm", "train"]
+
+
+def test_a_setting_of_a_later_stage_changes_nothing_before(settings: Settings):
+    recorder = Recorder()
+    run_stages(settings, recorder.stages(), last="lm")
+    run_stages(dataclasses.replace(settings, seed=7), recorder.stages())
+    assert recorder.calls == ["check", "lm", "train"]
+
+
+def test_redo_runs_finished_stages_again(settings: Settings):
+    recorder = Recorder()
+    run_stages(settings, recorder.stages())
+    changed = dataclasses.replace(settings, lm=LmSettings(order=2))
+    run_stages(changed, recorder.stages(), first="lm", redo=True)
+    assert recorder.calls == ["check", "lm", "train", "lm", "train"]
+
+
+def test_what_was_made_from_an_older_output_is_refused(settings: Settings):
+    recorder = Recorder()
+    run_stages(settings, recorder.stages())
+    run_stages(settings, recorder.stages(), first="lm", last="lm", redo=True)
+    with pytest.raises(StageError, match=r"`train`.*inputs\.lm was \w+, is \w+"):
+        run_stages(settings, recorder.stages())
+
+
+def test_a_failed_redo_keeps_the_finished_output(settings: Settings):
+    recorder = Recorder()
+    run_stages(settings, recorder.stages())
+    recorder.failing = {"lm"}
+    with pytest.raises(OSError, match="disk full"):
+        run_stages(settings, recorder.stages(), first="lm", redo=True)
+    assert (settings.directory("lm") / "text").exists()
+
+
+def test_a_changed_corpus_is_refused(settings: Settings):
+    recorder = Recorder()
+    run_stages(settings, recorder.stages())
+    (settings.corpus / "sw02001.sph").write_bytes(b"another disc")
+    with pytest.raises(StageError, match=r"`check`.*corpus\.files"):
+        run_stages(settings, recorder.stages())
+
+
+def test_a_stage_without_its_input_says_where_to_start(settings: Settings):
+    with pytest.raises(StageError, match=r"`lm` reads `check`.*--from check"):
+        run_stages(settings, Recorder().stages(), first="lm")
+
+
+def test_stages_of_a_training_run_exist_once_per_run(settings: Settings):
+    recorder = Recorder()
+    run_stages(settings, recorder.stages())
+    run_stages(dataclasses.replace(settings, run="ddp"), recorder.stages())
+    assert recorder.calls == ["check", "lm", "train", "train"]
+    folders = {p.name for p in (settings.out / "exp/train").iterdir() if p.is_dir()}
+    assert folders == {"hadpsgd", "ddp"}
+
+
+def test_two_processes_cannot_run_the_same_stage(settings: Settings):
+    (settings.out / "exp").mkdir(parents=True)
+    with (settings.out / "exp/.check.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(StageError, match="another process runs this stage"):
+            run_stages(settings, Recorder().stages())
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "problem"),
+    [
+        ("trian", None, "`first` must be one of"),
+        (None, "trian", "`last` must be one of"),
+        ("train", "lm", "'train' comes after 'lm'"),
+    ],
+)
+def test_a_range_that_makes_no_sense_is_refused(
+    settings: Settings, first: str | None, last: str | None, problem: str
+):
+    with pytest.raises(StageError, match=problem):
+        run_stages(settings, Recorder().stages(), first, last)
+
+
+def test_every_stage_of_the_recipe_reads_only_earlier_ones():
+    for position, stage in enumerate(STAGES):
+        assert set(stage.inputs) <= {s.name for s in STAGES[:position]}

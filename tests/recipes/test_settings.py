@@ -1,0 +1,81 @@
+"""Settings are changed by name, with values of their own type."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from recipes.switchboard.__main__ import main, parser, settings_from
+from recipes.switchboard.settings import Settings, override
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    rates: tuple[float, ...] = (0.1,)
+    size: int | None = None
+    fast: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Extended(Settings):
+    group: _Group = field(default_factory=_Group)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> _Extended:
+    return _Extended(corpus=tmp_path, out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("group.rates=0.2,0.3", "rates", (0.2, 0.3)),
+        ("group.size=3", "size", 3),
+        ("group.size=none", "size", None),
+        ("group.fast=true", "fast", True),
+    ],
+)
+def test_a_value_takes_the_type_of_its_setting(
+    settings: _Extended, text: str, name: str, value: object
+):
+    changed = override(settings, text)
+    assert isinstance(changed, _Extended)
+    assert getattr(changed.group, name) == value
+    assert settings.group == _Group()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("lm.order", "is written group.name=value"),
+        ("lm.ordre=2", "no setting 'ordre'; there are order"),
+        ("lmm.order=2", "no setting 'lmm'"),
+        ("lm.order=two", r"'lm\.order=two': invalid literal"),
+        ("group.fast=yes", "must be true or false, got 'yes'"),
+        ("lm=2", "this is a group"),
+        ("seed.x=2", "'seed' is a value, not a group"),
+    ],
+)
+def test_a_wrong_assignment_is_refused(settings: _Extended, text: str, problem: str):
+    with pytest.raises(ValueError, match=problem):
+        override(settings, text)
+
+
+@pytest.mark.parametrize("run", ["", "a/b", ".hidden"])
+def test_a_run_must_be_a_folder_name(tmp_path: Path, run: str):
+    with pytest.raises(ValueError, match="`run` must be a plain folder name"):
+        Settings(corpus=tmp_path, out=tmp_path, run=run)
+
+
+def test_the_command_line_becomes_settings(tmp_path: Path):
+    words = f"--corpus {tmp_path} --out {tmp_path} --seed 3 --set lm.order=2 --cores 1"
+    settings = settings_from(parser().parse_args(words.split()))
+    assert (settings.seed, settings.lm.order, settings.cores) == (3, 2, 1)
+
+
+def test_a_corpus_that_is_not_there_ends_with_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    arguments = ["--corpus", str(tmp_path / "gone"), "--out", str(tmp_path / "out")]
+    assert main(arguments) == 1
+    assert "expected the folder of a corpus" in capsys.readouterr().err
