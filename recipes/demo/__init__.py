@@ -1,0 +1,1 @@
+"""From audio to word error rate on one small machine, by two ways of training."""

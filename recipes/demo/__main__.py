@@ -1,0 +1,69 @@
+"""Command line: `python -m recipes.demo [--corpus TREE] [--out runs/demo]`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from recipes.switchboard.pipeline import StageError
+from recipes.switchboard.settings import Settings, override
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    arguments = argparse.ArgumentParser(
+        prog="python -m recipes.demo",
+        description="From audio to word error rate, trained by DDP and by H-ADPSGD. "
+        "Interrupted, the same command goes on; finished, it writes the report again.",
+    )
+    add = arguments.add_argument
+    add(
+        "--corpus", type=Path, help="tree of Switchboard's shape; generated if left out"
+    )
+    add("--out", type=Path, default=Path("runs/demo"), help="default %(default)s")
+    add("--minutes", type=float, default=24.0, help="of generated training speech")
+    add("--test-minutes", type=float, default=5.0, help="of generated test speech")
+    add("--seed", type=int, default=1, help="default %(default)s")
+    add("--cores", type=int, default=2, help="processes of a stage (%(default)s)")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="GROUP.NAME=VALUE",
+        help="change a setting, for instance train.epochs=4; repeatable",
+    )
+    return arguments
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the demo; 0 when the report is written, 1 with a message if it cannot be."""
+    command_line = parser()
+    options = command_line.parse_args(arguments)
+    out = options.out.resolve()
+    given = None if options.corpus is None else options.corpus.resolve()
+    settings = Settings(
+        corpus=given or out / "corpus", out=out, seed=options.seed, cores=options.cores
+    )
+    try:
+        for assignment in options.set:
+            settings = override(settings, assignment)
+    except ValueError as error:
+        command_line.error(str(error))
+    return _run(settings, None if given else (options.minutes, options.test_minutes))
+
+
+def _run(settings: Settings, minutes: tuple[float, float] | None) -> int:
+    from recipes.demo.demo import run_demo  # torch is not needed for the help
+
+    try:
+        run_demo(settings, generated_minutes=minutes)
+    except (StageError, ValueError, FileExistsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

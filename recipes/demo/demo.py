@@ -1,0 +1,102 @@
+"""The demo: one corpus, one alignment, two trainings, three word error rates.
+
+`gmm` decodes with the model that made the alignment. `ddp` and `hadpsgd` train the same
+network from the same start on the same number of samples: 4 learners that allreduce
+every gradient, and 2 super-learners of 2 that gossip asynchronously.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from recipes.demo.facts import facts_of
+from recipes.demo.report import write_report
+from recipes.demo.results import Result, as_text, read_result, table
+from recipes.generated.corpus import write_corpus
+from recipes.switchboard.pipeline import run_stages
+from recipes.switchboard.settings import Settings
+from recipes.switchboard.stages import STAGES
+
+BASELINE = "gmm"
+STRATEGIES = ("ddp", "hadpsgd")
+
+
+def run_demo(
+    settings: Settings, generated_minutes: tuple[float, float] | None
+) -> list[Result]:
+    """Runs what is not finished, prints the table, writes `settings.out/report.html`.
+
+    Args:
+        settings: Of all runs; each replaces the run's name and the strategy.
+        generated_minutes: Training and test speech to generate at `settings.corpus`;
+            None if the corpus is there.
+
+    Returns:
+        The results in the order of the table.
+    """
+    seconds: dict[str, float] = {}
+    if generated_minutes is not None:
+        with _timed(seconds, "corpus", "speak a corpus of Switchboard's shape"):
+            _generate(settings, generated_minutes)
+    with _timed(seconds, "align", "prepare the speech and align it, once for all runs"):
+        run_stages(settings, STAGES, last="align")
+        run_stages(settings, STAGES, first="graph", last="graph")
+    with _timed(seconds, BASELINE, "decode with the model that made the alignment"):
+        run_stages(_run(settings, BASELINE), STAGES, first="decode")
+    for name in STRATEGIES:
+        with _timed(seconds, name, f"train and decode: {name}"):
+            run_stages(_run(settings, name), STAGES, first="train")
+    results = [read_result(_run(settings, n)) for n in (BASELINE, *STRATEGIES)]
+    _tell(settings, results, _corpus_in_words(settings, generated_minutes), seconds)
+    return results
+
+
+def _run(settings: Settings, name: str) -> Settings:
+    if name == BASELINE:
+        return dataclasses.replace(settings, run=name)
+    train = dataclasses.replace(settings.train, strategy=name)
+    return dataclasses.replace(settings, run=name, train=train)
+
+
+def _generate(settings: Settings, minutes: tuple[float, float]) -> None:
+    training, test = minutes
+    write_corpus(
+        settings.corpus,
+        minutes=training,
+        test_minutes=test,
+        seed=settings.seed,
+        processes=settings.cores,
+    )
+
+
+def _corpus_in_words(settings: Settings, minutes: tuple[float, float] | None) -> str:
+    if minutes is None:
+        return str(settings.corpus)
+    return (
+        f"generated with seed {settings.seed}: {minutes[0]:g} minutes of training "
+        f"speech, {minutes[1]:g} of test speech, by other speakers"
+    )
+
+
+def _tell(
+    settings: Settings, results: list[Result], corpus: str, seconds: dict[str, float]
+) -> None:
+    report = settings.out / "report.html"
+    facts = facts_of(settings.train, corpus, seconds)
+    write_report(report, results, facts, "lightning-adpsgd: from audio to words")
+    print(f"\n{as_text(table(results))}\n\nreport: {_short(report)}")
+
+
+def _short(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str, purpose: str) -> Iterator[None]:
+    print(f"\n== {purpose}", flush=True)
+    begin = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - begin

@@ -1,0 +1,235 @@
+"""Stage `train`: one acoustic model, trained by several learners on this machine.
+
+The learners are forked from a fresh process with one thread each, so that nothing that
+earlier stages left behind in this process, threads least of all, is forked with them.
+Runs that differ in the strategy alone start from the same weights and see the same
+number of samples. In the output: `model.ckpt` (the consensus model, enough to decode),
+`metrics.csv`, `summary.json`. Interrupted, training goes on from its last checkpoint.
+"""
+
+import json
+import logging
+import math
+import multiprocessing
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+from tqdm import tqdm
+from typing_extensions import override
+
+from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd.asr.data import SpeechData
+from lightning_adpsgd.asr.model import AcousticModel
+from lightning_adpsgd.callbacks import AllreduceWait, GossipMonitor, TrainingCurve
+from lightning_adpsgd.registration import NAMES
+from recipes.switchboard.loggers import FinishWandb, make_loggers
+from recipes.switchboard.metrics import by_step, read_rows, summarize_run, write_rows
+from recipes.switchboard.pipeline import StageError
+from recipes.switchboard.settings import Settings, TrainSettings
+
+_CHECKPOINT = "last"
+
+
+def train(settings: Settings, output: Path) -> None:
+    """Trains the run `settings.run` and leaves its model and figures in `output`.
+
+    Raises:
+        StageError: A learner failed; its message stands above.
+    """
+    process = multiprocessing.get_context("spawn").Process(
+        target=_run_learners, args=(settings, output), name="train"
+    )
+    process.start()
+    try:
+        process.join()
+    finally:
+        if process.is_alive():
+            process.terminate()
+            process.join()
+    if process.exitcode != 0:
+        raise StageError(
+            f"training `{settings.run}` ended with status {process.exitcode}; the "
+            "reason stands above. The same command goes on from the last checkpoint"
+        )
+    _publish(settings, output)
+
+
+def make_strategy(train: TrainSettings) -> Strategy:
+    """The strategy of that name, for learners of this machine.
+
+    Raises:
+        ValueError: There is no such name.
+    """
+    start_method = "fork" if train.accelerator == "cpu" else "popen"
+    if train.strategy == "ddp":
+        return DDPStrategy(start_method=start_method)
+    if train.strategy not in NAMES:
+        names = ", ".join(["ddp", *NAMES])
+        raise ValueError(f"`strategy` must be one of {names}, got {train.strategy!r}")
+    dials: dict[str, Any] = dict(NAMES[train.strategy])
+    if dials["super_learner_size"] == "node":
+        dials["super_learner_size"] = train.super_learner_size
+    return HADPSGDStrategy(**dials, start_method=start_method)
+
+
+def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
+    """The model at its start: the same for every run of one seed."""
+    seed_everything(settings.seed, workers=True, verbose=False)
+    train, align = settings.train, settings.directory("align")
+    states = json.loads((align / "states.json").read_text())
+    model = AcousticModel(
+        states["num_states"],
+        input_size=3 * settings.features.num_mels,
+        num_layers=train.num_layers,
+        hidden_size=train.hidden_size,
+        bottleneck_size=train.bottleneck_size,
+        dropout=train.dropout,
+        global_batch=train.batch_size * train.num_learners,
+        corpus_chunks=corpus_chunks,
+        base_rate=train.base_rate,
+        base_batch=train.base_batch,
+        warmup_epochs=train.warmup_epochs,
+        decay=train.decay,
+        momentum=train.momentum,
+        window=train.chunk,
+        hop=math.ceil(train.chunk / 3),
+    )
+    labels = np.load(align / "train" / "labels.npy", mmap_mode="r")
+    counts = np.bincount(labels[labels >= 0], minlength=states["num_states"])
+    model.set_priors(torch.from_numpy(counts))
+    return model
+
+
+def _run_learners(settings: Settings, output: Path) -> None:
+    torch.set_num_threads(1)
+    _keep_quiet()
+    train = settings.train
+    data = SpeechData(
+        settings.directory("features"),
+        settings.directory("align"),
+        batch_size=train.batch_size,
+        chunk=train.chunk,
+        seed=settings.seed,
+    )
+    model = make_model(settings, corpus_chunks=len(data.dataset("train")))
+    checkpoint = output / "checkpoints" / f"{_CHECKPOINT}.ckpt"
+    _make_trainer(settings, output).fit(
+        model, data, ckpt_path=checkpoint if checkpoint.exists() else None
+    )
+
+
+def _make_trainer(settings: Settings, output: Path) -> Trainer:
+    train = settings.train
+    attempt = output / "logs" / f"attempt_{len(_attempts(output))}"
+    return Trainer(
+        accelerator=train.accelerator,
+        devices=train.num_learners,
+        strategy=make_strategy(train),
+        max_epochs=train.epochs,
+        check_val_every_n_epoch=train.validate_every,
+        num_sanity_val_steps=0,
+        log_every_n_steps=10,
+        logger=make_loggers(attempt, settings.run),
+        callbacks=_callbacks(settings, output),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def _callbacks(settings: Settings, output: Path) -> list[Callback]:
+    checkpoints = ModelCheckpoint(
+        output / "checkpoints",
+        filename=_CHECKPOINT,
+        every_n_epochs=settings.train.validate_every,
+        save_on_train_epoch_end=False,  # after validation, which makes the consensus
+        enable_version_counter=False,
+    )
+    monitors = [AllreduceWait(), TrainingCurve(), GossipMonitor()]
+    return [*monitors, checkpoints, _Progress(settings.run), FinishWandb()]
+
+
+def _keep_quiet() -> None:
+    """Leaves out what Lightning says to users of its API, not to those of a recipe."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers.*",
+        ".*treespec, LeafSpec.*",
+        ".*is smaller than the logging interval.*",
+        ".*exists and is not empty.*",
+    ):
+        warnings.filterwarnings("ignore", message)
+
+
+def _attempts(output: Path) -> list[Path]:
+    return sorted(
+        (output / "logs").glob("attempt_*"), key=lambda p: int(p.name.split("_")[1])
+    )
+
+
+def _publish(settings: Settings, output: Path) -> None:
+    """Gathers the figures of all attempts; the checkpoint gets its final name."""
+    files = [attempt / "metrics.csv" for attempt in _attempts(output)]
+    rows = by_step(row for file in files if file.exists() for row in read_rows(file))
+    write_rows(output / "metrics.csv", rows)
+    summary = {
+        "run": settings.run,
+        "strategy": settings.train.strategy,
+        "num_learners": settings.train.num_learners,
+        **summarize_run(rows),
+    }
+    partial = output / ".summary.json.partial"
+    partial.write_text(json.dumps(summary, indent=1))
+    os.replace(partial, output / "summary.json")
+    os.replace(output / "checkpoints" / f"{_CHECKPOINT}.ckpt", output / "model.ckpt")
+
+
+class _Progress(Callback):
+    """A bar over the steps of learner 0, with the last held-out figures."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._bar: tqdm | None = None
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self._bar = tqdm(
+                total=int(trainer.estimated_stepping_batches),
+                initial=trainer.global_step,
+                desc=f"train {self._name}",
+                unit="step",
+            )
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.update()
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._bar is not None:
+            metrics = trainer.callback_metrics
+            self._bar.set_postfix_str(
+                f"held out: loss {metrics['val_loss']:.3f}, "
+                f"frames right {metrics['val_accuracy']:.1%}"
+            )
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._bar is not None:
+            self._bar.close()

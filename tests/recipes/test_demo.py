@@ -1,0 +1,177 @@
+"""The demo's table and report, from made-up figures."""
+
+import base64
+import json
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from recipes.demo import plots
+from recipes.demo.report import write_report
+from recipes.demo.results import Result, Wer, as_text, read_result, table
+from recipes.switchboard.metrics import (
+    by_step,
+    read_rows,
+    series,
+    summarize_run,
+    write_rows,
+)
+from recipes.switchboard.settings import Settings
+
+
+def made_up_rows(gossips: bool) -> list[dict[str, float]]:
+    """Ten epochs of a hundred steps: the loss falls as 4 / (1 + epoch)."""
+    rows: list[dict[str, float]] = []
+    for epoch in range(1, 11):
+        step, samples = 100.0 * epoch, 6400.0 * epoch
+        rows.append(
+            {
+                "step": step,
+                "curve/loss": 4 / (1 + epoch),
+                "curve/global_samples": samples,
+                "curve/train_seconds": 5.0 * epoch,
+                "curve/wall_seconds": 6.0 * epoch,
+            }
+        )
+        rows.append({"step": step, "val_loss": 4.5 / (1 + epoch), "val_accuracy": 0.8})
+        rows.append(learners(step, samples) | (gossip(epoch) if gossips else {}))
+    return rows
+
+
+def learners(step: float, samples: float) -> dict[str, float]:
+    return {
+        "step": step,
+        "learners/global_samples": samples,
+        "learners/train_seconds": step / 20,
+        "learners/samples_per_second": 1280,
+        "learners/exposed_fraction": 0.125,
+    }
+
+
+def gossip(epoch: int) -> dict[str, float]:
+    return {
+        "gossip/consensus_distance": 0.5,
+        "gossip/relative_consensus_distance": 0.01 / epoch,
+        "gossip/staleness_1": 90.0 * epoch,
+        "gossip/staleness_3": 10.0 * epoch,
+    }
+
+
+def made_up_results() -> list[Result]:
+    wer = {"swb": Wer(1000, 40, 20, 10), "ch": Wer(500, 30, 10, 5)}
+    runs = [("ddp", False), ("hadpsgd", True)]
+    trained = [
+        Result(name, wer, summarize_run(made_up_rows(g)), made_up_rows(g))
+        for name, g in runs
+    ]
+    return [Result("gmm", wer), *trained]
+
+
+def test_a_word_error_rate_counts_all_errors_per_word_of_the_reference():
+    assert Wer(1000, 40, 20, 10).rate == pytest.approx(0.07)
+
+
+def test_the_table_has_a_line_per_run_and_a_dash_for_what_a_run_lacks():
+    header, gmm, ddp, hadpsgd = table(made_up_results())
+    assert header[:3] == ["run", "WER SWB", "WER CH"]
+    assert gmm == ["gmm", "7.00%", "9.00%", *["-"] * 6]
+    assert ddp[3:] == ["0.409", "80.0%", "1280", "12.5%", "-", "50 s"]
+    assert hadpsgd[7] == "0.5"
+
+
+def test_the_columns_of_the_printed_table_stand_below_each_other():
+    lines = as_text(table(made_up_results())).splitlines()
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_rows_survive_the_way_through_the_file(tmp_path):
+    rows = made_up_rows(gossips=True)
+    write_rows(tmp_path / "metrics.csv", rows)
+    assert read_rows(tmp_path / "metrics.csv") == rows
+
+
+def test_a_cell_that_is_no_number_is_named_by_file_and_line(tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,loss\n1,0.5\n2,oops\n")
+    with pytest.raises(ValueError, match=r"metrics\.csv, line 3: .*oops"):
+        read_rows(tmp_path / "metrics.csv")
+
+
+def test_figures_of_one_step_become_one_row():
+    rows = by_step([{"step": 2, "a": 1}, {"step": 1, "a": 5}, {"step": 2, "b": 3}])
+    assert rows == [{"step": 1, "a": 5}, {"step": 2, "a": 1, "b": 3}]
+
+
+def test_a_series_has_the_rows_with_both_figures():
+    assert series([{"x": 1, "y": 2}, {"x": 3}, {"y": 4}], "x", "y") == [(1, 2)]
+
+
+def test_a_result_is_read_from_the_finished_stages(tmp_path):
+    settings = Settings(corpus=tmp_path, out=tmp_path, run="hadpsgd")
+    expected = made_up_results()[2]
+    for stage in ("train", "score"):
+        settings.directory(stage).mkdir(parents=True)
+    write_score(settings.directory("score"), expected)
+    write_rows(settings.directory("train") / "metrics.csv", expected.rows)
+    summary = settings.directory("train") / "summary.json"
+    summary.write_text(json.dumps(expected.summary))
+    found = read_result(settings)
+    assert (found.wer, found.rows) == (expected.wer, expected.rows)
+    assert found.summary["frame_loss"] == expected.summary["frame_loss"]
+
+
+def write_score(folder: Path, result: Result) -> None:
+    parts = {part: vars(wer) for part, wer in result.wer.items()}
+    (folder / "score.json").write_text(json.dumps(parts))
+
+
+def test_the_report_holds_four_pictures_and_refers_to_nothing_outside(tmp_path):
+    page = report(tmp_path)
+    images = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
+    sizes = [struct.unpack(">II", base64.b64decode(i)[16:24]) for i in images]
+    assert len(sizes) == 4
+    assert min(min(size) for size in sizes) > 300
+    assert not re.findall(r'(?:src|href)="(?!data:)', page)
+
+
+def test_the_report_shows_every_cell_of_the_table(tmp_path):
+    page = report(tmp_path)
+    cells = {cell for line in table(made_up_results()) for cell in line}
+    assert {cell for cell in cells if f">{cell}<" not in page} == set()
+
+
+def test_the_report_escapes_what_it_is_told(tmp_path):
+    assert "a &lt; b" in report(tmp_path)
+
+
+def report(folder: Path) -> str:
+    path = folder / "report.html"
+    write_report(path, made_up_results(), {"command": "a < b"}, "Made up")
+    return path.read_text()
+
+
+def drawn(plot: Callable[..., Figure]) -> Any:
+    [axes] = plot(made_up_results()).axes
+    return axes
+
+
+def test_the_loss_is_drawn_where_the_rows_say():
+    axes = drawn(plots.loss_against_samples)
+    lines = {line.get_label(): line for line in axes.lines}
+    held_out = lines["hadpsgd, held out"].get_xydata().tolist()
+    assert held_out == [[6400.0 * e, 4.5 / (1 + e)] for e in range(1, 11)]
+
+
+def test_the_staleness_bars_are_shares_of_all_exchanges():
+    axes = drawn(plots.staleness)
+    bars = {bar.get_x() + bar.get_width() / 2: bar.get_height() for bar in axes.patches}
+    assert bars == pytest.approx({1.0: 0.9, 3.0: 0.1})
+
+
+def test_only_runs_that_gossip_have_a_consensus_distance():
+    axes = drawn(plots.consensus_distance)
+    assert [line.get_label() for line in axes.lines] == ["hadpsgd"]
