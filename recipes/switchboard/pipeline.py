@@ -118,9 +118,17 @@ def _plain(value: Any) -> Any:
 
 def _tree_digest(settings: Settings) -> str:
     # Names and sizes, not contents: 30 GB of audio would take minutes at every call.
-    files = sorted(p for p in settings.corpus.rglob("*") if p.is_file())
-    lines = [f"{p.relative_to(settings.corpus)} {p.stat().st_size}" for p in files]
+    files = {
+        p.relative_to(settings.corpus): p.stat().st_size
+        for p in settings.corpus.rglob("*")
+        if p.is_file()
+    }
+    lines = [f"{name} {files[name]}" for name in sorted(files) if not _is_hidden(name)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _input_digest(name: str, stage: Stage, settings: Settings) -> str:
