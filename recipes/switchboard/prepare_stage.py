@@ -5,6 +5,7 @@ held-out loss measured; nobody of them is in `train`. Whatever cannot be used is
 with its file and line, and the count is said at the end.
 """
 
+import dataclasses
 import json
 import os
 import shutil
@@ -51,7 +52,8 @@ def prepare(settings: Settings, output: Path) -> None:
     tree = find_tree(settings.corpus)
     recordings = read_recordings(settings)
     skipped = Skipped()
-    spoken = list(_training(tree, recordings, settings.prepare, skipped))
+    every = _training(tree, recordings, settings.prepare, skipped)
+    spoken = list(distinct(every, skipped))
     train, dev = hold_out(spoken, settings.prepare)
     splits = {
         "train": list(limit_repeats(train, settings.prepare.max_repeats, skipped)),
@@ -114,8 +116,19 @@ def _fitted(
     if reason or recording is None:
         skipped.add(reason or "", utterance.source, utterance.duration_s)
         return
-    values = {name: getattr(utterance, name) for name in Utterance.__slots__}
-    yield Utterance(**{**values, "recording": recording.path, "end_s": end_s})
+    yield dataclasses.replace(utterance, recording=recording.path, end_s=end_s)
+
+
+def distinct(utterances: Iterable[Utterance], skipped: Skipped) -> Iterator[Utterance]:
+    """Pass on the first utterance of every id, that is of every side and time."""
+    seen: set[str] = set()
+    for utterance in utterances:
+        if utterance.id in seen:
+            reason = "transcribed a second time"
+            skipped.add(reason, utterance.source, utterance.duration_s)
+        else:
+            seen.add(utterance.id)
+            yield utterance
 
 
 def hold_out(
@@ -183,7 +196,8 @@ def _test(
         utterance = _test_utterance(segment, references, source)
         recording = recordings.get(segment.recording)
         parts[part] += _fitted(utterance, recording, settings, skipped)
-    return {part: utterances for part, utterances in parts.items() if utterances}
+    unique = {part: list(distinct(parts[part], skipped)) for part in parts}
+    return {part: utterances for part, utterances in unique.items() if utterances}
 
 
 def _test_utterance(

@@ -135,6 +135,14 @@ def test_a_transcript_beyond_its_audio_is_counted_or_clipped(settings: Settings)
     assert _skipped(settings) == {"transcript beyond the end of its audio": 2}
 
 
+def test_a_line_that_is_there_twice_is_used_once(settings: Settings):
+    write_transcript(settings.corpus, 2001, "A", ["1.0 2.0 yes", "1.0 2.0 yes no"])
+    _run(settings, "features")
+    kept = [u for u in _split(settings, "train") if u.id.startswith("sw02001-A")]
+    assert [u.words for u in kept] == [("yes",)]
+    assert _skipped(settings) == {"transcribed a second time": 1}
+
+
 def test_malformed_lines_are_counted(settings: Settings):
     write_transcript(settings.corpus, 2001, "A", ["1.0 2.0 yes", "oops", "3.0 x no"])
     _run(settings, "prepare")
