@@ -107,6 +107,60 @@ class TrainSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AlignSettings:
+    """The flat start: monophone Gaussian mixtures by Viterbi training.
+
+    Attributes:
+        num_iterations: Realignments after the equal alignment.
+        num_gaussians: Gaussians of all HMM states together.
+        acoustic_scale: Factor on log-likelihoods against pronunciation costs.
+        beam: Of the search, in scaled log-likelihood.
+        retry_beam: Tried when nothing survives `beam`.
+        max_training_utterances: The mixtures see at most so many, evenly taken;
+            labels are made for all.
+        silence_probability: Of a silence between two words.
+    """
+
+    num_iterations: int = 14
+    num_gaussians: int = 1000
+    acoustic_scale: float = 0.1
+    beam: float = 8.0
+    retry_beam: float = 40.0
+    max_training_utterances: int = 6000
+    silence_probability: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphSettings:
+    """The search graph.
+
+    Attributes:
+        silence_probability: Of a silence between two words.
+    """
+
+    silence_probability: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeSettings:
+    """The search, and the acoustic scales of which the best on `dev` is taken.
+
+    Attributes:
+        beam: In scaled log-likelihood below the best path.
+        max_active: Most states of the graph alive after a frame.
+        acoustic_scales: Tried for a network.
+        gmm_acoustic_scales: Tried for the mixtures of the alignment.
+        max_dev_utterances: Utterances of `dev` that the scales are tried on.
+    """
+
+    beam: float = 13.0
+    max_active: int = 7000
+    acoustic_scales: tuple[float, ...] = (0.1, 0.15, 0.2, 0.3, 0.5, 0.7)
+    gmm_acoustic_scales: tuple[float, ...] = (0.04, 0.06, 0.08, 0.1, 0.14)
+    max_dev_utterances: int = 300
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """One experiment.
 
@@ -127,7 +181,10 @@ class Settings:
     prepare: PrepareSettings = field(default_factory=PrepareSettings)
     lm: LmSettings = field(default_factory=LmSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)
+    align: AlignSettings = field(default_factory=AlignSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
+    graph: GraphSettings = field(default_factory=GraphSettings)
+    decode: DecodeSettings = field(default_factory=DecodeSettings)
 
     def __post_init__(self) -> None:
         if self.cores < 1:
