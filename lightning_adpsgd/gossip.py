@@ -273,7 +273,10 @@ class Gossip(Communication):
         if limit is None or self._step - self._last_exchange_step <= limit:
             return
         step = self._step
-        self._call_round(step // self._options.every)
+        # All of them, and whosever turn it is: two stale ends must not wait for each
+        # other's question, nor one for a straggler's.
+        for due in self._due.values():
+            due.set()
         self._wait_until(
             lambda: step - self._last_exchange_step <= limit,
             f"an exchange, as `max_staleness={limit}` asks",
@@ -325,8 +328,9 @@ class Gossip(Communication):
         exchange = _Exchange(self, peer, lane_of(self._transport.index, peer))
         pause_s = min(10.0, self._options.timeout.total_seconds() / 4)
         while not self._leaving.is_set():
-            due = self._due[peer].wait(pause_s)
-            self._due[peer].clear()
+            # Cleared only if seen, or a call at the end of the pause would be lost.
+            if due := self._due[peer].wait(pause_s):
+                self._due[peer].clear()
             if self._leaving.is_set() or self._error is not None:
                 break
             if due and self._enter():
