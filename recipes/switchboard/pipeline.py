@@ -69,7 +69,10 @@ def run_stages(
     Raises:
         StageError: An input is not there, or a finished stage does not fit `settings`.
     """
-    for position, stage in _chosen(stages, first, last):
+    chosen = _chosen(stages, first, last)
+    for stage in stages[: chosen[0][0]]:
+        _check_earlier(stage, settings)
+    for position, stage in chosen:
         label = f"[{position + 1}/{len(stages)}] {stage.name}"
         fingerprint = fingerprint_of(stage, settings)
         if not redo and _is_finished(stage, settings, fingerprint):
@@ -100,14 +103,16 @@ def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
     Raises:
         StageError: A stage that it reads is not finished.
     """
-    values = {name: _plain(getattr(settings, name, None)) for name in stage.depends}
-    if "corpus" in stage.depends:
-        values["corpus"] = {
-            "path": str(settings.corpus),
-            "files": _tree_digest(settings),
-        }
+    values = _settings_of(stage, settings)
+    if "corpus" in values:
+        files = _tree_digest(settings)
+        values["corpus"] = {"path": str(settings.corpus), "files": files}
     inputs = {name: _input_digest(name, stage, settings) for name in stage.inputs}
     return {"settings": values, "inputs": inputs}
+
+
+def _settings_of(stage: Stage, settings: Settings) -> dict[str, Any]:
+    return {name: _plain(getattr(settings, name)) for name in stage.depends}
 
 
 def _plain(value: Any) -> Any:
@@ -145,15 +150,45 @@ def _is_finished(stage: Stage, settings: Settings, wanted: dict[str, Any]) -> bo
     stamp = settings.directory(stage.name) / STAMP
     if not stamp.exists():
         return False
-    found = json.loads(stamp.read_text())["fingerprint"]
-    if found != wanted:
-        changes = "; ".join(_differences(found, wanted))
-        raise StageError(
-            f"stage `{stage.name}` in {stamp.parent} was finished with something else: "
-            f"{changes}. Run it again with --from {stage.name} --redo, "
-            "or choose another --out"
-        )
+    _refuse_changes(stage, stamp, json.loads(stamp.read_text())["fingerprint"], wanted)
     return True
+
+
+def _check_earlier(stage: Stage, settings: Settings) -> None:
+    """Refuse changed settings of a stage before the chosen ones, if it is finished.
+
+    The corpus may be gone by then, and stages that nobody reads any more as well.
+    """
+    stamp = settings.directory(stage.name) / STAMP
+    if not stamp.exists():
+        return
+    found = json.loads(stamp.read_text())["fingerprint"]
+    wanted = {
+        "settings": {**_settings_of(stage, settings), "corpus": None},
+        "inputs": {
+            name: _input_digest(name, stage, settings)
+            for name in stage.inputs
+            if (settings.directory(name) / STAMP).exists()
+        },
+    }
+    comparable = {
+        "settings": {**found["settings"], "corpus": None},
+        "inputs": {name: found["inputs"].get(name) for name in wanted["inputs"]},
+    }
+    _refuse_changes(stage, stamp, comparable, wanted)
+
+
+def _refuse_changes(
+    stage: Stage, stamp: Path, found: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    if found == wanted:
+        return
+    changes = "; ".join(_differences(found, wanted))
+    raise StageError(
+        f"stage `{stage.name}` in {stamp.parent} was finished with something else: "
+        f"{changes}. Run it again with --from {stage.name} --redo, "
+        "or choose another --out"
+    )
 
 
 def _differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
@@ -163,7 +198,9 @@ def _differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
         return
     for key in sorted({*found, *wanted}):
         path = f"{name}.{key}" if name else key
-        yield from _differences(found.get(key), wanted.get(key), path)
+        yield from _differences(
+            found.get(key, "absent"), wanted.get(key, "absent"), path
+        )
 
 
 def _run(stage: Stage, settings: Settings, fingerprint: dict[str, Any]) -> float:

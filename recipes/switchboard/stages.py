@@ -94,6 +94,5 @@ STAGES = (
         "compare with what was said: the word error rate",
         _from("decode_stages", "score"),
         inputs=("prepare", "decode"),
-        depends=("score",),
     ),
 )

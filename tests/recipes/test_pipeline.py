@@ -2,6 +2,7 @@
 
 import dataclasses
 import fcntl
+import shutil
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,24 @@ def test_what_was_made_from_an_older_output_is_refused(settings: Settings):
         run_stages(settings, recorder.stages())
 
 
+def test_changed_settings_of_stages_before_the_first_are_refused(settings: Settings):
+    recorder = Recorder()
+    run_stages(settings, recorder.stages())
+    changed = dataclasses.replace(settings, lm=LmSettings(order=2))
+    with pytest.raises(StageError, match=r"`lm`.*lm\.order was 3, is 2"):
+        run_stages(changed, recorder.stages(), first="train", redo=True)
+    assert recorder.calls == ["check", "lm", "train"]
+
+
+def test_later_stages_need_neither_the_corpus_nor_unread_stages(settings: Settings):
+    recorder = Recorder()
+    run_stages(settings, recorder.stages(), last="lm")
+    settings.corpus.rmdir()
+    shutil.rmtree(settings.directory("check"))
+    run_stages(settings, recorder.stages(), first="train")
+    assert recorder.calls == ["check", "lm", "train"]
+
+
 def test_a_failed_redo_keeps_the_finished_output(settings: Settings):
     recorder = Recorder()
     run_stages(settings, recorder.stages())
@@ -176,3 +195,9 @@ def test_a_range_that_makes_no_sense_is_refused(
 def test_every_stage_of_the_recipe_reads_only_earlier_ones():
     for position, stage in enumerate(STAGES):
         assert set(stage.inputs) <= {s.name for s in STAGES[:position]}
+
+
+def test_every_setting_that_a_stage_depends_on_exists():
+    names = {field.name for field in dataclasses.fields(Settings)}
+    for stage in STAGES:
+        assert set(stage.depends) <= names, stage.name
