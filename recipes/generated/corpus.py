@@ -26,7 +26,7 @@ from recipes.generated.rules import TOPICS
 from recipes.generated.speakers import draw_speakers
 
 #: Changes whenever the same arguments give other bytes.
-VERSION = 2
+VERSION = 3
 MAX_MINUTES_A_CALL = 5.0
 LEAST_CALLS = {"train": 20, "sw": 3, "en": 3}
 _MAX_TRAINING_CALLS = 9999 - 2000

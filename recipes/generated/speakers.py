@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from recipes.generated.pronunciations import ACCENTS
 
-_NEAR_MEN = ("m1", "m2", "m3", "m4", "m5", "m6", "m7", "adam", "robert")
+_NEAR_MEN = ("m1", "m2", "m3", "m4", "m5", "m6", "m7", "adam", "robert", "Alex", "rob")
 _NEAR_WOMEN = ("f1", "f2", "f3", "f4", "f5", "linda")
 _FAR_MEN = ("m8", "max", "edward", "boris", "Andy", "Reed")
-_FAR_WOMEN = ("Annie", "Andrea", "belinda", "grandma", "aunty")
+_FAR_WOMEN = ("Annie", "Andrea", "grandma", "aunty")
 
 #: eSpeak's variants of a voice, men's and women's, by part of the corpus. The en_ files
 #: have variants that nobody in training has, as CallHome's callers are unlike
@@ -77,6 +77,6 @@ def _draw_speaker(part: str, index: int, rng: random.Random) -> Speaker:
         rate=rng.randint(170, 215) if far else rng.randint(155, 205),
         pitch=rng.randint(30, 70),
         level_db=round(rng.uniform(-30, -21), 1),
-        snr_db=round(rng.uniform(11, 19) if far else rng.uniform(12, 26), 1),
+        snr_db=round(rng.uniform(14, 22) if far else rng.uniform(12, 26), 1),
         tilt_db=round(rng.uniform(-10, 4), 1),
     )
