@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CORPUS ?=
+SCRIPTS := $(filter-out __init__ timing,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 # The first interpreter that runs, is recent enough and can make an environment. A name
 # on the path is not enough: version managers leave names of interpreters that are absent.
@@ -36,8 +37,8 @@ lint: $(STAMP) ## formatting, rules, types
 	$(BIN)/pyright
 
 bench: $(STAMP) ## measurements, each beside its physical limit
-	@set -e; for script in benchmarks/*.py; do \
-		echo "== $$script"; $(BIN)/python "$$script"; done
+	@set -e; for script in $(SCRIPTS); do \
+		echo "== $$script"; $(BIN)/python -m "benchmarks.$$script"; done
 
 clean: ## caches and logs; keeps .venv and runs/
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis lightning_logs

@@ -1,0 +1,1 @@
+"""Measurements of the engine, each beside a physical limit of the same run."""

@@ -1,0 +1,52 @@
+"""Repeated timings and the lines of a table; shared by the scripts of this folder."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+
+class Spread(NamedTuple):
+    """A median and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+    def per(self, amount: float) -> "Spread":
+        """`amount` divided by each of the three: a rate out of durations."""
+        return Spread(amount / self.median, amount / self.high, amount / self.low)
+
+    def __format__(self, spec: str) -> str:
+        """The median with the quartiles in brackets."""
+        low, high = format(self.low, spec), format(self.high, spec)
+        return f"{format(self.median, spec)} [{low}, {high}]"
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Median and quartiles of at least two values."""
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(median, low, high)
+
+
+def take_turns(
+    works: Mapping[str, Callable[[], object]], repetitions: int, warmups: int = 2
+) -> dict[str, Spread]:
+    """Seconds that each work takes, all of them in turn.
+
+    In turn, so that whatever else the machine does meets all of them alike.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for repetition in range(warmups + repetitions):
+        for name, work in works.items():
+            begin = time.perf_counter()
+            work()
+            if repetition >= warmups:
+                seconds[name].append(time.perf_counter() - begin)
+    return {name: spread(values) for name, values in seconds.items()}
+
+
+def print_row(*cells: str) -> None:
+    """One line of a table: a wide first column, then columns of equal width."""
+    first, *rest = cells
+    print(f"{first:<34}" + "".join(f"{cell:>26}" for cell in rest), flush=True)
