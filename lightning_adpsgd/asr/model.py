@@ -18,6 +18,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
+from lightning_adpsgd.asr.augmentation import random_warp
 from lightning_adpsgd.asr.features import CONTEXT, add_differences, with_differences
 from lightning_adpsgd.asr.schedule import GlobalSampleLR, PaperSchedule
 from lightning_adpsgd.asr.store import IGNORE
@@ -46,6 +47,8 @@ class AcousticModel(LightningModule):
         hidden_size: Cells of a layer in each direction.
         bottleneck_size: Width of the linear layer before the softmax.
         dropout: Probability between LSTM layers.
+        max_warp: In training, the frequency axis of each chunk is stretched by a
+            factor drawn from 1 - max_warp to 1 + max_warp; for log-mel frames.
         global_batch: Chunks of one step of all learners together.
         corpus_chunks: Chunks of one epoch of all learners together.
         base_rate: Learning rate at the start, see `schedule`.
@@ -69,6 +72,7 @@ class AcousticModel(LightningModule):
         hidden_size: int = 512,
         bottleneck_size: int = 256,
         dropout: float = 0.0,
+        max_warp: float = 0.0,
         global_batch: int = 256,
         corpus_chunks: int = 1,
         base_rate: float = 0.1,
@@ -81,6 +85,8 @@ class AcousticModel(LightningModule):
     ) -> None:
         super().__init__()
         _check_window(window, hop)
+        if not 0 <= max_warp < 1:
+            raise ValueError(f"`max_warp` must lie in [0, 1), got {max_warp}")
         self.save_hyperparameters()
         self.schedule = PaperSchedule(
             corpus_chunks, global_batch, base_rate, base_batch, warmup_epochs, decay
@@ -114,7 +120,10 @@ class AcousticModel(LightningModule):
     @override
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Frame cross-entropy of a batch; also logged as `train_loss`."""
-        logits, labels = self._evaluate(batch)
+        frames, labels = batch
+        if self.hparams["max_warp"]:
+            frames = random_warp(frames.float(), self.hparams["max_warp"])
+        logits, labels = self._evaluate((frames, labels))
         loss = frame_cross_entropy(logits, labels)
         self._raise_unless_finite(loss)
         self.log("train_loss", loss, prog_bar=True)

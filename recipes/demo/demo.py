@@ -13,13 +13,12 @@ from pathlib import Path
 
 from recipes.demo.facts import facts_of
 from recipes.demo.report import write_report
-from recipes.demo.results import Result, as_text, read_result, table
+from recipes.demo.results import Result, as_text, read_baseline, read_result, table
 from recipes.generated.corpus import write_corpus
 from recipes.switchboard.pipeline import run_stages
 from recipes.switchboard.settings import Settings
 from recipes.switchboard.stages import STAGES
 
-BASELINE = "gmm"
 STRATEGIES = ("ddp", "hadpsgd")
 
 
@@ -42,20 +41,18 @@ def run_demo(
             _generate(settings, generated_minutes)
     with _timed(seconds, "align", "prepare the speech and align it, once for all runs"):
         run_stages(settings, STAGES, last="align")
-        run_stages(settings, STAGES, first="graph", last="graph")
-    with _timed(seconds, BASELINE, "decode with the model that made the alignment"):
-        run_stages(_run(settings, BASELINE), STAGES, first="decode")
+    with _timed(seconds, "gmm", "decode with the model that made the alignment"):
+        run_stages(settings, STAGES, first="graph", last="baseline")
     for name in STRATEGIES:
         with _timed(seconds, name, f"train and decode: {name}"):
             run_stages(_run(settings, name), STAGES, first="train")
-    results = [read_result(_run(settings, n)) for n in (BASELINE, *STRATEGIES)]
+    trained = [read_result(_run(settings, name)) for name in STRATEGIES]
+    results = [read_baseline(settings), *trained]
     _tell(settings, results, _corpus_in_words(settings, generated_minutes), seconds)
     return results
 
 
 def _run(settings: Settings, name: str) -> Settings:
-    if name == BASELINE:
-        return dataclasses.replace(settings, run=name)
     train = dataclasses.replace(settings.train, strategy=name)
     return dataclasses.replace(settings, run=name, train=train)
 

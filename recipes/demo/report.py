@@ -8,8 +8,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from lightning_adpsgd.asr.scoring import Errors
 from recipes.demo import plots
-from recipes.demo.results import Result, Wer, table
+from recipes.demo.results import Result, table
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
@@ -51,7 +52,8 @@ _PLOTS: tuple[tuple[str, Callable[[Sequence[Result]], Figure], str], ...] = (
 _MEANING = """
 <p><b>WER</b>: word errors (substitutions, deletions, insertions) per word of the
 reference. <b>Frame loss</b> and <b>frame accuracy</b>: of the consensus model, the
-mean of all super-learners, on held-out training speakers. <b>Samples/s</b>: chunks per
+mean of all super-learners, on held-out training speakers, the first on chunks as in
+training, the second on whole utterances as in decoding. <b>Samples/s</b>: chunks per
 second of all learners together, validation not counted. <b>Exposed communication</b>:
 part of the training time in which a learner's training thread waited for
 communication: in gossip, and in the gradient allreduce after the last gradient was
@@ -111,13 +113,12 @@ def _error_table(results: Sequence[Result]) -> list[list[str]]:
     header = ["run, part", "words", "sub.", "del.", "ins.", "WER"]
     return [
         header,
-        *(_errors(r.name, part, wer) for r in results for part, wer in r.wer.items()),
+        *(_errors(r.name, part, e) for r in results for part, e in r.errors.items()),
     ]
 
 
-def _errors(run: str, part: str, wer: Wer) -> list[str]:
-    counts = (wer.words, wer.substitutions, wer.deletions, wer.insertions)
-    return [f"{run}, {part.upper()}", *map(str, counts), f"{wer.rate:.2%}"]
+def _errors(run: str, part: str, errors: Errors) -> list[str]:
+    return [f"{run}, {part}", *map(str, errors), f"{errors.wer:.2%}"]
 
 
 def _figure(

@@ -6,31 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lightning_adpsgd.asr.scoring import Errors
 from recipes.switchboard.metrics import Row, read_rows
 from recipes.switchboard.settings import Settings
-
-
-@dataclass(frozen=True)
-class Wer:
-    """Word errors of one test part.
-
-    Attributes:
-        words: Words of the reference.
-        substitutions: Words taken for others.
-        deletions: Words missed.
-        insertions: Words that nobody said.
-    """
-
-    words: int
-    substitutions: int
-    deletions: int
-    insertions: int
-
-    @property
-    def rate(self) -> float:
-        """Errors per word of the reference."""
-        errors = self.substitutions + self.deletions + self.insertions
-        return errors / self.words if self.words else float("nan")
 
 
 @dataclass(frozen=True)
@@ -39,47 +17,55 @@ class Result:
 
     Attributes:
         name: Of the run.
-        wer: By test part ("swb", "ch").
+        errors: By test part ("SWB", "CH", "total").
+        frame_accuracy: On whole utterances of held-out speakers.
         summary: What `summary.json` of the training holds; empty without training.
         rows: The rows of its `metrics.csv`.
     """
 
     name: str
-    wer: Mapping[str, Wer]
+    errors: Mapping[str, Errors]
+    frame_accuracy: float
     summary: Mapping[str, Any] = field(default_factory=dict)
     rows: Sequence[Row] = ()
 
 
+def read_baseline(settings: Settings) -> Result:
+    """The result of the model that made the alignment."""
+    score = _read(settings.directory("baseline") / "score.json")
+    return Result("gmm", _errors(score), score["frame_accuracy"])
+
+
 def read_result(settings: Settings) -> Result:
-    """The result of the run `settings.run`, from its finished stages."""
+    """The result of the training run `settings.run`, from its finished stages."""
+    score = _read(settings.directory("score") / "score.json")
     trained = settings.directory("train")
-    wer = read_wer(settings.directory("score") / "score.json")
-    if not (trained / "summary.json").exists():
-        return Result(settings.run, wer)
-    summary = json.loads((trained / "summary.json").read_text())
-    return Result(settings.run, wer, summary, read_rows(trained / "metrics.csv"))
+    return Result(
+        settings.run,
+        _errors(score),
+        score["frame_accuracy"],
+        _read(trained / "summary.json"),
+        read_rows(trained / "metrics.csv"),
+    )
 
 
-def read_wer(path: Path) -> dict[str, Wer]:
-    """Word errors by part, as the stage `score` wrote them."""
-    parts = json.loads(path.read_text())
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _errors(score: dict[str, Any]) -> dict[str, Errors]:
     return {
-        part: Wer(
-            counts["words"],
-            counts["substitutions"],
-            counts["deletions"],
-            counts["insertions"],
-        )
-        for part, counts in parts.items()
+        part: Errors(**{name: counts[name] for name in Errors._fields})
+        for part, counts in score["parts"].items()
     }
 
 
 def table(results: Sequence[Result]) -> list[list[str]]:
     """Header and one line per run, all text; "-" where a run has no such figure."""
-    parts = list(dict.fromkeys(part for result in results for part in result.wer))
+    parts = list(dict.fromkeys(part for result in results for part in result.errors))
     header = [
         "run",
-        *(f"WER {part.upper()}" for part in parts),
+        *(f"WER {part}" for part in parts),
         "frame loss",
         "frame accuracy",
         "samples/s",
@@ -92,12 +78,13 @@ def table(results: Sequence[Result]) -> list[list[str]]:
 
 def _line(result: Result, parts: Sequence[str]) -> list[str]:
     figures = result.summary
-    wers = [_text(result.wer[p].rate, ".2%") if p in result.wer else "-" for p in parts]
+    errors = [result.errors.get(part) for part in parts]
+    wers = ["-" if counts is None else f"{counts.wer:.2%}" for counts in errors]
     return [
         result.name,
         *wers,
         _text(figures.get("frame_loss"), ".3f"),
-        _text(figures.get("frame_accuracy"), ".1%"),
+        f"{result.frame_accuracy:.1%}",
         _text(figures.get("samples_per_second"), ".0f"),
         _text(figures.get("exposed_fraction"), ".1%"),
         _text(figures.get("consensus_distance"), ".3g"),

@@ -85,6 +85,7 @@ class TrainSettings:
         hidden_size: Their cells per direction.
         bottleneck_size: Of the linear layer before the softmax.
         dropout: Between LSTM layers.
+        max_warp: In training, the frequency axis is stretched by at most this part.
     """
 
     strategy: str = "hadpsgd"
@@ -104,6 +105,7 @@ class TrainSettings:
     hidden_size: int = 128
     bottleneck_size: int = 64
     dropout: float = 0.0
+    max_warp: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

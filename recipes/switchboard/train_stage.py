@@ -91,6 +91,7 @@ def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
         hidden_size=train.hidden_size,
         bottleneck_size=train.bottleneck_size,
         dropout=train.dropout,
+        max_warp=train.max_warp,
         global_batch=train.batch_size * train.num_learners,
         corpus_chunks=corpus_chunks,
         base_rate=train.base_rate,

@@ -214,3 +214,17 @@ def test_a_checkpoint_is_enough_to_evaluate_an_utterance(tmp_path):
 def test_a_hop_longer_than_the_window_is_refused():
     with pytest.raises(ValueError, match="`hop` must lie in 1 to `window` 21, got 22"):
         small_model(hop=22)
+
+
+def test_frames_are_warped_in_training_only():
+    model = small_model(max_warp=0.5)
+    frames, labels = learnable_batches(8).tensors
+    batch = frames, labels
+    losses = [frame_cross_entropy(*model._evaluate(batch)).item() for _ in range(2)]
+    assert losses[0] == losses[1]
+    assert model.training_step(batch, 0).item() != losses[0]
+
+
+def test_a_warp_of_the_whole_axis_is_refused():
+    with pytest.raises(ValueError, match=r"`max_warp` must lie in \[0, 1\), got 1"):
+        small_model(max_warp=1)

@@ -5,15 +5,23 @@ import json
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
+from lightning_adpsgd.asr.scoring import Errors
 from recipes.demo import plots
 from recipes.demo.report import write_report
-from recipes.demo.results import Result, Wer, as_text, read_result, table
+from recipes.demo.results import (
+    Result,
+    as_text,
+    read_baseline,
+    read_result,
+    table,
+)
 from recipes.switchboard.metrics import (
     by_step,
     read_rows,
@@ -63,23 +71,19 @@ def gossip(epoch: int) -> dict[str, float]:
 
 
 def made_up_results() -> list[Result]:
-    wer = {"swb": Wer(1000, 40, 20, 10), "ch": Wer(500, 30, 10, 5)}
+    errors = {"SWB": Errors(1000, 40, 20, 10), "CH": Errors(500, 30, 10, 5)}
     runs = [("ddp", False), ("hadpsgd", True)]
     trained = [
-        Result(name, wer, summarize_run(made_up_rows(g)), made_up_rows(g))
+        Result(name, errors, 0.8, summarize_run(made_up_rows(g)), made_up_rows(g))
         for name, g in runs
     ]
-    return [Result("gmm", wer), *trained]
-
-
-def test_a_word_error_rate_counts_all_errors_per_word_of_the_reference():
-    assert Wer(1000, 40, 20, 10).rate == pytest.approx(0.07)
+    return [Result("gmm", errors, 0.6), *trained]
 
 
 def test_the_table_has_a_line_per_run_and_a_dash_for_what_a_run_lacks():
     header, gmm, ddp, hadpsgd = table(made_up_results())
     assert header[:3] == ["run", "WER SWB", "WER CH"]
-    assert gmm == ["gmm", "7.00%", "9.00%", *["-"] * 6]
+    assert gmm == ["gmm", "7.00%", "9.00%", "-", "60.0%", *["-"] * 4]
     assert ddp[3:] == ["0.409", "80.0%", "1280", "12.5%", "-", "50 s"]
     assert hadpsgd[7] == "0.5"
 
@@ -113,20 +117,28 @@ def test_a_series_has_the_rows_with_both_figures():
 def test_a_result_is_read_from_the_finished_stages(tmp_path):
     settings = Settings(corpus=tmp_path, out=tmp_path, run="hadpsgd")
     expected = made_up_results()[2]
-    for stage in ("train", "score"):
-        settings.directory(stage).mkdir(parents=True)
     write_score(settings.directory("score"), expected)
-    write_rows(settings.directory("train") / "metrics.csv", expected.rows)
-    summary = settings.directory("train") / "summary.json"
-    summary.write_text(json.dumps(expected.summary))
+    trained = settings.directory("train")
+    trained.mkdir(parents=True)
+    write_rows(trained / "metrics.csv", expected.rows)
+    (trained / "summary.json").write_text(json.dumps(expected.summary))
     found = read_result(settings)
-    assert (found.wer, found.rows) == (expected.wer, expected.rows)
-    assert found.summary["frame_loss"] == expected.summary["frame_loss"]
+    assert found.summary["staleness"] == {"1": 900.0, "3": 100.0}
+    assert found == replace(expected, summary=found.summary)
+
+
+def test_the_baseline_is_a_result_without_training(tmp_path):
+    settings = Settings(corpus=tmp_path, out=tmp_path)
+    expected = made_up_results()[0]
+    write_score(settings.directory("baseline"), expected)
+    assert read_baseline(settings) == expected
 
 
 def write_score(folder: Path, result: Result) -> None:
-    parts = {part: vars(wer) for part, wer in result.wer.items()}
-    (folder / "score.json").write_text(json.dumps(parts))
+    folder.mkdir(parents=True)
+    parts = {part: {"wer": e.wer, **e._asdict()} for part, e in result.errors.items()}
+    score = {"parts": parts, "frame_accuracy": result.frame_accuracy}
+    (folder / "score.json").write_text(json.dumps(score))
 
 
 def test_the_report_holds_four_pictures_and_refers_to_nothing_outside(tmp_path):
