@@ -360,9 +360,10 @@ def total_staleness(records: list[LearnerRecord]) -> dict[int, float]:
 
 
 def log(trainer: Trainer, figures: Mapping[str, float]) -> None:
-    """Writes figures to all loggers of the trainer, at its present step."""
+    """Writes figures to all loggers of the trainer, at the last finished step."""
+    step = trainer.global_step - 1  # as Lightning counts them for what `self.log` gets
     for logger in trainer.loggers:
-        logger.log_metrics(dict(figures), step=trainer.global_step)
+        logger.log_metrics(dict(figures), step=step)
 
 
 def _within_training(trainer: Trainer) -> bool:

@@ -44,8 +44,7 @@ def consensus_distance(results: Sequence[Result]) -> Figure:
         if points:
             _line(axes, points, result.name, colour, dash, marker="o")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
-    return figure
+    return _with_legend(figure, axes)
 
 
 def staleness(results: Sequence[Result]) -> Figure:
@@ -58,8 +57,7 @@ def staleness(results: Sequence[Result]) -> Figure:
             shares = [count / total for count in histogram.values()]
             axes.bar(list(histogram), shares, color=colour, label=result.name)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False)
-    return figure
+    return _with_legend(figure, axes)
 
 
 def png(figure: Figure) -> bytes:
@@ -79,8 +77,7 @@ def _losses(results: Sequence[Result], against: str, label: str) -> Figure:
         points = series(rows, f"learners/{names[against]}", "val_loss")
         if points:
             _line(axes, points, f"{result.name}, held out", colour, dash, marker="o")
-    axes.legend(frameon=False)
-    return figure
+    return _with_legend(figure, axes)
 
 
 def _styled(
@@ -110,6 +107,12 @@ def _line(
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
+
+
+def _with_legend(figure: Figure, axes: Axes) -> Figure:
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(frameon=False)
+    return figure
 
 
 def _axes(x: str, y: str) -> tuple[Figure, Axes]:

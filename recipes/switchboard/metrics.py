@@ -90,5 +90,5 @@ def summarize_run(rows: Iterable[Row]) -> dict[str, object]:
         "refused": last.get("gossip/refused"),
         "train_seconds": last.get("learners/train_seconds"),
         "wall_seconds": last.get("curve/wall_seconds"),
-        "steps": last.get("step"),
+        "steps": last.get("step", -1) + 1,
     }
