@@ -1,13 +1,15 @@
 """What several test files of the engine share: sizes, threads, small worlds."""
 
+import multiprocessing
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,10 +34,24 @@ T = TypeVar("T")
 
 
 def together(actions: Sequence[Callable[[], T]]) -> list[T]:
-    """Runs every action in a thread of its own; raises the first exception."""
-    with ThreadPoolExecutor(max(1, len(actions))) as pool:
-        futures = [pool.submit(action) for action in actions]
-        return [future.result(timeout=60) for future in futures]
+    """Runs every action in a thread of its own; raises the first exception at once."""
+    results: queue.SimpleQueue[tuple[int, T | BaseException]] = queue.SimpleQueue()
+
+    def run(place: int, action: Callable[[], T]) -> None:
+        try:
+            results.put((place, action()))
+        except BaseException as error:
+            results.put((place, error))
+
+    for place, action in enumerate(actions):
+        threading.Thread(target=run, args=(place, action), daemon=True).start()
+    done: dict[int, T] = {}
+    while len(done) < len(actions):
+        place, result = results.get(timeout=3 * PATIENCE.total_seconds())
+        if isinstance(result, BaseException):
+            raise result
+        done[place] = result
+    return [done[place] for place in range(len(actions))]
 
 
 def mixing_rounds(name: str, size: int, num_rounds: int = 6) -> list[Tensor]:
@@ -188,3 +204,62 @@ def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(0.001)
+
+
+class Outcome(NamedTuple):
+    """How a forked process ended."""
+
+    value: Any
+    error: str
+    exit_code: int
+
+
+def forked(
+    num: int, action: Callable[[int], Any], seconds: float = 60
+) -> list[Outcome]:
+    """Runs `action(rank)` in forked processes, which skip the imports.
+
+    Processes that still run after the time are killed: exit code -9.
+    """
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(num)]
+    processes = [
+        context.Process(target=_report, args=(action, rank, pipes[rank][1]))
+        for rank in range(num)
+    ]
+    for process in processes:
+        process.start()
+    for _, sender in pipes:
+        sender.close()
+    deadline = time.monotonic() + seconds
+    outcomes = [_collect(receiver, deadline) for receiver, _ in pipes]
+    return [
+        Outcome(value, error, _end(process, deadline))
+        for process, (value, error) in zip(processes, outcomes, strict=True)
+    ]
+
+
+def _report(action: Callable[[int], Any], rank: int, sender: Connection) -> None:
+    torch.set_num_threads(1)
+    try:
+        sender.send((action(rank), ""))
+    except BaseException:
+        sender.send((None, traceback.format_exc()))
+        raise
+
+
+def _collect(receiver: Connection, deadline: float) -> tuple[Any, str]:
+    try:
+        if receiver.poll(max(0.0, deadline - time.monotonic())):
+            return receiver.recv()
+    except EOFError:
+        return None, "ended without a word"
+    return None, "still ran at the end of the test's patience"
+
+
+def _end(process: Any, deadline: float) -> int:
+    process.join(max(0.1, deadline - time.monotonic()))
+    if process.is_alive():
+        process.kill()
+        process.join()
+    return process.exitcode

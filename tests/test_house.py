@@ -1,0 +1,166 @@
+"""The house: floors, public names, what committed files must not name."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lightning_adpsgd
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "lightning_adpsgd"
+NAME = "lightning_adpsgd"
+
+# From the ground up: a module imports only those before it.
+CORE = (
+    "topology",
+    "parameters",
+    "transport",
+    "coordination",
+    "mixing",
+    "gossip",
+    "dials",
+    "signals",
+    "consensus",
+    "virtual",
+    "sampling",
+    "strategy",
+    "callbacks",
+    "cli",
+)
+BESIDE = ("registration", "__init__")
+# A module of the first kinds imports none of the later ones.
+ASR_TOWER = ("scoring", "decoding", "data", "model")
+SPEECH_LIBRARIES = {
+    "espeakng_loader",
+    "jiwer",
+    "kaldi_decoder",
+    "kaldi_native_io",
+    "kaldifst",
+    "kaldilm",
+    "matplotlib",
+    "numpy",
+    "soundfile",
+    "torchaudio",
+    "tqdm",
+}
+
+
+def core_modules() -> list[str]:
+    return sorted(path.stem for path in PACKAGE.glob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, wherever in the file it does."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_imports(path: Path, prefix: str = NAME) -> set[str]:
+    """Names of this package's modules that a file imports."""
+    starts = (name.removeprefix(prefix + ".") for name in imports(path))
+    folder = PACKAGE if prefix == NAME else PACKAGE / prefix.rpartition(".")[2]
+    known = {p.stem for p in folder.iterdir() if p.suffix in (".py", "")}
+    return {name.partition(".")[0] for name in starts} & known
+
+
+def test_every_core_module_has_a_floor() -> None:
+    assert set(core_modules()) <= {*CORE, *BESIDE}
+
+
+@pytest.mark.parametrize("module", core_modules())
+def test_a_module_imports_only_those_below_it(module: str) -> None:
+    if module in BESIDE:
+        # Loaded while torch itself is being imported: what it needs, it needs lazily.
+        allowed = {"registration", "strategy", "topology"}
+    else:
+        allowed = {*CORE[: CORE.index(module)], "registration"}
+    assert own_imports(PACKAGE / f"{module}.py") <= allowed
+
+
+@pytest.mark.parametrize("module", core_modules())
+def test_the_core_needs_no_speech_library(module: str) -> None:
+    roots = {name.partition(".")[0] for name in imports(PACKAGE / f"{module}.py")}
+    assert not roots & SPEECH_LIBRARIES
+    assert "asr" not in own_imports(PACKAGE / f"{module}.py")
+
+
+def test_the_engine_knows_nothing_of_lightning() -> None:
+    engine = CORE[: CORE.index("dials")]
+    for module in engine:
+        roots = {name.partition(".")[0] for name in imports(PACKAGE / f"{module}.py")}
+        assert "lightning" not in roots, module
+
+
+def test_scoring_and_decoding_know_no_model_and_data_no_decoder() -> None:
+    for place, module in enumerate(ASR_TOWER):
+        path = PACKAGE / "asr" / f"{module}.py"
+        if path.exists():
+            above = set(ASR_TOWER[place + 1 :])
+            assert not own_imports(path, f"{NAME}.asr") & above, module
+
+
+def test_the_tower_of_speech_has_no_circles() -> None:
+    graph = {
+        path.stem: own_imports(path, f"{NAME}.asr") - {path.stem}
+        for path in (PACKAGE / "asr").glob("*.py")
+        if path.stem != "__init__"
+    }
+    while graph:
+        ground = {module for module, needs in graph.items() if not needs & set(graph)}
+        assert ground, f"modules import one another: {sorted(graph)}"
+        graph = {module: graph[module] for module in set(graph) - ground}
+
+
+def test_public_names_are_these() -> None:
+    assert sorted(lightning_adpsgd.__all__) == [
+        "HADPSGDStrategy",
+        "Topology",
+        "__version__",
+    ]
+    assert (PACKAGE / "py.typed").exists()
+
+
+def committed_text_files() -> Iterator[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path.is_file() and b"\0" not in path.read_bytes()[:1024]:
+            yield path
+
+
+def test_no_committed_file_names_a_registry_or_a_machine() -> None:
+    """Locks and settings must serve whatever index the reader's machine uses."""
+    pattern = re.compile(
+        r"(index-url|trusted-host|find-links)"
+        r"|https?://[^\s\"'<>)]*(pypi|pythonhosted|simple/|/artifact)"
+        r"|https?://(\d{1,3}\.){3}\d"
+        r"|/(root|home)/\w",
+        re.IGNORECASE,
+    )
+    this = Path(__file__).resolve()
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in committed_text_files()
+        if path.resolve() != this
+        for number, line in enumerate(path.read_text("utf-8", "replace").split("\n"), 1)
+        if pattern.search(line)
+    ]
+    assert found == []
+
+
+def test_no_module_delays_its_annotations() -> None:
+    """`from __future__ import annotations` would switch the shape checks off."""
+    for path in PACKAGE.rglob("*.py"):
+        assert "__future__" not in set(imports(path)), path

@@ -1,0 +1,133 @@
+"""Names are known by import in any order, at no cost; subprocesses start clean."""
+
+import subprocess
+import sys
+
+import pytest
+
+import lightning_adpsgd
+from lightning_adpsgd import HADPSGDStrategy, registration
+from lightning_adpsgd.registration import NAMES
+
+TRAINER = """
+trainer = pl.Trainer(strategy={name!r}, accelerator="cpu", devices=2, logger=False)
+print(type(trainer.strategy).__name__)
+"""
+LIGHTNING = "import lightning.pytorch as pl"
+PACKAGE = "import lightning_adpsgd"
+
+
+def in_clean_process(program: str, **environment: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": "", "OMP_NUM_THREADS": "1", **environment},
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        f"{PACKAGE}\n{LIGHTNING}",
+        f"{LIGHTNING}\n{PACKAGE}",
+        f"import torch\n{PACKAGE}\n{LIGHTNING}",
+    ],
+    ids=["before lightning", "after lightning", "between torch and lightning"],
+)
+def test_an_import_in_any_order_makes_the_names_known(imports: str) -> None:
+    printed = in_clean_process(imports + TRAINER.format(name="hadpsgd"))
+    assert printed == "HADPSGDStrategy"
+
+
+def test_the_entry_point_of_torch_makes_the_names_known_without_an_import() -> None:
+    """As torch calls it: in the middle of its own import."""
+    program = (
+        "from lightning_adpsgd.registration import install; install()\n"
+        + LIGHTNING
+        + TRAINER.format(name="adpsgd_random")
+    )
+    assert in_clean_process(program) == "HADPSGDStrategy"
+
+
+def test_an_import_costs_nothing() -> None:
+    program = (
+        f"import sys\n{PACKAGE}\nprint({{'torch', 'lightning'}} & set(sys.modules))"
+    )
+    assert in_clean_process(program) == "set()"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_has_its_launchers_and_dials(name: str) -> None:
+    from lightning.pytorch.strategies import StrategyRegistry
+
+    for suffix, start_method in (
+        ("", "popen"),
+        ("_spawn", "spawn"),
+        ("_fork", "fork"),
+        ("_notebook", "fork"),
+    ):
+        strategy = StrategyRegistry.get(name + suffix)
+        assert isinstance(strategy, HADPSGDStrategy)
+        assert strategy._start_method == start_method
+        assert strategy._dials.communication == NAMES[name]["communication"]
+        assert strategy._dials.topology.name == NAMES[name]["topology"]
+
+
+def test_the_names_are_the_settings_of_the_papers() -> None:
+    dials = {
+        name: (d["topology"], d["communication"], d["super_learner_size"])
+        for name, d in NAMES.items()
+    }
+    assert dials == {
+        "sdpsgd": ("ring", "sync", 1),
+        "adpsgd": ("ring", "async", 1),
+        "adpsgd_random": ("random_ring", "async", 1),
+        "d1psgd": ("complete", "delay_by_one", 1),
+        "hadpsgd": ("ring", "async", "node"),
+    }
+
+
+def test_installing_twice_changes_nothing() -> None:
+    from lightning.pytorch.strategies import StrategyRegistry
+
+    before = dict(StrategyRegistry)
+    finders = list(sys.meta_path)
+    registration.install()
+    registration.install()
+    assert dict(StrategyRegistry) == before
+    assert sys.meta_path == finders
+
+
+def test_an_error_in_the_entry_point_becomes_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Raised, it would break every `import torch` on the machine."""
+
+    def fail(module: object) -> None:
+        raise KeyError("no registry")
+
+    monkeypatch.setattr(registration, "_register", fail)
+    with pytest.warns(UserWarning, match="did not register.*no registry"):
+        registration.install()
+
+
+def test_an_error_while_lightning_is_imported_becomes_a_warning() -> None:
+    program = (
+        "import lightning_adpsgd.registration as r\n"
+        "r.NAMES['broken'] = 3\n"
+        f"{LIGHTNING}\n"
+        "print(pl.Trainer.__name__)"
+    )
+    assert in_clean_process(program) == "Trainer"
+
+
+def test_the_public_names_can_be_imported_and_others_not() -> None:
+    assert lightning_adpsgd.HADPSGDStrategy is HADPSGDStrategy
+    for name in lightning_adpsgd.__all__:
+        assert getattr(lightning_adpsgd, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'HadpsgdStrategy'"):
+        lightning_adpsgd.HadpsgdStrategy  # noqa: B018
