@@ -7,16 +7,14 @@ of these. Inside a super-learner this is Lightning's DDP on the process group of
 learners; between super-learners the engines of `mixing` and `gossip` do the work.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -28,10 +26,13 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from lightning_adpsgd import signals
+from lightning_adpsgd.compatibility import refuse_unsupported
 from lightning_adpsgd.consensus import Consensus, ConsensusModel
-from lightning_adpsgd.coordination import Coordinator, LearnerFailed, LearnerFollows
+from lightning_adpsgd.coordination import Coordinator
 from lightning_adpsgd.dials import CommunicationName, Dials
+from lightning_adpsgd.failures import FailureReport
 from lightning_adpsgd.gossip import Gossip, GossipOptions
+from lightning_adpsgd.groups import Groups, make_groups
 from lightning_adpsgd.mixing import (
     Communication,
     DelayByOne,
@@ -43,15 +44,9 @@ from lightning_adpsgd.mixing import (
 )
 from lightning_adpsgd.parameters import FlatParameters
 from lightning_adpsgd.topology import Topology, find_topology
-from lightning_adpsgd.transport import DistributedTransport, Node, PeerLost
+from lightning_adpsgd.transport import DistributedTransport, Node
 
 _NAMESPACE = "lightning_adpsgd"
-
-
-class _Groups(NamedTuple):
-    counterparts: dist.ProcessGroup
-    gradients: dist.ProcessGroup | None
-    shards: dist.ProcessGroup | None
 
 
 class HADPSGDStrategy(DDPStrategy):
@@ -161,13 +156,14 @@ class HADPSGDStrategy(DDPStrategy):
         if trainer.state.fn != TrainerFn.FITTING or not self._has_peers():
             super().setup(trainer)
             return
-        self._refuse_unsupported(trainer)
+        asynchronous = self._dials.communication == "async"
+        refuse_unsupported(trainer, self, asynchronous)
         assert self.accelerator is not None
         assert self.model is not None
         self.accelerator.setup(trainer)
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
-        self._groups = self._make_groups()
+        self._groups = make_groups(self.super_learner_size, self._timeout)
         # All learners start from the weights of learner 0, as in DDP.
         _sync_module_states(self.model)
         self._flat = FlatParameters(self.model, shards=self.super_learner_size)
@@ -178,6 +174,7 @@ class HADPSGDStrategy(DDPStrategy):
         self.setup_precision_plugin()
         _optimizers_to_device(self.optimizers, self.root_device)
         self._coordinator = self._start_coordinator()
+        self._failures = self._report_failures_to(self._coordinator)
         signals.handle_locally(trainer)
 
     @override
@@ -209,7 +206,7 @@ class HADPSGDStrategy(DDPStrategy):
     @override
     def on_train_end(self) -> None:
         if self._consensus is not None and self._communication is not None:
-            with self._failures_named():
+            with self._failures.named():
                 self.last_consensus = self._consensus.enter("end of training")
                 self._communication.stop()
             self._statistics = self._communication.statistics()
@@ -220,8 +217,7 @@ class HADPSGDStrategy(DDPStrategy):
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         if self._coordinator is not None:
-            if not isinstance(exception, LearnerFailed | LearnerFollows):
-                self._coordinator.announce_failure(self._describe(exception))
+            self._failures.announce(exception)
             if self.is_global_zero:
                 self._coordinator.linger(timedelta(seconds=1))
         self._abort_communication()
@@ -242,7 +238,7 @@ class HADPSGDStrategy(DDPStrategy):
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self._coordinator is not None:
-            with self._failures_named():
+            with self._failures.named():
                 self._coordinator.raise_if_failed()
         super().on_train_batch_start(batch, batch_idx)
 
@@ -266,7 +262,7 @@ class HADPSGDStrategy(DDPStrategy):
         if communication is None:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
         step = _Step(closure, communication)
-        with self._failures_named():
+        with self._failures.named():
             output = super().optimizer_step(optimizer, step, model, **kwargs)
             communication.after_update()
         return output
@@ -277,7 +273,7 @@ class HADPSGDStrategy(DDPStrategy):
     def on_validation_start(self) -> None:
         super().on_validation_start()
         if self._consensus is not None:
-            with self._failures_named():
+            with self._failures.named():
                 self.last_consensus = self._consensus.enter("validation")
 
     @override
@@ -295,7 +291,7 @@ class HADPSGDStrategy(DDPStrategy):
         consensus = self._consensus
         if consensus is None or consensus.entered or self._interrupted():
             return super().lightning_module_state_dict()
-        with self._failures_named():
+        with self._failures.named():
             self.last_consensus = consensus.enter("checkpoint")
         state = {
             name: value.clone() if isinstance(value, Tensor) else value
@@ -362,7 +358,7 @@ class HADPSGDStrategy(DDPStrategy):
             super().barrier(*args, **kwargs)
             return
         name = str(args[0]) if args else str(kwargs.get("name") or "barrier")
-        with self._failures_named():
+        with self._failures.named():
             self._coordinator.meet(name)
 
     @override
@@ -419,43 +415,8 @@ class HADPSGDStrategy(DDPStrategy):
             )
         return self.num_super_learners > 1
 
-    def _refuse_unsupported(self, trainer: pl.Trainer) -> None:
-        if self.root_device.type != "cpu":
-            raise ValueError(
-                f"`accelerator` must be 'cpu' for gossip in this release, got "
-                f"{self.root_device.type!r}"
-            )
-        if self._layer_sync is not None:
-            raise ValueError(
-                "`sync_batchnorm` must be False: it would make all learners wait for "
-                "one another in each forward; batch-norm statistics are averaged with "
-                "the parameters"
-            )
-        if self._dials.communication == "async":
-            _refuse_world_clocks(trainer)
-
-    def _make_groups(self) -> _Groups:
-        size, count = self.super_learner_size, self.num_super_learners
-        across = [[s * size + n for s in range(count)] for n in range(size)]
-        within = [[s * size + n for n in range(size)] for s in range(count)]
-        # Everybody makes every group, in the same order: torch requires it.
-        counterparts = self._own_group(across)
-        if size == 1:
-            return _Groups(counterparts, None, None)
-        return _Groups(counterparts, self._own_group(within), self._own_group(within))
-
-    def _own_group(self, partition: list[list[int]]) -> dist.ProcessGroup:
-        groups = [
-            dist.new_group(ranks, timeout=self._timeout, backend="gloo")
-            for ranks in partition
-        ]
-        own = next(i for i, ranks in enumerate(partition) if self.global_rank in ranks)
-        group = groups[own]
-        assert isinstance(group, dist.ProcessGroup)
-        return group
-
     def _make_communication(
-        self, flat: FlatParameters, groups: _Groups
+        self, flat: FlatParameters, groups: Groups
     ) -> Communication:
         dials, vectors = self._dials, flat.vectors
         transport = DistributedTransport(groups.counterparts)
@@ -471,8 +432,8 @@ class HADPSGDStrategy(DDPStrategy):
                 dials.max_staleness,
                 dials.timeout,
             )
-            report = self._report_lost_peer
-            return Gossip(vectors, transport, node, schedule, options, report)
+            lost_peer = self._failures.lost_peer
+            return Gossip(vectors, transport, node, schedule, options, lost_peer)
         mixer = RoundMixer(vectors, transport, node, schedule, dials.timeout)
         if dials.communication == "sync":
             return Synchronous(mixer, dials.effective_order, dials.gossip_every)
@@ -492,6 +453,11 @@ class HADPSGDStrategy(DDPStrategy):
         coordinator.start()
         return coordinator
 
+    def _report_failures_to(self, coordinator: Coordinator) -> FailureReport:
+        first = self.global_rank - self.global_rank % self.super_learner_size
+        ranks = [first + n for n in range(self.super_learner_size)]
+        return FailureReport(coordinator, self.global_rank, ranks)
+
     def _check_same_layout(self, flat: FlatParameters) -> None:
         layout = flat.layout()
         if self.broadcast(layout) != layout:
@@ -500,50 +466,6 @@ class HADPSGDStrategy(DDPStrategy):
                 "0 in the name, shape or dtype of a weight: all learners must build "
                 "the same model"
             )
-
-    # --- private: failures
-
-    @contextmanager
-    def _failures_named(self) -> Iterator[None]:
-        """Turns the loss of a peer into the failure that caused it.
-
-        Raises:
-            LearnerFailed: In learner 0, with the one message of the job.
-            LearnerFollows: In the others, whose traces would only repeat it.
-        """
-        assert self._coordinator is not None
-        try:
-            yield
-        except (PeerLost, LearnerFailed) as error:
-            self._end_with_the_others(self._coordinator.explain(str(error)), error)
-        except RuntimeError as error:
-            if not _is_lost_connection(error):
-                raise
-            message = self._coordinator.explain(self._lost_neighbour(error))
-            self._end_with_the_others(message, error)
-
-    def _end_with_the_others(self, message: str, cause: BaseException) -> None:
-        if not self.is_global_zero:
-            raise LearnerFollows(1) from cause
-        repeats = isinstance(cause, LearnerFailed)
-        raise LearnerFailed(message) from (None if repeats else cause)
-
-    def _report_lost_peer(self, message: str) -> None:
-        assert self._coordinator is not None
-        self._coordinator.explain(f"learner {self.global_rank} {message}")
-
-    def _lost_neighbour(self, error: RuntimeError) -> str:
-        first = self.global_rank - self.global_rank % self.super_learner_size
-        ranks = [first + n for n in range(self.super_learner_size)]
-        return (
-            f"learner {self.global_rank} lost another learner of its super-learner "
-            f"{ranks} in an allreduce: {error}. See what those processes printed last"
-        )
-
-    def _describe(self, exception: BaseException) -> str:
-        text = " ".join(str(exception).split())[:500]
-        kind = type(exception).__name__
-        return f"learner {self.global_rank} raised {kind}" + f": {text}" * bool(text)
 
     def _abort_communication(self) -> None:
         if self._communication is not None:
@@ -563,7 +485,7 @@ class HADPSGDStrategy(DDPStrategy):
         self._communication: Communication | None = None
         self._consensus: ConsensusModel | None = None
         self._flat: FlatParameters | None = None
-        self._groups: _Groups | None = None
+        self._groups: Groups | None = None
 
 
 class _Step:
@@ -584,27 +506,3 @@ class _Step:
             self._first = False
             self._communication.before_update()
         return output
-
-
-def _refuse_world_clocks(trainer: pl.Trainer) -> None:
-    """Refuses what reads one clock for all learners in each step."""
-    if getattr(trainer, "_val_check_time_interval", None) is not None:
-        raise ValueError(
-            "`val_check_interval` must be a number of steps or a part of an epoch with "
-            '`communication="async"`, got a time: learners would validate at different '
-            "steps of their own clocks"
-        )
-    for callback in getattr(trainer, "callbacks", ()):
-        timed = isinstance(callback, ModelCheckpoint) and callback._train_time_interval
-        if timed or isinstance(callback, Timer):
-            argument = "train_time_interval" if timed else "max_time"
-            raise ValueError(
-                f'`{argument}` must not be set with `communication="async"`: it makes '
-                "all learners wait for learner 0 in each step; use `max_steps` or "
-                "`every_n_train_steps`"
-            )
-
-
-def _is_lost_connection(error: RuntimeError) -> bool:
-    text = str(error)
-    return "gloo" in text or "Connection" in text or "Timed out" in text

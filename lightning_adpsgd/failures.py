@@ -1,0 +1,70 @@
+"""One learner's failure, told once: what the others raise when they end with it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lightning_adpsgd.coordination import Coordinator, LearnerFailed, LearnerFollows
+from lightning_adpsgd.transport import PeerLost
+
+
+class FailureReport:
+    """Turns the loss of a connection into the failure that caused it.
+
+    Args:
+        coordinator: Of this learner.
+        rank: Of this learner.
+        super_learner: The ranks of its super-learner.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, rank: int, super_learner: list[int]
+    ) -> None:
+        self._coordinator, self._rank = coordinator, rank
+        self._super_learner = super_learner
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Runs a block in which a peer may turn out to be gone.
+
+        Raises:
+            LearnerFailed: In learner 0, with the one message of the job.
+            LearnerFollows: In the others, whose traces would only repeat it.
+        """
+        try:
+            yield
+        except (PeerLost, LearnerFailed) as error:
+            self._follow(self._coordinator.explain(str(error)), error)
+        except RuntimeError as error:
+            if not _is_lost_connection(error):
+                raise
+            self._follow(self._coordinator.explain(self._lost_neighbour(error)), error)
+
+    def lost_peer(self, message: str) -> None:
+        """Called by a communication thread that lost a peer."""
+        self._coordinator.explain(f"learner {self._rank} {message}")
+
+    def announce(self, exception: BaseException) -> None:
+        """Tells all learners what this one raised, unless it only followed."""
+        if isinstance(exception, LearnerFailed | LearnerFollows):
+            return
+        text = " ".join(str(exception).split())[:500]
+        what = f"{type(exception).__name__}: {text}".removesuffix(": ")
+        self._coordinator.announce_failure(f"learner {self._rank} raised {what}")
+
+    def _follow(self, message: str, cause: BaseException) -> None:
+        if self._rank != 0:
+            raise LearnerFollows(1) from cause
+        repeats = isinstance(cause, LearnerFailed)
+        raise LearnerFailed(message) from (None if repeats else cause)
+
+    def _lost_neighbour(self, error: RuntimeError) -> str:
+        return (
+            f"learner {self._rank} lost another learner of its super-learner "
+            f"{self._super_learner} in an allreduce: {error}. See what those processes "
+            "printed last"
+        )
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    text = str(error)
+    return "gloo" in text or "Connection" in text or "Timed out" in text
