@@ -96,16 +96,16 @@ class TrainSettings:
     chunk: int = 21
     epochs: int = 16
     validate_every: int = 1
-    base_rate: float = 0.1
-    base_batch: int = 256
-    warmup_epochs: float = 10.0
-    decay: float = 2**-0.5
+    base_rate: float = 0.5
+    base_batch: int = 16
+    warmup_epochs: float = 2.0
+    decay: float = 0.85
     momentum: float = 0.0
     num_layers: int = 2
     hidden_size: int = 128
     bottleneck_size: int = 64
     dropout: float = 0.0
-    max_warp: float = 0.0
+    max_warp: float = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,10 +156,10 @@ class DecodeSettings:
     """
 
     beam: float = 13.0
-    max_active: int = 7000
-    acoustic_scales: tuple[float, ...] = (0.1, 0.15, 0.2, 0.3, 0.5, 0.7)
-    gmm_acoustic_scales: tuple[float, ...] = (0.04, 0.06, 0.08, 0.1, 0.14)
-    max_dev_utterances: int = 300
+    max_active: int = 2000
+    acoustic_scales: tuple[float, ...] = (0.1, 0.15, 0.2, 0.3, 0.5)
+    gmm_acoustic_scales: tuple[float, ...] = (0.05, 0.07, 0.1, 0.14)
+    max_dev_utterances: int = 100
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,13 @@ from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.callbacks import AllreduceWait, GossipMonitor, TrainingCurve
 from lightning_adpsgd.registration import NAMES
 from recipes.switchboard.loggers import FinishWandb, make_loggers
-from recipes.switchboard.metrics import by_step, read_rows, summarize_run, write_rows
+from recipes.switchboard.metrics import (
+    Row,
+    by_step,
+    read_rows,
+    summarize_run,
+    write_rows,
+)
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import Settings, TrainSettings
 
@@ -41,8 +47,13 @@ def train(settings: Settings, output: Path) -> None:
     """Trains the run `settings.run` and leaves its model and figures in `output`.
 
     Raises:
-        StageError: A learner failed; its message stands above.
+        StageError: A learner failed (its message stands above), or there is no such
+            strategy.
     """
+    try:
+        make_strategy(settings.train)
+    except ValueError as error:
+        raise StageError(str(error)) from error
     process = multiprocessing.get_context("spawn").Process(
         target=_run_learners, args=(settings, output), name="train"
     )
@@ -175,10 +186,15 @@ def _attempts(output: Path) -> list[Path]:
     )
 
 
+def gather_figures(output: Path) -> list[Row]:
+    """One row per step, of all attempts at this training."""
+    files = [attempt / "metrics.csv" for attempt in _attempts(output)]
+    return by_step(row for file in files if file.exists() for row in read_rows(file))
+
+
 def _publish(settings: Settings, output: Path) -> None:
     """Gathers the figures of all attempts; the checkpoint gets its final name."""
-    files = [attempt / "metrics.csv" for attempt in _attempts(output)]
-    rows = by_step(row for file in files if file.exists() for row in read_rows(file))
+    rows = gather_figures(output)
     write_rows(output / "metrics.csv", rows)
     summary = {
         "run": settings.run,

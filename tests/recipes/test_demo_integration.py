@@ -1,0 +1,93 @@
+"""The whole way from audio to word error rate, on a corpus of one minute."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from recipes.demo.__main__ import main
+from recipes.demo.results import read_result
+from recipes.switchboard.settings import Settings
+from recipes.switchboard.train_stage import make_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SMALL = {
+    "train.epochs": 2,
+    "train.hidden_size": 16,
+    "train.num_layers": 1,
+    "train.batch_size": 8,
+    "align.num_iterations": 2,
+    "align.num_gaussians": 150,
+}
+
+
+def run(folder: Path) -> int:
+    changes = [f"--set={name}={value}" for name, value in SMALL.items()]
+    minutes = ["--minutes", "1", "--test-minutes", "0.3"]
+    return main(["--out", str(folder), *minutes, *changes])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo")
+    assert run(folder) == 0
+    return folder
+
+
+def settings(folder: Path, run: str) -> Settings:
+    return Settings(corpus=folder / "corpus", out=folder, run=run)
+
+
+def test_a_finished_demo_is_only_reported_again(finished, capsys):
+    models = [settings(finished, r).directory("train") for r in ("ddp", "hadpsgd")]
+    before = [(model / "model.ckpt").stat().st_mtime_ns for model in models]
+    (finished / "report.html").unlink()
+    assert run(finished) == 0
+    assert [(m / "model.ckpt").stat().st_mtime_ns for m in models] == before
+    assert (finished / "report.html").exists()
+
+
+def test_all_words_of_the_test_sets_are_scored_in_every_run(finished):
+    results = [read_result(settings(finished, run)) for run in ("ddp", "hadpsgd")]
+    words = [{p: e.num_words for p, e in r.errors.items()} for r in results]
+    assert words[0] == words[1]
+    assert words[0]["SWB"] + words[0]["CH"] == words[0]["total"] > 0
+
+
+def test_both_trainings_see_the_same_number_of_samples(finished):
+    results = [read_result(settings(finished, run)) for run in ("ddp", "hadpsgd")]
+    samples = [result.summary["global_samples"] for result in results]
+    assert samples[0] == samples[1] > 0
+
+
+def test_both_trainings_start_from_the_same_weights(finished):
+    first, second = (
+        make_model(settings(finished, run), corpus_chunks=10).state_dict()
+        for run in ("ddp", "hadpsgd")
+    )
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_only_the_run_that_gossips_has_exchanges(finished):
+    ddp, hadpsgd = (read_result(settings(finished, r)) for r in ("ddp", "hadpsgd"))
+    assert ddp.summary["staleness"] == {}
+    assert sum(hadpsgd.summary["staleness"].values()) > 0
+
+
+def test_the_model_of_a_run_opens_without_this_package(finished):
+    path = settings(finished, "hadpsgd").directory("train") / "model.ckpt"
+    weights = torch.load(path, weights_only=True)["state_dict"]
+    assert all(value.isfinite().all() for value in weights.values())
+
+
+def test_the_report_tells_the_word_error_rate_of_every_run(finished):
+    page = (finished / "report.html").read_text()
+    baseline = finished / "exp" / "baseline" / "score.json"
+    scores = [json.loads(baseline.read_text())["parts"]["total"]["wer"]]
+    for name in ("ddp", "hadpsgd"):
+        score = settings(finished, name).directory("score") / "score.json"
+        scores.append(json.loads(score.read_text())["parts"]["total"]["wer"])
+    assert all(re.search(f">{wer:.2%}<", page) for wer in scores)

@@ -1,0 +1,49 @@
+"""The stage `train`: its strategies, its failures, the figures of several attempts."""
+
+from pathlib import Path
+
+import pytest
+from lightning.pytorch.strategies import DDPStrategy
+
+from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd.registration import NAMES
+from recipes.switchboard.metrics import write_rows
+from recipes.switchboard.pipeline import StageError
+from recipes.switchboard.settings import Settings, TrainSettings
+from recipes.switchboard.train_stage import gather_figures, make_strategy, train
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_of_the_package_becomes_its_strategy(name):
+    assert isinstance(make_strategy(TrainSettings(strategy=name)), HADPSGDStrategy)
+
+
+def test_ddp_is_lightnings_own():
+    assert type(make_strategy(TrainSettings(strategy="ddp"))) is DDPStrategy
+
+
+def test_a_name_that_is_no_strategy_is_refused_with_those_that_are():
+    with pytest.raises(ValueError, match=r"`strategy` must be one of ddp, .*got 'dpd'"):
+        make_strategy(TrainSettings(strategy="dpd"))
+
+
+@pytest.mark.parametrize(("name", "size"), [("hadpsgd", 2), ("adpsgd", 1)])
+def test_only_the_hierarchical_strategy_has_super_learners(name, size):
+    strategy = make_strategy(TrainSettings(strategy=name, super_learner_size=2))
+    assert isinstance(strategy, HADPSGDStrategy)
+    assert strategy.super_learner_size == size
+
+
+def test_a_training_that_cannot_start_fails_its_stage(tmp_path, capfd):
+    with pytest.raises(StageError, match="`hadpsgd` ended with status 1"):
+        train(Settings(corpus=tmp_path, out=tmp_path), tmp_path / "output")
+    assert "frames.npy: expected an array" in capfd.readouterr().err
+
+
+def test_figures_of_all_attempts_become_one_table_in_order_of_steps(tmp_path):
+    for attempt, steps in enumerate(([9, 19], [29, 39])):
+        folder = tmp_path / "logs" / f"attempt_{attempt}"
+        folder.mkdir(parents=True)
+        write_rows(folder / "metrics.csv", [{"step": step} for step in steps])
+    (tmp_path / "logs" / "attempt_2").mkdir()
+    assert [row["step"] for row in gather_figures(Path(tmp_path))] == [9, 19, 29, 39]
