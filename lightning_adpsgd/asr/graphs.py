@@ -13,9 +13,12 @@ same, so they add a constant per frame. Phones are modelled without context (C i
 identity); `_in_context` and `Topology.chain` are where context enters.
 """
 
+import contextlib
 import math
+import os
+import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -202,12 +205,13 @@ def grammar_from_arpa(arpa: str | Path, symbols: Symbols) -> kaldifst.StdVectorF
     check_arpa(arpa)
     table = _write_table(symbols)
     try:
-        text = kaldilm.arpa2fst(
-            str(arpa),
-            disambig_symbol=BACKOFF,
-            read_symbol_table=str(table),
-            max_arpa_warnings=0,
-        )
+        with _without_stderr():
+            text = kaldilm.arpa2fst(
+                str(arpa),
+                disambig_symbol=BACKOFF,
+                read_symbol_table=str(table),
+                max_arpa_warnings=0,
+            )
     finally:
         table.unlink()
     fst = kaldifst.compile(text)
@@ -221,6 +225,20 @@ def _write_table(symbols: Symbols) -> Path:
     with tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False) as file:
         file.writelines(f"{word} {label}\n" for word, label in symbols.words.items())
     return Path(file.name)
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Mutes C++ code, which tells its progress on file descriptor 2."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 class TrainingGraphs:
