@@ -5,10 +5,7 @@ cut out and normalised together. Sides are done by several processes into one ar
 split; a journal of finished sides lets an interrupted stage go on.
 """
 
-import contextlib
-import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +14,7 @@ from tqdm import tqdm
 
 from lightning_adpsgd.asr.corpus import Skipped, Utterance
 from lightning_adpsgd.asr.features import log_mel, normalise_side, num_frames
+from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.sphere import SAMPLE_RATE, read_channel
 from lightning_adpsgd.asr.store import FramePlace, FrameWriter
 from recipes.switchboard.data_stages import utterances
@@ -57,35 +55,18 @@ class Job(NamedTuple):
     num_mels: int
 
 
-Map = Callable[[Callable[[Job], str | None], list[Job]], Iterable[str | None]]
-
-
 def features(settings: Settings, output: Path) -> None:
     """Write a frame store per split.
 
     Raises:
         StageError: Not one side of a split could be read.
     """
-    with _processes(settings.cores) as run:
-        for split in settings.splits():
-            if not (output / split / "frames.npy").exists():
-                _split(settings, split, output / split, run)
+    for split in settings.splits():
+        if not (output / split / "frames.npy").exists():
+            _split(settings, split, output / split)
 
 
-@contextlib.contextmanager
-def _processes(cores: int) -> Iterator[Map]:
-    """A `map` over so many processes."""
-    if cores == 1:
-        yield map
-        return
-    # Not forked: the caller may already have started torch's threads.
-    context = multiprocessing.get_context("spawn")
-    one_thread = (torch.set_num_threads, (1,))
-    with ProcessPoolExecutor(cores, context, *one_thread) as pool:
-        yield pool.map
-
-
-def _split(settings: Settings, split: str, folder: Path, run: Map) -> None:
+def _split(settings: Settings, split: str, folder: Path) -> None:
     spoken = utterances(settings, split)
     writer = _writer(folder, spoken, settings.features)
     if not writer.is_begun():
@@ -93,7 +74,7 @@ def _split(settings: Settings, split: str, folder: Path, run: Map) -> None:
     writer.create()
     lost = Skipped()
     present = [True] * len(spoken)
-    for side, problem in _work(settings, split, sides_of(spoken), writer, run):
+    for side, problem in _work(settings, split, sides_of(spoken), writer):
         if problem is not None:
             lost.add("unreadable conversation side", problem, side.duration_s)
             for position in side.positions:
@@ -129,7 +110,7 @@ def sides_of(spoken: Sequence[Utterance]) -> list[Side]:
 
 
 def _work(
-    settings: Settings, split: str, sides: list[Side], writer: FrameWriter, run: Map
+    settings: Settings, split: str, sides: list[Side], writer: FrameWriter
 ) -> Iterator[tuple[Side, str | None]]:
     """Every side with what was wrong with it, or None; finished ones are noted."""
     journal = writer.folder / _JOURNAL
@@ -137,14 +118,21 @@ def _work(
     todo = [side for side in sides if side.name not in done]
     num_mels = settings.features.num_mels
     jobs = [Job(side, [*map(writer.place, side.positions)], num_mels) for side in todo]
+    work = write_side if settings.cores == 1 else _write_side_alone
     bar = tqdm(total=len(sides), initial=len(done), desc=f"{split} sound", unit="side")
     with bar, journal.open("a") as file:
-        for side, problem in zip(todo, run(write_side, jobs), strict=True):
+        for index, problem in fork_map(work, jobs, settings.cores):
             if problem is None:
-                file.write(f"{side.name}\n")
+                file.write(f"{todo[index].name}\n")
                 file.flush()
             bar.update()
-            yield side, problem
+            yield todo[index], problem
+
+
+def _write_side_alone(job: Job) -> str | None:
+    # A forked process has none of the threads that torch believes it has.
+    torch.set_num_threads(1)
+    return write_side(job)
 
 
 def write_side(job: Job) -> str | None:
