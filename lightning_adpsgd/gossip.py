@@ -54,6 +54,8 @@ from lightning_adpsgd.transport import (
 
 # What an asker says before anything else on its lane.
 _ASK, _ALIVE, _LEAVE = 1, 2, 3
+# Elements that a merge takes at once: three such parts fit into a core's cache.
+_MERGE_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class GossipOptions:
     wire_dtype: torch.dtype | None = None
     max_staleness: int | None = None
     timeout: timedelta = timedelta(minutes=2)
-    chunk_elements: int = 1 << 18
+    chunk_elements: int = 1 << 20
 
 
 class _Chunk(NamedTuple):
@@ -216,9 +218,9 @@ class Gossip(Communication):
         vectors = zip(self._vectors, self._snapshots, self._changes, strict=True)
         for vector, snapshot, change in vectors:
             for part, x, d in zip(
-                vector.split(self._options.chunk_elements),
-                snapshot.split(self._options.chunk_elements),
-                change.split(self._options.chunk_elements),
+                vector.split(_MERGE_ELEMENTS),
+                snapshot.split(_MERGE_ELEMENTS),
+                change.split(_MERGE_ELEMENTS),
                 strict=True,
             ):
                 with self._exposed_state():

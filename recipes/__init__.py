@@ -1,0 +1,1 @@
+"""Recipes: corpora, stages and the demo; run from a checkout, not installed."""
