@@ -6,6 +6,8 @@ itself, whose neighbouring coefficients rise and fall together.
 
 import numpy as np
 
+from lightning_adpsgd.asr.parallel import product
+
 _REACH = 2  # frames to each side that a slope is fitted over
 
 
@@ -22,7 +24,7 @@ def cepstra(log_mel: np.ndarray, num_cepstra: int = 13) -> np.ndarray:
     num_mels = log_mel.shape[1]
     if not 1 <= num_cepstra <= num_mels:
         raise ValueError(f"`num_cepstra` must be in 1..{num_mels}, got {num_cepstra}")
-    static = log_mel.astype(np.float32) @ _cosines(num_mels, num_cepstra)
+    static = product(log_mel.astype(np.float32), _cosines(num_mels, num_cepstra))
     slopes = _slopes(static)
     return np.hstack([static, slopes, _slopes(slopes)])
 

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_adpsgd.asr.parallel import product
+
 _FLOOR_OF_VARIANCE = 0.01  # times the variance of all frames
 _MIN_COUNT = 10.0  # frames; a Gaussian with less is dropped
 _PERTURBATION = 0.2  # standard deviations between the halves of a split Gaussian
@@ -61,7 +63,7 @@ class GaussianMixtures:
 
         def log_likelihoods(frames: np.ndarray) -> np.ndarray:
             # Gaussians are rows: sums over a state's Gaussians run over whole rows.
-            terms = table @ _with_squares(frames).T + constant[:, None]
+            terms = product(table, _with_squares(frames).T) + constant[:, None]
             peak = np.maximum.reduceat(terms, first, axis=0)
             terms -= peak[self.state]
             np.exp(terms, out=terms)
@@ -149,9 +151,9 @@ def accumulate(
     for state in np.flatnonzero(np.diff(edges)):
         own = squared[order[edges[state] : edges[state + 1]]]
         rows = slice(bounds[state], bounds[state + 1])
-        share = _shares(own @ table[rows].T + constant[rows])
+        share = _shares(product(own, table[rows].T) + constant[rows])
         sums[rows, 0] = share.sum(axis=0, dtype=float)
-        sums[rows, 1:] = share.T @ own
+        sums[rows, 1:] = product(share.T, own)
     return Statistics(sums[:, 0], sums[:, 1 : 1 + dimension], sums[:, 1 + dimension :])
 
 

@@ -90,8 +90,6 @@ def _network(path: Path) -> Scorer:
     model.eval()
 
     def log_likelihoods(frames: np.ndarray) -> np.ndarray:
-        # in a forked process: threads of torch do not survive a fork
-        torch.set_num_threads(1)
         return model.log_likelihoods(torch.from_numpy(frames.astype("f4"))).numpy()
 
     return log_likelihoods

@@ -157,7 +157,7 @@ class DecodeSettings:
 
     beam: float = 13.0
     max_active: int = 2000
-    acoustic_scales: tuple[float, ...] = (0.1, 0.15, 0.2, 0.3, 0.5)
+    acoustic_scales: tuple[float, ...] = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
     gmm_acoustic_scales: tuple[float, ...] = (0.05, 0.07, 0.1, 0.14)
     max_dev_utterances: int = 100
 

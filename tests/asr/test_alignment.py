@@ -70,9 +70,9 @@ def test_mixtures_grow_to_the_number_asked_for(steps, graphs):
     assert sizes[-1] == 100
 
 
-def test_one_process_and_two_find_the_same(spoken, graphs, steps):
+def test_two_processes_and_three_find_the_same(spoken, graphs, steps):
     utterances = [utterance for utterance, _ in spoken]
-    options = AlignmentOptions(num_iterations=6, num_gaussians=100, num_processes=1)
+    options = AlignmentOptions(num_iterations=6, num_gaussians=100, num_processes=3)
     *_, last = train_mixtures(utterances, graphs, options)
     np.testing.assert_array_equal(last.mixtures.mean, steps[-1].mixtures.mean)
 
