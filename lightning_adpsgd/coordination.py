@@ -131,6 +131,23 @@ class Coordinator:
         except RuntimeError:
             return
 
+    def silent_learners(self, patience: timedelta = timedelta(seconds=1)) -> list[int]:
+        """Those that show no sign of having seen the failure: dead, or stuck."""
+        deadline = time.perf_counter() + patience.total_seconds()
+        while silent := [
+            rank for rank in range(self._world_size) if self._unseen(rank)
+        ]:
+            if time.perf_counter() > deadline:
+                break
+            self._stopped.wait(0.05)
+        return silent
+
+    def _unseen(self, rank: int) -> bool:
+        try:
+            return not self._store.check([f"failure/seen/{rank}"])
+        except RuntimeError:
+            return False
+
     def _check_same_meeting(self, key: str, name: str) -> None:
         mine = f"{name}\t{self._rank}"
         first = self._store.compare_set(f"{key}/name", "", mine).decode()
@@ -179,6 +196,7 @@ class Coordinator:
 
     def _acknowledge(self) -> None:
         try:
+            self._store.set(f"failure/seen/{self._rank}", "")
             self._store.add("failure/seen", 1)
         except RuntimeError:
             return

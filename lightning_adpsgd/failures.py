@@ -32,7 +32,11 @@ class FailureReport:
         """
         try:
             yield
-        except (PeerLost, LearnerFailed) as error:
+        except PeerLost as error:
+            message = self._coordinator.explain(str(error))
+            unnamed = error.peer is None and "lost a super-learner" in message
+            self._follow(message + self._silent() if unnamed else message, error)
+        except LearnerFailed as error:
             self._follow(self._coordinator.explain(str(error)), error)
         except RuntimeError as error:
             if not _is_lost_connection(error):
@@ -56,6 +60,10 @@ class FailureReport:
             raise LearnerFollows(1) from cause
         repeats = isinstance(cause, LearnerFailed)
         raise LearnerFailed(message) from (None if repeats else cause)
+
+    def _silent(self) -> str:
+        silent = self._coordinator.silent_learners()
+        return f". No sign of life from learner {silent}" if silent else ""
 
     def _lost_neighbour(self, error: RuntimeError) -> str:
         return (

@@ -25,14 +25,15 @@ class PeerLost(RuntimeError):
     """A peer did not take part in an operation within the timeout, or has gone.
 
     Args:
-        peer: Index of the super-learner at the other end.
+        peer: Index of the super-learner at the other end; none where it is not known.
         operation: What was being done, as a phrase.
         reason: What the layer below said.
     """
 
-    def __init__(self, peer: int, operation: str, reason: str) -> None:
+    def __init__(self, peer: int | None, operation: str, reason: str) -> None:
+        whom = "a super-learner" if peer is None else f"super-learner {peer}"
         super().__init__(
-            f"lost super-learner {peer} while {operation}: {reason}. See whether its "
+            f"lost {whom} while {operation}: {reason}. See whether its "
             "process still runs and what it printed last; if it is only slow to "
             "answer, raise `timeout`"
         )
@@ -166,9 +167,8 @@ class DistributedTransport(Transport):
         try:
             work.wait(timeout)
         except RuntimeError as error:
-            raise PeerLost(-1, "averaging over all super-learners", str(error)) from (
-                error
-            )
+            operation = "averaging over all super-learners"
+            raise PeerLost(None, operation, str(error)) from error
         vector.div_(self.size)
 
 

@@ -1,6 +1,7 @@
 """What several test files of the engine share: sizes, threads, small worlds."""
 
 import multiprocessing
+import pickle
 import queue
 import threading
 import time
@@ -242,16 +243,17 @@ def forked(
 def _report(action: Callable[[int], Any], rank: int, sender: Connection) -> None:
     torch.set_num_threads(1)
     try:
-        sender.send((action(rank), ""))
+        # Plain: multiprocessing's own pickles share tensors with a process that ends.
+        sender.send_bytes(pickle.dumps((action(rank), "")))
     except BaseException:
-        sender.send((None, traceback.format_exc()))
+        sender.send_bytes(pickle.dumps((None, traceback.format_exc())))
         raise
 
 
 def _collect(receiver: Connection, deadline: float) -> tuple[Any, str]:
     try:
         if receiver.poll(max(0.0, deadline - time.monotonic())):
-            return receiver.recv()
+            return pickle.loads(receiver.recv_bytes())
     except EOFError:
         return None, "ended without a word"
     return None, "still ran at the end of the test's patience"

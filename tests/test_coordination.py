@@ -163,3 +163,13 @@ def test_a_process_whose_training_thread_is_stuck_is_ended(tmp_path: Path) -> No
     (outcome,) = forked(1, stuck, seconds=20)
     assert outcome.exit_code == 1
     assert outcome.error == "ended without a word"
+
+
+def test_learners_that_show_no_sign_of_life_are_found() -> None:
+    first, second, _dead = coordinators(3)
+    for coordinator in (first, second):
+        coordinator.start()
+    first.announce_failure("lost a super-learner")
+    assert first.silent_learners(timedelta(seconds=0.3)) == [2]
+    for coordinator in (first, second):
+        coordinator.stop()

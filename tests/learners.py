@@ -1,0 +1,139 @@
+"""Learners for integration tests: small modules, and a forked process for each."""
+
+import faulthandler
+import os
+import socket
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+from typing_extensions import override
+
+from lightning_adpsgd import HADPSGDStrategy
+from tests.helpers import Outcome, forked
+
+LR = 0.1
+PATIENCE = timedelta(seconds=20)
+
+
+class Rows(Dataset[Tensor]):
+    """The rows of a seeded random matrix, [length, 3], in double precision."""
+
+    def __init__(self, length: int, seed: int = 1) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.rows = torch.randn(length, 3, dtype=torch.float64, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @override
+    def __getitem__(self, index: int) -> Tensor:
+        return self.rows[index]
+
+
+class Linear(pl.LightningModule):
+    """Its gradient is the batch's mean row, whatever the weights: a fixed sequence."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3,), start, dtype=torch.float64))
+
+    def loss(self, batch: Tensor) -> Tensor:
+        return (batch @ self.weight).mean()
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.loss(batch)
+
+    @override
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch), sync_dist=True, batch_size=len(batch))
+
+    @override
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), LR)
+
+
+class Quadratic(Linear):
+    """Pulls its weights to the batch: the gradient is 2 (w - mean row) / 3."""
+
+    @override
+    def loss(self, batch: Tensor) -> Tensor:
+        return (batch - self.weight).square().mean()
+
+
+def loader(length: int, rank: int = 0, num: int = 1) -> DataLoader[Tensor]:
+    """Every `num`-th row from `rank` on, in order, one to a batch."""
+    return DataLoader(Subset(Rows(length), range(rank, length, num)))
+
+
+def trainer_of(
+    strategy: str | HADPSGDStrategy, num_learners: int, **arguments: Any
+) -> pl.Trainer:
+    quiet: dict[str, Any] = {
+        "max_epochs": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        # Lightning's sampler shuffles the training rows; `loader` deals them in order.
+        "use_distributed_sampler": False,
+    }
+    return pl.Trainer(
+        accelerator="cpu",
+        devices=num_learners,
+        strategy=strategy,
+        **{**quiet, **arguments},
+    )
+
+
+def gossip(topology: Any = "ring", communication: Any = "async", **dials: Any) -> Any:
+    """The strategy with one learner to a super-learner and a test's patience."""
+    return HADPSGDStrategy(
+        topology,
+        communication,
+        **{"super_learner_size": 1, "timeout": PATIENCE, **dials},
+    )
+
+
+def learners(
+    num: int, program: Callable[[int], Any], seconds: float = 40
+) -> list[Outcome]:
+    """Runs a program as each of `num` learners, as `torchrun` would start them."""
+    port = _free_port()
+
+    def learner(rank: int) -> Any:
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(num),
+            LOCAL_WORLD_SIZE=str(num),
+            GROUP_RANK="0",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            TORCHELASTIC_RUN_ID="test",
+        )
+        warnings.simplefilter("ignore")
+        faulthandler.dump_traceback_later(seconds - 2)
+        return program(rank)
+
+    return forked(num, learner, seconds)
+
+
+def values(outcomes: list[Outcome]) -> list[Any]:
+    """What all learners returned; fails with the first error of any."""
+    for rank, outcome in enumerate(outcomes):
+        assert not outcome.error, f"learner {rank}: {outcome.error}"
+    return [outcome.value for outcome in outcomes]
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

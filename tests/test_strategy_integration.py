@@ -1,0 +1,618 @@
+"""The strategy in real processes over Gloo, against closed forms.
+
+`Linear` has the same gradients whatever its weights, so that the mean of all learners
+is known exactly, however they average: start - lr * sum of the mean gradients.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_adpsgd import HADPSGDStrategy, Topology
+from lightning_adpsgd.topology import identity
+from tests.helpers import ALL_TOPOLOGIES, engine_threads, mixing_rounds, until
+from tests.learners import (
+    LR,
+    Linear,
+    Quadratic,
+    Rows,
+    gossip,
+    learners,
+    loader,
+    trainer_of,
+    values,
+)
+
+ALONE = Topology("alone", lambda size, round, seed: identity(size), lambda size: 1)
+"""Nobody meets anybody: the local weights are those of plain SGD."""
+
+
+def consensus_after(num_rows: int, num_learners: int, start: float = 0.0) -> Tensor:
+    """start - lr * sum of the mean gradients of `Linear` over all steps."""
+    steps = num_rows // num_learners
+    return start - LR * steps * Rows(num_rows).rows.mean(0)
+
+
+class Trajectory(pl.Callback):
+    """This learner's own weights after each step."""
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.weights.append(pl_module.weight.detach().clone())
+
+
+def fit(
+    num: int,
+    strategy: Callable[[], Any],
+    num_rows: int,
+    module: Callable[[], Linear] = Linear,
+    **arguments: Any,
+) -> list[tuple[Tensor, Tensor]]:
+    """Trajectory [step, weight] and final weights of every learner."""
+
+    def program(rank: int) -> tuple[Tensor, Tensor]:
+        learner, trajectory = module(), Trajectory()
+        trainer = trainer_of(strategy(), num, callbacks=[trajectory], **arguments)
+        trainer.fit(learner, loader(num_rows, rank, num))
+        assert engine_threads() == []
+        return torch.stack(trajectory.weights), learner.weight.detach()
+
+    return values(learners(num, program))
+
+
+def gradients_of(num_rows: int, num: int) -> list[Tensor]:
+    """Rows of step k in learner i, as `loader` deals them: [num, 3] each."""
+    return list(Rows(num_rows).rows.split(num))
+
+
+# --- arithmetic of the synchronous modes
+
+
+@pytest.mark.parametrize("topology", ALL_TOPOLOGIES)
+@pytest.mark.parametrize("order", ["step_then_average", "average_then_step"])
+def test_sync_processes_follow_the_matrix(topology: str, order: Any) -> None:
+    results = fit(3, lambda: gossip(topology, "sync", order=order), 15)
+    rows = torch.zeros(3, 3, dtype=torch.float64)
+    gradients = gradients_of(15, 3)
+    for step, mixing in enumerate(mixing_rounds(topology, 3, 5)):
+        if order == "step_then_average":
+            rows = mixing.T @ (rows - LR * gradients[step])
+        else:
+            rows = mixing.T @ rows - LR * gradients[step]
+        at_step = torch.stack([trajectory[step] for trajectory, _ in results])
+        torch.testing.assert_close(at_step, rows, atol=1e-12, rtol=0)
+
+
+def test_delay_by_one_processes_follow_the_recurrence() -> None:
+    results = fit(3, lambda: gossip("complete", "delay_by_one"), 15, Quadratic)
+    rows = torch.zeros(3, 3, dtype=torch.float64)
+    for step, batch in enumerate(gradients_of(15, 3)):
+        averaged = rows.mean(0) if step else rows
+        rows = averaged - LR * 2 / 3 * (rows - batch)
+        at_step = torch.stack([trajectory[step] for trajectory, _ in results])
+        torch.testing.assert_close(at_step, rows, atol=1e-12, rtol=0)
+
+
+def test_complete_in_lockstep_is_ddp_and_one_process_with_the_whole_batch() -> None:
+    complete = fit(3, lambda: gossip("complete", "sync"), 15, Quadratic)
+    ddp = fit(3, lambda: "ddp", 15, Quadratic)
+    weight = torch.zeros(3, dtype=torch.float64)
+    for step, batch in enumerate(gradients_of(15, 3)):
+        weight = weight - LR * 2 / 3 * (weight - batch.mean(0))
+        for trajectory, _ in (*complete, *ddp):
+            torch.testing.assert_close(trajectory[step], weight, atol=1e-12, rtol=0)
+
+
+# --- the consensus, however it was reached
+
+
+@pytest.mark.parametrize("topology", ALL_TOPOLOGIES)
+@pytest.mark.parametrize("num", [2, 3, 4])
+def test_async_processes_keep_the_mean(topology: str, num: int) -> None:
+    results = fit(num, lambda: gossip(topology), 12 * num)
+    for _, final in results:
+        torch.testing.assert_close(
+            final, consensus_after(12 * num, num), atol=1e-12, rtol=0
+        )
+
+
+@pytest.mark.parametrize(
+    "dials",
+    [
+        {"order": "average_then_step"},
+        {"wire_dtype": torch.bfloat16},
+        {"max_staleness": 1},
+        {"gossip_every": 3, "mixing_gain": 0.5},
+        {"after_evaluation": "adopt"},
+    ],
+    ids=lambda dials: next(iter(dials)),
+)
+def test_no_dial_of_async_moves_the_mean(dials: dict[str, Any]) -> None:
+    results = fit(3, lambda: gossip("ring", **dials), 36, max_epochs=2)
+    for _, final in results:
+        expected = 2 * consensus_after(36, 3)
+        torch.testing.assert_close(final, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("topology", "communication"),
+    [("ring", "sync"), ("complete", "delay_by_one"), ("ring", "async")],
+)
+def test_super_learners_of_two(topology: str, communication: Any) -> None:
+    def strategy() -> HADPSGDStrategy:
+        return gossip(topology, communication, super_learner_size=2)
+
+    results = fit(4, strategy, 40)
+    for first, second in ((0, 1), (2, 3)):
+        assert torch.equal(results[first][0], results[second][0])
+    assert not torch.equal(results[0][0], results[2][0])
+    for _, final in results:
+        torch.testing.assert_close(final, consensus_after(40, 4), atol=1e-12, rtol=0)
+
+
+def test_gradient_accumulation_counts_one_step() -> None:
+    results = fit(2, gossip, 24, accumulate_grad_batches=3)
+    for _, final in results:
+        # Lightning scales each loss by 1/3.
+        expected = consensus_after(24, 2) / 3
+        torch.testing.assert_close(final, expected, atol=1e-12, rtol=0)
+
+
+def test_unequal_starts_are_made_equal() -> None:
+    def program(rank: int) -> Tensor:
+        module = Linear(start=1.0 + rank)
+        trainer_of(gossip(), 2).fit(module, loader(8, rank, 2))
+        return module.weight.detach()
+
+    for final in values(learners(2, program)):
+        torch.testing.assert_close(final, consensus_after(8, 2, 1.0))
+
+
+class TwoOptimizers(Linear):
+    """Manual optimization: two optimizers take turns on the same batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    @override
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.parameters(), LR) for _ in range(2)]
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        optimizers: Any = self.optimizers()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+
+
+@pytest.mark.parametrize("communication", ["sync", "async"])
+def test_manual_optimization_with_two_optimizers(communication: Any) -> None:
+    results = fit(2, lambda: gossip("ring", communication), 16, TwoOptimizers)
+    for _, final in results:
+        torch.testing.assert_close(final, 2 * consensus_after(16, 2))
+
+
+# --- evaluation and checkpoints
+
+
+class Watch(Linear):
+    """Notes the weights of each validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.validated: list[Tensor] = []
+
+    @override
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.validated.append(self.weight.detach().clone())
+
+
+@pytest.mark.parametrize("after_evaluation", ["restore", "adopt"])
+def test_the_mean_is_validated_and_the_local_weights_come_back(
+    after_evaluation: Any,
+) -> None:
+    def program(rank: int) -> Any:
+        module, trajectory = Watch(), Trajectory()
+        strategy = gossip(ALONE, after_evaluation=after_evaluation)
+        trainer = trainer_of(strategy, 2, callbacks=[trajectory], max_epochs=2)
+        trainer.fit(module, loader(8, rank, 2), loader(2))
+        return module.validated, trajectory.weights, strategy.last_consensus
+
+    results = values(learners(2, program))
+    local = [-LR * Rows(8).rows[rank::2].sum(0) for rank in range(2)]
+    for rank, (validated, trajectory, _) in enumerate(results):
+        torch.testing.assert_close(validated[0], consensus_after(8, 2))
+        torch.testing.assert_close(validated[-1], 2 * consensus_after(8, 2))
+        origin = local[rank] if after_evaluation == "restore" else consensus_after(8, 2)
+        torch.testing.assert_close(trajectory[4], origin - LR * Rows(8).rows[rank])
+    if after_evaluation == "restore":
+        away = (2 * local[0] - 2 * consensus_after(8, 2)).norm().item()
+        assert results[0][2].distance == pytest.approx(away)
+
+
+def test_a_checkpoint_is_the_mean_and_needs_nothing_of_this_package(
+    tmp_path: Path,
+) -> None:
+    def program(rank: int) -> None:
+        checkpoint = ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=3)
+        trainer = trainer_of(
+            gossip(ALONE), 2, callbacks=[checkpoint], enable_checkpointing=True
+        )
+        trainer.fit(Linear(), loader(8, rank, 2))
+
+    def plain(rank: int) -> Any:
+        # `weights_only` refuses whatever is not a plain tensor or container.
+        return torch.load(tmp_path / "last.ckpt", weights_only=True)
+
+    values(learners(2, program))
+    (checkpoint,) = values(learners(1, plain))
+    # After three steps of two learners, the first six rows.
+    expected = -LR * Rows(8).rows[:6].mean(0) * 3
+    torch.testing.assert_close(checkpoint["state_dict"]["weight"], expected)
+    assert checkpoint["global_step"] == 3
+    assert "pytorch-lightning_version" in checkpoint
+    assert checkpoint["state_dict"]["weight"].untyped_storage().nbytes() == 3 * 8
+
+
+@pytest.mark.parametrize("save_learners", [False, True])
+def test_training_resumes_from_a_checkpoint(
+    tmp_path: Path, save_learners: bool
+) -> None:
+    path = tmp_path / "half.ckpt"
+
+    def strategy() -> HADPSGDStrategy:
+        return gossip(ALONE, save_learners=save_learners)
+
+    class Save(pl.Callback):
+        @override
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(path)
+
+    def first(rank: int) -> None:
+        trainer_of(strategy(), 2, callbacks=[Save()]).fit(Linear(), loader(8, rank, 2))
+
+    def second(rank: int) -> Any:
+        module, trajectory = Linear(), Trajectory()
+        trainer = trainer_of(strategy(), 2, max_epochs=2, callbacks=[trajectory])
+        trainer.fit(module, loader(8, rank, 2), ckpt_path=str(path), weights_only=False)
+        return trajectory.weights, module.weight.detach(), trainer.global_step
+
+    values(learners(2, first))
+    results = values(learners(2, second))
+    for rank, (weights, final, global_step) in enumerate(results):
+        assert global_step == 8
+        assert len(weights) == 4
+        torch.testing.assert_close(final, 2 * consensus_after(8, 2))
+        local = -LR * Rows(8).rows[rank::2].sum(0)
+        origin = local if save_learners else consensus_after(8, 2)
+        torch.testing.assert_close(weights[0], origin - LR * Rows(8).rows[rank])
+
+
+@pytest.mark.parametrize("method", ["validate", "test", "predict"])
+def test_evaluation_on_its_own(method: str) -> None:
+    class Module(Watch):
+        @override
+        def test_step(self, batch: Tensor, batch_idx: int) -> None:
+            self.validation_step(batch, batch_idx)
+
+        @override
+        def predict_step(self, batch: Tensor, batch_idx: int) -> None:
+            self.validated.append(self.weight.detach().clone())
+
+    def program(rank: int) -> int:
+        module = Module()
+        module.weight.data.fill_(2)
+        getattr(trainer_of(gossip(), 2), method)(module, loader(8, rank, 2))
+        assert all(weight.eq(2).all() for weight in module.validated)
+        return len(module.validated)
+
+    assert values(learners(2, program)) == [4, 4]
+
+
+def test_early_stopping_ends_all_learners_at_the_same_epoch(tmp_path: Path) -> None:
+    class Module(Linear):
+        @override
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            # Within its super-learner, which is itself: others may be far away.
+            self.log("own", float(self.global_rank), sync_dist=True, prog_bar=True)
+            return super().training_step(batch, batch_idx)
+
+        @override
+        def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+            self.log("metric", float(self.current_epoch // 2 * 5), sync_dist=True)
+
+    def program(rank: int) -> Any:
+        callbacks = [
+            EarlyStopping("metric", patience=1, mode="max"),
+            ModelCheckpoint(tmp_path, monitor="metric", mode="min"),
+        ]
+        trainer = trainer_of(
+            gossip(), 2, callbacks=callbacks, enable_checkpointing=True, max_epochs=9
+        )
+        trainer.fit(Module(), loader(8, rank, 2), loader(2))
+        own = trainer.callback_metrics["own"].item()
+        return trainer.current_epoch, callbacks[1].best_model_path, own
+
+    results = values(learners(2, program))
+    assert [own for _, _, own in results] == [0.0, 1.0]
+    (epochs, best), (other_epochs, other_best) = (result[:2] for result in results)
+    # 0, 0: no better than the first, so that the second epoch is the last.
+    assert epochs == other_epochs == 2
+    assert best == other_best
+    assert Path(best).exists()
+
+
+# --- nobody waits
+
+
+class WaitsForOthers(Linear):
+    """Learner 0's second step lasts until all steps of those named are done."""
+
+    def __init__(self, folder: Path, others: list[int], last: int) -> None:
+        super().__init__()
+        self.folder, self.others, self.last = folder, others, last
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if batch_idx == self.last:
+            (self.folder / str(self.global_rank)).touch()
+        if batch_idx == 1 and self.global_rank == 0:
+            files = [self.folder / str(rank) for rank in self.others]
+            until(lambda: all(file.exists() for file in files), "the other learners")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("size", "others", "topology"),
+    [
+        (1, [1, 2, 3], "ring"),
+        (1, [1, 2, 3], "random_ring"),
+        (1, [1, 2, 3], "alternating_pairs"),
+        (2, [2, 3], "ring"),
+    ],
+)
+def test_others_make_all_their_steps_while_a_straggler_makes_one(
+    tmp_path: Path, size: int, others: list[int], topology: str
+) -> None:
+    def program(rank: int) -> Tensor:
+        module = WaitsForOthers(tmp_path, others, last=29)
+        trainer_of(gossip(topology, super_learner_size=size), 4).fit(
+            module, loader(120, rank, 4)
+        )
+        return module.weight.detach()
+
+    for final in values(learners(4, program)):
+        torch.testing.assert_close(final, consensus_after(120, 4), atol=1e-12, rtol=0)
+
+
+COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "broadcast_object_list",
+    "barrier",
+    "monitored_barrier",
+    "all_gather",
+    "all_gather_object",
+    "gather",
+    "gather_object",
+    "reduce",
+    "scatter",
+    "isend",
+    "irecv",
+    "send",
+    "recv",
+)
+
+
+class CountsCollectives(pl.Callback):
+    """Calls of torch.distributed by the training thread, from batch to batch."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.at_batches: list[int] = []
+        for name in COLLECTIVES:
+            for place in (dist, dist.distributed_c10d):
+                setattr(place, name, self._counted(name, getattr(place, name)))
+
+    def _counted(self, name: str, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                self.calls.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    @override
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.at_batches.append(len(self.calls))
+
+
+@pytest.mark.parametrize(("communication", "sees"), [("async", False), ("sync", True)])
+def test_a_step_of_async_has_no_collective_on_the_training_thread(
+    communication: Any, sees: bool
+) -> None:
+    def program(rank: int) -> list[int]:
+        counts = CountsCollectives()
+        trainer = trainer_of(gossip("ring", communication), 3, callbacks=[counts])
+        trainer.fit(Linear(), loader(30, rank, 3))
+        return counts.at_batches
+
+    for at_batches in values(learners(3, program)):
+        assert len(at_batches) == 10
+        assert (at_batches[-1] > at_batches[0]) is sees
+
+
+def test_learners_with_different_numbers_of_batches_end_cleanly() -> None:
+    def program(rank: int) -> tuple[int, Tensor]:
+        module = Watch()
+        trainer = trainer_of(gossip(), 3, max_epochs=2)
+        trainer.fit(module, loader(4 + 5 * rank), loader(1))
+        return trainer.global_step, module.weight.detach()
+
+    results = values(learners(3, program))
+    assert [steps for steps, _ in results] == [8, 18, 28]
+    sums = [2 * Rows(4 + 5 * rank).rows.sum(0) for rank in range(3)]
+    for _, final in results:
+        torch.testing.assert_close(final, -LR * torch.stack(sums).mean(0))
+
+
+def test_two_fits_in_one_process_and_no_thread_is_left() -> None:
+    def program(rank: int) -> Any:
+        module = Linear()
+        for _ in range(2):
+            trainer_of(gossip(), 2).fit(module, loader(8, rank, 2))
+        return module.weight.detach(), [t.name for t in threading.enumerate()]
+
+    for final, threads in values(learners(2, program)):
+        torch.testing.assert_close(final, 2 * consensus_after(8, 2))
+        assert threads == ["MainThread"]
+
+
+# --- failures
+
+
+class Fails(Linear):
+    """Does something in one learner's fourth step."""
+
+    def __init__(self, rank: int, action: Callable[[], Any]) -> None:
+        super().__init__()
+        self.failing, self.action = rank, action
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if (self.global_rank, batch_idx) == (self.failing, 3):
+            self.action()
+        return super().training_step(batch, batch_idx)
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def leave() -> None:
+    raise SystemExit(3)
+
+
+def raise_error() -> None:
+    raise ValueError("the answer is 42")
+
+
+MODES = [
+    ("ring", "sync", 1),
+    ("complete", "delay_by_one", 1),
+    ("ring", "async", 1),
+    ("ring", "async", 2),
+]
+
+
+def failing(mode: Any, rank: int, action: Callable[[], Any]) -> list[Any]:
+    topology, communication, size = mode
+
+    def program(own: int) -> None:
+        strategy = gossip(topology, communication, super_learner_size=size)
+        # Without end: whoever is not told goes on until the test's patience is over.
+        trainer = trainer_of(strategy, 4, max_epochs=-1)
+        trainer.fit(Fails(rank, action), loader(40, own, 4))
+
+    outcomes = learners(4, program, seconds=40)
+    for own, outcome in enumerate(outcomes):
+        if own == rank and action in (kill, terminate):
+            # Lightning ends a process without an error where it was told to end.
+            assert outcome.exit_code == (-signal.SIGKILL if action is kill else 0)
+        else:
+            assert outcome.exit_code > 0
+    return outcomes
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exception_ends_all_and_is_named(mode: Any, rank: int) -> None:
+    outcomes = failing(mode, rank, raise_error)
+    assert "ValueError: the answer is 42" in outcomes[rank].error
+    if rank:
+        message = f"learner {rank} raised ValueError: the answer is 42"
+        assert message in outcomes[0].error
+    for other in {1, 2, 3} - {rank}:
+        assert "LearnerFollows" in outcomes[other].error
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_killed_learner_ends_the_rest_and_is_named(mode: Any) -> None:
+    outcomes = failing(mode, 2, kill)
+    names = ["learner 2", "learner [2]", "its learner 2", "[2, 3]"]
+    assert any(name in outcomes[0].error for name in names)
+
+
+def test_the_death_of_the_host_of_the_store_ends_the_rest() -> None:
+    outcomes = failing(("ring", "async", 1), 0, kill)
+    assert all("LearnerFollows" in outcome.error for outcome in outcomes[1:])
+
+
+@pytest.mark.parametrize("action", [interrupt, terminate, leave])
+@pytest.mark.parametrize("mode", MODES[2:])
+def test_an_interrupt_of_one_learner_ends_all(
+    mode: Any, action: Callable[[], Any]
+) -> None:
+    outcomes = failing(mode, 1, action)
+    assert "learner 1" in outcomes[0].error
+
+
+def test_learners_whose_models_differ_are_told() -> None:
+    def program(rank: int) -> None:
+        module = Linear()
+        if rank == 1:
+            module.weight = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
+        trainer_of(gossip(), 2).fit(module, loader(8, rank, 2))
+
+    outcomes = learners(2, program, seconds=20)
+    assert "the model of learner 1 differs" in outcomes[1].error
+    assert outcomes[0].exit_code > 0
+
+
+def test_meetings_that_depend_on_local_values_are_named(tmp_path: Path) -> None:
+    class SavesAlone(pl.Callback):
+        @override
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            if trainer.global_rank == 1 and trainer.global_step == 3:
+                trainer.save_checkpoint(tmp_path / "alone.ckpt")
+
+    def program(rank: int) -> None:
+        trainer = trainer_of(gossip(), 2, callbacks=[SavesAlone()])
+        trainer.fit(Linear(), loader(16, rank, 2))
+
+    outcomes = learners(2, program, seconds=30)
+    assert all(outcome.exit_code > 0 for outcome in outcomes)
+    assert "'checkpoint'" in outcomes[0].error
+    assert "'end of training'" in outcomes[0].error
