@@ -72,6 +72,14 @@ def loader(length: int, rank: int = 0, num: int = 1) -> DataLoader[Tensor]:
     return DataLoader(Subset(Rows(length), range(rank, length, num)))
 
 
+class Sampled(Linear):
+    """Deals its rows itself, because the learners begin inside `fit`."""
+
+    @override
+    def train_dataloader(self) -> DataLoader[Tensor]:
+        return loader(16, self.global_rank, self.trainer.world_size)
+
+
 def trainer_of(
     strategy: str | HADPSGDStrategy, num_learners: int, **arguments: Any
 ) -> pl.Trainer:
@@ -100,6 +108,12 @@ def gossip(topology: Any = "ring", communication: Any = "async", **dials: Any) -
         communication,
         **{"super_learner_size": 1, "timeout": PATIENCE, **dials},
     )
+
+
+def consensus_after(num_rows: int, num_learners: int, start: float = 0.0) -> Tensor:
+    """start - lr * sum of the mean gradients of `Linear` over all steps."""
+    steps = num_rows // num_learners
+    return start - LR * steps * Rows(num_rows).rows.mean(0)
 
 
 def learners(

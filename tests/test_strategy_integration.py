@@ -6,6 +6,8 @@ is known exactly, however they average: start - lr * sum of the mean gradients.
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,13 +22,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy, Topology
+from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.topology import identity
-from tests.helpers import ALL_TOPOLOGIES, engine_threads, mixing_rounds, until
+from tests.helpers import ALL_TOPOLOGIES, engine_threads, forked, mixing_rounds, until
 from tests.learners import (
     LR,
     Linear,
     Quadratic,
     Rows,
+    Sampled,
+    consensus_after,
     gossip,
     learners,
     loader,
@@ -36,12 +41,6 @@ from tests.learners import (
 
 ALONE = Topology("alone", lambda size, round, seed: identity(size), lambda size: 1)
 """Nobody meets anybody: the local weights are those of plain SGD."""
-
-
-def consensus_after(num_rows: int, num_learners: int, start: float = 0.0) -> Tensor:
-    """start - lr * sum of the mean gradients of `Linear` over all steps."""
-    steps = num_rows // num_learners
-    return start - LR * steps * Rows(num_rows).rows.mean(0)
 
 
 class Trajectory(pl.Callback):
@@ -274,22 +273,28 @@ def test_a_checkpoint_is_the_mean_and_needs_nothing_of_this_package(
     assert checkpoint["state_dict"]["weight"].untyped_storage().nbytes() == 3 * 8
 
 
+class SaveAtEpochEnd(pl.Callback):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @override
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(self.folder / "end.ckpt")
+
+
 @pytest.mark.parametrize("save_learners", [False, True])
 def test_training_resumes_from_a_checkpoint(
     tmp_path: Path, save_learners: bool
 ) -> None:
-    path = tmp_path / "half.ckpt"
+    path = tmp_path / "end.ckpt"
 
     def strategy() -> HADPSGDStrategy:
         return gossip(ALONE, save_learners=save_learners)
 
-    class Save(pl.Callback):
-        @override
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            trainer.save_checkpoint(path)
-
     def first(rank: int) -> None:
-        trainer_of(strategy(), 2, callbacks=[Save()]).fit(Linear(), loader(8, rank, 2))
+        trainer_of(strategy(), 2, callbacks=[SaveAtEpochEnd(tmp_path)]).fit(
+            Linear(), loader(8, rank, 2)
+        )
 
     def second(rank: int) -> Any:
         module, trajectory = Linear(), Trajectory()
@@ -616,3 +621,121 @@ def test_meetings_that_depend_on_local_values_are_named(tmp_path: Path) -> None:
     assert all(outcome.exit_code > 0 for outcome in outcomes)
     assert "'checkpoint'" in outcomes[0].error
     assert "'end of training'" in outcomes[0].error
+
+
+# --- the launchers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_trains_by_the_fork_launcher(name: str) -> None:
+    def launch(rank: int) -> Any:
+        for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+            os.environ.pop(variable, None)
+        module = Sampled()
+        trainer_of(f"{name}_fork", 2).fit(module)
+        return module.weight.detach(), engine_threads()
+
+    (result,) = forked(1, launch)
+    assert result.error == ""
+    final, threads = result.value
+    torch.testing.assert_close(final, consensus_after(16, 2), atol=1e-12, rtol=0)
+    assert threads == []
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+
+import torch
+from tests.learners import Sampled, trainer_of
+
+if __name__ == "__main__":
+    name, folder = sys.argv[1:]
+    module = Sampled()
+    trainer = trainer_of(name, 2)
+    trainer.fit(module)
+    path = Path(folder) / f"{trainer.global_rank}.pt"
+    torch.save(module.weight.detach(), path)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "name", "num_files"),
+    [
+        ("", "adpsgd", 2),
+        # The weights of learner 0 come back to the process that spawned it.
+        ("", "sdpsgd_spawn", 1),
+        ("-m torch.distributed.run --standalone --nproc-per-node=2", "d1psgd", 2),
+    ],
+    ids=["popen", "spawn", "torchrun"],
+)
+def test_names_train_by_the_other_launchers(
+    tmp_path: Path, launcher: str, name: str, num_files: int
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    root = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, *launcher.split(), str(script), name, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=80,
+        env=environment,
+        cwd=root,
+    )
+    assert result.returncode == 0, result.stderr
+    finals = [torch.load(path) for path in sorted(tmp_path.glob("*.pt"))]
+    assert len(finals) == num_files
+    for final in finals:
+        torch.testing.assert_close(final, consensus_after(16, 2), atol=1e-12, rtol=0)
+
+
+PLAIN = """
+import sys
+sys.modules["lightning_adpsgd"] = None
+import lightning.pytorch as pl, torch
+
+class Plain(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+    def training_step(self, batch, batch_idx):
+        return (batch @ self.weight).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+module = Plain.load_from_checkpoint(sys.argv[1])
+print(*module.weight.tolist())
+rows = torch.ones(8, 3, dtype=torch.float64)
+trainer = pl.Trainer(accelerator="cpu", logger=False, max_epochs=2, barebones=True)
+trainer.fit(module, torch.utils.data.DataLoader(rows), ckpt_path=sys.argv[1])
+print(*module.weight.tolist())
+"""
+
+
+def test_plain_lightning_loads_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    def program(rank: int) -> None:
+        trainer = trainer_of(gossip(), 2, callbacks=[SaveAtEpochEnd(tmp_path)])
+        trainer.fit(Linear(), loader(8, rank, 2))
+
+    values(learners(2, program))
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PLAIN, str(tmp_path / "end.ckpt")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+    )
+    assert result.returncode == 0, result.stderr
+    loaded, trained = (
+        torch.tensor([float(x) for x in line.split()], dtype=torch.float64)
+        for line in result.stdout.strip().splitlines()[-2:]
+    )
+    torch.testing.assert_close(loaded, consensus_after(8, 2))
+    # A second epoch, in one process: eight steps whose gradient is one.
+    torch.testing.assert_close(trained, consensus_after(8, 2) - 8 * LR)
