@@ -96,11 +96,11 @@ class TrainSettings:
     chunk: int = 21
     epochs: int = 16
     validate_every: int = 1
-    base_rate: float = 0.5
+    base_rate: float = 0.2
     base_batch: int = 16
     warmup_epochs: float = 2.0
-    decay: float = 0.85
-    momentum: float = 0.0
+    decay: float = 0.8
+    momentum: float = 0.9
     num_layers: int = 2
     hidden_size: int = 128
     bottleneck_size: int = 64

@@ -12,7 +12,9 @@ import logging
 import math
 import multiprocessing
 import os
+import threading
 import warnings
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,7 @@ def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
 
 
 def _run_learners(settings: Settings, output: Path) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     _keep_quiet()
     train = settings.train
@@ -135,6 +138,17 @@ def _run_learners(settings: Settings, output: Path) -> None:
     _make_trainer(settings, output).fit(
         model, data, ckpt_path=checkpoint if checkpoint.exists() else None
     )
+
+
+def _end_with_parent() -> None:
+    """Ends the learners, and this process that joins them, when the recipe is gone."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    wait([parent.sentinel])
+    for learner in multiprocessing.active_children():
+        learner.kill()
+    os._exit(1)
 
 
 def _make_trainer(settings: Settings, output: Path) -> Trainer:
