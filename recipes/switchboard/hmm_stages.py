@@ -138,6 +138,8 @@ def _logged(step: AlignmentStep) -> dict[str, Any]:
 
 
 def _progress(step: AlignmentStep) -> str:
+    if step.iteration == 0:  # of equal parts, which no model has scored
+        return f"equal parts, {step.num_gaussians} Gaussians"
     return (
         f"log-likelihood {step.log_likelihood:.2f} a frame, "
         f"{step.changed:.1%} of frames changed, {step.num_gaussians} Gaussians"
