@@ -2,9 +2,11 @@
 
 import faulthandler
 import os
+import random
 import socket
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -148,6 +150,9 @@ def values(outcomes: list[Outcome]) -> list[Any]:
 
 
 def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """One below those that the system gives to outgoing connections."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
