@@ -6,9 +6,6 @@ every gradient, and 2 super-learners of 2 that gossip asynchronously.
 """
 
 import dataclasses
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from recipes.demo.facts import facts_of
@@ -35,20 +32,20 @@ def run_demo(
     Returns:
         The results in the order of the table.
     """
-    seconds: dict[str, float] = {}
     if generated_minutes is not None:
-        with _timed(seconds, "corpus", "speak a corpus of Switchboard's shape"):
-            _generate(settings, generated_minutes)
-    with _timed(seconds, "align", "prepare the speech and align it, once for all runs"):
-        run_stages(settings, STAGES, last="align")
-    with _timed(seconds, "gmm", "decode with the model that made the alignment"):
-        run_stages(settings, STAGES, first="graph", last="baseline")
-    for name in STRATEGIES:
-        with _timed(seconds, name, f"train and decode: {name}"):
-            run_stages(_run(settings, name), STAGES, first="train")
-    trained = [read_result(_run(settings, name)) for name in STRATEGIES]
-    results = [read_baseline(settings), *trained]
-    _tell(settings, results, _corpus_in_words(settings, generated_minutes), seconds)
+        _say("speak a corpus of Switchboard's shape")
+        _generate(settings, generated_minutes)
+    _say("prepare the speech and align it, once for all runs")
+    run_stages(settings, STAGES, last="align")
+    _say("decode with the model that made the alignment")
+    run_stages(settings, STAGES, first="graph", last="baseline")
+    runs = [_run(settings, name) for name in STRATEGIES]
+    for run in runs:
+        _say(f"train and decode: {run.run}")
+        run_stages(run, STAGES, first="train")
+    results = [read_baseline(settings), *(read_result(run) for run in runs)]
+    facts = facts_of(runs, _corpus_in_words(settings, generated_minutes))
+    _tell(settings.out / "report.html", results, facts)
     return results
 
 
@@ -77,11 +74,7 @@ def _corpus_in_words(settings: Settings, minutes: tuple[float, float] | None) ->
     )
 
 
-def _tell(
-    settings: Settings, results: list[Result], corpus: str, seconds: dict[str, float]
-) -> None:
-    report = settings.out / "report.html"
-    facts = facts_of(settings.train, corpus, seconds)
+def _tell(report: Path, results: list[Result], facts: dict[str, str]) -> None:
     write_report(report, results, facts, "lightning-adpsgd: from audio to words")
     print(f"\n{as_text(table(results))}\n\nreport: {_short(report)}")
 
@@ -91,9 +84,5 @@ def _short(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-@contextmanager
-def _timed(seconds: dict[str, float], name: str, purpose: str) -> Iterator[None]:
+def _say(purpose: str) -> None:
     print(f"\n== {purpose}", flush=True)
-    begin = time.monotonic()
-    yield
-    seconds[name] = time.monotonic() - begin

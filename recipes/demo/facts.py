@@ -1,30 +1,31 @@
 """Where and from what a result comes: machine, versions, commit, command."""
 
 import datetime
+import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from recipes.switchboard.settings import TrainSettings
+from recipes.switchboard.pipeline import STAMP
+from recipes.switchboard.settings import RUN_STAGES, Settings, TrainSettings
+from recipes.switchboard.stages import STAGES
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("torch", "lightning", "torchaudio", "kaldifst", "kaldi-decoder", "jiwer")
 
 
-def facts_of(
-    train: TrainSettings, corpus: str, seconds: Mapping[str, float]
-) -> dict[str, str]:
+def facts_of(runs: Sequence[Settings], corpus: str) -> dict[str, str]:
     """Everything that a reader needs to measure again.
 
     Args:
-        train: How the runs were trained.
+        runs: The settings of each; they differ in name and strategy alone.
         corpus: What the speech is, in words.
-        seconds: Time of each part of the demo.
     """
+    train = runs[0].train
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="minutes"),
         "command": " ".join([Path(sys.executable).name, *_command()]),
@@ -41,8 +42,7 @@ def facts_of(
             f"{train.batch_size} chunks per learner and step, momentum {train.momentum}"
         ),
         "schedule": _schedule(train),
-        "time": ", ".join(f"{name} {s:.0f} s" for name, s in seconds.items())
-        + f"; together {sum(seconds.values()):.0f} s",
+        "time": _times(runs),
     }
 
 
@@ -53,6 +53,22 @@ def _schedule(train: TrainSettings) -> str:
         f"global batch {global_batch}; rate {train.base_rate:g} to {peak:g} in "
         f"{train.warmup_epochs:g} epochs, then x {train.decay:.3g} per epoch"
     )
+
+
+def _times(runs: Sequence[Settings]) -> str:
+    """Seconds of every finished stage, as its stamp has them."""
+    parts = []
+    for stage in STAGES:
+        repeated = stage.name in RUN_STAGES
+        for run in runs if repeated else runs[:1]:
+            seconds = _seconds(run.directory(stage.name) / STAMP)
+            name = f"{stage.name} ({run.run})" if repeated else stage.name
+            parts += [f"{name} {seconds:.0f} s"] if seconds >= 0.5 else []
+    return ", ".join(parts)
+
+
+def _seconds(stamp: Path) -> float:
+    return json.loads(stamp.read_text())["seconds"] if stamp.exists() else 0.0
 
 
 def _command() -> list[str]:

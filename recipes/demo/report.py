@@ -20,6 +20,7 @@ th, td { padding: .3rem .8rem; border-bottom: 1px solid #ccc; text-align: right;
 th:first-child, td:first-child { text-align: left; }
 figure { display: inline-block; margin: 0 0 1rem; width: 29rem; max-width: 100%;
          vertical-align: top; }
+dt { font-weight: bold; } dd { margin: 0 0 .4rem 1.5rem; overflow-wrap: anywhere; }
 img { width: 100%; } figcaption { font-size: .85rem; color: #444; }
 """
 
@@ -58,10 +59,10 @@ second of all learners together, validation not counted. <b>Exposed communicatio
 part of the training time in which a learner's training thread waited for
 communication: in gossip, and in the gradient allreduce after the last gradient was
 ready (waiting for a slower learner of the same super-learner is part of it).
-<b>Consensus distance</b>: see its plot. All trained runs have the same alignment,
-decoding graph, model, start, schedule, batch and number of samples; they differ in the
-strategy alone. <b>gmm</b> is the monophone Gaussian mixture model that made the
-alignment.</p>
+<b>Consensus distance</b>: mean over the validations; see its plot. All trained runs
+have the same alignment, decoding graph, model, start, schedule, batch and number of
+samples; they differ in the strategy alone. <b>gmm</b> is the monophone Gaussian mixture
+model that made the alignment.</p>
 """
 
 
@@ -86,7 +87,7 @@ def write_report(
         "<h2>What was measured</h2>",
         _MEANING,
         "<h2>How</h2>",
-        _html_table([["", ""], *([k, v] for k, v in facts.items())]),
+        _definitions(facts),
     ]
     _write(path, _page(title, "\n".join(parts)))
 
@@ -107,6 +108,14 @@ def _html_table(lines: Sequence[Sequence[str]]) -> str:
         for line in body
     ]
     return f"<table><tr>{head}</tr>\n" + "\n".join(rows) + "\n</table>"
+
+
+def _definitions(facts: Mapping[str, str]) -> str:
+    pairs = [
+        f"<dt>{html.escape(name)}</dt><dd>{html.escape(fact)}</dd>"
+        for name, fact in facts.items()
+    ]
+    return "<dl>\n" + "\n".join(pairs) + "\n</dl>"
 
 
 def _error_table(results: Sequence[Result]) -> list[list[str]]:

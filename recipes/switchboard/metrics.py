@@ -74,8 +74,10 @@ def summarize_run(rows: Iterable[Row]) -> dict[str, object]:
     """What `summary.json` holds: the last figures of a run, by plain names.
 
     `frame_loss` (nats) and `frame_accuracy` are those of the consensus model on the
-    held-out speakers; what a strategy does not have is None.
+    held-out speakers; consensus distances are means over the validations; what a
+    strategy does not have is None.
     """
+    rows = list(rows)
     last = last_figures(rows)
     return {
         "frame_loss": last.get("val_loss"),
@@ -83,8 +85,10 @@ def summarize_run(rows: Iterable[Row]) -> dict[str, object]:
         "global_samples": last.get("learners/global_samples"),
         "samples_per_second": last.get("learners/samples_per_second"),
         "exposed_fraction": last.get("learners/exposed_fraction"),
-        "consensus_distance": last.get("gossip/consensus_distance"),
-        "relative_consensus_distance": last.get("gossip/relative_consensus_distance"),
+        "consensus_distance": _mean_of(rows, "gossip/consensus_distance"),
+        "relative_consensus_distance": _mean_of(
+            rows, "gossip/relative_consensus_distance"
+        ),
         "exchanges_per_second": last.get("gossip/exchanges_per_second"),
         "staleness": staleness_histogram(last),
         "refused": last.get("gossip/refused"),
@@ -92,3 +96,8 @@ def summarize_run(rows: Iterable[Row]) -> dict[str, object]:
         "wall_seconds": last.get("curve/wall_seconds"),
         "steps": last.get("step", -1) + 1,
     }
+
+
+def _mean_of(rows: Iterable[Row], name: str) -> float | None:
+    values = [row[name] for row in rows if name in row]
+    return sum(values) / len(values) if values else None

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from lightning_adpsgd.asr.scoring import Errors
 from recipes.demo import plots
+from recipes.demo.facts import facts_of
 from recipes.demo.report import write_report
 from recipes.demo.results import (
     Result,
@@ -112,6 +113,19 @@ def test_figures_of_one_step_become_one_row():
 
 def test_a_series_has_the_rows_with_both_figures():
     assert series([{"x": 1, "y": 2}, {"x": 3}, {"y": 4}], "x", "y") == [(1, 2)]
+
+
+def test_the_consensus_distance_of_a_run_is_the_mean_over_its_validations():
+    name = "gossip/consensus_distance"
+    assert summarize_run([{name: 1.0}, {}, {name: 4.0}])["consensus_distance"] == 2.5
+
+
+def test_the_times_of_all_finished_stages_are_told(tmp_path):
+    runs = [Settings(corpus=tmp_path, out=tmp_path, run=r) for r in ("ddp", "hadpsgd")]
+    for seconds, folder in enumerate([*(r.directory("train") for r in runs)], 7):
+        folder.mkdir(parents=True)
+        (folder / ".done").write_text(json.dumps({"seconds": seconds}))
+    assert facts_of(runs, "")["time"] == "train (ddp) 7 s, train (hadpsgd) 8 s"
 
 
 def test_a_result_is_read_from_the_finished_stages(tmp_path):
