@@ -2,15 +2,18 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from recipes.demo.__main__ import main
 from recipes.demo.results import read_result
-from recipes.switchboard.settings import Settings
-from recipes.switchboard.train_stage import make_model
+from recipes.switchboard.metrics import read_rows
+from recipes.switchboard.settings import Settings, override
+from recipes.switchboard.train_stage import make_model, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -37,8 +40,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def settings(folder: Path, run: str) -> Settings:
-    return Settings(corpus=folder / "corpus", out=folder, run=run)
+def settings(folder: Path, run: str, **changes: Any) -> Settings:
+    chosen = Settings(corpus=folder / "corpus", out=folder, run=run)
+    for name, value in (SMALL | {"train.strategy": run} | changes).items():
+        chosen = override(chosen, f"{name}={value}")
+    return chosen
 
 
 def test_a_finished_demo_is_only_reported_again(finished, capsys):
@@ -69,6 +75,20 @@ def test_both_trainings_start_from_the_same_weights(finished):
         for run in ("ddp", "hadpsgd")
     )
     torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("run", ["ddp", "hadpsgd"])
+def test_an_interrupted_training_goes_on_from_its_last_checkpoint(
+    finished, tmp_path, run
+):
+    shorter = settings(finished, run).directory("train")
+    (tmp_path / "checkpoints").mkdir()
+    shutil.copy(shorter / "model.ckpt", tmp_path / "checkpoints" / "last.ckpt")
+    train(settings(finished, run, **{"train.epochs": 3}), tmp_path)
+    before = json.loads((shorter / "summary.json").read_text())
+    after = json.loads((tmp_path / "summary.json").read_text())
+    assert read_rows(tmp_path / "metrics.csv")[0]["step"] >= before["steps"]
+    assert after["global_samples"] == pytest.approx(1.5 * before["global_samples"])
 
 
 def test_only_the_run_that_gossips_has_exchanges(finished):
