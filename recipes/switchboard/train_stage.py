@@ -18,7 +18,6 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -80,7 +79,8 @@ def make_strategy(train: TrainSettings) -> Strategy:
     Raises:
         ValueError: There is no such name.
     """
-    start_method = "fork" if train.accelerator == "cpu" else "popen"
+    # Learners on GPUs must not be forked, and "popen" would start this recipe again.
+    start_method = "fork" if train.accelerator == "cpu" else "spawn"
     if train.strategy == "ddp":
         return DDPStrategy(start_method=start_method)
     if train.strategy not in NAMES:
@@ -115,9 +115,7 @@ def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
         window=train.chunk,
         hop=math.ceil(train.chunk / 3),
     )
-    labels = np.load(align / "train" / "labels.npy", mmap_mode="r")
-    counts = np.bincount(labels[labels >= 0], minlength=states["num_states"])
-    model.set_priors(torch.from_numpy(counts))
+    model.set_priors(torch.tensor(states["counts"]))
     return model
 
 
