@@ -29,7 +29,7 @@ else
 endif
 
 test: $(STAMP) ## all tests, in two processes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP) ## formatting, rules, types
 	$(BIN)/ruff format --check .

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_adpsgd.coordination import Coordinator
@@ -59,10 +60,13 @@ class ConsensusModel:
         """
         self._communication.pause()
         self._coordinator.meet(occasion)
+        # The distance is that of the weights that were trained on. To settle brings
+        # two super-learners together exactly if their last exchange was the last event.
+        trained = [vector.clone() for vector in self._flat.vectors]
         self._communication.settle()
         self._flat.check_views()
         self.local_weights = [vector.clone() for vector in self._flat.vectors]
-        return _average(self._flat.vectors)
+        return _average(self._flat.vectors, trained)
 
     @torch.no_grad()
     def leave(self, adopt: bool) -> None:
@@ -78,17 +82,53 @@ class ConsensusModel:
 
 
 @torch.no_grad()
-def _average(vectors: list[Tensor]) -> Consensus:
+def _average(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
+    """Replaces the vectors by their mean over all learners whose weights are finite.
+
+    Returns:
+        How far the weights in `trained` were from that mean.
+
+    The learners of a super-learner hold equal weights, and super-learners are of one
+    size, so the mean over learners is the mean over super-learners.
+    """
+    finite = all(bool(torch.isfinite(vector.sum())) for vector in vectors)
+    num_finite = _count_finite(finite)
     sums = torch.zeros(2, dtype=torch.float64)
-    for vector in vectors:
-        mean = to_averaging_dtype(vector)
+    for vector, local in zip(vectors, trained, strict=True):
+        mean = to_averaging_dtype(vector) if finite else _zeros_like(vector)
         dist.all_reduce(mean)
-        # The learners of a super-learner hold equal weights, and super-learners are of
-        # one size, so the mean over learners is the mean over super-learners.
-        mean.div_(dist.get_world_size())
-        sums[0] += (vector - mean).abs().double().square().sum()
-        sums[1] += mean.abs().double().square().sum()
+        mean.div_(num_finite)
+        if finite:
+            sums[0] += (local - mean).abs().double().square().sum()
+            sums[1] += mean.abs().double().square().sum()
         vector.copy_(mean)
     dist.all_reduce(sums)
-    distance, norm = sums.div_(dist.get_world_size()).sqrt().tolist()
+    distance, norm = sums.div_(num_finite).sqrt().tolist()
     return Consensus(distance, distance / norm if norm else 0.0)
+
+
+def _zeros_like(vector: Tensor) -> Tensor:
+    return to_averaging_dtype(torch.zeros_like(vector))
+
+
+def _count_finite(finite: bool) -> int:
+    """How many learners have finite weights; those that have not are left out.
+
+    Raises:
+        FloatingPointError: None has.
+    """
+    flags = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+    flags[dist.get_rank()] = finite
+    dist.all_reduce(flags)
+    if not flags.any():
+        raise FloatingPointError(
+            "the weights of all learners are infinite or not a number: training has "
+            "diverged; lower the learning rate or lengthen its warm-up"
+        )
+    if not flags.all():
+        rank_zero_warn(
+            "The weights of learners "
+            f"{(flags == 0).nonzero().flatten().tolist()} are infinite or not a "
+            "number; the consensus model is the mean of the others."
+        )
+    return int(flags.sum())

@@ -69,10 +69,11 @@ class FailureReport:
         return (
             f"learner {self._rank} lost another learner of its super-learner "
             f"{self._super_learner} in an allreduce: {error}. See what those processes "
-            "printed last"
+            "printed last; learners of one super-learner need equally many batches, "
+            "and `timeout` bounds how far apart they may be"
         )
 
 
 def _is_lost_connection(error: RuntimeError) -> bool:
-    text = str(error)
-    return "gloo" in text or "Connection" in text or "Timed out" in text
+    text = str(error).lower()
+    return "gloo" in text or "connection" in text or "timed out" in text

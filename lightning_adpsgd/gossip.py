@@ -77,7 +77,7 @@ class GossipOptions:
     every: int = 1
     wire_dtype: torch.dtype | None = None
     max_staleness: int | None = None
-    timeout: timedelta = timedelta(minutes=2)
+    timeout: timedelta = timedelta(minutes=5)
     chunk_elements: int = 1 << 20
 
 
@@ -182,6 +182,12 @@ class Gossip(Communication):
     def stop(self) -> None:
         self._leave()
         self._join(self._options.timeout.total_seconds())
+        left = [thread.name for thread in self._threads if thread.is_alive()]
+        if left:
+            raise RuntimeError(
+                f"threads {left} of learner {self._transport.index} did not end within "
+                f"{self._options.timeout}: their peers have not said goodbye"
+            )
 
     @override
     def release(self) -> None:

@@ -6,10 +6,12 @@ behind the gradient of the same step and joins it at its end (arXiv 2110.11199):
 `Communication`, as the asynchronous engine in `gossip` does.
 """
 
+import queue
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, NamedTuple
@@ -330,7 +332,11 @@ class DelayByOne(Communication):
 
     def __init__(self, mixer: RoundMixer, every: int = 1) -> None:
         self._mixer, self._every = mixer, every
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="adpsgd-average")
+        self._rounds: queue.SimpleQueue[Future[None] | None] = queue.SimpleQueue()
+        # A daemon, so that a round with a lost peer does not hold up the end.
+        self._worker = threading.Thread(
+            target=self._work, name="adpsgd-average", daemon=True
+        )
         self._round: Future[None] | None = None
         self._step = 0
 
@@ -362,11 +368,11 @@ class DelayByOne(Communication):
 
     @override
     def stop(self) -> None:
-        self._worker.shutdown()
+        self._end_worker(None)
 
     @override
     def abort(self) -> None:
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._end_worker(2.0)
 
     @override
     def release(self) -> None:
@@ -376,9 +382,26 @@ class DelayByOne(Communication):
     def statistics(self) -> Statistics:
         return self._mixer.tally.snapshot()
 
+    def _end_worker(self, seconds: float | None) -> None:
+        self._rounds.put(None)
+        if self._worker.is_alive():
+            self._worker.join(seconds)
+
     def _launch(self) -> None:
+        if self._worker.ident is None:
+            self._worker.start()
         self._mixer.take_snapshot()
-        self._round = self._worker.submit(self._mixer.mix)
+        self._round = Future()
+        self._rounds.put(self._round)
+
+    def _work(self) -> None:
+        while (round := self._rounds.get()) is not None:
+            try:
+                self._mixer.mix()
+            except BaseException as error:
+                round.set_exception(error)
+            else:
+                round.set_result(None)
 
     def _join(self, staleness: int) -> None:
         if self._round is None:

@@ -9,7 +9,7 @@ learners; between super-learners the engines of `mixing` and `gossip` do the wor
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import lightning.pytorch as pl
 import torch
@@ -47,6 +47,7 @@ from lightning_adpsgd.topology import Topology, find_topology
 from lightning_adpsgd.transport import DistributedTransport, Node
 
 _NAMESPACE = "lightning_adpsgd"
+_Broadcast = TypeVar("_Broadcast")
 
 
 class HADPSGDStrategy(DDPStrategy):
@@ -98,7 +99,7 @@ class HADPSGDStrategy(DDPStrategy):
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,
         seed: int = 0,
-        timeout: timedelta = timedelta(minutes=2),
+        timeout: timedelta = timedelta(minutes=5),
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         **ddp: Any,
     ) -> None:
@@ -163,11 +164,11 @@ class HADPSGDStrategy(DDPStrategy):
         self.accelerator.setup(trainer)
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
-        self._groups = make_groups(self.super_learner_size, self._timeout)
-        # All learners start from the weights of learner 0, as in DDP.
-        _sync_module_states(self.model)
+        self._groups = make_groups(self.super_learner_size, self._dials.timeout)
         self._flat = FlatParameters(self.model, shards=self.super_learner_size)
         self._check_same_layout(self._flat)
+        # All learners start from the weights of learner 0, as in DDP.
+        _sync_module_states(self.model)
         if self.super_learner_size > 1:
             self.configure_ddp()
         self.setup_optimizers(trainer)
@@ -289,16 +290,23 @@ class HADPSGDStrategy(DDPStrategy):
         After a failure, when the others can no longer be asked, the local weights.
         """
         consensus = self._consensus
-        if consensus is None or consensus.entered or self._interrupted():
+        if consensus is None or self._interrupted():
             return super().lightning_module_state_dict()
+        if consensus.entered:
+            return self._cloned_state_dict()
         with self._failures.named():
             self.last_consensus = consensus.enter("checkpoint")
-        state = {
+        state = self._cloned_state_dict()
+        consensus.leave(adopt=False)
+        return state
+
+    def _cloned_state_dict(self) -> dict[str, Any]:
+        # What is written later, by a plugin that saves in the background, must not
+        # change when the local weights come back.
+        return {
             name: value.clone() if isinstance(value, Tensor) else value
             for name, value in super().lightning_module_state_dict().items()
         }
-        consensus.leave(adopt=False)
-        return state
 
     @override
     def save_checkpoint(
@@ -357,9 +365,7 @@ class HADPSGDStrategy(DDPStrategy):
         if self._coordinator is None or self._communication is None:
             super().barrier(*args, **kwargs)
             return
-        name = str(args[0]) if args else str(kwargs.get("name") or "barrier")
-        with self._failures.named():
-            self._coordinator.meet(name)
+        self._meet(str(args[0]) if args else str(kwargs.get("name") or "barrier"))
 
     @override
     def reduce(
@@ -367,7 +373,10 @@ class HADPSGDStrategy(DDPStrategy):
     ) -> Tensor:
         if group is None and self._alone_in_step():
             return tensor
-        return super().reduce(tensor, group or self._group_of_step(), reduce_op)
+        group = group or self._group_of_step()
+        if group is None and isinstance(tensor, Tensor):
+            self._meet("reduce")
+        return super().reduce(tensor, group, reduce_op)
 
     @override
     def all_gather(
@@ -375,7 +384,28 @@ class HADPSGDStrategy(DDPStrategy):
     ) -> Tensor:
         if group is None and self._alone_in_step():
             return tensor.unsqueeze(0)
-        return super().all_gather(tensor, group or self._group_of_step(), sync_grads)
+        group = group or self._group_of_step()
+        if group is None:
+            self._meet("all_gather")
+        return super().all_gather(tensor, group, sync_grads)
+
+    @override
+    def broadcast(self, obj: _Broadcast, src: int = 0) -> _Broadcast:
+        self._meet("broadcast")
+        return super().broadcast(obj, src)
+
+    def _meet(self, name: str) -> None:
+        """Comes to a collective of all learners only when all have come.
+
+        Learners that gossip asynchronously may be far apart, or on the way to another
+        collective; here one can wait for long, and be told.
+        """
+        asynchronous = self._dials.communication == "async"
+        if self._coordinator is None or self._communication is None:
+            return
+        if asynchronous or name not in ("reduce", "all_gather", "broadcast"):
+            with self._failures.named():
+                self._coordinator.meet(name)
 
     def _group_of_step(self) -> dist.ProcessGroup | None:
         """The super-learner inside a step of an asynchronous learner, else the world.

@@ -233,13 +233,19 @@ class _Mailboxes:
             return self._boxes.setdefault((source, target, lane), queue.Queue())
 
     def average(self, index: int, vector: Tensor, timeout: timedelta) -> None:
-        seconds = timeout.total_seconds()
         self._parts[index] = vector
-        self._barrier.wait(seconds)
+        self._wait(timeout)
         total = torch.stack([self._parts[i] for i in range(self.size)]).sum(0)
-        self._barrier.wait(seconds)
+        self._wait(timeout)
         vector.copy_(total.div_(self.size))
-        self._barrier.wait(seconds)
+        self._wait(timeout)
+
+    def _wait(self, timeout: timedelta) -> None:
+        try:
+            self._barrier.wait(timeout.total_seconds())
+        except threading.BrokenBarrierError as error:
+            operation = "averaging over all super-learners"
+            raise PeerLost(None, operation, f"not all came in {timeout}") from error
 
 
 class Node:
