@@ -242,7 +242,7 @@ class Gossip(Communication):
         with self._exposed_state():
             pairs = zip(self._snapshots, self._shards, self._changes, strict=True)
             for snapshot, part, change in pairs:
-                snapshot.copy_(part).add_(change)
+                torch.add(part, change, out=snapshot)
             self._gatherer.take(self._changes)
         self._gatherer.begin()
         self._count_merge()
@@ -268,7 +268,7 @@ class Gossip(Communication):
         with self._state:
             pairs = zip(self._snapshots, self._shards, self._changes, strict=True)
             for snapshot, part, change in pairs:
-                snapshot.copy_(part).add_(change)
+                torch.add(part, change, out=snapshot)
             self._snapshot_step = self._step
 
     def _call_round(self, round: int) -> None:

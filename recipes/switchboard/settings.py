@@ -70,6 +70,8 @@ class TrainSettings:
         strategy: "ddp" or a name of `lightning_adpsgd` ("hadpsgd", "adpsgd", ...).
         num_learners: Learners of this machine: processes, or GPUs.
         super_learner_size: Learners per super-learner of "hadpsgd".
+        order: "step_then_average" or "average_then_step"; none: the strategy's own.
+        mixing_gain: How much of each average is taken, in (0, 1].
         accelerator: "cpu" or "gpu".
         batch_size: Chunks per learner and step.
         chunk: Frames per chunk.
@@ -91,6 +93,8 @@ class TrainSettings:
     strategy: str = "hadpsgd"
     num_learners: int = 4
     super_learner_size: int = 2
+    order: str | None = None
+    mixing_gain: float = 1.0
     accelerator: str = "cpu"
     batch_size: int = 16
     chunk: int = 21

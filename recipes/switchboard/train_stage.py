@@ -86,7 +86,11 @@ def make_strategy(train: TrainSettings) -> Strategy:
     if train.strategy not in NAMES:
         names = ", ".join(["ddp", *NAMES])
         raise ValueError(f"`strategy` must be one of {names}, got {train.strategy!r}")
-    dials: dict[str, Any] = dict(NAMES[train.strategy])
+    dials: dict[str, Any] = {
+        **NAMES[train.strategy],
+        "order": train.order,
+        "mixing_gain": train.mixing_gain,
+    }
     if dials["super_learner_size"] == "node":
         dials["super_learner_size"] = train.super_learner_size
     return HADPSGDStrategy(**dials, start_method=start_method)
