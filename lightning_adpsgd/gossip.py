@@ -420,8 +420,11 @@ class _Exchange:
     def _apply(self, chunk: _Chunk, outgoing: Tensor, incoming: Tensor) -> bool:
         # Both ends see the same two vectors as they travelled, rounding included, and
         # so compute the same change with opposite signs.
-        change = incoming.to(chunk.change.dtype) - outgoing.to(chunk.change.dtype)
-        change *= self._engine._schedule.gain / 2
+        if incoming.dtype == chunk.change.dtype:
+            change = incoming.sub_(outgoing)  # no allocation where none is needed
+        else:
+            change = incoming.to(chunk.change.dtype).sub_(outgoing)
+        change.mul_(self._engine._schedule.gain / 2)
         if not torch.isfinite(change.sum()):
             return False
         with self._engine._state:
