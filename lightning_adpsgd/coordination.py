@@ -122,14 +122,7 @@ class Coordinator:
 
         For the process that hosts the store: what it knows is gone when it ends.
         """
-        deadline = time.perf_counter() + limit.total_seconds()
-        try:
-            while self._store.add("failure/seen", 0) < self._world_size:
-                if time.perf_counter() > deadline:
-                    return
-                self._stopped.wait(0.05)
-        except RuntimeError:
-            return
+        self.silent_learners(limit)
 
     def silent_learners(self, patience: timedelta = timedelta(seconds=1)) -> list[int]:
         """Those that show no sign of having seen the failure: dead, or stuck."""
@@ -197,7 +190,6 @@ class Coordinator:
     def _acknowledge(self) -> None:
         try:
             self._store.set(f"failure/seen/{self._rank}", "")
-            self._store.add("failure/seen", 1)
         except RuntimeError:
             return
 

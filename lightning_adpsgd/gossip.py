@@ -240,9 +240,7 @@ class Gossip(Communication):
         # All learners of the node must merge the same change at the same step, so it is
         # gathered while the next step computes, and merged at its end.
         with self._exposed_state():
-            pairs = zip(self._snapshots, self._shards, self._changes, strict=True)
-            for snapshot, part, change in pairs:
-                torch.add(part, change, out=snapshot)
+            self._refresh_snapshots()
             self._gatherer.take(self._changes)
         self._gatherer.begin()
         self._count_merge()
@@ -266,10 +264,14 @@ class Gossip(Communication):
     @torch.no_grad()
     def _take_snapshot(self) -> None:
         with self._state:
-            pairs = zip(self._snapshots, self._shards, self._changes, strict=True)
-            for snapshot, part, change in pairs:
-                torch.add(part, change, out=snapshot)
+            self._refresh_snapshots()
             self._snapshot_step = self._step
+
+    def _refresh_snapshots(self) -> None:
+        """x = w + d, with `_state` held: d is not merged yet."""
+        pairs = zip(self._snapshots, self._shards, self._changes, strict=True)
+        for snapshot, part, change in pairs:
+            torch.add(part, change, out=snapshot)
 
     def _call_round(self, round: int) -> None:
         mixing = self._schedule.mixing(round)
