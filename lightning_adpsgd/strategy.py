@@ -4,49 +4,35 @@
 hidden behind the next gradient, or asynchronously), `super_learner_size` how many
 learners allreduce their gradients and count as one. The registered names are settings
 of these. Inside a super-learner this is Lightning's DDP on the process group of its
-learners; between super-learners the engines of `mixing` and `gossip` do the work.
+learners; between super-learners the engines of `mixing` and `gossip` do the work. `job`
+has the life of a job; here are Lightning's hooks into it.
 """
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
-from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from lightning_adpsgd import signals
 from lightning_adpsgd.compatibility import refuse_unsupported
-from lightning_adpsgd.consensus import Consensus, ConsensusModel
-from lightning_adpsgd.coordination import Coordinator
+from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import CommunicationName, Dials
-from lightning_adpsgd.failures import FailureReport
-from lightning_adpsgd.gossip import Gossip, GossipOptions
-from lightning_adpsgd.groups import Groups, make_groups
-from lightning_adpsgd.mixing import (
-    Communication,
-    DelayByOne,
-    Order,
-    RoundMixer,
-    Schedule,
-    Statistics,
-    Synchronous,
-)
-from lightning_adpsgd.parameters import FlatParameters
+from lightning_adpsgd.job import NAMESPACE, Job, has_peers, set_up_job
+from lightning_adpsgd.mixing import Order, Statistics
 from lightning_adpsgd.topology import Topology, find_topology
-from lightning_adpsgd.transport import DistributedTransport, Node
 
-_NAMESPACE = "lightning_adpsgd"
 _Broadcast = TypeVar("_Broadcast")
 
 
@@ -120,7 +106,7 @@ class HADPSGDStrategy(DDPStrategy):
             seed,
             timeout,
         )
-        self._forget_run()
+        self._job: Job | None = None
         self._in_step = False
         self._saved_learner: Mapping[str, Any] | None = None
         self._statistics: Statistics | None = None
@@ -146,101 +132,80 @@ class HADPSGDStrategy(DDPStrategy):
 
     def gossip_statistics(self) -> Statistics | None:
         """What this learner's communication has done; none if nothing communicates."""
-        if self._communication is not None:
-            return self._communication.statistics()
-        return self._statistics
+        return self._job.statistics() if self._job is not None else self._statistics
 
     # --- set-up and end
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        if trainer.state.fn != TrainerFn.FITTING or not self._has_peers():
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        if not fitting or not has_peers(self.world_size, self.super_learner_size):
             super().setup(trainer)
             return
-        asynchronous = self._dials.communication == "async"
-        refuse_unsupported(trainer, self, asynchronous)
+        refuse_unsupported(trainer, self, self._dials.communication == "async")
         assert self.accelerator is not None
         assert self.model is not None
         self.accelerator.setup(trainer)
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
-        self._groups = make_groups(self.super_learner_size, self._dials.timeout)
-        self._flat = FlatParameters(self.model, shards=self.super_learner_size)
-        self._check_same_layout(self._flat)
-        # All learners start from the weights of learner 0, as in DDP.
-        _sync_module_states(self.model)
+        self._job = set_up_job(self.model, self._dials, self.super_learner_size)
         if self.super_learner_size > 1:
             self.configure_ddp()
         self.setup_optimizers(trainer)
         self.setup_precision_plugin()
         _optimizers_to_device(self.optimizers, self.root_device)
-        self._coordinator = self._start_coordinator()
-        self._failures = self._report_failures_to(self._coordinator)
         signals.handle_locally(trainer)
 
     @override
     def _setup_model(self, model: torch.nn.Module) -> DistributedDataParallel:
-        if self._groups is None:
+        if self._job is None:
             return super()._setup_model(model)
         return DistributedDataParallel(
             model,
             device_ids=self.determine_ddp_device_ids(),
-            process_group=self._groups.gradients,
+            process_group=self._job.groups.gradients,
             **self._ddp_kwargs,
         )
 
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
-        if self._flat is None:
+        if self._job is None:
             return
-        assert self._groups is not None
-        assert self._coordinator is not None
-        self._flat.check_views()
-        self._restore_learner(self._flat)
-        communication = self._make_communication(self._flat, self._groups)
-        self._consensus = ConsensusModel(self._flat, communication, self._coordinator)
-        self._communication = communication
-        self._coordinator.when_failed(communication.release)
-        communication.start()
+        if self._saved_learner is not None:
+            self._job.restore_weights(self._saved_learner)
+            self._saved_learner = None
+        self._job.start()
 
     @override
     def on_train_end(self) -> None:
-        if self._consensus is not None and self._communication is not None:
-            with self._failures.named():
-                self.last_consensus = self._consensus.enter("end of training")
-                self._communication.stop()
-            self._statistics = self._communication.statistics()
-            self._communication = self._consensus = None
+        if self._job is not None and self._job.running:
+            self.last_consensus = self._job.finish()
         super().on_train_end()
 
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
-        if self._coordinator is not None:
-            self._failures.announce(exception)
-            if self.is_global_zero:
-                self._coordinator.linger(timedelta(seconds=1))
-        self._abort_communication()
+        if self._job is not None:
+            self._job.fail(exception)
 
     @override
     def teardown(self) -> None:
-        self._abort_communication()
-        if self._coordinator is not None:
-            self._coordinator.stop()
+        if self._job is not None:
+            self._job.close()
+            self._statistics = self._job.statistics()
+            self._job = None
         trainer = self._trainer_or_none()
         if trainer is not None:
             signals.restore(trainer)
-        self._forget_run()
         super().teardown()
 
     # --- the step
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if self._coordinator is not None:
-            with self._failures.named():
-                self._coordinator.raise_if_failed()
+        if self._job is not None:
+            self._job.raise_if_failed()
         super().on_train_batch_start(batch, batch_idx)
 
     @override
@@ -259,28 +224,21 @@ class HADPSGDStrategy(DDPStrategy):
         model: pl.LightningModule | torch.nn.Module | None = None,
         **kwargs: Any,
     ) -> Any:
-        communication = self._communication
-        if communication is None:
-            return super().optimizer_step(optimizer, closure, model, **kwargs)
-        step = _Step(closure, communication)
-        with self._failures.named():
-            output = super().optimizer_step(optimizer, step, model, **kwargs)
-            communication.after_update()
-        return output
+        step = partial(super().optimizer_step, optimizer, model=model, **kwargs)
+        return step(closure) if self._job is None else self._job.update(step, closure)
 
     # --- evaluation and checkpoints: the consensus model
 
     @override
     def on_validation_start(self) -> None:
         super().on_validation_start()
-        if self._consensus is not None:
-            with self._failures.named():
-                self.last_consensus = self._consensus.enter("validation")
+        if self._job is not None and self._job.running:
+            self.last_consensus = self._job.enter_consensus("validation")
 
     @override
     def on_validation_end(self) -> None:
-        if self._consensus is not None:
-            self._consensus.leave(adopt=self._dials.after_evaluation == "adopt")
+        if self._job is not None:
+            self._job.leave_consensus(self._dials.after_evaluation == "adopt")
         super().on_validation_end()
 
     @override
@@ -289,15 +247,14 @@ class HADPSGDStrategy(DDPStrategy):
 
         After a failure, when the others can no longer be asked, the local weights.
         """
-        consensus = self._consensus
-        if consensus is None or self._interrupted():
+        job = self._job
+        if job is None or not job.running or self._interrupted():
             return super().lightning_module_state_dict()
-        if consensus.entered:
+        if job.in_consensus:
             return self._cloned_state_dict()
-        with self._failures.named():
-            self.last_consensus = consensus.enter("checkpoint")
+        self.last_consensus = job.enter_consensus("checkpoint")
         state = self._cloned_state_dict()
-        consensus.leave(adopt=False)
+        job.leave_consensus(adopt=False)
         return state
 
     def _cloned_state_dict(self) -> dict[str, Any]:
@@ -312,11 +269,9 @@ class HADPSGDStrategy(DDPStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        if self._dials.save_learners and self._flat and not self._interrupted():
-            learners: list[Any] = [None] * self.world_size
-            mine = self._learner_state(self._flat)
-            dist.gather_object(mine, learners if self.is_global_zero else None)
-            checkpoint[_NAMESPACE] = learners[:: self.super_learner_size]
+        if self._dials.save_learners and self._job and not self._interrupted():
+            states = [self.optimizer_state(optimizer) for optimizer in self.optimizers]
+            checkpoint[NAMESPACE] = self._job.gather_learners(states)
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     @override
@@ -324,7 +279,7 @@ class HADPSGDStrategy(DDPStrategy):
         self, checkpoint: Mapping[str, Any], strict: bool = True
     ) -> None:
         super().load_model_state_dict(checkpoint, strict)
-        learners = checkpoint.get(_NAMESPACE) or ()
+        learners = checkpoint.get(NAMESPACE) or ()
         if len(learners) == self.num_super_learners:
             index = self.global_rank // self.super_learner_size
             self._saved_learner = learners[index]
@@ -340,32 +295,16 @@ class HADPSGDStrategy(DDPStrategy):
         states = checkpoint if saved is None else {"optimizer_states": saved["states"]}
         super().load_optimizer_state_dict(states)
 
-    def _learner_state(self, flat: FlatParameters) -> dict[str, Any] | None:
-        if self.global_rank % self.super_learner_size:
-            return None
-        consensus = self._consensus
-        local = consensus.local_weights if consensus is not None else None
-        states = [self.optimizer_state(optimizer) for optimizer in self.optimizers]
-        return {"weights": local or flat.vectors, "states": states}
-
-    @torch.no_grad()
-    def _restore_learner(self, flat: FlatParameters) -> None:
-        if self._saved_learner is not None:
-            saved = self._saved_learner["weights"]
-            for vector, weights in zip(flat.vectors, saved, strict=True):
-                vector.copy_(weights)
-        self._saved_learner = None
-
     # --- collectives and their scope
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         if self._interrupted():
             return
-        if self._coordinator is None or self._communication is None:
+        if self._job is None or not self._job.running:
             super().barrier(*args, **kwargs)
             return
-        self._meet(str(args[0]) if args else str(kwargs.get("name") or "barrier"))
+        self._job.meet(str(args[0]) if args else str(kwargs.get("name") or "barrier"))
 
     @override
     def reduce(
@@ -395,113 +334,26 @@ class HADPSGDStrategy(DDPStrategy):
         return super().broadcast(obj, src)
 
     def _meet(self, name: str) -> None:
-        """Comes to a collective of all learners only when all have come.
-
-        Learners that gossip asynchronously may be far apart, or on the way to another
-        collective; here one can wait for long, and be told.
-        """
-        asynchronous = self._dials.communication == "async"
-        if self._coordinator is None or self._communication is None:
-            return
-        if asynchronous or name not in ("reduce", "all_gather", "broadcast"):
-            with self._failures.named():
-                self._coordinator.meet(name)
+        if self._job is not None:
+            self._job.meet_if_asynchronous(name)
 
     def _group_of_step(self) -> dist.ProcessGroup | None:
         """The super-learner inside a step of an asynchronous learner, else the world.
 
         Within a step nobody but the own super-learner is known to come.
         """
-        waits = self._dials.communication != "async" or not self._in_step
-        if self._communication is None or self._groups is None or waits:
+        if self._job is None or not self._apart():
             return None
-        return self._groups.gradients
+        return self._job.groups.gradients
 
     def _alone_in_step(self) -> bool:
-        asynchronous = self._dials.communication == "async"
-        running = self._communication is not None
-        return (
-            running
-            and asynchronous
-            and self._in_step
-            and (self.super_learner_size == 1)
-        )
+        return self._apart() and self.super_learner_size == 1
 
-    # --- private: what set-up makes and refuses
+    def _apart(self) -> bool:
+        job = self._job
+        return job is not None and job.running and job.asynchronous and self._in_step
 
-    def _has_peers(self) -> bool:
-        size = self.super_learner_size
-        if self.world_size % size:
-            raise ValueError(
-                f"`super_learner_size` must divide the number of learners "
-                f"{self.world_size}, got {size}"
-            )
-        if self.num_super_learners == 1 and self.world_size > 1:
-            rank_zero_info(
-                f"All {self.world_size} learners form one super-learner, which is "
-                "plain synchronous allreduce (ddp). To gossip, set "
-                "`super_learner_size` to a proper divisor of "
-                f"{self.world_size}, or use several machines."
-            )
-        return self.num_super_learners > 1
-
-    def _make_communication(
-        self, flat: FlatParameters, groups: Groups
-    ) -> Communication:
-        dials, vectors = self._dials, flat.vectors
-        transport = DistributedTransport(groups.counterparts)
-        node = Node(groups.shards)
-        schedule = Schedule(
-            dials.topology, self.num_super_learners, dials.mixing_gain, dials.seed
-        )
-        if dials.communication == "async":
-            options = GossipOptions(
-                dials.effective_order,
-                dials.gossip_every,
-                dials.wire_dtype,
-                dials.max_staleness,
-                dials.timeout,
-            )
-            lost_peer = self._failures.lost_peer
-            return Gossip(vectors, transport, node, schedule, options, lost_peer)
-        mixer = RoundMixer(vectors, transport, node, schedule, dials.timeout)
-        if dials.communication == "sync":
-            return Synchronous(mixer, dials.effective_order, dials.gossip_every)
-        return DelayByOne(mixer, dials.gossip_every)
-
-    def _start_coordinator(self) -> Coordinator:
-        root = dist.distributed_c10d._get_default_store()
-        store = PrefixStore(_NAMESPACE, root)
-        # Each `fit` of a process group has keys of its own.
-        run = self.broadcast(store.add("runs", 1) if self.is_global_zero else None)
-        coordinator = Coordinator(
-            PrefixStore(f"{_NAMESPACE}/{run}", root),
-            self.global_rank,
-            self.world_size,
-            self._dials.timeout,
-        )
-        coordinator.start()
-        return coordinator
-
-    def _report_failures_to(self, coordinator: Coordinator) -> FailureReport:
-        first = self.global_rank - self.global_rank % self.super_learner_size
-        ranks = [first + n for n in range(self.super_learner_size)]
-        return FailureReport(coordinator, self.global_rank, ranks)
-
-    def _check_same_layout(self, flat: FlatParameters) -> None:
-        layout = flat.layout()
-        if self.broadcast(layout) != layout:
-            raise ValueError(
-                f"the model of learner {self.global_rank} differs from that of learner "
-                "0 in the name, shape or dtype of a weight: all learners must build "
-                "the same model"
-            )
-
-    def _abort_communication(self) -> None:
-        if self._communication is not None:
-            self._statistics = self._communication.statistics()
-            self._communication.abort()
-        self._communication = self._consensus = None
+    # --- private
 
     def _interrupted(self) -> bool:
         trainer = self._trainer_or_none()
@@ -509,30 +361,3 @@ class HADPSGDStrategy(DDPStrategy):
 
     def _trainer_or_none(self) -> pl.Trainer | None:
         return getattr(self.lightning_module, "_trainer", None)
-
-    def _forget_run(self) -> None:
-        self._coordinator: Coordinator | None = None
-        self._communication: Communication | None = None
-        self._consensus: ConsensusModel | None = None
-        self._flat: FlatParameters | None = None
-        self._groups: Groups | None = None
-
-
-class _Step:
-    """An optimizer's closure after which the average may be taken.
-
-    LBFGS calls it several times a step; the average belongs to the first.
-    """
-
-    def __init__(
-        self, closure: Callable[[], Any], communication: Communication
-    ) -> None:
-        self._closure, self._communication = closure, communication
-        self._first = True
-
-    def __call__(self) -> Any:
-        output = self._closure()
-        if self._first:
-            self._first = False
-            self._communication.before_update()
-        return output

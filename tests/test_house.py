@@ -30,6 +30,7 @@ CORE = (
     "compatibility",
     "virtual",
     "sampling",
+    "job",
     "strategy",
     "callbacks",
     "cli",

@@ -1,0 +1,356 @@
+"""The life of one training job in one of its learners, whatever framework drives it.
+
+A job begins when all learners have the same module, and ends in the consensus model or
+with one message that names what failed. In between it averages around each optimizer
+step. Nothing here knows a Trainer, a loop or an optimizer: `strategy` is the face of it
+that Lightning sees.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from lightning_utilities.core.rank_zero import rank_zero_info
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.utils import _sync_module_states
+
+from lightning_adpsgd.consensus import Consensus, ConsensusModel
+from lightning_adpsgd.coordination import Coordinator
+from lightning_adpsgd.dials import Dials
+from lightning_adpsgd.failures import FailureReport
+from lightning_adpsgd.gossip import Gossip, GossipOptions
+from lightning_adpsgd.groups import Groups, make_groups
+from lightning_adpsgd.mixing import (
+    Communication,
+    DelayByOne,
+    RoundMixer,
+    Schedule,
+    Statistics,
+    Synchronous,
+)
+from lightning_adpsgd.parameters import FlatParameters
+from lightning_adpsgd.transport import DistributedTransport, Node
+
+NAMESPACE = "lightning_adpsgd"
+"""Prefix of the job's keys in the store, and its key in a checkpoint."""
+
+_BROADCAST_BYTES = 250 * 1024 * 1024
+
+
+def has_peers(num_learners: int, super_learner_size: int) -> bool:
+    """Whether there is more than one super-learner; says so once where there is not.
+
+    Raises:
+        ValueError: The learners do not form whole super-learners.
+    """
+    if num_learners % super_learner_size:
+        raise ValueError(
+            f"`super_learner_size` must divide the number of learners "
+            f"{num_learners}, got {super_learner_size}"
+        )
+    if num_learners == super_learner_size and num_learners > 1:
+        rank_zero_info(
+            f"All {num_learners} learners form one super-learner, which is "
+            "plain synchronous allreduce (ddp). To gossip, set "
+            "`super_learner_size` to a proper divisor of "
+            f"{num_learners}, or use several machines."
+        )
+    return num_learners > super_learner_size
+
+
+def set_up_job(module: nn.Module, dials: Dials, super_learner_size: int) -> "Job":
+    """Brings all learners together; a collective over the default process group.
+
+    Afterwards the weights of the module are views of one vector per dtype, and those of
+    learner 0 in every learner, as under DDP.
+
+    Args:
+        module: On its final device and in its final dtype.
+        dials: How to average.
+        super_learner_size: N, which divides the number of learners.
+
+    Raises:
+        ValueError: The models of the learners differ, or cannot be flattened.
+    """
+    groups = make_groups(super_learner_size, dials.timeout)
+    flat = FlatParameters(module, shards=super_learner_size)
+    _check_same_layout(flat)
+    _take_weights_of_learner_0(module)
+    store = _own_store()
+    coordinator = Coordinator(
+        store, dist.get_rank(), dist.get_world_size(), dials.timeout
+    )
+    coordinator.start()
+    return Job(dials, super_learner_size, flat, groups, store, coordinator)
+
+
+@final
+class Job:
+    """One learner's part in a job; made by `set_up_job`, driven by the training thread.
+
+    Between `start` and `finish` (or `fail`, or `close`) it communicates; before and
+    after, `update` is a plain optimizer step and `meet` does nothing.
+
+    Args:
+        dials: How to average.
+        super_learner_size: N.
+        flat: The weights.
+        groups: The process groups of this learner.
+        store: Keys of this job alone, shared by all learners.
+        coordinator: Watches already.
+    """
+
+    def __init__(
+        self,
+        dials: Dials,
+        super_learner_size: int,
+        flat: FlatParameters,
+        groups: Groups,
+        store: Store,
+        coordinator: Coordinator,
+    ) -> None:
+        self._dials, self._super_learner_size = dials, super_learner_size
+        self.flat, self.groups = flat, groups
+        self.store, self.coordinator = store, coordinator
+        self._rank, self._num_learners = dist.get_rank(), dist.get_world_size()
+        first = self._rank - self._rank % super_learner_size
+        super_learner = list(range(first, first + super_learner_size))
+        self.failures = FailureReport(coordinator, self._rank, super_learner)
+        self._communication: Communication | None = None
+        self._consensus: ConsensusModel | None = None
+        self._statistics: Statistics | None = None
+
+    # --- what it is, and what it has done
+
+    @property
+    def running(self) -> bool:
+        """Whether it communicates at present."""
+        return self._communication is not None
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether learners may be at different steps."""
+        return self._dials.communication == "async"
+
+    @property
+    def in_consensus(self) -> bool:
+        """Whether the module holds the consensus model at present."""
+        return self._consensus is not None and self._consensus.entered
+
+    def statistics(self) -> Statistics | None:
+        """What its communication has done; none before the start."""
+        if self._communication is not None:
+            self._statistics = self._communication.statistics()
+        return self._statistics
+
+    # --- from start to end
+
+    def start(self) -> None:
+        """Begins to communicate, from the weights as they are."""
+        self.flat.check_views()
+        communication = self._make_communication()
+        self._consensus = ConsensusModel(self.flat, communication, self.coordinator)
+        self._communication = communication
+        self.coordinator.when_failed(communication.release)
+        communication.start()
+
+    def finish(self, occasion: str = "end of training") -> Consensus | None:
+        """Ends in the consensus model, which stays in the module; all learners come.
+
+        Returns:
+            How far apart the super-learners were; none if it did not communicate.
+        """
+        if self._consensus is None or self._communication is None:
+            return None
+        with self.failures.named():
+            consensus = self._consensus.enter(occasion)
+            self._communication.stop()
+        self._forget_communication()
+        return consensus
+
+    def fail(self, exception: BaseException) -> None:
+        """Ends with an exception of this learner, and tells the others."""
+        self.failures.announce(exception)
+        if self._rank == 0:
+            self.coordinator.linger(timedelta(seconds=1))
+        self.abort()
+
+    def abort(self) -> None:
+        """Ends communication within seconds, without a peer's help; can be repeated."""
+        if self._communication is not None:
+            self._communication.abort()
+        self._forget_communication()
+
+    def close(self) -> None:
+        """Lets go of everything, whether it ended well or not; waits for nobody."""
+        self.abort()
+        self.coordinator.stop()
+
+    # --- the step
+
+    def raise_if_failed(self) -> None:
+        """Ends this learner if another has failed."""
+        with self.failures.named():
+            self.coordinator.raise_if_failed()
+
+    def update(
+        self,
+        step: Callable[[Callable[[], Any]], Any],
+        closure: Callable[[], Any],
+    ) -> Any:
+        """Takes an optimizer step, with the averages where the order has them.
+
+        Args:
+            step: An optimizer's `step`; calls the closure that it is given.
+            closure: Computes the gradients.
+        """
+        communication = self._communication
+        if communication is None:
+            return step(closure)
+        with self.failures.named():
+            output = step(_AveragingClosure(closure, communication))
+            communication.after_update()
+        return output
+
+    # --- where all learners come
+
+    def meet(self, name: str) -> None:
+        """Waits until all learners have come; ends early if one of them fails."""
+        if self.running:
+            with self.failures.named():
+                self.coordinator.meet(name)
+
+    def meet_if_asynchronous(self, name: str) -> None:
+        """Comes to a collective of all learners only when all have come.
+
+        Learners that gossip asynchronously may be far apart, or on the way to another
+        collective; here one can wait for long, and be told.
+        """
+        if self.asynchronous:
+            self.meet(name)
+
+    def enter_consensus(self, occasion: str) -> Consensus | None:
+        """Puts the consensus model into the module; all learners come.
+
+        Returns:
+            How far apart the super-learners are; none if it does not communicate.
+        """
+        if self._consensus is None:
+            return None
+        with self.failures.named():
+            return self._consensus.enter(occasion)
+
+    def leave_consensus(self, adopt: bool) -> None:
+        """Goes on from the local weights, or from the mean if it is adopted."""
+        if self._consensus is not None:
+            self._consensus.leave(adopt)
+
+    # --- what a checkpoint keeps of each super-learner
+
+    def gather_learners(self, optimizer_states: list[Any]) -> list[Any]:
+        """Weights and optimizer states of every super-learner; a collective.
+
+        Returns:
+            What `restore_weights` and an optimizer take, in the order of the
+            super-learners, in learner 0; nothing of use elsewhere.
+        """
+        learners: list[Any] = [None] * self._num_learners
+        mine = {"weights": self._local_weights(), "states": optimizer_states}
+        first = self._rank % self._super_learner_size == 0
+        target = learners if self._rank == 0 else None
+        dist.gather_object(mine if first else None, target)
+        return learners[:: self._super_learner_size]
+
+    @torch.no_grad()
+    def restore_weights(self, learner: Mapping[str, Any]) -> None:
+        """Takes up the weights of one super-learner that `gather_learners` gave."""
+        for vector, weights in zip(self.flat.vectors, learner["weights"], strict=True):
+            vector.copy_(weights)
+
+    # --- private
+
+    def _local_weights(self) -> list[Tensor]:
+        kept = self._consensus.local_weights if self._consensus is not None else None
+        return kept or self.flat.vectors
+
+    def _forget_communication(self) -> None:
+        self.statistics()
+        self._communication = self._consensus = None
+
+    def _make_communication(self) -> Communication:
+        dials, vectors = self._dials, self.flat.vectors
+        transport = DistributedTransport(self.groups.counterparts)
+        node = Node(self.groups.shards)
+        schedule = Schedule(
+            dials.topology,
+            self._num_learners // self._super_learner_size,
+            dials.mixing_gain,
+            dials.seed,
+        )
+        if dials.communication == "async":
+            options = GossipOptions(
+                dials.effective_order,
+                dials.gossip_every,
+                dials.wire_dtype,
+                dials.max_staleness,
+                dials.timeout,
+            )
+            lost_peer = self.failures.lost_peer
+            return Gossip(vectors, transport, node, schedule, options, lost_peer)
+        mixer = RoundMixer(vectors, transport, node, schedule, dials.timeout)
+        if dials.communication == "sync":
+            return Synchronous(mixer, dials.effective_order, dials.gossip_every)
+        return DelayByOne(mixer, dials.gossip_every)
+
+
+class _AveragingClosure:
+    """An optimizer's closure after which the average may be taken.
+
+    LBFGS calls it several times a step; the average belongs to the first.
+    """
+
+    def __init__(
+        self, closure: Callable[[], Any], communication: Communication
+    ) -> None:
+        self._closure, self._communication = closure, communication
+        self._first = True
+
+    def __call__(self) -> Any:
+        output = self._closure()
+        if self._first:
+            self._first = False
+            self._communication.before_update()
+        return output
+
+
+def _check_same_layout(flat: FlatParameters) -> None:
+    layout = flat.layout()
+    if _from_learner_0(layout) != layout:
+        raise ValueError(
+            f"the model of learner {dist.get_rank()} differs from that of learner "
+            "0 in the name, shape or dtype of a weight: all learners must build "
+            "the same model"
+        )
+
+
+def _take_weights_of_learner_0(module: nn.Module) -> None:
+    world = dist.distributed_c10d._get_default_group()
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    _sync_module_states(module, world, _BROADCAST_BYTES, 0, ignored)
+
+
+def _own_store() -> Store:
+    root = dist.distributed_c10d._get_default_store()
+    # Each job of a process group has keys of its own.
+    count = PrefixStore(NAMESPACE, root)
+    run = _from_learner_0(count.add("runs", 1) if dist.get_rank() == 0 else None)
+    return PrefixStore(f"{NAMESPACE}/{run}", root)
+
+
+def _from_learner_0(value: Any) -> Any:
+    box = [value]
+    dist.broadcast_object_list(box, 0)
+    return box[0]
