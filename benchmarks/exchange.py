@@ -1,9 +1,8 @@
 """How fast two processes exchange a vector, against a plain socket on loopback.
 
 The limit sends a vector both ways at once over one TCP connection, one thread for each
-direction, with buffers that are allocated beforehand. `swap` does the same through the
-engine's transport, in the engine's chunks; `exchange` is the engine itself: ask, swap
-each chunk, average it into the communication side at both ends.
+direction, with buffers that are allocated beforehand. `exchange` is the engine: ask,
+cross each chunk, average it into the communication side at both ends.
 """
 
 import itertools
@@ -24,14 +23,14 @@ from torch.multiprocessing.spawn import spawn
 from benchmarks.timing import Spread, print_row, take_turns
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.mixing import Schedule
+from lightning_adpsgd.node import Node
 from lightning_adpsgd.topology import asks, find_topology
-from lightning_adpsgd.transport import DistributedTransport, Node, Swap, swap
+from lightning_adpsgd.transport import DistributedTransport
 
 SIZES = (1_000_000, 43_154_944)
 REPETITIONS, WARMUPS = 9, 2
 LIMIT = "socket, both ways (the limit)"
 TIMEOUT = timedelta(minutes=1)
-LANE = 2  # that of synchronous rounds, which no asynchronous engine uses
 
 
 class Wire:
@@ -70,15 +69,6 @@ def connect(folder: Path) -> socket.socket:
     return socket.create_connection(("localhost", int((folder / "port").read_text())))
 
 
-def swap_in_chunks(
-    transport: DistributedTransport, outgoing: torch.Tensor, incoming: torch.Tensor
-) -> None:
-    size = GossipOptions().chunk_elements
-    for sent, received in zip(outgoing.split(size), incoming.split(size), strict=True):
-        crossing = Swap(1 - transport.index, sent, received)
-        swap(transport, LANE, [crossing], TIMEOUT)
-
-
 def exchange_once(engine: Gossip, schedule: Schedule, rounds: Iterator[int]) -> None:
     """Steps on to the next round in which learner 0 asks, and waits for the answer."""
     before = engine.statistics().exchanges
@@ -113,7 +103,6 @@ def measure(transport: DistributedTransport, wire: Wire, num_elements: int) -> N
     outgoing, incoming = torch.randn(num_elements), torch.empty(num_elements)
     works = {
         LIMIT: lambda: wire.cross(outgoing, incoming),
-        "swap in chunks": lambda: swap_in_chunks(transport, outgoing, incoming),
     }
     seconds = take_turns(works, REPETITIONS, WARMUPS)
     seconds["exchange"] = time_exchanges(transport, outgoing)

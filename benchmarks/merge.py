@@ -12,8 +12,9 @@ import torch
 from benchmarks.timing import print_row, take_turns
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.mixing import Schedule
+from lightning_adpsgd.node import Node
 from lightning_adpsgd.topology import find_topology
-from lightning_adpsgd.transport import Node, ThreadTransport
+from lightning_adpsgd.transport import ThreadTransport
 
 SIZES = (1_000_000, 43_154_944)
 REPETITIONS = 15

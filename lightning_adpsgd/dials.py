@@ -10,7 +10,7 @@ from lightning_adpsgd.mixing import Order
 from lightning_adpsgd.topology import Topology
 
 CommunicationName = Literal["sync", "delay_by_one", "async"]
-_WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
+_WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16, torch.int8)
 _ORDERS = (None, "step_then_average", "average_then_step")
 
 
@@ -29,6 +29,7 @@ class Dials:
     mixing_gain: float
     gossip_every: int
     wire_dtype: torch.dtype | None
+    link_budget: float | None
     max_staleness: int | None
     after_evaluation: Literal["restore", "adopt"]
     save_learners: bool
@@ -43,6 +44,8 @@ class Dials:
         _check_one_of("after_evaluation", self.after_evaluation, ("restore", "adopt"))
         if not 0 < self.mixing_gain <= 1:
             raise ValueError(f"`mixing_gain` must be in (0, 1], got {self.mixing_gain}")
+        if self.link_budget is not None and self.link_budget <= 0:
+            raise ValueError(f"`link_budget` must be positive, got {self.link_budget}")
         if self.timeout.total_seconds() <= 0:
             raise ValueError(f"`timeout` must be positive, got {self.timeout}")
         for name in ("super_learner_size", "gossip_every", "max_staleness"):
@@ -58,7 +61,7 @@ class Dials:
 
     def _check_combinations(self) -> None:
         if self.communication != "async":
-            for name in ("wire_dtype", "max_staleness"):
+            for name in ("wire_dtype", "link_budget", "max_staleness"):
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f'`{name}` applies to `communication="async"` alone, got '

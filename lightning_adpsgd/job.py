@@ -24,15 +24,16 @@ from lightning_adpsgd.failures import FailureReport
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.groups import Groups, make_groups
 from lightning_adpsgd.mixing import (
+    BehindGradient,
     Communication,
-    DelayByOne,
     RoundMixer,
     Schedule,
     Statistics,
-    Synchronous,
+    synchronous,
 )
+from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import FlatParameters
-from lightning_adpsgd.transport import DistributedTransport, Node
+from lightning_adpsgd.transport import DistributedTransport
 
 NAMESPACE = "lightning_adpsgd"
 """Prefix of the job's keys in the store, and its key in a checkpoint."""
@@ -292,18 +293,19 @@ class Job:
         )
         if dials.communication == "async":
             options = GossipOptions(
-                dials.effective_order,
-                dials.gossip_every,
-                dials.wire_dtype,
-                dials.max_staleness,
-                dials.timeout,
+                order=dials.effective_order,
+                every=dials.gossip_every,
+                wire_dtype=dials.wire_dtype,
+                link_budget=dials.link_budget,
+                max_staleness=dials.max_staleness,
+                timeout=dials.timeout,
             )
             lost_peer = self.failures.lost_peer
             return Gossip(vectors, transport, node, schedule, options, lost_peer)
         mixer = RoundMixer(vectors, transport, node, schedule, dials.timeout)
         if dials.communication == "sync":
-            return Synchronous(mixer, dials.effective_order, dials.gossip_every)
-        return DelayByOne(mixer, dials.gossip_every)
+            return synchronous(mixer, dials.effective_order, dials.gossip_every)
+        return BehindGradient(mixer, dials.gossip_every)
 
 
 class _AveragingClosure:

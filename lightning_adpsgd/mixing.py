@@ -1,13 +1,12 @@
 """Synchronous averaging: one application of the mixing matrix, waited for or hidden.
 
-`Synchronous` takes the average at the step boundary (SD-PSGD); `DelayByOne` computes it
-behind the gradient of the same step and joins it at its end (arXiv 2110.11199):
+`AtBoundary` takes the average at the step boundary, after the step (SD-PSGD);
+`BehindGradient` computes it behind the gradient of the next step and joins it at the
+last moment, before the update (delay-by-one, arXiv 2110.11199):
 ``w_i <- sum_j T[j, i] w_j(k) - lr g_i(w_i(k))``. Both keep to the interface
 `Communication`, as the asynchronous engine in `gossip` does.
 """
 
-import queue
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -20,15 +19,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_adpsgd.background import Worker
+from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import shard
+from lightning_adpsgd.replica import as_real, to_averaging_dtype
 from lightning_adpsgd.topology import Topology, check_mixing, complete
-from lightning_adpsgd.transport import (
-    SYNCHRONOUS_LANE,
-    Node,
-    Swap,
-    Transport,
-    swap,
-)
+from lightning_adpsgd.transport import SYNCHRONOUS_LANE, Pending, Transport
 
 Order = Literal["step_then_average", "average_then_step"]
 
@@ -147,17 +143,11 @@ class Communication(ABC):
         """What was done so far."""
 
 
-def to_averaging_dtype(tensor: Tensor) -> Tensor:
-    """A copy in the precision in which averages are taken: at least float32."""
-    half = tensor.dtype in (torch.float16, torch.bfloat16)
-    return tensor.detach().to(torch.float32 if half else tensor.dtype, copy=True)
-
-
 class RoundMixer:
     """Applies one round of a schedule to vectors, together with all super-learners.
 
     Each learner of a super-learner mixes its shard; the shards are gathered inside the
-    node.
+    node. A round goes chunk by chunk: while one is averaged, the next one crosses.
 
     Args:
         vectors: The flat weights; read, and written by `finish`.
@@ -165,6 +155,7 @@ class RoundMixer:
         node: The learners of this super-learner.
         schedule: The matrices.
         timeout: For each wait.
+        chunk_elements: Elements per message.
     """
 
     def __init__(
@@ -174,14 +165,21 @@ class RoundMixer:
         node: Node,
         schedule: Schedule,
         timeout: timedelta,
+        chunk_elements: int = 1 << 20,
     ) -> None:
-        self._vectors, self._transport, self._node = vectors, transport, node
+        self._vectors = [as_real(vector) for vector in vectors]
+        self._transport, self._node = transport, node
         self._schedule, self._timeout = schedule, timeout
-        self._shards = [shard(v, node.index, node.size) for v in vectors]
+        self._shards = [shard(v, node.index, node.size) for v in self._vectors]
         self._snapshots = [to_averaging_dtype(part) for part in self._shards]
         self._mixed = [torch.zeros_like(part) for part in self._snapshots]
-        self._changes = [torch.zeros_like(to_averaging_dtype(v)) for v in vectors]
-        self._incoming: dict[tuple[int, int], Tensor] = {}
+        self._chunks = [
+            _Chunk(*pair)
+            for both in zip(self._snapshots, self._mixed, strict=True)
+            for pair in zip(*(v.split(chunk_elements) for v in both), strict=True)
+        ]
+        self._changes = self._mixed if node.size == 1 else self._whole()
+        self._buffers: dict[tuple[torch.dtype, int, int], Tensor] = {}
         self._round = 0
         self.tally = Tally()
 
@@ -190,14 +188,23 @@ class RoundMixer:
         for snapshot, part in zip(self._snapshots, self._shards, strict=True):
             snapshot.copy_(part)
 
+    @torch.no_grad()
     def mix(self) -> None:
         """Computes ``sum_j T[j, i] w_j - w_i`` of the snapshots, for this round."""
         mixing = self._schedule.mixing(self._round)
         self._round += 1
-        for place in range(len(self._snapshots)):
-            self._mix_vector(place, mixing)
+        post = self._post_mean if self._schedule.is_mean(mixing) else self._post
+        finite, crossing = True, None
+        for number, chunk in enumerate(self._chunks):
+            posted = post(number, chunk, mixing)
+            if crossing is not None:
+                finite &= self._land(crossing, mixing)
+            crossing = posted
+        if crossing is not None:
+            finite &= self._land(crossing, mixing)
         self.tally.exchanges += 1
-        self._node.start_gather(self._mixed, self._changes).wait(self._timeout)
+        self.tally.refused += not finite
+        self._gather()
 
     def finish(self) -> None:
         """Adds the computed change to the weights, whatever they have become."""
@@ -205,64 +212,89 @@ class RoundMixer:
             vector.add_(change)
         self.tally.merges += 1
 
-    def _mix_vector(self, place: int, mixing: Tensor) -> None:
-        snapshot, mixed = self._snapshots[place], self._mixed[place]
-        self.tally.bytes_sent += self._bytes_sent(snapshot, mixing)
-        if self._schedule.is_mean(mixing):
-            mixed.copy_(snapshot)
-            self._transport.average(mixed, self._timeout)
-        else:
-            self._mix_neighbours(place, mixing)
-        change = mixed.sub_(snapshot).mul_(self._schedule.gain)
+    def _post_mean(self, number: int, chunk: "_Chunk", mixing: Tensor) -> "_Crossing":
+        chunk.mixed.copy_(chunk.snapshot)
+        # A ring all-reduce passes each element on twice but for its own part.
+        self.tally.bytes_sent += (
+            2 * chunk.mixed.nbytes * (len(mixing) - 1) // len(mixing)
+        )
+        return _Crossing(chunk, {}, [self._transport.post_mean(chunk.mixed)])
+
+    def _post(self, number: int, chunk: "_Chunk", mixing: Tensor) -> "_Crossing":
+        me, lane = self._transport.index, SYNCHRONOUS_LANE
+        takes, gives = mixing[:, me].tolist(), mixing[me].tolist()
+        others = [j for j in range(len(mixing)) if j != me]
+        incoming = {
+            j: self._buffer(chunk, number % 2, j) for j in others if takes[j] > 0
+        }
+        pending = [
+            self._transport.post_receive(j, lane, into) for j, into in incoming.items()
+        ]
+        targets = [j for j in others if gives[j] > 0]
+        pending += [self._transport.post_send(j, lane, chunk.snapshot) for j in targets]
+        self.tally.bytes_sent += chunk.snapshot.nbytes * len(targets)
+        return _Crossing(chunk, incoming, pending)
+
+    def _land(self, crossing: "_Crossing", mixing: Tensor) -> bool:
+        for pending in crossing.pending:
+            pending.wait(self._timeout)
+        chunk, me = crossing.chunk, self._transport.index
+        if crossing.incoming:
+            chunk.mixed.zero_()
+            # In the order of the index, so that all writings round alike.
+            for j, share in enumerate(mixing[:, me].tolist()):
+                if share > 0:
+                    row = chunk.snapshot if j == me else crossing.incoming[j]
+                    chunk.mixed.add_(row, alpha=share)
+        elif not self._schedule.is_mean(mixing):
+            chunk.mixed.copy_(chunk.snapshot)
+        change = chunk.mixed.sub_(chunk.snapshot).mul_(self._schedule.gain)
         if not torch.isfinite(change.sum()):
             # A diverged super-learner must not take the others with it.
             change.zero_()
-            self.tally.refused += 1
+            return False
+        return True
 
-    def _mix_neighbours(self, place: int, mixing: Tensor) -> None:
-        me, snapshot = self._transport.index, self._snapshots[place]
-        takes, gives = mixing[:, me].tolist(), mixing[me].tolist()
-        others = [j for j in range(len(mixing)) if j != me]
-        incoming = {j: self._buffer(place, j) for j in others if takes[j] > 0}
-        swaps = [
-            Swap(j, snapshot if gives[j] > 0 else None, incoming.get(j))
-            for j in others
-            if gives[j] > 0 or j in incoming
-        ]
-        swap(self._transport, SYNCHRONOUS_LANE, swaps, self._timeout)
-        mixed = self._mixed[place].zero_()
-        # In the order of the index, so that all writings round alike.
-        for j in range(len(mixing)):
-            if takes[j] > 0:
-                mixed.add_(snapshot if j == me else incoming[j], alpha=takes[j])
+    def _gather(self) -> None:
+        if self._node.size > 1:
+            for part, whole in zip(self._mixed, self._changes, strict=True):
+                into = list(whole.chunk(self._node.size))
+                self._node.gather(part, into, self._timeout)
 
-    def _bytes_sent(self, snapshot: Tensor, mixing: Tensor) -> int:
-        size = snapshot.numel() * snapshot.element_size()
-        if self._schedule.is_mean(mixing):
-            # A ring all-reduce passes each element on twice but for its own part.
-            return 2 * size * (len(mixing) - 1) // len(mixing)
-        me = self._transport.index
-        return size * (int((mixing[me] > 0).sum()) - int(mixing[me, me] > 0))
+    def _whole(self) -> list[Tensor]:
+        pairs = zip(self._vectors, self._mixed, strict=True)
+        return [torch.zeros(len(v), dtype=part.dtype) for v, part in pairs]
 
-    def _buffer(self, place: int, peer: int) -> Tensor:
-        key = (place, peer)
-        if key not in self._incoming:
-            self._incoming[key] = torch.empty_like(self._snapshots[place])
-        return self._incoming[key]
+    def _buffer(self, chunk: "_Chunk", turn: int, peer: int) -> Tensor:
+        key = (chunk.snapshot.dtype, turn, peer)
+        if key not in self._buffers:
+            dtype = chunk.snapshot.dtype
+            longest = max(len(c.snapshot) for c in self._chunks)
+            self._buffers[key] = torch.empty(longest, dtype=dtype)
+        return self._buffers[key][: len(chunk.snapshot)]
 
 
-class Synchronous(Communication):
-    """The average at the step boundary: everyone waits.
+class _Chunk(NamedTuple):
+    snapshot: Tensor
+    mixed: Tensor
+
+
+class _Crossing(NamedTuple):
+    chunk: _Chunk
+    incoming: dict[int, Tensor]
+    pending: list[Pending]
+
+
+class AtBoundary(Communication):
+    """The average after the step, at the step boundary: everyone waits.
 
     Args:
         mixer: Applies a round.
-        order: "step_then_average" is ``T(W - lr G)``; "average_then_step" is
-            ``T W - lr G(W)``.
         every: Optimizer steps per round.
     """
 
-    def __init__(self, mixer: RoundMixer, order: Order, every: int = 1) -> None:
-        self._mixer, self._order, self._every = mixer, order, every
+    def __init__(self, mixer: RoundMixer, every: int = 1) -> None:
+        self._mixer, self._every = mixer, every
         self._step = 0
 
     @override
@@ -271,13 +303,19 @@ class Synchronous(Communication):
 
     @override
     def before_update(self) -> None:
-        if self._order == "average_then_step":
-            self._average()
+        """The average comes after the update."""
 
     @override
     def after_update(self) -> None:
-        if self._order == "step_then_average":
-            self._average()
+        self._step += 1
+        if self._step % self._every:
+            return
+        begin = time.perf_counter()
+        self._mixer.take_snapshot()
+        self._mixer.mix()
+        self._mixer.tally.exposed_seconds += time.perf_counter() - begin
+        self._mixer.finish()
+        self._mixer.tally.merged(staleness=0)
 
     @override
     def pause(self) -> None:
@@ -307,20 +345,13 @@ class Synchronous(Communication):
     def statistics(self) -> Statistics:
         return self._mixer.tally.snapshot()
 
-    def _average(self) -> None:
-        self._step += 1
-        if self._step % self._every:
-            return
-        begin = time.perf_counter()
-        self._mixer.take_snapshot()
-        self._mixer.mix()
-        self._mixer.tally.exposed_seconds += time.perf_counter() - begin
-        self._mixer.finish()
-        self._mixer.tally.merged(staleness=0)
 
+class BehindGradient(Communication):
+    """The average of the weights, hidden behind the gradient that is taken at them.
 
-class DelayByOne(Communication):
-    """The average of the weights of step k, hidden behind the gradient of step k.
+    It begins when a step has ended and is joined before the update of the next one.
+    That is delay-by-one; and, from the first step on, also the synchronous order
+    "average_then_step", ``T W - lr G(W)``, which is the same equation.
 
     The mixer is used by the worker thread from the launch of a round until its join,
     and by the training thread otherwise.
@@ -328,21 +359,23 @@ class DelayByOne(Communication):
     Args:
         mixer: Applies a round.
         every: Optimizer steps per round.
+        from_start: Whether the first gradient has a round behind it. Weights that are
+            equal at the start need none.
     """
 
-    def __init__(self, mixer: RoundMixer, every: int = 1) -> None:
+    def __init__(
+        self, mixer: RoundMixer, every: int = 1, from_start: bool = False
+    ) -> None:
         self._mixer, self._every = mixer, every
-        self._rounds: queue.SimpleQueue[Future[None] | None] = queue.SimpleQueue()
-        # A daemon, so that a round with a lost peer does not hold up the end.
-        self._worker = threading.Thread(
-            target=self._work, name="adpsgd-average", daemon=True
-        )
+        self._worker = Worker("adpsgd-average")
         self._round: Future[None] | None = None
-        self._step = 0
+        # Steps, counted so that a round is launched whenever `every` divides them.
+        self._step = int(from_start)
 
     @override
     def start(self) -> None:
-        """Equal weights need no average: the first round follows the first step."""
+        if self._step:
+            self._launch_if_due()
 
     @override
     def before_update(self) -> None:
@@ -351,8 +384,7 @@ class DelayByOne(Communication):
     @override
     def after_update(self) -> None:
         self._step += 1
-        if self._step % self._every == 0 and self._round is None:
-            self._launch()
+        self._launch_if_due()
 
     @override
     def pause(self) -> None:
@@ -368,11 +400,11 @@ class DelayByOne(Communication):
 
     @override
     def stop(self) -> None:
-        self._end_worker(None)
+        self._worker.stop(None)
 
     @override
     def abort(self) -> None:
-        self._end_worker(2.0)
+        self._worker.stop(2.0)
 
     @override
     def release(self) -> None:
@@ -382,26 +414,10 @@ class DelayByOne(Communication):
     def statistics(self) -> Statistics:
         return self._mixer.tally.snapshot()
 
-    def _end_worker(self, seconds: float | None) -> None:
-        self._rounds.put(None)
-        if self._worker.is_alive():
-            self._worker.join(seconds)
-
-    def _launch(self) -> None:
-        if self._worker.ident is None:
-            self._worker.start()
-        self._mixer.take_snapshot()
-        self._round = Future()
-        self._rounds.put(self._round)
-
-    def _work(self) -> None:
-        while (round := self._rounds.get()) is not None:
-            try:
-                self._mixer.mix()
-            except BaseException as error:
-                round.set_exception(error)
-            else:
-                round.set_result(None)
+    def _launch_if_due(self) -> None:
+        if self._step % self._every == 0 and self._round is None:
+            self._mixer.take_snapshot()
+            self._round = self._worker.submit(self._mixer.mix)
 
     def _join(self, staleness: int) -> None:
         if self._round is None:
@@ -412,3 +428,14 @@ class DelayByOne(Communication):
         self._mixer.tally.exposed_seconds += time.perf_counter() - begin
         self._mixer.finish()
         self._mixer.tally.merged(staleness)
+
+
+def synchronous(mixer: RoundMixer, order: Order, every: int = 1) -> Communication:
+    """Averaging in which everyone waits, in the given order.
+
+    After the step the average needs the result of the step, and is exposed; before it
+    the average needs the weights of the last step alone, and is hidden.
+    """
+    if order == "step_then_average":
+        return AtBoundary(mixer, every)
+    return BehindGradient(mixer, every, from_start=True)

@@ -54,7 +54,9 @@ class HADPSGDStrategy(DDPStrategy):
             and step; by default after. "delay_by_one" is the latter by construction.
         mixing_gain: gamma, 0 < gamma <= 1: how much of each average is taken.
         gossip_every: Optimizer steps per round of averaging.
-        wire_dtype: What travels in "async"; averages are taken in float32.
+        wire_dtype: What travels in "async": a floating-point type, or `torch.int8` for
+            one byte a number on a lattice; averages are taken in float32.
+        link_budget: In "async", bytes per second that a learner sends on average.
         max_staleness: In "async", steps after which a learner without a completed
             exchange waits for one; none: it never waits.
         after_evaluation: "restore" puts the local weights back after an evaluation of
@@ -81,6 +83,7 @@ class HADPSGDStrategy(DDPStrategy):
         mixing_gain: float = 1.0,
         gossip_every: int = 1,
         wire_dtype: torch.dtype | None = None,
+        link_budget: float | None = None,
         max_staleness: int | None = None,
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,
@@ -93,18 +96,19 @@ class HADPSGDStrategy(DDPStrategy):
         patience = max(timeout, default_pg_timeout)
         super().__init__(timeout=patience, start_method=start_method, **ddp)
         self._dials = Dials(
-            find_topology(topology),
-            communication,
-            super_learner_size,
-            order,
-            mixing_gain,
-            gossip_every,
-            wire_dtype,
-            max_staleness,
-            after_evaluation,
-            save_learners,
-            seed,
-            timeout,
+            topology=find_topology(topology),
+            communication=communication,
+            super_learner_size=super_learner_size,
+            order=order,
+            mixing_gain=mixing_gain,
+            gossip_every=gossip_every,
+            wire_dtype=wire_dtype,
+            link_budget=link_budget,
+            max_staleness=max_staleness,
+            after_evaluation=after_evaluation,
+            save_learners=save_learners,
+            seed=seed,
+            timeout=timeout,
         )
         self._job: Job | None = None
         self._in_step = False

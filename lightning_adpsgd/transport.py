@@ -9,11 +9,9 @@ What is exchanged, and when, is not decided here.
 
 import queue
 import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -68,39 +66,11 @@ class Transport(ABC):
         """Posts a send; the tensor must not change before its wait returned."""
 
     @abstractmethod
-    def average(self, vector: Tensor, timeout: timedelta) -> None:
-        """Replaces the vector by its mean over all super-learners, who all call it."""
+    def post_mean(self, vector: Tensor) -> Pending:
+        """Posts the mean over all super-learners, who post theirs in the same order.
 
-
-class Swap(NamedTuple):
-    """One pair of messages that cross: what goes to a peer, what comes from it."""
-
-    peer: int
-    outgoing: Tensor | None
-    incoming: Tensor | None
-
-
-def swap(
-    transport: Transport, lane: int, swaps: Iterable[Swap], timeout: timedelta
-) -> None:
-    """Sends and receives at the same time, with any number of peers.
-
-    Receives are posted before sends: Gloo's notice that a receive is ready would
-    otherwise queue behind the payload and halve the bandwidth.
-    """
-    swaps = list(swaps)
-    pending = [
-        transport.post_receive(s.peer, lane, s.incoming)
-        for s in swaps
-        if s.incoming is not None
-    ]
-    pending += [
-        transport.post_send(s.peer, lane, s.outgoing)
-        for s in swaps
-        if s.outgoing is not None
-    ]
-    for operation in pending:
-        operation.wait(timeout)
+        It stands in the place of the vector once the wait has returned.
+        """
 
 
 def lane_of(asker: int, answerer: int) -> int:
@@ -161,15 +131,23 @@ class DistributedTransport(Transport):
         return _GlooWork(work, peer, f"sending to its learner {target}")
 
     @override
-    def average(self, vector: Tensor, timeout: timedelta) -> None:
+    def post_mean(self, vector: Tensor) -> Pending:
         work = dist.all_reduce(vector, group=self._group, async_op=True)
         assert work is not None
+        return _GlooMean(work, vector, self.size)
+
+
+class _GlooMean:
+    def __init__(self, work: dist.Work, vector: Tensor, size: int) -> None:
+        self._work, self._vector, self._size = work, vector, size
+
+    def wait(self, timeout: timedelta) -> None:
         try:
-            work.wait(timeout)
+            self._work.wait(timeout)
         except RuntimeError as error:
             operation = "averaging over all super-learners"
             raise PeerLost(None, operation, str(error)) from error
-        vector.div_(self.size)
+        self._vector.div_(self._size)
 
 
 class ThreadTransport(Transport):
@@ -196,8 +174,16 @@ class ThreadTransport(Transport):
         return _Sent()
 
     @override
-    def average(self, vector: Tensor, timeout: timedelta) -> None:
-        self._mailboxes.average(self.index, vector, timeout)
+    def post_mean(self, vector: Tensor) -> Pending:
+        return _Mean(self._mailboxes, self.index, vector)
+
+
+class _Mean:
+    def __init__(self, mailboxes: "_Mailboxes", index: int, vector: Tensor) -> None:
+        self._mailboxes, self._index, self._vector = mailboxes, index, vector
+
+    def wait(self, timeout: timedelta) -> None:
+        self._mailboxes.average(self._index, self._vector, timeout)
 
 
 class _Sent:
@@ -246,57 +232,3 @@ class _Mailboxes:
         except threading.BrokenBarrierError as error:
             operation = "averaging over all super-learners"
             raise PeerLost(None, operation, f"not all came in {timeout}") from error
-
-
-class Node:
-    """The learners of one super-learner, who gather what each one's shard received.
-
-    Args:
-        group: A process group of theirs that nothing else uses; none for a
-            super-learner of one learner.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group
-        self.index = dist.get_rank(group) if group is not None else 0
-        self.size = dist.get_world_size(group) if group is not None else 1
-
-    def start_gather(
-        self, shards: Sequence[Tensor], vectors: Sequence[Tensor]
-    ) -> "Gathering":
-        """Starts to fill each vector with the shards of all learners of the node."""
-        works = []
-        for part, vector in zip(shards, vectors, strict=True):
-            if self._group is None:
-                vector.copy_(part)
-                continue
-            parts = list(vector.chunk(self.size))
-            work = dist.all_gather(parts, part, group=self._group, async_op=True)
-            assert work is not None
-            works.append(work)
-        return Gathering(works)
-
-
-class Gathering:
-    """A started gather."""
-
-    def __init__(self, works: Sequence[dist.Work]) -> None:
-        self._works = works
-
-    def wait(self, timeout: timedelta) -> float:
-        """Waits for it and returns the seconds that this took.
-
-        Raises:
-            RuntimeError: The gather did not end within the timeout.
-        """
-        begin = time.perf_counter()
-        for work in self._works:
-            try:
-                work.wait(timeout)
-            except RuntimeError as error:
-                raise RuntimeError(
-                    "the learners of this super-learner did not gather their shards "
-                    f"within {timeout}: {error}. See whether all its processes run; "
-                    "if one is only slow, raise `timeout`"
-                ) from error
-        return time.perf_counter() - begin

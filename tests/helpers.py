@@ -18,14 +18,9 @@ from typing_extensions import override
 
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.mixing import RoundMixer, Schedule
+from lightning_adpsgd.node import Node
 from lightning_adpsgd.topology import TOPOLOGIES, find_topology
-from lightning_adpsgd.transport import (
-    Gathering,
-    Node,
-    Pending,
-    ThreadTransport,
-    Transport,
-)
+from lightning_adpsgd.transport import Pending, ThreadTransport, Transport
 
 ALL_TOPOLOGIES = list(TOPOLOGIES)
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17)
@@ -138,33 +133,48 @@ class ThreadNode(Node):
         return [cls(index, boxes) for index in range(size)]
 
     @override
-    def start_gather(
-        self, shards: Sequence[Tensor], vectors: Sequence[Tensor]
-    ) -> Gathering:
-        for box in self._boxes[self.index]:
-            box.put([part.clone() for part in shards])
-        sources = [self._boxes[source][self.index] for source in range(self.size)]
-        return _ThreadGathering(sources, vectors)
-
-
-Boxes = list[list["queue.SimpleQueue[list[Tensor]]"]]
-
-
-class _ThreadGathering(Gathering):
-    def __init__(
-        self,
-        sources: "list[queue.SimpleQueue[list[Tensor]]]",
-        vectors: Sequence[Tensor],
-    ) -> None:
-        super().__init__([])
-        self._sources, self._vectors = sources, vectors
+    def agree(self, flags: Tensor, timeout: timedelta) -> None:
+        flags.copy_(torch.stack(self._cross(flags, timeout)).amax(0))
 
     @override
-    def wait(self, timeout: timedelta) -> float:
-        all_parts = [box.get(timeout=timeout.total_seconds()) for box in self._sources]
-        for place, vector in enumerate(self._vectors):
-            vector.copy_(torch.cat([parts[place] for parts in all_parts]))
-        return 0.0
+    def gather(self, part: Tensor, into: list[Tensor], timeout: timedelta) -> None:
+        for place, given in zip(into, self._cross(part, timeout), strict=True):
+            place.copy_(given)
+
+    def _cross(self, mine: Tensor, timeout: timedelta) -> list[Tensor]:
+        for box in self._boxes[self.index]:
+            box.put(mine.clone())
+        sources = [self._boxes[source][self.index] for source in range(self.size)]
+        return [box.get(timeout=timeout.total_seconds()) for box in sources]
+
+
+Boxes = list[list["queue.SimpleQueue[Tensor]"]]
+
+
+class Swap(NamedTuple):
+    """One pair of messages that cross: what goes to a peer, what comes from it."""
+
+    peer: int
+    outgoing: Tensor | None
+    incoming: Tensor | None
+
+
+def swap(
+    transport: Transport, lane: int, swaps: Sequence[Swap], timeout: timedelta
+) -> None:
+    """Sends and receives at the same time, with any number of peers."""
+    pending = [
+        transport.post_receive(s.peer, lane, s.incoming)
+        for s in swaps
+        if s.incoming is not None
+    ]
+    pending += [
+        transport.post_send(s.peer, lane, s.outgoing)
+        for s in swaps
+        if s.outgoing is not None
+    ]
+    for operation in pending:
+        operation.wait(timeout)
 
 
 class HeldTransport(Transport):
@@ -185,8 +195,8 @@ class HeldTransport(Transport):
         return self._inner.post_send(peer, lane, tensor)
 
     @override
-    def average(self, vector: Tensor, timeout: timedelta) -> None:
-        self._inner.average(vector, timeout)
+    def post_mean(self, vector: Tensor) -> Pending:
+        return self._inner.post_mean(vector)
 
 
 class _Held:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.mixing import Order, Schedule
+from lightning_adpsgd.node import Node
 from lightning_adpsgd.topology import find_topology
-from lightning_adpsgd.transport import Node, PeerLost, ThreadTransport
+from lightning_adpsgd.transport import PeerLost, ThreadTransport
 from tests.helpers import (
     ALL_TOPOLOGIES,
     PATIENCE,
@@ -315,7 +316,7 @@ def test_the_training_thread_goes_on_while_all_its_exchanges_hang() -> None:
 
 
 def test_one_learner_alone_in_the_world_is_idle() -> None:
-    vectors, gossips = engines(random_rows(1), "ring", max_staleness=None)
+    vectors, gossips = engines(random_rows(1), "ring")
     with running(gossips):
         assert engine_threads() == []
         step(vectors[0], gossips[0], 1.0)

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.mixing import (
+    BehindGradient,
     Communication,
-    DelayByOne,
     Order,
     RoundMixer,
     Schedule,
-    Synchronous,
-    to_averaging_dtype,
+    synchronous,
 )
 from lightning_adpsgd.topology import find_topology, with_gain
 from tests.helpers import (
@@ -38,6 +37,7 @@ def lockstep(
     """SGD steps of all super-learners, each in a thread; returns the weights."""
 
     def train(vector: Tensor, communication: Communication) -> None:
+        communication.start()
         for _ in range(num_steps):
             change = gradient(vector)
             communication.before_update()
@@ -51,6 +51,12 @@ def lockstep(
         ]
     )
     return torch.stack(vectors)
+
+
+def end(communications: list[Communication]) -> None:
+    """Joins what is under way and ends the threads."""
+    together([communication.settle for communication in communications])
+    together([communication.stop for communication in communications])
 
 
 def taken(mixing: Tensor, rows: Tensor) -> Tensor:
@@ -80,7 +86,7 @@ def test_rounds_over_threads_are_matrix_products(name: str, size: int) -> None:
 def test_step_then_average_mixes_the_weights_after_the_step(name: str) -> None:
     rows = random_rows(4)
     vectors, mixers = round_mixers(rows, name)
-    communications = [Synchronous(mixer, "step_then_average") for mixer in mixers]
+    communications = [synchronous(mixer, "step_then_average") for mixer in mixers]
     result = lockstep(vectors, list(communications), torch.sin, 0.3, 5)
     for mixing in mixing_rounds(name, 4, 5):
         rows = taken(mixing, rows - 0.3 * rows.sin())
@@ -91,8 +97,9 @@ def test_step_then_average_mixes_the_weights_after_the_step(name: str) -> None:
 def test_average_then_step_uses_the_gradient_before_the_average(name: str) -> None:
     rows = random_rows(4)
     vectors, mixers = round_mixers(rows, name)
-    communications = [Synchronous(mixer, "average_then_step") for mixer in mixers]
+    communications = [synchronous(mixer, "average_then_step") for mixer in mixers]
     result = lockstep(vectors, list(communications), torch.sin, 0.3, 5)
+    end(communications)
     for mixing in mixing_rounds(name, 4, 5):
         rows = taken(mixing, rows) - 0.3 * rows.sin()
     torch.testing.assert_close(result, rows, atol=1e-12, rtol=0)
@@ -102,10 +109,9 @@ def test_average_then_step_uses_the_gradient_before_the_average(name: str) -> No
 def test_delay_by_one_averages_behind_one_gradient(name: str) -> None:
     rows = random_rows(4)
     vectors, mixers = round_mixers(rows, name)
-    communications = [DelayByOne(mixer) for mixer in mixers]
+    communications = [BehindGradient(mixer) for mixer in mixers]
     lockstep(vectors, list(communications), torch.sin, 0.3, 6)
-    together([communication.settle for communication in communications])
-    together([communication.stop for communication in communications])
+    end(list(communications))
     # No average is due before the first step, and `settle` joins that of the last.
     rows = rows - 0.3 * rows.sin()
     *mixings, last = mixing_rounds(name, 4, 6)
@@ -120,12 +126,13 @@ def test_delay_by_one_averages_behind_one_gradient(name: str) -> None:
 def test_every_third_step_averages(order: Order) -> None:
     rows = random_rows(3)
     vectors, mixers = round_mixers(rows, "complete")
-    communications = [Synchronous(mixer, order, every=3) for mixer in mixers]
+    communications = [synchronous(mixer, order, every=3) for mixer in mixers]
     result = lockstep(vectors, list(communications), torch.zeros_like, 1.0, 2)
     torch.testing.assert_close(result, rows, atol=0, rtol=0)
     result = lockstep(vectors, list(communications), torch.zeros_like, 1.0, 1)
     torch.testing.assert_close(result, rows.mean(0).expand(3, -1), atol=1e-14, rtol=0)
     assert all(c.statistics().merges == 1 for c in communications)
+    end(communications)
 
 
 Mode = Literal["step_then_average", "average_then_step", "delay_by_one"]
@@ -133,8 +140,8 @@ Mode = Literal["step_then_average", "average_then_step", "delay_by_one"]
 
 def communications_of(mode: Mode, mixers: list[RoundMixer]) -> list[Communication]:
     if mode == "delay_by_one":
-        return [DelayByOne(mixer) for mixer in mixers]
-    return [Synchronous(mixer, mode) for mixer in mixers]
+        return [BehindGradient(mixer) for mixer in mixers]
+    return [synchronous(mixer, mode) for mixer in mixers]
 
 
 def disagreement_after(
@@ -145,8 +152,7 @@ def disagreement_after(
     vectors, mixers = round_mixers(signs[:, None], topology, gain)
     communications = communications_of(mode, mixers)
     result = lockstep(vectors, communications, torch.clone, lr, 200)
-    together([c.settle for c in communications])
-    together([c.stop for c in communications])
+    end(communications)
     return float(result.abs().max())
 
 
@@ -185,7 +191,7 @@ def test_a_diverged_learner_is_refused_and_counted() -> None:
     rows = random_rows(4)
     rows[0] = float("nan")
     vectors, mixers = round_mixers(rows, "ring")
-    communications = [Synchronous(mixer, "step_then_average") for mixer in mixers]
+    communications = [synchronous(mixer, "step_then_average") for mixer in mixers]
     result = lockstep(vectors, list(communications), torch.zeros_like, 0.0, 3)
     assert result[1:].isfinite().all()
     assert [c.statistics().refused for c in communications] == [3, 3, 0, 3]
@@ -193,7 +199,7 @@ def test_a_diverged_learner_is_refused_and_counted() -> None:
 
 def test_statistics_count_rounds_and_bytes() -> None:
     vectors, mixers = round_mixers(random_rows(5, length=10), "ring")
-    communications = [Synchronous(mixer, "step_then_average") for mixer in mixers]
+    communications = [synchronous(mixer, "step_then_average") for mixer in mixers]
     lockstep(vectors, list(communications), torch.zeros_like, 0.0, 3)
     for communication in communications:
         statistics = communication.statistics()
@@ -201,15 +207,6 @@ def test_statistics_count_rounds_and_bytes() -> None:
         assert statistics.bytes_sent == 3 * 2 * 10 * 8  # two neighbours, float64
         assert statistics.staleness == {0: 3}
         assert statistics.exposed_seconds > 0
-
-
-def test_half_precision_is_averaged_in_single() -> None:
-    half = torch.tensor([1.0, 1.0078125], dtype=torch.bfloat16)
-    assert to_averaging_dtype(half).dtype == torch.float32
-    assert to_averaging_dtype(half.double()).dtype == torch.float64
-    copy = to_averaging_dtype(single := torch.ones(2))
-    copy.zero_()
-    assert single.tolist() == [1, 1]
 
 
 def test_a_schedule_refuses_a_matrix_that_loses_mass() -> None:

@@ -136,6 +136,8 @@ def test_async_processes_keep_the_mean(topology: str, num: int) -> None:
     [
         {"order": "average_then_step"},
         {"wire_dtype": torch.bfloat16},
+        {"wire_dtype": torch.int8},
+        {"link_budget": 1e4},
         {"max_staleness": 1},
         {"gossip_every": 3, "mixing_gain": 0.5},
         {"after_evaluation": "adopt"},

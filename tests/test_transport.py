@@ -12,15 +12,12 @@ import torch.distributed as dist
 from lightning_adpsgd.transport import (
     SYNCHRONOUS_LANE,
     DistributedTransport,
-    Node,
     PeerLost,
-    Swap,
     ThreadTransport,
     Transport,
     lane_of,
-    swap,
 )
-from tests.helpers import PATIENCE, forked, together
+from tests.helpers import PATIENCE, Swap, forked, swap, together
 
 Program = Callable[[Transport], Any]
 Run = Callable[[int, Program], list[Any]]
@@ -126,7 +123,7 @@ def test_an_average_is_over_all(run: Run) -> None:
     def program(transport: Transport) -> Any:
         vector = torch.tensor([float(transport.index), 6.0], dtype=torch.float64)
         for _ in range(2):
-            transport.average(vector, PATIENCE)
+            transport.post_mean(vector).wait(PATIENCE)
         return vector.tolist()
 
     assert run(3, program) == [[1.0, 6.0]] * 3
@@ -164,30 +161,3 @@ def test_a_wait_that_timed_out_closes_the_pair(over_gloo: Run) -> None:
 
 def test_the_two_ends_of_a_pair_ask_on_lanes_of_their_own() -> None:
     assert len({lane_of(0, 1), lane_of(1, 0), SYNCHRONOUS_LANE}) == 3
-
-
-def test_a_node_of_one_gathers_its_own_shard() -> None:
-    vector = torch.zeros(3)
-    waited = Node().start_gather([torch.arange(3.0)], [vector]).wait(PATIENCE)
-    assert vector.tolist() == [0, 1, 2]
-    assert waited >= 0
-
-
-def test_a_node_gathers_the_shards_in_order(tmp_path: Path) -> None:
-    def learner(rank: int) -> Any:
-        dist.init_process_group(
-            "gloo", f"file://{tmp_path}/store", rank=rank, world_size=2
-        )
-        group = dist.new_group([0, 1], backend="gloo")
-        assert isinstance(group, dist.ProcessGroup)
-        node = Node(group)
-        single, double = torch.zeros(4), torch.zeros(2, dtype=torch.float64)
-        shards = [
-            torch.full((2,), float(node.index)),
-            torch.full((1,), 10.0 + node.index, dtype=torch.float64),
-        ]
-        node.start_gather(shards, [single, double]).wait(PATIENCE)
-        return node.size, single.tolist(), double.tolist()
-
-    outcomes = forked(2, learner)
-    assert [o.value for o in outcomes] == [(2, [0, 0, 1, 1], [10, 11])] * 2

@@ -1,0 +1,285 @@
+"""One lane to a peer: words, and exchanges of all chunks in a pipeline.
+
+While chunk k crosses the wire, both ways at once, chunk k - 1 is averaged. Each part of
+a chunk is an exchange of its own::
+
+    c = a (theirs - mine);  x += c;  d += c
+
+with the same a at both ends: ``a = gain / (1 + max(n_i, n_j))`` for ends that have n_i
+and n_j exchanges under way, this one counted (the weights of Metropolis). Two ends that
+meet alone take their mean, a = 1/2; exchanges that overlap would overshoot it together,
+and these weights make the sum of them an average again: 1/3 for two, as in the ring of
+the papers. Who meets whom is decided in `gossip`.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_adpsgd.replica import PART_ELEMENTS, Chunk, Part, Replica
+from lightning_adpsgd.transport import Pending, Transport
+from lightning_adpsgd.wire import Codec, make_codec
+
+ASK, ALIVE, LEAVE, GRANT = 1, 2, 3, 4
+"""What an end says on a lane: the asker one of the first three, the asked the last."""
+
+_WIDEST = 8  # bytes of the widest number
+
+
+class Outcome(NamedTuple):
+    """What an exchange did.
+
+    Attributes:
+        finite: Whether all that crossed was finite; what was not is left out.
+        bytes_sent: Payload of this end.
+        snapshot_step: Optimizer step of the oldest snapshot that was sent.
+    """
+
+    finite: bool
+    bytes_sent: int
+    snapshot_step: int
+
+
+class Buffers:
+    """Memory of exchanges, lent to one at a time and used again by the next.
+
+    `_free` is guarded by `_lock`. There are as many as exchanges ever ran at once.
+
+    Args:
+        message_bytes: Of the longest message.
+        pinned: Whether a device copies from and to them.
+    """
+
+    def __init__(self, message_bytes: int) -> None:
+        self._message_bytes = message_bytes
+        self._lock = threading.Lock()
+        self._free: list[list[Tensor]] = []
+
+    @contextmanager
+    def lent(self) -> Iterator[list[Tensor]]:
+        """Two pairs of messages, going and coming, and room for one part: bytes."""
+        with self._lock:
+            buffers = self._free.pop() if self._free else self._make()
+        yield buffers
+        # Not after an error: a message may still be under way.
+        with self._lock:
+            self._free.append(buffers)
+
+    def _make(self) -> list[Tensor]:
+        sizes = [self._message_bytes] * 4 + [PART_ELEMENTS * _WIDEST]
+        return [torch.empty(size, dtype=torch.uint8) for size in sizes]
+
+
+class Pacer:
+    """Spreads bytes over time: a budget of bytes per second; shared by all threads.
+
+    Args:
+        bytes_per_second: None is no bound.
+    """
+
+    def __init__(self, bytes_per_second: float | None) -> None:
+        self._rate = bytes_per_second
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def charge(self, num_bytes: int) -> float:
+        """Takes bytes out of the budget and returns how long to wait before the next.
+
+        Who is asked sends at once, whatever the budget says; who asks waits.
+        """
+        if self._rate is None:
+            return 0.0
+        with self._lock:
+            now = time.monotonic()
+            begin = max(now, self._free_at)
+            self._free_at = begin + num_bytes / self._rate
+            return begin - now
+
+
+class Lane:
+    """One end of a lane; used by a single thread.
+
+    Args:
+        transport: To the peers.
+        peer: The other end.
+        number: Of the lane.
+        replica: What is exchanged; its parts are touched under `state`.
+        state: The engine's lock.
+        buffers: Shared by all lanes of a learner.
+        wire_dtype: What travels; none: the weights as they are.
+        gain: gamma.
+        timeout: Of each message.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        peer: int,
+        number: int,
+        replica: Replica,
+        state: threading.Condition,
+        buffers: Buffers,
+        wire_dtype: torch.dtype | None,
+        gain: float,
+        timeout: timedelta,
+    ) -> None:
+        self._transport, self._peer, self._number = transport, peer, number
+        self._replica, self._state, self._buffers = replica, state, buffers
+        self._gain, self._timeout = gain, timeout
+        self._codecs = _codecs(replica, wire_dtype)
+        self._mine, self._theirs = (torch.zeros(2, dtype=torch.int64) for _ in range(2))
+
+    def say(self, word: int, num_under_way: int = 0) -> None:
+        """Sends a word and the number of exchanges under way here."""
+        self._post_word(word, num_under_way).wait(self._timeout)
+
+    def hear(self) -> int:
+        """Receives a word; the peer's number of exchanges is kept for what follows."""
+        self._receive_word().wait(self._timeout)
+        return int(self._theirs[0])
+
+    def ask(self, num_under_way: int, pacer: Pacer, ended: threading.Event) -> Outcome:
+        """Asks for an exchange and makes it, as fast as the pacer allows.
+
+        Args:
+            num_under_way: Exchanges of this learner, this one counted.
+            ended: Set when nothing is worth waiting for any more.
+        """
+        greeting = [self._receive_word(), self._post_word(ASK, num_under_way)]
+        return self._exchange(greeting, pacer, ended)
+
+    def answer(self, num_under_way: int, pacer: Pacer) -> Outcome:
+        """Makes the exchange that the peer, just heard, has asked for."""
+        greeting = [self._post_word(GRANT, num_under_way)]
+        return self._exchange(greeting, pacer, None)
+
+    def _exchange(
+        self, greeting: list[Pending], pacer: Pacer, ended: threading.Event | None
+    ) -> Outcome:
+        outcomes, crossing = [], None
+        with self._buffers.lent() as (*messages, room):
+            for number, chunk in enumerate(self._replica.chunks):
+                pair = messages[:2] if number % 2 else messages[2:]
+                posted = self._post(number, chunk, pair, room, pacer, ended)
+                if crossing is not None:
+                    outcomes.append(self._land(crossing, greeting, room))
+                crossing = posted
+            if crossing is not None:
+                outcomes.append(self._land(crossing, greeting, room))
+        return _total(outcomes)
+
+    def _post(
+        self,
+        number: int,
+        chunk: Chunk,
+        pair: list[Tensor],
+        room: Tensor,
+        pacer: Pacer,
+        ended: threading.Event | None,
+    ) -> "_Crossing":
+        # The two after this one have until then to be refreshed by a step boundary.
+        self._replica.expect_reading(number + 1)
+        self._replica.expect_reading(number + 2)
+        codec = self._codecs[chunk.dtype]
+        going, coming = (_as_messages(codec, chunk, buffer) for buffer in pair)
+        delay = pacer.charge(going.whole.nbytes)
+        if ended is not None and delay > 0:
+            ended.wait(delay)
+        step = min(self._encode(codec, *each, room) for each in going.by_part)
+        # Receives before sends: Gloo's notice that a receive is ready would otherwise
+        # queue behind the payload and halve the bandwidth.
+        pending = [
+            self._transport.post_receive(self._peer, self._number, coming.whole),
+            self._transport.post_send(self._peer, self._number, going.whole),
+        ]
+        return _Crossing(codec, going, coming, pending, step)
+
+    def _encode(self, codec: Codec, part: Part, message: Tensor, room: Tensor) -> int:
+        copy = _room_for(part, room)
+        with self._state:
+            copy.copy_(part.snapshot)
+            step = part.step
+        codec.encode(copy, message, part.place)
+        return step
+
+    def _land(
+        self, crossing: "_Crossing", greeting: list[Pending], room: Tensor
+    ) -> Outcome:
+        for pending in (*greeting, *crossing.pending):
+            pending.wait(self._timeout)
+        greeting.clear()
+        weight = self._gain / (1 + int(max(self._mine[1], self._theirs[1])))
+        finite = True
+        for (part, mine), (_, theirs) in zip(
+            crossing.going.by_part, crossing.coming.by_part, strict=True
+        ):
+            change = _room_for(part, room)
+            if crossing.codec.change(mine, theirs, change, part.place):
+                change.mul_(weight)
+                with self._state:
+                    part.add(change)
+            else:
+                finite = False
+        return Outcome(finite, crossing.going.whole.nbytes, crossing.snapshot_step)
+
+    def _post_word(self, word: int, num_under_way: int) -> Pending:
+        self._mine[0], self._mine[1] = word, num_under_way
+        return self._transport.post_send(self._peer, self._number, self._mine)
+
+    def _receive_word(self) -> Pending:
+        return self._transport.post_receive(self._peer, self._number, self._theirs)
+
+
+class _Messages(NamedTuple):
+    whole: Tensor
+    by_part: list[tuple[Part, Tensor]]
+
+
+class _Crossing(NamedTuple):
+    codec: Codec
+    going: _Messages
+    coming: _Messages
+    pending: list[Pending]
+    snapshot_step: int
+
+
+def longest_message(replica: Replica, wire_dtype: torch.dtype | None) -> int:
+    """Bytes of the longest message about a chunk."""
+    codecs = _codecs(replica, wire_dtype)
+    lengths = [_length(codecs[c.dtype], c) for c in replica.chunks]
+    return max(lengths, default=0)
+
+
+def _codecs(
+    replica: Replica, wire_dtype: torch.dtype | None
+) -> dict[torch.dtype, Codec]:
+    dtypes = {chunk.dtype for chunk in replica.chunks}
+    return {dtype: make_codec(wire_dtype, dtype) for dtype in dtypes}
+
+
+def _length(codec: Codec, chunk: Chunk) -> int:
+    return codec.dtype.itemsize * sum(codec.length(len(p)) for p in chunk.parts)
+
+
+def _as_messages(codec: Codec, chunk: Chunk, buffer: Tensor) -> _Messages:
+    whole = buffer[: _length(codec, chunk)].view(codec.dtype)
+    lengths = [codec.length(len(part)) for part in chunk.parts]
+    return _Messages(whole, list(zip(chunk.parts, whole.split(lengths), strict=True)))
+
+
+def _room_for(part: Part, room: Tensor) -> Tensor:
+    return room.view(part.snapshot.dtype)[: len(part)]
+
+
+def _total(outcomes: list[Outcome]) -> Outcome:
+    return Outcome(
+        all(o.finite for o in outcomes),
+        sum(o.bytes_sent for o in outcomes),
+        min((o.snapshot_step for o in outcomes), default=0),
+    )

@@ -1,0 +1,166 @@
+"""The learners of one super-learner, and how all of them merge the same at one step.
+
+Each learner carries 1/N of the weights to its counterparts in other super-learners, so
+that what it receives concerns its shards alone. `ShardMerge` gathers the changes of all
+shards beside the computation of one step, and every learner merges them at its end.
+Only chunks that some learner has changed are gathered.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_adpsgd.background import Worker
+from lightning_adpsgd.parameters import shard
+from lightning_adpsgd.replica import Replica
+
+
+class Node:
+    """The learners of one super-learner.
+
+    Args:
+        group: A process group of theirs that nothing else uses; none for a
+            super-learner of one learner.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self.index = dist.get_rank(group) if group is not None else 0
+        self.size = dist.get_world_size(group) if group is not None else 1
+
+    def agree(self, flags: Tensor, timeout: timedelta) -> None:
+        """Replaces each number by the largest that any learner has there.
+
+        Raises:
+            RuntimeError: Not all came within the timeout.
+        """
+        if self._group is None:
+            return
+        with _explained(timeout):
+            work = dist.all_reduce(flags, dist.ReduceOp.MAX, self._group, async_op=True)
+            assert work is not None
+            work.wait(timeout)
+
+    def gather(self, part: Tensor, into: list[Tensor], timeout: timedelta) -> None:
+        """Fills one tensor for each learner with what that learner gives.
+
+        Raises:
+            RuntimeError: Not all came within the timeout.
+        """
+        if self._group is None:
+            into[0].copy_(part)
+            return
+        with _explained(timeout):
+            work = dist.all_gather(into, part, group=self._group, async_op=True)
+            assert work is not None
+            work.wait(timeout)
+
+
+class ShardMerge:
+    """Takes what the shards received and merges it, in all learners of a node, later.
+
+    `begin` and `finish` belong to the training thread; the collectives of the node run
+    in a thread of their own, in the same order in all its learners.
+
+    Args:
+        vectors: w, whole, of real numbers.
+        replica: x and d of this learner's shards.
+        node: The learners.
+        timeout: Of each collective.
+
+    Attributes:
+        seconds: Time that the training thread waited for it.
+    """
+
+    def __init__(
+        self,
+        vectors: Sequence[Tensor],
+        replica: Replica,
+        node: Node,
+        timeout: timedelta,
+    ) -> None:
+        self._replica, self._node, self._timeout = replica, node, timeout
+        self.seconds = 0.0
+        self._worker = Worker("adpsgd-node")
+        self._gathering: Future[list[int]] | None = None
+        chunks = replica.chunks
+        self._mine = [torch.zeros(len(c), dtype=c.dtype) for c in chunks]
+        self._taken: list[int] = []
+        self._weights = _by_chunk(vectors, replica, node.size)
+        self._gathered = [
+            [torch.zeros(len(c), dtype=c.dtype) for _ in range(node.size)]
+            for c in chunks
+        ]
+
+    def begin(self, step: int) -> None:
+        """Takes d of the changed chunks and starts to gather it; none may run."""
+        self._taken = self._replica.take(step, self._mine)
+        self._gathering = self._worker.submit(self._gather)
+
+    def finish(self) -> None:
+        """Waits for what `begin` started, if anything, and adds it to w."""
+        if self._gathering is None:
+            return
+        begin = time.perf_counter()
+        numbers = self._gathering.result()
+        self.seconds += time.perf_counter() - begin
+        self._gathering = None
+        for number in numbers:
+            self._add(number)
+
+    def stop(self, seconds: float) -> None:
+        """Ends the thread, or leaves it behind after that long."""
+        self._worker.stop(seconds)
+
+    def _gather(self) -> list[int]:
+        changed = torch.zeros(len(self._replica.chunks), dtype=torch.uint8)
+        changed[self._taken] = 1
+        self._node.agree(changed, self._timeout)
+        numbers = changed.nonzero().flatten().tolist()
+        for number in numbers:
+            self._node.gather(self._mine[number], self._gathered[number], self._timeout)
+        return numbers
+
+    @torch.no_grad()
+    def _add(self, number: int) -> None:
+        weights, mine = self._weights[number], self._node.index
+        before = self._mine[number].copy_(weights[mine])
+        for part, change in zip(weights, self._gathered[number], strict=True):
+            part.add_(change)
+        merged = before.sub_(weights[mine])  # old - new
+        self._replica.keep(number, self._gathered[number][mine].add_(merged))
+        # What another learner makes all of them gather is nothing here.
+        self._mine[number].zero_()
+
+
+def _by_chunk(
+    vectors: Sequence[Tensor], replica: Replica, num_shards: int
+) -> list[list[Tensor]]:
+    """For each chunk of a shard, that stretch of all shards of w."""
+    found, numbers = [], iter(replica.chunks)
+    for vector in vectors:
+        begin, length = 0, len(vector) // num_shards
+        while begin < length:
+            end = begin + len(next(numbers))
+            shards = [shard(vector, n, num_shards) for n in range(num_shards)]
+            found.append([part[begin:end] for part in shards])
+            begin = end
+    return found
+
+
+@contextmanager
+def _explained(timeout: timedelta) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            "the learners of this super-learner did not gather their shards within "
+            f"{timeout}: {error}. See whether all its processes run; if one is only "
+            "slow, raise `timeout`"
+        ) from error

@@ -1,0 +1,229 @@
+"""What travels in an exchange: parts of the weights as messages, and back as a change.
+
+Two super-learners send each other a message about the same part of their weights. Each
+computes the change ``theirs - mine`` from the two messages alone, exactly as they
+travelled, and so the changes of the two ends are opposite to the last bit, however
+coarse the messages are: a codec can slow mixing down, but it cannot move the mean. What
+rounding leaves out stays in the weights that were rounded.
+
+`Cast` sends each number in a floating-point type. `Lattice` sends one byte a number:
+its place on a lattice, modulo 256 (Moniqua, arXiv 2002.11787; the lattice of SwarmSGD,
+1910.12308). The receiver's own weights say which of all the numbers of that residue is
+meant, so the byte resolves the *disagreement* of the two, not the weight, and needs no
+copy of the peer's weights. Nothing here communicates.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+BLOCK = 1024
+"""Elements of a lattice that share a scale."""
+
+# A scale is 2^exponent. This much finer than the largest weight, a float32 ends.
+_PRECISION_BITS = 22
+# At first the lattice spans an eighth of the largest weight to either side.
+_FIRST_BITS = 10
+# The largest disagreement seen takes at most 1/2.5 of the span in the next exchange.
+_HEADROOM = 2.5 / 127
+# A block that did not fit tries a span 8 times wider; one that fits becomes at most 8
+# times narrower at once, or a lucky agreement would cost the next exchange.
+_STEP = 3
+_OUT_OF_RANGE = torch.iinfo(torch.int16).min
+
+
+class Codec(ABC):
+    """Messages about parts of a weight vector.
+
+    One lane of one edge has one codec at each end. What it remembers comes from the
+    messages that crossed alone, so that both ends remember the same.
+
+    Attributes:
+        dtype: Of the elements of a message.
+    """
+
+    dtype: torch.dtype
+
+    @abstractmethod
+    def length(self, num_elements: int) -> int:
+        """Elements of a message about that many weights."""
+
+    @abstractmethod
+    def encode(self, weights: Tensor, message: Tensor, place: int) -> None:
+        """Writes a message about weights, [n]; may overwrite the weights.
+
+        Args:
+            place: Number of the part of the vector, the same at both ends.
+        """
+
+    @abstractmethod
+    def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> bool:
+        """Writes what they have more than I, [n]; may overwrite their message.
+
+        Returns:
+            Whether both messages were of finite weights; if not, `into` is useless.
+        """
+
+
+class Cast(Codec):
+    """Each number in a floating-point type; stateless.
+
+    Args:
+        dtype: What travels.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    @override
+    def length(self, num_elements: int) -> int:
+        return num_elements
+
+    @override
+    def encode(self, weights: Tensor, message: Tensor, place: int) -> None:
+        message.copy_(weights)
+
+    @override
+    def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> bool:
+        into.copy_(theirs).sub_(mine)
+        return bool(torch.isfinite(into.sum()))
+
+
+class Lattice(Codec):
+    """One byte a number: the lattice point ``round(w / 2^e)`` modulo 256.
+
+    A message about n weights in ``b = ceil(n / 1024)`` blocks is, as bytes: b sums of
+    lattice points (int32), by which a disagreement of more than 127 points is noticed;
+    b exponents in use and b least exponents (int16); 1024 b residues. A block whose
+    disagreement is too large, or whose exponents differ, is left as it is by both ends,
+    who also agree on a wider span for the next exchange, and on a narrower one where
+    the block fits well.
+
+    Attributes:
+        missed: Blocks left as they were so far.
+    """
+
+    dtype = torch.uint8
+
+    def __init__(self) -> None:
+        self._exponents: dict[int, Tensor] = {}
+        self.missed = 0
+
+    @override
+    def length(self, num_elements: int) -> int:
+        return _num_blocks(num_elements) * (BLOCK + 8)
+
+    @override
+    def encode(self, weights: Tensor, message: Tensor, place: int) -> None:
+        blocks = _in_blocks(weights)
+        largest = torch.maximum(blocks.amax(1), -blocks.amin(1))
+        sums, exponents, least, residues = _fields(message)
+        used = self._exponents.get(place)
+        if used is None:
+            used = self._exponents[place] = _first_exponents(largest)
+        points = blocks.mul_(_power(-used, blocks.dtype)).round_()
+        # Beyond int32, or not finite, a block has no points; NaN compares false.
+        in_range = largest * _power(-used, blocks.dtype).squeeze(1) < 2.0**30
+        if not in_range.all():
+            points[~in_range] = 0.0
+        points = points.to(torch.int32)
+        exponents.copy_(torch.where(in_range, used, _OUT_OF_RANGE))
+        least.copy_(_exponent_of(largest) - _PRECISION_BITS)
+        sums.copy_(points.sum(1, dtype=torch.int32))
+        residues.copy_(points)  # the conversion to bytes wraps around
+
+    @override
+    def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> bool:
+        my_sums, my_exponents, my_least, my_residues = _fields(mine)
+        sums, exponents, least, residues = _fields(theirs)
+        # The bytes wrap around, and so the nearest of all possible differences is left.
+        points = residues.sub_(my_residues).view(torch.int8)
+        reach = _reach(points)
+        agreed = (exponents == my_exponents) & (exponents != _OUT_OF_RANGE)
+        fits = (
+            (points.sum(1, dtype=torch.int32) == sums - my_sums)
+            & (reach < 128)
+            & agreed
+        )
+        scale = _power(exponents, into.dtype) * fits[:, None]
+        into.copy_(points.to(into.dtype).mul_(scale).flatten()[: len(into)])
+        self.missed += int((~fits).sum())
+        self._exponents[place] = _next_exponents(
+            torch.maximum(exponents, my_exponents).int(),
+            torch.maximum(least, my_least).int(),
+            reach,
+            fits,
+            agreed,
+        )
+        return bool(torch.isfinite(into.sum())) and not _is_lost(least, my_least)
+
+
+def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:
+    """The codec for weights of a dtype: none means that they travel as they are."""
+    if wire_dtype == torch.int8:
+        return Lattice()
+    return Cast(wire_dtype or dtype)
+
+
+def _num_blocks(num_elements: int) -> int:
+    return -(-num_elements // BLOCK)
+
+
+def _in_blocks(weights: Tensor) -> Tensor:
+    missing = -len(weights) % BLOCK
+    if missing:
+        weights = torch.nn.functional.pad(weights, (0, missing))
+    return weights.view(-1, BLOCK)
+
+
+def _fields(message: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sums, exponents, least exponents, [b] each, and residues, [b, 1024]."""
+    num_blocks = len(message) // (BLOCK + 8)
+    sums, exponents, least, residues = message.split(
+        [4 * num_blocks, 2 * num_blocks, 2 * num_blocks, BLOCK * num_blocks]
+    )
+    return (
+        sums.view(torch.int32),
+        exponents.view(torch.int16),
+        least.view(torch.int16),
+        residues.view(-1, BLOCK),
+    )
+
+
+def _exponent_of(values: Tensor) -> Tensor:
+    """The least e with ``value < 2^e``; of a value that is not finite the largest."""
+    tiny = torch.finfo(torch.float32).tiny
+    exponents = torch.frexp(values.float().clamp(min=tiny)).exponent
+    return torch.where(torch.isfinite(values), exponents, torch.iinfo(torch.int16).max)
+
+
+def _is_lost(least: Tensor, my_least: Tensor) -> bool:
+    largest = torch.iinfo(torch.int16).max - _PRECISION_BITS
+    return bool((torch.maximum(least, my_least) >= largest).any())
+
+
+def _first_exponents(largest: Tensor) -> Tensor:
+    # A block of zeros, as biases begin, takes after the largest weight of the part.
+    largest = torch.nan_to_num(largest, 0.0, 0.0)
+    return _exponent_of(largest.clamp(min=float(largest.max()) / 64)) - _FIRST_BITS
+
+
+def _power(exponents: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.exp2(exponents.to(dtype))[:, None]
+
+
+def _reach(points: Tensor) -> Tensor:
+    """The largest absolute value of each block, [b], up to 128."""
+    return torch.maximum(points.amax(1).int(), -points.amin(1).int())
+
+
+def _next_exponents(
+    exponents: Tensor, least: Tensor, reach: Tensor, fits: Tensor, agreed: Tensor
+) -> Tensor:
+    narrower = torch.log2(reach.clamp(min=1) * _HEADROOM).ceil().int().clamp(min=-_STEP)
+    wider = torch.where(agreed, _STEP, 0)
+    # A least exponent of weights that are not finite is no bound.
+    bound = torch.where(least < 1024, least, -1024)
+    return torch.maximum(exponents + torch.where(fits, narrower, wider), bound)
