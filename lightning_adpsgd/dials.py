@@ -30,6 +30,7 @@ class Dials:
     gossip_every: int
     wire_dtype: torch.dtype | None
     link_budget: float | None
+    cpu_share: float
     max_staleness: int | None
     after_evaluation: Literal["restore", "adopt"]
     save_learners: bool
@@ -44,6 +45,8 @@ class Dials:
         _check_one_of("after_evaluation", self.after_evaluation, ("restore", "adopt"))
         if not 0 < self.mixing_gain <= 1:
             raise ValueError(f"`mixing_gain` must be in (0, 1], got {self.mixing_gain}")
+        if not 0 < self.cpu_share <= 1:
+            raise ValueError(f"`cpu_share` must be in (0, 1], got {self.cpu_share}")
         if self.link_budget is not None and self.link_budget <= 0:
             raise ValueError(f"`link_budget` must be positive, got {self.link_budget}")
         if self.timeout.total_seconds() <= 0:

@@ -3,7 +3,7 @@
 While chunk k crosses the wire, both ways at once, chunk k - 1 is averaged. Each part of
 a chunk is an exchange of its own::
 
-    c = a (theirs - mine);  x += c;  d += c
+    d += a (theirs - mine)
 
 with the same a at both ends: ``a = gain / (1 + max(n_i, n_j))`` for ends that have n_i
 and n_j exchanges under way, this one counted (the weights of Metropolis). Two ends that
@@ -13,7 +13,6 @@ the papers. Who meets whom is decided in `gossip`.
 """
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_adpsgd.pacing import Pacer
 from lightning_adpsgd.replica import PART_ELEMENTS, Chunk, Part, Replica
 from lightning_adpsgd.transport import Pending, Transport
 from lightning_adpsgd.wire import Codec, make_codec
@@ -38,12 +38,12 @@ class Outcome(NamedTuple):
     Attributes:
         finite: Whether all that crossed was finite; what was not is left out.
         bytes_sent: Payload of this end.
-        snapshot_step: Optimizer step of the oldest snapshot that was sent.
+        first_step: Optimizer steps that the weights had seen which were read first.
     """
 
     finite: bool
     bytes_sent: int
-    snapshot_step: int
+    first_step: int
 
 
 class Buffers:
@@ -53,7 +53,6 @@ class Buffers:
 
     Args:
         message_bytes: Of the longest message.
-        pinned: Whether a device copies from and to them.
     """
 
     def __init__(self, message_bytes: int) -> None:
@@ -74,32 +73,6 @@ class Buffers:
     def _make(self) -> list[Tensor]:
         sizes = [self._message_bytes] * 4 + [PART_ELEMENTS * _WIDEST]
         return [torch.empty(size, dtype=torch.uint8) for size in sizes]
-
-
-class Pacer:
-    """Spreads bytes over time: a budget of bytes per second; shared by all threads.
-
-    Args:
-        bytes_per_second: None is no bound.
-    """
-
-    def __init__(self, bytes_per_second: float | None) -> None:
-        self._rate = bytes_per_second
-        self._lock = threading.Lock()
-        self._free_at = 0.0
-
-    def charge(self, num_bytes: int) -> float:
-        """Takes bytes out of the budget and returns how long to wait before the next.
-
-        Who is asked sends at once, whatever the budget says; who asks waits.
-        """
-        if self._rate is None:
-            return 0.0
-        with self._lock:
-            now = time.monotonic()
-            begin = max(now, self._free_at)
-            self._free_at = begin + num_bytes / self._rate
-            return begin - now
 
 
 class Lane:
@@ -166,7 +139,7 @@ class Lane:
         with self._buffers.lent() as (*messages, room):
             for number, chunk in enumerate(self._replica.chunks):
                 pair = messages[:2] if number % 2 else messages[2:]
-                posted = self._post(number, chunk, pair, room, pacer, ended)
+                posted = self._post(chunk, pair, room, pacer, ended)
                 if crossing is not None:
                     outcomes.append(self._land(crossing, greeting, room))
                 crossing = posted
@@ -176,22 +149,20 @@ class Lane:
 
     def _post(
         self,
-        number: int,
         chunk: Chunk,
         pair: list[Tensor],
         room: Tensor,
         pacer: Pacer,
         ended: threading.Event | None,
     ) -> "_Crossing":
-        # The two after this one have until then to be refreshed by a step boundary.
-        self._replica.expect_reading(number + 1)
-        self._replica.expect_reading(number + 2)
         codec = self._codecs[chunk.dtype]
         going, coming = (_as_messages(codec, chunk, buffer) for buffer in pair)
         delay = pacer.charge(going.whole.nbytes)
         if ended is not None and delay > 0:
             ended.wait(delay)
-        step = min(self._encode(codec, *each, room) for each in going.by_part)
+        step = self._replica.step
+        for part, message in going.by_part:
+            self._encode(codec, part, message, room)
         # Receives before sends: Gloo's notice that a receive is ready would otherwise
         # queue behind the payload and halve the bandwidth.
         pending = [
@@ -200,13 +171,13 @@ class Lane:
         ]
         return _Crossing(codec, going, coming, pending, step)
 
-    def _encode(self, codec: Codec, part: Part, message: Tensor, room: Tensor) -> int:
-        copy = _room_for(part, room)
+    def _encode(self, codec: Codec, part: Part, message: Tensor, room: Tensor) -> None:
+        travels_as_it_is = message.dtype == part.dtype
+        weights = message if travels_as_it_is else _room_for(part, room)
         with self._state:
-            copy.copy_(part.snapshot)
-            step = part.step
-        codec.encode(copy, message, part.place)
-        return step
+            part.read(weights)
+        if not travels_as_it_is:
+            codec.encode(weights, message, part.place)
 
     def _land(
         self, crossing: "_Crossing", greeting: list[Pending], room: Tensor
@@ -221,12 +192,11 @@ class Lane:
         ):
             change = _room_for(part, room)
             if crossing.codec.change(mine, theirs, change, part.place):
-                change.mul_(weight)
                 with self._state:
-                    part.add(change)
+                    part.add(change, weight)
             else:
                 finite = False
-        return Outcome(finite, crossing.going.whole.nbytes, crossing.snapshot_step)
+        return Outcome(finite, crossing.going.whole.nbytes, crossing.step)
 
     def _post_word(self, word: int, num_under_way: int) -> Pending:
         self._mine[0], self._mine[1] = word, num_under_way
@@ -246,7 +216,7 @@ class _Crossing(NamedTuple):
     going: _Messages
     coming: _Messages
     pending: list[Pending]
-    snapshot_step: int
+    step: int
 
 
 def longest_message(replica: Replica, wire_dtype: torch.dtype | None) -> int:
@@ -274,12 +244,12 @@ def _as_messages(codec: Codec, chunk: Chunk, buffer: Tensor) -> _Messages:
 
 
 def _room_for(part: Part, room: Tensor) -> Tensor:
-    return room.view(part.snapshot.dtype)[: len(part)]
+    return room.view(part.dtype)[: len(part)]
 
 
 def _total(outcomes: list[Outcome]) -> Outcome:
     return Outcome(
         all(o.finite for o in outcomes),
         sum(o.bytes_sent for o in outcomes),
-        min((o.snapshot_step for o in outcomes), default=0),
+        min((o.first_step for o in outcomes), default=0),
     )

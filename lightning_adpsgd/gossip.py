@@ -4,11 +4,11 @@ A super-learner has two copies of its weights (AD-PSGD, arXiv 1710.06952, with t
 written as a difference so that no local step is lost)::
 
     training side        w      changed by the optimizer and, at step boundaries, merges
-    communication side   x      a snapshot of w, changed by every exchange
+    communication side   x      w + d: what an exchange reads
                          d      the sum of what exchanges changed since the last merge
 
-    exchange of i and j  c = a (x_j - x_i);  x_i += c, d_i += c;  x_j -= c, d_j -= c
-    merge of i           w_i += d_i;  d_i = 0;  x_i = w_i
+    exchange of i and j  c = a (x_j - x_i);  d_i += c;  d_j -= c
+    merge of i           w_i += d_i;  d_i = 0
 
 Both ends of an exchange compute c from the same pair of messages, so that
 ``sum_i (w_i + d_i)`` is changed by gradients alone, whatever the delays and the order.
@@ -23,7 +23,8 @@ optimizers and knows nothing of Lightning.
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -39,11 +40,11 @@ from lightning_adpsgd.exchange import (
     Buffers,
     Lane,
     Outcome,
-    Pacer,
     longest_message,
 )
 from lightning_adpsgd.mixing import Communication, Order, Schedule, Statistics, Tally
 from lightning_adpsgd.node import Node, ShardMerge
+from lightning_adpsgd.pacing import CoreShare, Pacer
 from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import Replica, as_real
 from lightning_adpsgd.topology import asks
@@ -65,6 +66,8 @@ class GossipOptions:
         timeout: For how long a peer may say nothing before it counts as lost.
         link_budget: Bytes per second that a learner sends, on average; none: as many as
             the link takes.
+        cpu_share: Of a learner's processor time, what exchanges may take where the
+            training thread has to queue for a core; 1: whatever they need.
         chunk_elements: Elements per message.
     """
 
@@ -74,6 +77,7 @@ class GossipOptions:
     max_staleness: int | None = None
     timeout: timedelta = timedelta(minutes=5)
     link_budget: float | None = None
+    cpu_share: float = 1.0
     chunk_elements: int = 1 << 20
 
 
@@ -83,12 +87,12 @@ class Gossip(Communication):
     Threads and what they share, all of it under `_state`, a condition that is held for
     memory operations and never for a wait on the network:
 
-    - x and d, in `_replica`: written by asking and answering threads, one part at a
+    - d, in `_replica`: written by asking and answering threads, one part at a
       time, and by the training thread in a merge.
     - `_tally`, `_ages`, `_under_way`, `_paused`, `_last_exchange_step`: counters.
     - `_error`: written by the first thread that fails, read by the training thread.
 
-    The flat vectors (w) are touched by the training thread alone.
+    The flat vectors (w) are written by the training thread alone.
 
     Args:
         vectors: The flat weights.
@@ -121,6 +125,7 @@ class Gossip(Communication):
         )
         self._buffers = Buffers(longest_message(self._replica, options.wire_dtype))
         self._pacer = Pacer(options.link_budget)
+        self._cores = CoreShare(options.cpu_share)
         self._peers = schedule.topology.peers(transport.index, transport.size)
         self._due = {peer: threading.Event() for peer in self._peers}
         self._threads: list[threading.Thread] = []
@@ -132,7 +137,7 @@ class Gossip(Communication):
 
     @override
     def start(self) -> None:
-        self._replica.refresh(self._step)
+        self._cores.watch_this_thread()
         for peer in self._peers:
             self._start_thread(self._ask_peer, peer, "ask")
             self._start_thread(self._answer_peer, peer, "answer")
@@ -145,12 +150,11 @@ class Gossip(Communication):
     @override
     def after_update(self) -> None:
         self._step += 1
-        round, rest = divmod(self._step, self._options.every)
-        if rest == 0:
-            self._expect_round()
+        self._replica.step = self._step
         if self._options.order == "step_then_average":
             self._merge()
         self._wait_if_too_stale()
+        round, rest = divmod(self._step, self._options.every)
         if rest == 0:
             self._call_round(round)
 
@@ -170,7 +174,6 @@ class Gossip(Communication):
 
     @override
     def resume(self) -> None:
-        self._replica.refresh(self._step)
         self._hurry.clear()
         with self._state:
             self._paused = False
@@ -214,38 +217,34 @@ class Gossip(Communication):
     def _merge(self) -> None:
         self.raise_if_failed()
         if self._merger is None:
-            self._replica.merge(self._step)
+            self._replica.merge()
         else:
             # All learners of the node must merge the same change at the same step, so
             # it is gathered while the next step computes, and merged at its end.
             self._merger.finish()
-            self._merger.begin(self._step)
+            self._merger.begin()
         self._count_merge()
 
     @torch.no_grad()
     def _merge_all(self) -> None:
         if self._merger is None:
-            self._replica.merge(self._step)
+            self._replica.merge_all()
         else:
             self._merger.finish()
-            self._merger.begin(self._step)
+            self._merger.begin()
             self._merger.finish()
-        self._replica.refresh(self._step)
 
     def _count_merge(self) -> None:
         late = 0 if self._merger is None else 1
-        with self._state:
+        if not self._ages or not self._state.acquire(blocking=False):
+            return
+        try:
             for step in self._ages:
                 self._tally.merged(self._step - step + late)
-            self._tally.merges += bool(self._ages)
+            self._tally.merges += 1
             self._ages.clear()
-
-    def _expect_round(self) -> None:
-        if self._options.every > 1:
-            self._replica.expect_reading_all()
-        elif self._is_idle():
-            self._replica.expect_reading(0)
-            self._replica.expect_reading(1)
+        finally:
+            self._state.release()
 
     def _call_round(self, round: int) -> None:
         mixing = self._schedule.mixing(round)
@@ -315,13 +314,16 @@ class Gossip(Communication):
         while not self._leaving.is_set():
             # Cleared only if seen, or a call at the end of the pause would be lost.
             if due := self._due[peer].wait(pause_s):
+                self._hurry.wait(self._cores.pause_s())
                 self._due[peer].clear()
             if self._leaving.is_set() or self._error is not None:
                 break
-            if due and (number := self._enter(peer)):
-                self._leave_exchange(peer, lane.ask(number, self._pacer, self._hurry))
-            elif not due:
+            if not due:
                 lane.say(ALIVE)
+            elif number := self._enter(peer):
+                with self._timed():
+                    outcome = lane.ask(number, self._pacer, self._hurry)
+                self._leave_exchange(peer, outcome)
         lane.say(LEAVE)
 
     def _answer_peer(self, peer: int) -> None:
@@ -329,7 +331,9 @@ class Gossip(Communication):
         while (word := lane.hear()) != LEAVE:
             if word == ASK:
                 number = self._enter(peer, asked=True)
-                self._leave_exchange(peer, lane.answer(number, self._pacer))
+                with self._timed():
+                    outcome = lane.answer(number, self._pacer)
+                self._leave_exchange(peer, outcome)
 
     def _lane(self, peer: int, number: int) -> Lane:
         return Lane(
@@ -343,6 +347,12 @@ class Gossip(Communication):
             self._schedule.gain,
             self._options.timeout,
         )
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        begin = time.thread_time()
+        yield
+        self._cores.spent(time.thread_time() - begin)
 
     def _enter(self, peer: int, asked: bool = False) -> int:
         """Begins an exchange; returns how many are under way, or 0 if it must not.
@@ -363,7 +373,7 @@ class Gossip(Communication):
             self._tally.exchanges += outcome.finite
             self._tally.refused += not outcome.finite
             self._last_exchange_step = self._step
-            self._ages.append(outcome.snapshot_step)
+            self._ages.append(outcome.first_step)
             self._state.notify_all()
 
     def _is_idle(self) -> bool:

@@ -297,6 +297,7 @@ class Job:
                 every=dials.gossip_every,
                 wire_dtype=dials.wire_dtype,
                 link_budget=dials.link_budget,
+                cpu_share=dials.cpu_share,
                 max_staleness=dials.max_staleness,
                 timeout=dials.timeout,
             )

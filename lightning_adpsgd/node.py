@@ -91,17 +91,16 @@ class ShardMerge:
         self._gathering: Future[list[int]] | None = None
         chunks = replica.chunks
         self._mine = [torch.zeros(len(c), dtype=c.dtype) for c in chunks]
-        self._taken: list[int] = []
         self._weights = _by_chunk(vectors, replica, node.size)
         self._gathered = [
             [torch.zeros(len(c), dtype=c.dtype) for _ in range(node.size)]
             for c in chunks
         ]
 
-    def begin(self, step: int) -> None:
+    def begin(self) -> None:
         """Takes d of the changed chunks and starts to gather it; none may run."""
-        self._taken = self._replica.take(step, self._mine)
-        self._gathering = self._worker.submit(self._gather)
+        taken = self._replica.take(self._mine)
+        self._gathering = self._worker.submit(lambda: self._gather(taken))
 
     def finish(self) -> None:
         """Waits for what `begin` started, if anything, and adds it to w."""
@@ -118,9 +117,9 @@ class ShardMerge:
         """Ends the thread, or leaves it behind after that long."""
         self._worker.stop(seconds)
 
-    def _gather(self) -> list[int]:
+    def _gather(self, taken: list[int]) -> list[int]:
         changed = torch.zeros(len(self._replica.chunks), dtype=torch.uint8)
-        changed[self._taken] = 1
+        changed[taken] = 1
         self._node.agree(changed, self._timeout)
         numbers = changed.nonzero().flatten().tolist()
         for number in numbers:
@@ -130,11 +129,11 @@ class ShardMerge:
     @torch.no_grad()
     def _add(self, number: int) -> None:
         weights, mine = self._weights[number], self._node.index
-        before = self._mine[number].copy_(weights[mine])
+        before = weights[mine].to(self._mine[number].dtype, copy=True)
         for part, change in zip(weights, self._gathered[number], strict=True):
             part.add_(change)
-        merged = before.sub_(weights[mine])  # old - new
-        self._replica.keep(number, self._gathered[number][mine].add_(merged))
+        rest = self._gathered[number][mine].add_(before.sub_(weights[mine]))
+        self._replica.keep(number, rest)
         # What another learner makes all of them gather is nothing here.
         self._mine[number].zero_()
 

@@ -1,16 +1,20 @@
-"""The communication side of a learner: what exchanges read and change, chunk by chunk.
+"""What exchanges read and change of a learner's weights, chunk by chunk.
 
     training side        w   changed by the optimizer and, at step boundaries, by merges
-    communication side   x   a snapshot of w, changed by every exchange
+    communication side   x   w + d: what an exchange reads
                          d   the sum of what exchanges changed since the last merge
 
-    merge of i           w_i += d_i;  d_i = 0;  x_i = w_i
+    merge of i           w_i += d_i;  d_i = 0
+
+x is not stored: an exchange reads w where it lies, at any time, so that nobody takes
+snapshots for exchanges that may never come. In the middle of an optimizer step it reads
+some elements before and some after their update; each is a weight that the learner has
+had, and both ends of an exchange use what they read, so that no sum changes by it.
 
 A chunk is what one message is about; its parts are what is worked on at once, small
-enough for a core's cache. The work of a step boundary follows the traffic: a chunk that
-was not exchanged, and is not about to be, costs nothing. What the rounding of ``w + d``
-leaves out stays in d, so that ``w + d`` is exact over any number of merges, also where
-w is in half precision. Nothing here communicates.
+enough for a core's cache. The work of a step boundary follows the traffic: what was not
+exchanged costs nothing. Where w is in half precision, what the rounding of ``w + d``
+leaves out stays in d, so that no number of merges loses it. Nothing here communicates.
 """
 
 import threading
@@ -26,60 +30,63 @@ PART_ELEMENTS = 1 << 17
 
 
 class Part:
-    """A stretch of w, x and d; the engine's lock guards x, d and the two marks.
+    """A stretch of w and d; the engine's lock guards all of it but the optimizer's w.
 
     Attributes:
         place: Number of the part, the same in the counterparts of all super-learners.
-        snapshot: x, in the precision in which averages are taken.
-        step: Optimizer step of which x is a snapshot.
+        changed: Whether an exchange changed it since the last merge.
+        dtype: In which averages are taken.
     """
 
-    def __init__(
-        self, place: int, weights: Tensor, snapshot: Tensor, change: Tensor
-    ) -> None:
-        self.place, self.snapshot = place, snapshot
-        self.step = 0
+    def __init__(self, place: int, weights: Tensor, change: Tensor) -> None:
+        self.place, self.changed = place, False
+        self.dtype = change.dtype
         self._weights, self._change = weights, change
-        self._changed = False
+        self._taken: Tensor | None = None
+        # Half precision rounds away most of what one exchange changes.
+        self._keeps_rest = weights.dtype != change.dtype
 
     def __len__(self) -> int:
-        return len(self.snapshot)
+        return len(self._change)
 
-    @property
-    def changed(self) -> bool:
-        """Whether an exchange changed it since the last merge."""
-        return self._changed
+    def read(self, into: Tensor) -> None:
+        """x = w + d, and what was taken from d and is not merged yet."""
+        into.copy_(self._weights)
+        if self.changed or self._keeps_rest:
+            into.add_(self._change)
+        if self._taken is not None:
+            into.add_(self._taken)
 
-    def add(self, change: Tensor) -> None:
-        """What an exchange does at this end: x += c, d += c."""
-        self.snapshot.add_(change)
-        self._change.add_(change)
-        self._changed = True
+    def add(self, change: Tensor, weight: float) -> None:
+        """d += weight * change: what an exchange does at this end."""
+        if self.changed or self._keeps_rest:
+            self._change.add_(change, alpha=weight)
+        else:  # d counts as zero, whatever an earlier merge has left in it
+            torch.mul(change, weight, out=self._change)
+        self.changed = True
 
-    def merge(self, step: int) -> None:
-        """w += d; x = w; what the rounding of w leaves out stays in d."""
-        if self._changed:
-            self.snapshot.copy_(self._weights)
+    def merge(self, room: Tensor) -> None:
+        """w += d; d = 0, but for what the rounding of a w in half precision leaves."""
+        if self._keeps_rest:
+            old = room[: len(self)].copy_(self._weights)
             self._weights.add_(self._change)
-            # x holds the old w for a moment: old - new is what d has given away.
-            self._change.add_(self.snapshot.sub_(self._weights))
-        self.snapshot.copy_(self._weights)
-        self._changed, self.step = False, step
-
-    def refresh(self, step: int) -> None:
-        """x = w + d: a snapshot before d is merged."""
-        torch.add(self._weights, self._change, out=self.snapshot)
-        self.step = step
-
-    def keep(self, residue: Tensor) -> None:
-        """d += what was not merged after all; too little to be a change."""
-        self._change.add_(residue)
+            self._change.add_(old.sub_(self._weights))  # old - new is what d gave away
+        else:
+            self._weights.add_(self._change)
+        self.changed = False
 
     def take(self, into: Tensor) -> None:
-        """Moves d to another place."""
+        """Moves d to another place, to be merged from there; x does not change."""
         into.copy_(self._change)
-        self._change.zero_()
-        self._changed = False
+        if self._keeps_rest:
+            self._change.zero_()
+        self._taken, self.changed = into, False
+
+    def keep(self, rest: Tensor) -> None:
+        """What was taken is merged, but for this much."""
+        if self._keeps_rest:
+            self._change.add_(rest)
+        self._taken = None
 
 
 class Chunk:
@@ -87,13 +94,10 @@ class Chunk:
 
     Attributes:
         parts: In order.
-        wanted: Set by an exchange that is going to read the chunk: its snapshot should
-            be of the next step boundary. Read and cleared by the training thread.
     """
 
     def __init__(self, parts: list[Part]) -> None:
         self.parts = parts
-        self.wanted = True
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
@@ -101,98 +105,85 @@ class Chunk:
     @property
     def dtype(self) -> torch.dtype:
         """In which averages of it are taken."""
-        return self.parts[0].snapshot.dtype
+        return self.parts[0].dtype
 
     @property
     def changed(self) -> bool:
         """Whether an exchange changed any of its parts since the last merge."""
         return any(part.changed for part in self.parts)
 
-    def begin_boundary(self) -> bool:
-        """Whether the chunk has work at this step boundary; clears `wanted`."""
-        wanted, self.wanted = self.wanted, False
-        return wanted or self.changed
-
 
 class Replica:
-    """x and d of one learner's shards of the weights, in chunks.
+    """The communication side of one learner's shards of the weights, in chunks.
 
     `state` is the engine's lock. It is held for one part at a time, for operations in
-    memory. `wait_seconds`, the time for which the training thread waited for it, is
-    written by the training thread alone.
+    memory. `wait_seconds`, the time for which the training thread waited for it, and
+    `step` are written by the training thread alone. In `merge` it does not even wait
+    for that: a part that an exchange is working on is merged at the next boundary.
 
     Args:
-        shards: w: this learner's part of each flat vector.
+        shards: w: this learner's part of each flat vector, of real numbers.
         chunk_elements: Elements of a chunk.
-        state: Guards x and d.
+        state: Guards d.
+
+    Attributes:
+        chunks: In order, over all shards.
+        step: Optimizer steps that w has seen.
     """
 
     def __init__(
         self, shards: Sequence[Tensor], chunk_elements: int, state: threading.Condition
     ) -> None:
         self._state = state
+        self._room: dict[torch.dtype, Tensor] = {}
         self.chunks: list[Chunk] = []
+        self.step = 0
         self.wait_seconds = 0.0
         for shard in shards:
-            self._cut(as_real(shard), chunk_elements)
+            self._cut(shard, chunk_elements)
 
-    def merge(self, step: int) -> None:
-        """w += d; x = w where an exchange changed d or is about to read x."""
-        for part in self._due_parts():
+    def merge(self) -> None:
+        """w += d, where an exchange changed d and is not just doing so."""
+        for part in self._changed_parts():
+            if self._state.acquire(blocking=False):
+                try:
+                    part.merge(self._room[part.dtype])
+                finally:
+                    self._state.release()
+
+    def merge_all(self) -> None:
+        """w += d, without exception; no exchange is under way."""
+        for part in self._changed_parts():
             with self._timed_state():
-                part.merge(step)
+                part.merge(self._room[part.dtype])
 
-    def refresh(self, step: int) -> None:
-        """x = w + d of everything, whether or not it was exchanged."""
-        for chunk in self.chunks:
-            chunk.wanted = False
-            for part in chunk.parts:
-                with self._timed_state():
-                    part.refresh(step)
-
-    def take(self, step: int, into: Sequence[Tensor]) -> list[int]:
-        """Moves d of changed chunks away, to be merged from there; x = w + d before.
+    def take(self, into: Sequence[Tensor]) -> list[int]:
+        """Moves d of changed chunks away, to be merged from there.
 
         Args:
-            into: One tensor for each chunk.
+            into: One tensor for each chunk, of zeros.
 
         Returns:
             Numbers of the chunks whose d was moved.
         """
-        due = [n for n, chunk in enumerate(self.chunks) if chunk.begin_boundary()]
-        return [n for n in due if self._take_chunk(self.chunks[n], step, into[n])]
+        changed = [n for n, chunk in enumerate(self.chunks) if chunk.changed]
+        for number in changed:
+            places = into[number].split(PART_ELEMENTS)
+            for part, place in zip(self.chunks[number].parts, places, strict=True):
+                with self._timed_state():
+                    if part.changed:
+                        part.take(place)
+        return changed
 
-    def expect_reading(self, number: int) -> None:
-        """Tells the training thread which chunk an exchange reads next."""
-        if number < len(self.chunks):
-            self.chunks[number].wanted = True
-
-    def keep(self, number: int, residue: Tensor) -> None:
+    def keep(self, number: int, rest: Tensor) -> None:
         """Gives back what the rounding of a merge of chunk `number` has left out."""
         parts = self.chunks[number].parts
-        for part, left in zip(parts, residue.split(PART_ELEMENTS), strict=True):
+        for part, left in zip(parts, rest.split(PART_ELEMENTS), strict=True):
             with self._timed_state():
                 part.keep(left)
 
-    def expect_reading_all(self) -> None:
-        """The same of all chunks."""
-        for chunk in self.chunks:
-            chunk.wanted = True
-
-    def _take_chunk(self, chunk: Chunk, step: int, into: Tensor) -> bool:
-        changed = False
-        for part, place in zip(chunk.parts, into.split(PART_ELEMENTS), strict=True):
-            with self._timed_state():
-                part.refresh(step)
-                if part.changed:
-                    part.take(place)
-                    changed = True
-        return changed
-
-    def _due_parts(self) -> Iterator[Part]:
-        for chunk in self.chunks:
-            if chunk.begin_boundary():
-                yield from chunk.parts
+    def _changed_parts(self) -> Iterator[Part]:
+        return (p for chunk in self.chunks for p in chunk.parts if p.changed)
 
     @contextmanager
     def _timed_state(self) -> Iterator[None]:
@@ -202,16 +193,14 @@ class Replica:
             yield
 
     def _cut(self, shard: Tensor, chunk_elements: int) -> None:
-        snapshot = to_averaging_dtype(shard)
-        change = torch.zeros_like(snapshot)
+        dtype = averaging_dtype(shard.dtype)
+        change = torch.zeros(len(shard), dtype=dtype)
+        self._room.setdefault(dtype, torch.empty(PART_ELEMENTS, dtype=dtype))
         place = sum(len(chunk.parts) for chunk in self.chunks)
-        for triple in zip(
-            *(t.split(chunk_elements) for t in (shard, snapshot, change)), strict=True
-        ):
-            stretches = zip(*(t.split(PART_ELEMENTS) for t in triple), strict=True)
-            parts = [
-                Part(place + number, *three) for number, three in enumerate(stretches)
-            ]
+        chunks = (t.split(chunk_elements) for t in (shard, change))
+        for pair in zip(*chunks, strict=True):
+            stretches = zip(*(t.split(PART_ELEMENTS) for t in pair), strict=True)
+            parts = [Part(place + n, *both) for n, both in enumerate(stretches)]
             place += len(parts)
             self.chunks.append(Chunk(parts))
 
@@ -221,7 +210,11 @@ def as_real(vector: Tensor) -> Tensor:
     return torch.view_as_real(vector).flatten() if vector.is_complex() else vector
 
 
+def averaging_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision in which averages are taken: at least float32."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
 def to_averaging_dtype(tensor: Tensor) -> Tensor:
-    """A copy in the precision in which averages are taken: at least float32."""
-    half = tensor.dtype in (torch.float16, torch.bfloat16)
-    return tensor.detach().to(torch.float32 if half else tensor.dtype, copy=True)
+    """A copy in the precision in which averages are taken."""
+    return tensor.detach().to(averaging_dtype(tensor.dtype), copy=True)

@@ -57,6 +57,8 @@ class HADPSGDStrategy(DDPStrategy):
         wire_dtype: What travels in "async": a floating-point type, or `torch.int8` for
             one byte a number on a lattice; averages are taken in float32.
         link_budget: In "async", bytes per second that a learner sends on average.
+        cpu_share: In "async", what exchanges may take of a learner's processor time
+            where they compete with the training for cores; elsewhere there is no bound.
         max_staleness: In "async", steps after which a learner without a completed
             exchange waits for one; none: it never waits.
         after_evaluation: "restore" puts the local weights back after an evaluation of
@@ -84,6 +86,7 @@ class HADPSGDStrategy(DDPStrategy):
         gossip_every: int = 1,
         wire_dtype: torch.dtype | None = None,
         link_budget: float | None = None,
+        cpu_share: float = 0.1,
         max_staleness: int | None = None,
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,
@@ -104,6 +107,7 @@ class HADPSGDStrategy(DDPStrategy):
             gossip_every=gossip_every,
             wire_dtype=wire_dtype,
             link_budget=link_budget,
+            cpu_share=cpu_share,
             max_staleness=max_staleness,
             after_evaluation=after_evaluation,
             save_learners=save_learners,

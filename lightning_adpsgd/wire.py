@@ -87,7 +87,10 @@ class Cast(Codec):
 
     @override
     def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> bool:
-        into.copy_(theirs).sub_(mine)
+        if theirs.dtype == into.dtype:
+            torch.sub(theirs, mine, out=into)
+        else:
+            into.copy_(theirs).sub_(mine)
         return bool(torch.isfinite(into.sum()))
 
 

@@ -206,29 +206,25 @@ def lockstep_of_nodes(
         until(lambda g=gossip: g.statistics().exchanges == round, "the exchange")
 
 
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("gain", "bound"), [(1.0, 1.0), (0.5, 1.5)])
 def test_an_exchange_behind_one_gradient_bounds_the_learning_rate(
-    gain: float, bound: float
+    order: Order, gain: float, bound: float
 ) -> None:
     """The mode's factor is lambda_gamma - lr h: lr h < 2 - gamma (1 - lambda)."""
-    assert disagreement_after("step_then_average", gain, bound - 0.1, 1) < 0.1
-    assert disagreement_after("step_then_average", gain, bound + 0.1, 1) > 10
+    assert disagreement_after(order, gain, bound - 0.1, 1) < 0.1
+    assert disagreement_after(order, gain, bound + 0.1, 1) > 10
 
 
-@pytest.mark.parametrize(
-    ("order", "num_learners"), [("average_then_step", 1), ("step_then_average", 2)]
-)
 @pytest.mark.parametrize(("gain", "bound"), [(1.0, 1.0), (0.5, 2.0)])
-def test_an_exchange_merged_one_step_later_bounds_the_learning_rate(
-    order: Order, num_learners: int, gain: float, bound: float
-) -> None:
-    """The snapshot lacks the step under way or, in a node, has what is still gathered.
+def test_a_gather_in_the_node_merges_one_step_later(gain: float, bound: float) -> None:
+    """What is read has what is still gathered, and the gradient does not.
 
-    With g = gamma (1 - lambda), both are z² - (1 - lr h - g) z + lr h g = 0: stable for
+    With g = gamma (1 - lambda) this is z² - (1 - lr h - g) z + lr h g = 0: stable for
     lr h < 1 / g where that is below (2 - g) / (1 - g).
     """
-    assert disagreement_after(order, gain, bound - 0.1, num_learners) < 0.1
-    assert disagreement_after(order, gain, bound + 0.1, num_learners) > 10
+    assert disagreement_after("step_then_average", gain, bound - 0.1, 2) < 0.1
+    assert disagreement_after("step_then_average", gain, bound + 0.1, 2) > 10
 
 
 def test_the_learners_of_a_node_stay_equal_and_keep_the_sum() -> None:

@@ -21,6 +21,7 @@ CORE = (
     "transport",
     "wire",
     "replica",
+    "pacing",
     "background",
     "node",
     "coordination",

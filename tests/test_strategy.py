@@ -38,6 +38,7 @@ from tests.learners import (
         ({"max_staleness": 0}, r"`max_staleness` must be at least 1, got 0"),
         ({"wire_dtype": torch.int16}, r"`wire_dtype` must be one of.*int16"),
         ({"link_budget": 0.0}, r"`link_budget` must be positive, got 0.0"),
+        ({"cpu_share": 1.5}, r"`cpu_share` must be in \(0, 1\], got 1.5"),
         ({"after_evaluation": "keep"}, r"`after_evaluation`.*'adopt'.*got 'keep'"),
         ({"timeout": timedelta(0)}, r"`timeout` must be positive"),
         (
