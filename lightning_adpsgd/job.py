@@ -74,8 +74,10 @@ def set_up_job(module: nn.Module, dials: Dials, super_learner_size: int) -> "Job
         super_learner_size: N, which divides the number of learners.
 
     Raises:
-        ValueError: The models of the learners differ, or cannot be flattened.
+        ValueError: There is no such topology of that many super-learners, or the models
+            of the learners differ or cannot be flattened.
     """
+    dials.topology.check_size(dist.get_world_size() // super_learner_size)
     groups = make_groups(super_learner_size, dials.timeout)
     flat = FlatParameters(module, shards=super_learner_size)
     _check_same_layout(flat)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -20,10 +21,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd.background import Worker
+from lightning_adpsgd.matrices import check_mixing
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import as_real, to_averaging_dtype
-from lightning_adpsgd.topology import Topology, check_mixing, complete
+from lightning_adpsgd.shares import Part, check_part, equal_shares
+from lightning_adpsgd.topology import Topology
 from lightning_adpsgd.transport import SYNCHRONOUS_LANE, Pending, Transport
 
 Order = Literal["step_then_average", "average_then_step"]
@@ -45,15 +48,41 @@ class Schedule:
     gain: float = 1.0
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        self.topology.check_size(self.num_super_learners)
+
     def mixing(self, round: int) -> Tensor:
         """The matrix of this round before the gain is applied, checked."""
         matrix = self.topology.matrix(self.num_super_learners, round, self.seed)
         check_mixing(matrix)
         return matrix
 
-    def is_mean(self, mixing: Tensor) -> bool:
-        """Whether a matrix takes the exact mean, for which one all-reduce serves."""
-        return torch.equal(mixing, complete(self.num_super_learners))
+    def part(self, index: int, round: int) -> Part:
+        """What `index` takes and gives before the gain is applied, checked."""
+        part = self.topology.part(index, self.num_super_learners, round, self.seed)
+        check_part(part)
+        return part
+
+    def asks(self, index: int, round: int) -> list[int]:
+        """Whom `index` asks in its own round of this number (`Topology.asks`)."""
+        return self.topology.asks(index, self.num_super_learners, round, self.seed)
+
+    def is_mean(self, round: int) -> bool:
+        """Whether all take the exact mean, for which one all-reduce serves."""
+        period = self.topology.period(self.num_super_learners)
+        return _is_mean(
+            self.topology,
+            self.num_super_learners,
+            round % period if period else round,
+            self.seed,
+        )
+
+
+@lru_cache(maxsize=64)
+def _is_mean(topology: Topology, size: int, round: int, seed: int) -> bool:
+    # Of all of them: who posts an all-reduce must know that the others do.
+    mean = equal_shares(range(size))
+    return all(topology.takes(i, size, round, seed) == mean for i in range(size))
 
 
 class Statistics(NamedTuple):
@@ -191,17 +220,17 @@ class RoundMixer:
     @torch.no_grad()
     def mix(self) -> None:
         """Computes ``sum_j T[j, i] w_j - w_i`` of the snapshots, for this round."""
-        mixing = self._schedule.mixing(self._round)
+        part = self._schedule.part(self._transport.index, self._round)
+        post = self._post_mean if self._schedule.is_mean(self._round) else self._post
         self._round += 1
-        post = self._post_mean if self._schedule.is_mean(mixing) else self._post
         finite, crossing = True, None
         for number, chunk in enumerate(self._chunks):
-            posted = post(number, chunk, mixing)
+            posted = post(number, chunk, part)
             if crossing is not None:
-                finite &= self._land(crossing, mixing)
+                finite &= self._land(crossing, part)
             crossing = posted
         if crossing is not None:
-            finite &= self._land(crossing, mixing)
+            finite &= self._land(crossing, part)
         self.tally.exchanges += 1
         self.tally.refused += not finite
         self._gather()
@@ -212,41 +241,37 @@ class RoundMixer:
             vector.add_(change)
         self.tally.merges += 1
 
-    def _post_mean(self, number: int, chunk: "_Chunk", mixing: Tensor) -> "_Crossing":
+    def _post_mean(self, number: int, chunk: "_Chunk", part: Part) -> "_Crossing":
         chunk.mixed.copy_(chunk.snapshot)
         # A ring all-reduce passes each element on twice but for its own part.
         self.tally.bytes_sent += (
-            2 * chunk.mixed.nbytes * (len(mixing) - 1) // len(mixing)
+            2 * chunk.mixed.nbytes * (len(part.takes) - 1) // len(part.takes)
         )
         return _Crossing(chunk, {}, [self._transport.post_mean(chunk.mixed)])
 
-    def _post(self, number: int, chunk: "_Chunk", mixing: Tensor) -> "_Crossing":
+    def _post(self, number: int, chunk: "_Chunk", part: Part) -> "_Crossing":
         me, lane = self._transport.index, SYNCHRONOUS_LANE
-        takes, gives = mixing[:, me].tolist(), mixing[me].tolist()
-        others = [j for j in range(len(mixing)) if j != me]
-        incoming = {
-            j: self._buffer(chunk, number % 2, j) for j in others if takes[j] > 0
-        }
+        sources = [j for j in part.takes if j != me]
+        targets = [j for j in part.gives if j != me]
+        incoming = {j: self._buffer(chunk, number % 2, j) for j in sources}
         pending = [
             self._transport.post_receive(j, lane, into) for j, into in incoming.items()
         ]
-        targets = [j for j in others if gives[j] > 0]
         pending += [self._transport.post_send(j, lane, chunk.snapshot) for j in targets]
         self.tally.bytes_sent += chunk.snapshot.nbytes * len(targets)
         return _Crossing(chunk, incoming, pending)
 
-    def _land(self, crossing: "_Crossing", mixing: Tensor) -> bool:
+    def _land(self, crossing: "_Crossing", part: Part) -> bool:
         for pending in crossing.pending:
             pending.wait(self._timeout)
         chunk, me = crossing.chunk, self._transport.index
         if crossing.incoming:
             chunk.mixed.zero_()
             # In the order of the index, so that all writings round alike.
-            for j, share in enumerate(mixing[:, me].tolist()):
-                if share > 0:
-                    row = chunk.snapshot if j == me else crossing.incoming[j]
-                    chunk.mixed.add_(row, alpha=share)
-        elif not self._schedule.is_mean(mixing):
+            for j, share in sorted(part.takes.items()):
+                row = chunk.snapshot if j == me else crossing.incoming[j]
+                chunk.mixed.add_(row, alpha=share)
+        elif len(part.takes) == 1:
             chunk.mixed.copy_(chunk.snapshot)
         change = chunk.mixed.sub_(chunk.snapshot).mul_(self._schedule.gain)
         if not torch.isfinite(change.sum()):

@@ -31,7 +31,7 @@ from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import CommunicationName, Dials
 from lightning_adpsgd.job import NAMESPACE, Job, has_peers, set_up_job
 from lightning_adpsgd.mixing import Order, Statistics
-from lightning_adpsgd.topology import Topology, find_topology
+from lightning_adpsgd.topology import TopologyLike, find_topology
 
 _Broadcast = TypeVar("_Broadcast")
 
@@ -44,7 +44,8 @@ class HADPSGDStrategy(DDPStrategy):
 
     Args:
         topology: Name of a topology (`lightning_adpsgd.topology.TOPOLOGIES`), or one of
-            your own.
+            your own: a mixing matrix, several matrices or matchings that take turns, or
+            a function (`find_topology`).
         communication: "sync": the average is taken at the step boundary and everyone
             waits. "delay_by_one": it is hidden behind one gradient. "async": nobody
             waits for anybody.
@@ -77,7 +78,7 @@ class HADPSGDStrategy(DDPStrategy):
 
     def __init__(
         self,
-        topology: str | Topology = "ring",
+        topology: TopologyLike = "ring",
         communication: CommunicationName = "async",
         super_learner_size: int | Literal["node"] = "node",
         *,

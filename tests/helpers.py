@@ -19,7 +19,7 @@ from typing_extensions import override
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.mixing import RoundMixer, Schedule
 from lightning_adpsgd.node import Node
-from lightning_adpsgd.topology import TOPOLOGIES, find_topology
+from lightning_adpsgd.topology import TOPOLOGIES, TopologyLike, find_topology
 from lightning_adpsgd.transport import Pending, ThreadTransport, Transport
 
 ALL_TOPOLOGIES = list(TOPOLOGIES)
@@ -50,9 +50,26 @@ def together(actions: Sequence[Callable[[], T]]) -> list[T]:
     return [done[place] for place in range(len(actions))]
 
 
-def mixing_rounds(name: str, size: int, num_rounds: int = 6) -> list[Tensor]:
+def exists(name: str, size: int) -> bool:
+    """Whether there is such a topology of so many super-learners."""
+    try:
+        find_topology(name).check_size(size)
+    except ValueError:
+        return False
+    return True
+
+
+def topologies_of(*sizes: int) -> list[tuple[str, int]]:
+    """Every topology with each of these sizes of which it exists."""
+    pairs = ((name, size) for name in ALL_TOPOLOGIES for size in sizes)
+    return [(name, size) for name, size in pairs if exists(name, size)]
+
+
+def mixing_rounds(
+    topology: TopologyLike, size: int, num_rounds: int = 6
+) -> list[Tensor]:
     """The first matrices of a topology."""
-    return [find_topology(name).matrix(size, r, 0) for r in range(num_rounds)]
+    return [find_topology(topology).matrix(size, r, 0) for r in range(num_rounds)]
 
 
 def random_rows(size: int, length: int = 7, seed: int = 0) -> Tensor:
@@ -62,7 +79,7 @@ def random_rows(size: int, length: int = 7, seed: int = 0) -> Tensor:
 
 
 def round_mixers(
-    rows: Tensor, topology: str, gain: float = 1.0
+    rows: Tensor, topology: TopologyLike, gain: float = 1.0
 ) -> tuple[list[Tensor], list[RoundMixer]]:
     """One vector and one mixer over it for each row."""
     vectors = [row.clone() for row in rows]
@@ -77,7 +94,7 @@ def round_mixers(
 
 
 def engines(
-    rows: Tensor, topology: str, gain: float = 1.0, **options: Any
+    rows: Tensor, topology: TopologyLike, gain: float = 1.0, **options: Any
 ) -> tuple[list[Tensor], list[Gossip]]:
     """One vector and one asynchronous engine (not started) for each row."""
     vectors = [row.clone() for row in rows]

@@ -16,6 +16,9 @@ NAME = "lightning_adpsgd"
 
 # From the ground up: a module imports only those before it.
 CORE = (
+    "matrices",
+    "shares",
+    "given",
     "topology",
     "parameters",
     "transport",

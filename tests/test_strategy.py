@@ -28,6 +28,7 @@ from tests.learners import (
     ("dials", "message"),
     [
         ({"topology": "star"}, r"`topology` must be one of 'ring'.*got 'star'"),
+        ({"topology": [[(0, 1), (0, 2)]]}, "super-learner 0 is in two pairs"),
         ({"communication": "later"}, r"`communication`.*'sync'.*got 'later'"),
         ({"super_learner_size": 0}, r"`super_learner_size`.*at least 1, got 0"),
         ({"super_learner_size": "rack"}, r"`super_learner_size`.*'node'.*got 'rack'"),

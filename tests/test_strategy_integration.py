@@ -23,8 +23,7 @@ from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy, Topology
 from lightning_adpsgd.registration import NAMES
-from lightning_adpsgd.topology import identity
-from tests.helpers import ALL_TOPOLOGIES, engine_threads, forked, mixing_rounds, until
+from tests.helpers import engine_threads, forked, mixing_rounds, topologies_of, until
 from tests.learners import (
     LR,
     Linear,
@@ -39,7 +38,7 @@ from tests.learners import (
     values,
 )
 
-ALONE = Topology("alone", lambda size, round, seed: identity(size), lambda size: 1)
+ALONE = Topology("alone", lambda index, *_: {index: 1.0}, lambda size: 1)
 """Nobody meets anybody: the local weights are those of plain SGD."""
 
 
@@ -75,6 +74,11 @@ def fit(
     return values(learners(num, program))
 
 
+def fit_one(strategy: Any, rank: int, num: int) -> None:
+    """One learner's part in a training of a few steps."""
+    trainer_of(strategy, num).fit(Linear(), loader(4 * num, rank, num))
+
+
 def gradients_of(num_rows: int, num: int) -> list[Tensor]:
     """Rows of step k in learner i, as `loader` deals them: [num, 3] each."""
     return list(Rows(num_rows).rows.split(num))
@@ -83,7 +87,7 @@ def gradients_of(num_rows: int, num: int) -> list[Tensor]:
 # --- arithmetic of the synchronous modes
 
 
-@pytest.mark.parametrize("topology", ALL_TOPOLOGIES)
+@pytest.mark.parametrize("topology", [name for name, _ in topologies_of(3)])
 @pytest.mark.parametrize("order", ["step_then_average", "average_then_step"])
 def test_sync_processes_follow_the_matrix(topology: str, order: Any) -> None:
     results = fit(3, lambda: gossip(topology, "sync", order=order), 15)
@@ -121,14 +125,27 @@ def test_complete_in_lockstep_is_ddp_and_one_process_with_the_whole_batch() -> N
 # --- the consensus, however it was reached
 
 
-@pytest.mark.parametrize("topology", ALL_TOPOLOGIES)
-@pytest.mark.parametrize("num", [2, 3, 4])
+@pytest.mark.parametrize(("topology", "num"), topologies_of(2, 3, 4))
 def test_async_processes_keep_the_mean(topology: str, num: int) -> None:
     results = fit(num, lambda: gossip(topology), 12 * num)
     for _, final in results:
         torch.testing.assert_close(
             final, consensus_after(12 * num, num), atol=1e-12, rtol=0
         )
+
+
+@pytest.mark.parametrize("communication", ["sync", "async"])
+def test_processes_average_along_the_matchings_of_a_user(communication: Any) -> None:
+    matchings = [[(0, 1), (2, 3)], [(1, 2), (3, 0)]]
+    results = fit(4, lambda: gossip(matchings, communication), 48)
+    for _, final in results:
+        torch.testing.assert_close(final, consensus_after(48, 4), atol=1e-12, rtol=0)
+
+
+def test_a_topology_of_another_size_is_refused_at_set_up() -> None:
+    outcomes = learners(3, lambda rank: fit_one(gossip("hypercube"), rank, 3))
+    for outcome in outcomes:
+        assert "needs a power of two super-learners, got 3" in outcome.error
 
 
 @pytest.mark.parametrize(

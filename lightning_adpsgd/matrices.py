@@ -1,0 +1,124 @@
+"""Mixing matrices: what they must be, and how fast they mix.
+
+A mixing matrix T is doubly stochastic, S x S, float64; column i says what super-learner
+i takes from whom: ``w_i <- sum_j T[j, i] w_j`` (arXiv 2110.11199; AD-PSGD, 1710.06952).
+Which matrix applies when is what `topology` says.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+# Below this the mean is exact: 1024 products of numbers rounded to float64.
+_ROUNDING = 1e-12
+
+
+def identity(num_super_learners: int) -> Tensor:
+    """The matrix of a round in which nobody meets anybody."""
+    return torch.eye(num_super_learners, dtype=torch.float64)
+
+
+def complete(num_super_learners: int) -> Tensor:
+    """Everybody takes 1/S of everybody: one round gives the mean."""
+    shape = (num_super_learners, num_super_learners)
+    return torch.full(shape, 1 / num_super_learners, dtype=torch.float64)
+
+
+def with_gain(mixing: Tensor, gain: float) -> Tensor:
+    """T_gamma = (1 - gamma) I + gamma T: the same mixing, taken only in part."""
+    return (1 - gain) * identity(len(mixing)) + gain * mixing
+
+
+def neighbours(mixing: Tensor, index: int) -> list[int]:
+    """Those that `index` takes from or gives to in one round."""
+    meets = (mixing[:, index] > 0) | (mixing[index] > 0)
+    return [j for j in meets.nonzero().flatten().tolist() if j != index]
+
+
+def spectral_gap(mixing: Tensor) -> float:
+    """1 - |lambda_2|: how much one round shrinks the slowest disagreement."""
+    return 1.0 - contraction([mixing])
+
+
+def contraction(rounds: Sequence[Tensor]) -> float:
+    """By what factor a round shrinks the slowest disagreement, over a whole period.
+
+    The spectral radius of the product of the rounds on the vectors of mean zero, to the
+    power of one over their number; 0 where the product is the exact mean. For one
+    matrix this is |lambda_2|.
+    """
+    product = identity(len(rounds[0]))
+    for mixing in rounds:
+        product = product @ mixing
+    rest = product - complete(len(product))
+    if float(rest.abs().max()) < _ROUNDING:
+        return 0.0
+    return float(torch.linalg.eigvals(rest).abs().max()) ** (1 / len(rounds))
+
+
+def check_mixing(mixing: Tensor, tolerance: float = 1e-9) -> None:
+    """Refuses a matrix that is not doubly stochastic.
+
+    Raises:
+        ValueError: The matrix is not square, has an entry that is negative or no
+            number, or a row or column whose sum is not one.
+    """
+    if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1]:
+        raise ValueError(f"a mixing matrix is square, got shape {tuple(mixing.shape)}")
+    if not bool((mixing >= 0).all()):
+        raise ValueError(f"a mixing matrix has no negative entry, got {mixing.min()}")
+    for axis, name in enumerate(("column", "row")):
+        error = (mixing.sum(axis) - 1).abs().max().item()
+        if error > tolerance:
+            raise ValueError(
+                f"each {name} of a mixing matrix sums to 1, one is off by {error:.3g}; "
+                "thirds and the like need `dtype=torch.float64`"
+            )
+
+
+def check_consensus(rounds: Sequence[Tensor]) -> None:
+    """Refuses a period of matrices that would never bring all to the mean.
+
+    Raises:
+        ValueError: Some never meet the others, or the rounds pass a disagreement on
+            undiminished.
+    """
+    size = len(rounds[0])
+    edges = (edge for mixing in rounds for edge in mixing.nonzero().tolist())
+    check_connected(size, edges)
+    # With a share of its own in each round everybody's disagreement shrinks.
+    keeps_own = all(bool((mixing.diagonal() > 0).all()) for mixing in rounds)
+    if size > 1 and not keeps_own and contraction(rounds) > 1 - _ROUNDING:
+        raise ValueError(
+            "`topology` passes a disagreement on undiminished, so that consensus is "
+            "never reached; leave everybody a share of its own, (I + T) / 2 say"
+        )
+
+
+def check_connected(size: int, edges: Iterable[Sequence[int]]) -> None:
+    """Refuses edges that leave somebody out.
+
+    Raises:
+        ValueError: Names those that no path of edges joins to super-learner 0.
+    """
+    apart = _apart(size, edges)
+    if apart:
+        some = ", ".join(map(str, apart[:8])) + (", ..." if len(apart) > 8 else "")
+        raise ValueError(
+            f"`topology` must join all {size} super-learners within its period, but no "
+            f"path leads from super-learner 0 to {some}; add edges between the parts"
+        )
+
+
+def _apart(size: int, edges: Iterable[Sequence[int]]) -> list[int]:
+    links: list[set[int]] = [set() for _ in range(size)]
+    for i, j in edges:
+        links[i].add(j)
+        links[j].add(i)
+    reached, frontier = {0}, [0]
+    while frontier:
+        found = links[frontier.pop()] - reached
+        reached |= found
+        frontier += found
+    return sorted(set(range(size)) - reached)

@@ -1,0 +1,140 @@
+"""What a topology is: who takes what share from whom, in which round.
+
+A topology can be asked for one column of the mixing matrix T at a time, so that a
+learner's round costs it no S x S matrix. It communicates nothing and keeps no state.
+Those that have a name are in `topology`, those that a user gives in `given`.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Shares = dict[int, float]
+SharesOfRound = Callable[[int, int, int, int], Shares]
+
+
+def equal_shares(members: Iterable[int]) -> Shares:
+    """The same share of each; who is named twice counts once."""
+    distinct = dict.fromkeys(members)
+    return dict.fromkeys(distinct, 1 / len(distinct))
+
+
+def any_size(num_super_learners: int) -> None:
+    """Every number of super-learners will do."""
+
+
+def never_repeats(num_super_learners: int) -> int:
+    """The period of a schedule in which anybody may meet anybody."""
+    return 0
+
+
+class Part(NamedTuple):
+    """One super-learner's part in a round: a column of T and a row, without zeros."""
+
+    takes: Shares
+    gives: Shares
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A named schedule of mixing matrices.
+
+    Args:
+        name: What `topology=` calls it.
+        takes: ``(index, num_super_learners, round, seed)`` -> what `index` takes from
+            whom, itself included: column `index` of T without its zeros.
+        period: ``num_super_learners -> rounds`` until the schedule repeats; 0 for a
+            schedule that never does (drawn at random), where anybody may meet anybody.
+        gives: Row `index` of T, likewise; none where T is symmetric in every round.
+        frequencies: Of each edge of `index`, in what part of its rounds an asynchronous
+            exchange is asked for; none: in all of them.
+        check_size: Raises a `ValueError` where there is no such topology of S.
+    """
+
+    name: str
+    takes: SharesOfRound = field(repr=False)
+    period: Callable[[int], int] = field(repr=False)
+    gives: SharesOfRound | None = field(default=None, repr=False)
+    frequencies: SharesOfRound | None = field(default=None, repr=False)
+    check_size: Callable[[int], None] = field(default=any_size, repr=False)
+
+    def matrix(self, num_super_learners: int, round: int = 0, seed: int = 0) -> Tensor:
+        """T of a round: shape [S, S], float64."""
+        size = num_super_learners
+        columns = [self.takes(i, size, round, seed) for i in range(size)]
+        rows = [j for column in columns for j in column]
+        places = [i for i, column in enumerate(columns) for _ in column]
+        shares = [share for column in columns for share in column.values()]
+        mixing = torch.zeros(size, size, dtype=torch.float64)
+        mixing[rows, places] = torch.tensor(shares, dtype=torch.float64)
+        return mixing
+
+    def part(
+        self, index: int, num_super_learners: int, round: int, seed: int = 0
+    ) -> Part:
+        """What `index` takes from whom and gives to whom in a round."""
+        takes = self.takes(index, num_super_learners, round, seed)
+        if self.gives is None:
+            return Part(takes, takes)
+        return Part(takes, self.gives(index, num_super_learners, round, seed))
+
+    def peers(self, index: int, num_super_learners: int) -> list[int]:
+        """All super-learners that `index` may ever average with, in ascending order."""
+        size, period = num_super_learners, self.period(num_super_learners)
+        if period == 0:
+            return [j for j in range(size) if j != index]
+        parts = [self.part(index, size, r) for r in range(period)]
+        return sorted(
+            {j for part in parts for j in (*part.takes, *part.gives)} - {index}
+        )
+
+    def asks(
+        self, index: int, num_super_learners: int, round: int, seed: int = 0
+    ) -> list[int]:
+        """Whom `index` asks for a pair exchange in its own round number `round`.
+
+        Unsynchronised learners do not share a round number, so the two ends of an edge
+        must not both have to be in the same one: an end that is asked answers whatever
+        its round is. The ends take turns by the parity of the round's binary digits,
+        which makes one exchange per edge and round at equal speeds, and still one in
+        two rounds of the faster end where the other is slow. (By the parity of the
+        round itself an edge that comes back in every second round would always be the
+        same end's.) An edge of one direction is asked by its taker.
+        """
+        key = (index, num_super_learners, round, seed)
+        takes, gives = self.part(*key)
+        turn = round.bit_count() % 2 == 0
+        asked = [
+            j
+            for j in sorted(takes)
+            if j != index and ((index < j) == turn or j not in gives)
+        ]
+        if self.frequencies is None:
+            return asked
+        often = self.frequencies(*key)
+        return [j for j in asked if _draw(j, *key) < often[j]]
+
+
+def check_part(part: Part) -> None:
+    """Refuses shares that would change the mean of all weights, or that of equal ones.
+
+    Raises:
+        ValueError: What is taken, or what is given, does not sum to one.
+    """
+    for verb, shares in zip(("takes", "gives"), part, strict=True):
+        error = abs(sum(shares.values()) - 1)
+        if not error <= 1e-9:
+            raise ValueError(
+                f"what a super-learner {verb} in a round of `topology` sums to 1, it "
+                f"is off by {error:.3g}"
+            )
+
+
+def _draw(other: int, index: int, size: int, round: int, seed: int) -> float:
+    """A number in [0, 1) that both ends of an edge draw alike."""
+    key = f"{min(index, other)} {max(index, other)} {size} {round} {seed}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=6).digest()) / 2**48
