@@ -24,7 +24,7 @@ from benchmarks.timing import Spread, print_row, take_turns
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.mixing import Schedule
 from lightning_adpsgd.node import Node
-from lightning_adpsgd.topology import asks, find_topology
+from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import DistributedTransport
 
 SIZES = (1_000_000, 43_154_944)
@@ -74,7 +74,7 @@ def exchange_once(engine: Gossip, schedule: Schedule, rounds: Iterator[int]) -> 
     before = engine.statistics().exchanges
     for round in rounds:
         engine.after_update()
-        if asks(schedule.mixing(round), round, index=0):
+        if schedule.asks(0, round):
             break
     while engine.statistics().exchanges == before:
         engine.raise_if_failed()

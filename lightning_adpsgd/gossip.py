@@ -47,7 +47,6 @@ from lightning_adpsgd.node import Node, ShardMerge
 from lightning_adpsgd.pacing import CoreShare, Pacer
 from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import Replica, as_real
-from lightning_adpsgd.topology import asks
 from lightning_adpsgd.transport import Transport, lane_of
 
 
@@ -247,8 +246,7 @@ class Gossip(Communication):
             self._state.release()
 
     def _call_round(self, round: int) -> None:
-        mixing = self._schedule.mixing(round)
-        for peer in asks(mixing, round, self._transport.index):
+        for peer in self._schedule.asks(self._transport.index, round):
             self._due[peer].set()
 
     def _wait_if_too_stale(self) -> None:

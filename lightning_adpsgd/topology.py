@@ -212,15 +212,3 @@ def _drawn_order(size: int, round: int, seed: int) -> _Order:
     places = torch.empty_like(order)
     places[order] = torch.arange(size)
     return _Order(order.tolist(), places.tolist())
-
-
-def asks(mixing: Tensor, round: int, index: int) -> list[int]:
-    """`Topology.asks` read off a matrix, with each edge in all its rounds."""
-    takes = (mixing[:, index] > 0).tolist()
-    gives = (mixing[index] > 0).tolist()
-    turn = round.bit_count() % 2 == 0
-    return [
-        j
-        for j in range(len(mixing))
-        if j != index and takes[j] and (not gives[j] or (index < j) == turn)
-    ]

@@ -78,6 +78,18 @@ def random_rows(size: int, length: int = 7, seed: int = 0) -> Tensor:
     return torch.randn(size, length, dtype=torch.float64, generator=generator)
 
 
+def asks(mixing: Tensor, round: int, index: int) -> list[int]:
+    """`Topology.asks` read off a matrix, with each edge in all its rounds."""
+    takes = (mixing[:, index] > 0).tolist()
+    gives = (mixing[index] > 0).tolist()
+    turn = round.bit_count() % 2 == 0
+    return [
+        j
+        for j in range(len(mixing))
+        if j != index and takes[j] and (not gives[j] or (index < j) == turn)
+    ]
+
+
 def round_mixers(
     rows: Tensor, topology: TopologyLike, gain: float = 1.0
 ) -> tuple[list[Tensor], list[RoundMixer]]:

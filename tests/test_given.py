@@ -14,8 +14,9 @@ from lightning_adpsgd.given import from_function, from_matchings, from_matrices
 from lightning_adpsgd.matrices import complete, identity, with_gain
 from lightning_adpsgd.mixing import Schedule
 from lightning_adpsgd.shares import Topology
-from lightning_adpsgd.topology import TOPOLOGIES, asks, find_topology
+from lightning_adpsgd.topology import TOPOLOGIES, find_topology
 from tests.helpers import (
+    asks,
     engines,
     mixing_rounds,
     random_rows,

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lightning_adpsgd.matrices import complete, contraction, neighbours, spectral_gap
 from lightning_adpsgd.mixing import Schedule
-from lightning_adpsgd.topology import TOPOLOGIES, asks, find_topology
-from tests.helpers import ALL_TOPOLOGIES, SIZES, mixing_rounds, topologies_of
+from lightning_adpsgd.topology import TOPOLOGIES, find_topology
+from tests.helpers import ALL_TOPOLOGIES, SIZES, asks, mixing_rounds, topologies_of
 
 SYMMETRIC = [name for name in ALL_TOPOLOGIES if TOPOLOGIES[name].gives is None]
 PERIODIC = [name for name in ALL_TOPOLOGIES if TOPOLOGIES[name].period(4)]
