@@ -16,6 +16,8 @@ from lightning_adpsgd.mixing import Communication
 from lightning_adpsgd.parameters import FlatParameters
 from lightning_adpsgd.replica import to_averaging_dtype
 
+_CHUNK = 1 << 22
+
 
 class Consensus(NamedTuple):
     """How far the super-learners were from their mean when it was last taken.
@@ -96,13 +98,16 @@ def _average(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
     num_finite = _count_finite(finite)
     sums = torch.zeros(2, dtype=torch.float64)
     for vector, local in zip(vectors, trained, strict=True):
-        mean = to_averaging_dtype(vector) if finite else _zeros_like(vector)
-        dist.all_reduce(mean)
-        mean.div_(num_finite)
-        if finite:
-            sums[0] += (local - mean).abs().double().square().sum()
-            sums[1] += mean.abs().double().square().sum()
-        vector.copy_(mean)
+        # In chunks, so that no further copy of the weights is needed.
+        chunks = zip(vector.split(_CHUNK), local.split(_CHUNK), strict=True)
+        for chunk, local_chunk in chunks:
+            mean = to_averaging_dtype(chunk) if finite else _zeros_like(chunk)
+            dist.all_reduce(mean)
+            mean.div_(num_finite)
+            if finite:
+                sums[0] += (local_chunk - mean).abs().double().square().sum()
+                sums[1] += mean.abs().double().square().sum()
+            chunk.copy_(mean)
     dist.all_reduce(sums)
     distance, norm = sums.div_(num_finite).sqrt().tolist()
     return Consensus(distance, distance / norm if norm else 0.0)
