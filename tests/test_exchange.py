@@ -1,0 +1,183 @@
+"""One lane, both ends in threads: what an exchange does to two replicas."""
+
+import threading
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_adpsgd.exchange import (
+    ALIVE,
+    ASK,
+    Buffers,
+    Lane,
+    Outcome,
+    longest_message,
+)
+from lightning_adpsgd.pacing import Pacer
+from lightning_adpsgd.replica import PART_ELEMENTS, Replica
+from lightning_adpsgd.transport import ThreadTransport, lane_of
+from tests.helpers import PATIENCE, together
+
+
+class End(NamedTuple):
+    """One end of a lane and the weights behind it."""
+
+    weights: Tensor
+    replica: Replica
+    lane: Lane
+
+
+def two_ends(
+    first: Tensor,
+    second: Tensor,
+    chunk_elements: int = 3,
+    wire_dtype: torch.dtype | None = None,
+    gain: float = 1.0,
+) -> list[End]:
+    """Learner 0 asks learner 1."""
+    ends = []
+    for transport, weights in zip(
+        ThreadTransport.connect(2), (first, second), strict=True
+    ):
+        state = threading.Condition()
+        replica = Replica([weights], chunk_elements, state)
+        buffers = Buffers(longest_message(replica, wire_dtype))
+        lane = Lane(
+            transport,
+            1 - transport.index,
+            lane_of(0, 1),
+            replica,
+            state,
+            buffers,
+            wire_dtype,
+            gain,
+            PATIENCE,
+        )
+        ends.append(End(weights, replica, lane))
+    return ends
+
+
+def exchange(ends: list[End], under_way: tuple[int, int] = (1, 1)) -> list[Outcome]:
+    """One exchange, and its merge at both ends."""
+    pacer = Pacer(None)
+
+    def answer() -> Outcome:
+        assert ends[1].lane.hear() == ASK
+        return ends[1].lane.answer(under_way[1], pacer)
+
+    outcomes = together(
+        [lambda: ends[0].lane.ask(under_way[0], pacer, threading.Event()), answer]
+    )
+    for end in ends:
+        end.replica.merge_all()
+    return outcomes
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 9])
+def test_two_that_meet_alone_take_their_mean_however_many_chunks(length: int) -> None:
+    first, second = torch.randn(2, length, dtype=torch.float64)
+    mean = (first + second) / 2
+    ends = two_ends(first, second)
+    for outcome in exchange(ends):
+        assert outcome == Outcome(finite=True, bytes_sent=8 * length, first_step=0)
+    for end in ends:
+        torch.testing.assert_close(end.weights, mean, atol=1e-15, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("under_way", "share"), [((1, 1), 1 / 2), ((2, 1), 1 / 3), ((1, 3), 1 / 4)]
+)
+@pytest.mark.parametrize("gain", [1.0, 0.5])
+def test_overlapping_exchanges_weigh_less_at_both_ends(
+    under_way: tuple[int, int], share: float, gain: float
+) -> None:
+    ends = two_ends(torch.zeros(4), torch.ones(4), gain=gain)
+    exchange(ends, under_way)
+    moved = gain * share
+    torch.testing.assert_close(ends[0].weights, torch.full((4,), moved))
+    torch.testing.assert_close(ends[1].weights, torch.full((4,), 1 - moved))
+
+
+@pytest.mark.parametrize(
+    ("wire_dtype", "dtype", "num_rounds"),
+    [
+        (torch.bfloat16, torch.float32, 10_000),
+        (torch.float16, torch.float32, 10_000),
+        (torch.int8, torch.float32, 10_000),
+        (None, torch.bfloat16, 500),
+        (torch.int8, torch.bfloat16, 500),
+        (torch.bfloat16, torch.float64, 500),
+    ],
+)
+def test_thousands_of_rounds_on_any_wire_do_not_move_the_mean(
+    wire_dtype: torch.dtype | None, dtype: torch.dtype, num_rounds: int
+) -> None:
+    """The two are pushed apart again in every round, by what sums to zero."""
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(5, generator=generator).to(dtype)
+    second = first.clone()
+    total = (first + second).double()
+    ends = two_ends(first, second, chunk_elements=5, wire_dtype=wire_dtype)
+    push = torch.full((5,), 2.0**-5)
+    for number in range(num_rounds):
+        sign = 1 if number % 2 else -1
+        ends[0].replica.chunks[0].parts[0].add(push, float(sign))
+        ends[1].replica.chunks[0].parts[0].add(push, float(-sign))
+        exchange_in_one_thread(ends)
+    drift = (ends[0].weights.double() + ends[1].weights.double() - total).abs().max()
+    assert drift < 4 * torch.finfo(dtype).eps * total.abs().max()
+
+
+def exchange_in_one_thread(ends: list[End]) -> None:
+    """What `exchange` does, without the threads, which would take most of the time."""
+    part, other = (end.replica.chunks[0].parts[0] for end in ends)
+    messages = []
+    for end in ends:
+        (codec,) = end.lane._codecs.values()
+        weights = torch.empty(5, dtype=end.replica.chunks[0].dtype)
+        end.replica.chunks[0].parts[0].read(weights)
+        message = torch.empty(codec.length(5), dtype=codec.dtype)
+        codec.encode(weights, message, 0)
+        messages.append(message)
+    for end, each, mine, theirs in zip(
+        ends, (part, other), messages, messages[::-1], strict=True
+    ):
+        (codec,) = end.lane._codecs.values()
+        change = torch.empty(5, dtype=each.dtype)
+        assert codec.change(mine.clone(), theirs.clone(), change, 0)
+        each.add(change, 0.5)
+        end.replica.merge_all()
+
+
+def test_a_part_that_is_not_finite_is_left_out_and_the_rest_is_averaged() -> None:
+    first, second = torch.zeros(PART_ELEMENTS + 1), torch.ones(PART_ELEMENTS + 1)
+    second[0] = float("nan")
+    ends = two_ends(first, second, chunk_elements=2 * PART_ELEMENTS)
+    assert [outcome.finite for outcome in exchange(ends)] == [False, False]
+    assert not first[:PART_ELEMENTS].any()
+    assert first[-1].item() == second[-1].item() == 0.5
+
+
+def test_words_carry_no_exchange() -> None:
+    ends = two_ends(torch.zeros(2), torch.ones(2))
+    _, word = together([lambda: ends[0].lane.say(ALIVE), lambda: ends[1].lane.hear()])
+    assert word == ALIVE
+    exchange(ends)
+    assert ends[0].weights.tolist() == [0.5, 0.5]
+
+
+def test_without_weights_an_exchange_is_a_greeting() -> None:
+    ends = two_ends(torch.zeros(0), torch.zeros(0))
+    for _ in range(2):
+        assert [o.bytes_sent for o in exchange(ends)] == [0, 0]
+
+
+def test_buffers_are_lent_again_and_only_as_many_as_are_in_use() -> None:
+    buffers = Buffers(message_bytes=8)
+    with buffers.lent() as first:
+        with buffers.lent() as second:
+            assert first[0].data_ptr() != second[0].data_ptr()
+        with buffers.lent() as third:
+            assert third[0].data_ptr() == second[0].data_ptr()
