@@ -105,7 +105,7 @@ def test_overlapping_exchanges_weigh_less_at_both_ends(
     [
         (torch.bfloat16, torch.float32, 10_000),
         (torch.float16, torch.float32, 10_000),
-        (torch.int8, torch.float32, 10_000),
+        (torch.int8, torch.float32, 1000),
         (None, torch.bfloat16, 500),
         (torch.int8, torch.bfloat16, 500),
         (torch.bfloat16, torch.float64, 500),
