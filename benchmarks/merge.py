@@ -9,7 +9,8 @@ is possible.
 
 import torch
 
-from benchmarks.timing import print_row, take_turns
+from benchmarks.results import Report, Row, Target
+from benchmarks.timing import Spread, print_row, take_turns
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.mixing import Schedule
 from lightning_adpsgd.node import Node
@@ -19,7 +20,8 @@ from lightning_adpsgd.transport import ThreadTransport
 SIZES = (1_000_000, 43_154_944)
 REPETITIONS = 15
 # Vectors that the operation must read or write at least once.
-PASSES = {"copy_ (the limit)": 2, "snapshot": 3, "merge": 5}
+LIMIT = "copy_ (the limit)"
+PASSES = {LIMIT: 2, "snapshot": 3, "merge": 5}
 
 
 def engine_without_peers(vector: torch.Tensor) -> Gossip:
@@ -29,37 +31,52 @@ def engine_without_peers(vector: torch.Tensor) -> Gossip:
     return Gossip([vector], transport, Node(), schedule, GossipOptions())
 
 
-def measure(num_elements: int) -> None:
+def measure_size(num_elements: int, repetitions: int) -> list[Row]:
+    """Rates of the three on vectors of this length."""
     vector = torch.randn(num_elements)
     engine, other = engine_without_peers(vector), torch.empty_like(vector)
     works = {
-        "copy_ (the limit)": lambda: other.copy_(vector),
+        LIMIT: lambda: other.copy_(vector),
         "snapshot": engine.resume,
         "merge": engine.after_update,
     }
-    seconds = take_turns(works, REPETITIONS)
-    num_bytes = vector.numel() * vector.element_size()
-    limit = PASSES["copy_ (the limit)"] * num_bytes
-    limit_rate = seconds["copy_ (the limit)"].per(limit / 1e9).median
-    for name, taken in seconds.items():
-        rate = taken.per(PASSES[name] * num_bytes / 1e9)
-        milliseconds = type(taken)(*(1e3 * value for value in taken))
-        print_row(
-            f"{num_elements:>10,} {name}",
-            f"{milliseconds:.2f}",
-            f"{rate:.1f}",
-            f"{rate.median / limit_rate:.2f}",
-        )
+    seconds = take_turns(works, repetitions)
+    gigabytes = {name: PASSES[name] * 4 * num_elements / 1e9 for name in works}
+    limit = gigabytes[LIMIT] / seconds[LIMIT].median
+    return [
+        row(num_elements, name, taken, gigabytes[name], limit)
+        for name, taken in seconds.items()
+    ]
 
 
-def main() -> None:
+def row(
+    num_elements: int, name: str, taken: Spread, gigabytes: float, limit: float
+) -> Row:
+    rate = taken.per(gigabytes)
+    ratio = rate.median / limit
+    print_row(f"{num_elements:>10,} {name}", f"{rate:.1f} GB/s", f"{ratio:.2f}")
+    case = {"elements": f"{num_elements:,}", "operation": name}
+    return Row(case, rate, "GB/s", ratio, details={"ms": 1e3 * taken.median})
+
+
+def measure(quick: bool = False) -> Report:
+    """Merge and snapshot beside a copy, at 1 million and at 43 million elements."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(f"float32, 1 thread, {REPETITIONS} repetitions: median [quartiles]")
-    print_row("elements", "ms", "GB/s", "of the limit")
+    report = Report(
+        "Merge and snapshot of the engine, against a copy in memory (1 thread).",
+        limit="the bandwidth of copy_",
+        notes=["Bytes that an operation must read or write at least once, per second."],
+    )
     for num_elements in SIZES:
-        measure(num_elements)
-
-
-if __name__ == "__main__":
-    main()
+        report.rows += measure_size(num_elements, 7 if quick else REPETITIONS)
+    report.targets += [
+        Target(
+            f"{found.case['operation']}, {found.case['elements']} elements, of copy_",
+            0.8,
+            found.ratio,
+        )
+        for found in report.rows
+        if found.ratio is not None and found.case["operation"] != LIMIT
+    ]
+    return report
