@@ -7,8 +7,8 @@
     ...                              /
 
 What a host sends is shaped at its `eth0`, what it receives at the switch's port, both
-by a token bucket. Inside a host the loopback is not shaped, so that learners of one host
-are near each other. The namespaces hold everything: when they go, the links go.
+by a token bucket. Inside a host the loopback is not shaped, so that learners of one
+host are near each other. The namespaces hold everything: when they go, the links go.
 
 Needs root, `ip` and `tc`. Delay and loss are not emulated.
 """

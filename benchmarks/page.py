@@ -13,8 +13,8 @@ File = Mapping[str, Any]
 _HEAD = """# Results of the benchmarks
 
 Written by `make bench` from the files beside it; what each benchmark measures, and how,
-is in [benchmarks/README.md](../README.md). Values are a median with quartiles in brackets.
-A bound that was missed is listed as missed.
+is in [benchmarks/README.md](../README.md). Values are a median with quartiles in
+brackets. A bound that was missed is listed as missed.
 """
 
 

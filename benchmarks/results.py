@@ -1,8 +1,8 @@
 """What a benchmark reports, and the file that it leaves in `results/`.
 
 A benchmark is a module of this folder with `measure`, which returns a `Report` (or,
-from a module that wants no more, a dictionary of figures). The file has that, and beside
-it the date, commit, machine and command. It is written whole or not at all.
+from a module that wants no more, a dictionary of figures). The file has that, and
+beside it the date, commit, machine and command. It is written whole or not at all.
 """
 
 import json
