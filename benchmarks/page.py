@@ -93,7 +93,7 @@ def _table_of(rows: Sequence[File], limit: str) -> str:
     has_ratio = any(row["ratio"] is not None for row in rows)
     details = list(dict.fromkeys(key for row in rows for key in row["details"]))
     header = [*rows[0]["case"], rows[0]["unit"]]
-    header += [f"of {limit}"] * has_ratio + details
+    header += [f"of {rows[0]['ratio_to'] or limit}"] * has_ratio + details
     return table(header, [_cells(row, has_ratio, details) for row in rows])
 
 

@@ -32,7 +32,8 @@ class Row:
             every row of a table.
         value: Median and quartiles.
         unit: Of the value.
-        ratio: To the limit or control that the report's `limit` names, if any.
+        ratio: To a physical limit or a control, if any.
+        ratio_to: What `ratio` is to, if not to the report's `limit`.
         table: Rows of one table stand together on the page.
         details: Further figures of the same measurement, by name with unit.
     """
@@ -41,6 +42,7 @@ class Row:
     value: Spread
     unit: str
     ratio: float | None = None
+    ratio_to: str = ""
     table: str = ""
     details: Mapping[str, float] = field(default_factory=dict)
 
