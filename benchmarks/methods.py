@@ -34,8 +34,8 @@ from lightning_adpsgd import HADPSGDStrategy
 
 PEERS = Path(__file__).parents[1] / ".venv-peers"
 PERIOD = 8  # local steps between the averages of the methods that have such
-WARMUP = 4  # steps before the clock counts
-LONGEST = 400
+WARMUP = 3  # steps before the clock counts
+SHORTEST, LONGEST = 3, 400
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Task:
         seconds: For how long to measure; how many steps that is, learner 0 says.
         steps: Instead of `seconds`: exactly so many, and the weights at the end.
         counts: Instead of `seconds`: how many steps of each learner, by rank, count.
+        period: Steps after which what a method does repeats.
         wait_s: Of a step in the timed form; none: it computes.
         widths: Of the model.
         slower: By how much each learner's timed step is longer, in seconds, by rank.
@@ -54,14 +55,24 @@ class Task:
     seconds: float = 3.0
     steps: int | None = None
     counts: Sequence[int] = ()
+    period: int = 1
     wait_s: float | None = None
     widths: Sequence[int] = workload.WIDTHS
     slower: dict[int, float] = field(default_factory=dict)
 
+    def count_for(self, step_s: float) -> int:
+        """Steps that take about `seconds`: whole periods, and enough for a mean."""
+        periods = round(self.seconds / step_s / self.period)
+        return min(max(self.period * periods, self.period, SHORTEST), LONGEST)
+
     def make_model(self, rank: int) -> nn.Module:
         """The model of a learner: in the timed form, one that waits for its step."""
-        wait_s = None if self.wait_s is None else self.wait_s + self.slower.get(rank, 0)
-        return workload.make_model(wait_s, self.widths)
+        if self.wait_s is None:
+            return workload.make_model(widths=self.widths)
+        workload.keep_memory()
+        return workload.make_model(
+            self.wait_s + self.slower.get(rank, 0.0), self.widths
+        )
 
 
 class Reading(NamedTuple):
@@ -149,18 +160,29 @@ class Feed(IterableDataset[Batch]):
         """Waits for all learners, without a process group."""
         self.store.add(f"{name}/arrived", 1)
         if self._place.rank == 0:
-            while self.store.add(f"{name}/arrived", 0) < self._place.world_size:
-                time.sleep(0.005)
+            self._await(f"{name}/arrived")
             self.store.set(f"{name}/go", "")
         self.store.wait([f"{name}/go"])
 
+    def leave(self) -> None:
+        """Ends together with all learners; learner 0, who hosts the store, is last."""
+        self.meet("end")
+        self.store.add("left", 1)
+        if self._place.rank == 0:
+            self._await("left")
+
+    def _await(self, key: str) -> None:
+        while self.store.add(key, 0) < self._place.world_size:
+            time.sleep(0.005)
+
+    def _shortest_step(self) -> float:
+        # The first builds buckets and connections; others may wait for a late learner.
+        stamps = [*self._stamps, time.monotonic()]
+        return min(later - earlier for earlier, later in itertools.pairwise(stamps[1:]))
+
     def _agree(self) -> int:
         if self._place.rank == 0:
-            # The first step builds buckets and connections.
-            elapsed = time.monotonic() - self._stamps[1]
-            step_s = elapsed / (len(self._stamps) - 1)
-            periods = round(self._task.seconds / step_s / PERIOD) or 1
-            self.store.set("count", str(min(PERIOD * periods, LONGEST)))
+            self.store.set("count", str(self._task.count_for(self._shortest_step())))
         self.meet("start")
         mine = self._task.counts
         return mine[self._place.rank] if mine else int(self.store.get("count"))
@@ -242,7 +264,7 @@ def train(
         use_distributed_sampler=False,
     )
     trainer.fit(module)
-    feed.meet("end")
+    feed.leave()
     return feed.trace(workload.weights_of(module.model), module.local)
 
 
@@ -290,7 +312,7 @@ def in_plain_loop(make: Maker, gloo: bool = True) -> Callable[[Place, Task], Tra
             feed.meet("trained")
             loop.before_shipping()
             trace = feed.trace(loop.shipped(), local)
-            feed.meet("end")
+            feed.leave()
         return trace
 
     return program
@@ -323,11 +345,11 @@ def decent_dp(topology: str) -> Maker:
 
         logger.remove()
 
+        momentum = workload.momentum_of(model)
+
         def optimizer(named: list[tuple[str, Tensor]]) -> torch.optim.Optimizer:
             parameters = [parameter for _, parameter in named]
-            return torch.optim.SGD(
-                parameters, lr=workload.LR, momentum=workload.MOMENTUM
-            )
+            return torch.optim.SGD(parameters, lr=workload.LR, momentum=momentum)
 
         wrapped = DecentralizedDataParallel(model, optimizer, topology=topology)
         wrapped.train()
@@ -469,6 +491,8 @@ PROGRAMS: dict[str, Callable[[Place, Task], Trace]] = {
     "torchft LocalSGD": in_plain_loop(torchft(diloco=False), gloo=False),
     "torchft DiLoCo": in_plain_loop(torchft(diloco=True), gloo=False),
 }
+# These average after so many steps of their own.
+PERIODS = {name: PERIOD for name in PROGRAMS if name.startswith(("torch ", "torchft"))}
 NEED_PEERS = {name for name in PROGRAMS if name.startswith(("Decent-DP", "torchft"))}
 
 

@@ -43,7 +43,7 @@ def _all_targets(files: Sequence[File]) -> str:
             file["benchmark"],
             target["claim"],
             _bound(target),
-            _number(target["value"]),
+            number(target["value"]),
             "met" if target["met"] else "**missed**",
         ]
         for file in files
@@ -54,7 +54,7 @@ def _all_targets(files: Sequence[File]) -> str:
 
 
 def _bound(target: File) -> str:
-    return f"{'≥' if target['at_least'] else '≤'} {_number(target['bound'])}"
+    return f"{'≥' if target['at_least'] else '≤'} {number(target['bound'])}"
 
 
 def _section(file: File, folder: Path) -> str:
@@ -93,20 +93,18 @@ def _table_of(rows: Sequence[File], limit: str) -> str:
     has_ratio = any(row["ratio"] is not None for row in rows)
     details = list(dict.fromkeys(key for row in rows for key in row["details"]))
     header = [*rows[0]["case"], rows[0]["unit"]]
-    header += [f"of {rows[0]['ratio_to'] or limit}"] * has_ratio + details
+    header += [f"of {rows[0].get('ratio_to') or limit}"] * has_ratio + details
     return table(header, [_cells(row, has_ratio, details) for row in rows])
 
 
 def _cells(row: File, has_ratio: bool, details: Iterable[str]) -> list[str]:
     cells = [str(value) for value in row["case"].values()]
-    median, low, high = (
-        _number(row["value"][key]) for key in ("median", "low", "high")
-    )
+    median, low, high = (number(row["value"][key]) for key in ("median", "low", "high"))
     cells.append(f"{median} [{low}, {high}]")
     if has_ratio:
         cells.append("" if row["ratio"] is None else f"{row['ratio']:.3f}")
     shown = row["details"]
-    return cells + [_number(shown[name]) if name in shown else "" for name in details]
+    return cells + [number(shown[name]) if name in shown else "" for name in details]
 
 
 def _figures(file: File) -> str:
@@ -117,7 +115,7 @@ def _figures(file: File) -> str:
 
 
 def _plain(value: Any) -> str:
-    return _number(value) if isinstance(value, float) else f"`{json.dumps(value)}`"
+    return number(value) if isinstance(value, float) else f"`{json.dumps(value)}`"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -126,7 +124,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three significant digits, and no exponent where none is needed."""
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         digits = f"{value:.3g}"

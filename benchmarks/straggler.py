@@ -89,7 +89,7 @@ def near(rank: int, size: int) -> bool:
 
 def counts(name: str, slower_s: float) -> list[int]:
     """Steps of each learner that take about as long for all."""
-    slow = max(2, round(SECONDS / (STEP_S + slower_s)))
+    slow = max(5, round(SECONDS / (STEP_S + slower_s)))
     fast = round(SECONDS / STEP_S) if name in ASYNCHRONOUS else slow
     size = SUPER_LEARNER.get(name, 1)
     return [slow if near(rank, size) else fast for rank in range(LEARNERS)]

@@ -6,6 +6,7 @@ form its layers wait instead of computing, and their gradients are filled with a
 then what is measured is not how learners share the cores of this machine.
 """
 
+import ctypes
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +50,14 @@ def make_model(
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """The same for every method: no method's rate is tuned."""
-    return torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+    return torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum_of(model))
+
+
+def momentum_of(model: nn.Module) -> float:
+    """None in the timed form, whose step is to cost no more than it must."""
+    layers = model.modules()
+    timed = any(isinstance(x, TimedLinear) and x.seconds is not None for x in layers)
+    return 0.0 if timed else MOMENTUM
 
 
 class TimedLinear(nn.Linear):
@@ -57,13 +65,13 @@ class TimedLinear(nn.Linear):
 
     def __init__(self, inputs: int, outputs: int, seconds: float | None) -> None:
         super().__init__(inputs, outputs)
-        self._seconds = seconds
+        self.seconds = seconds
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        if self._seconds is None:
+        if self.seconds is None:
             return super().forward(input)
-        return _Wait.apply(input, self.weight, self.bias, self._seconds)  # pyright: ignore
+        return _Wait.apply(input, self.weight, self.bias, self.seconds)  # pyright: ignore
 
 
 class _Wait(torch.autograd.Function):
@@ -88,6 +96,18 @@ class _Wait(torch.autograd.Function):
         time.sleep(ctx.seconds * 2 / 3)  # pyright: ignore
         filled = [torch.full_like(tensor, 1e-6) for tensor in (weight, bias)]
         return torch.zeros_like(input), *filled, None
+
+
+def keep_memory() -> None:
+    """Lets the C library keep what it frees: large gradients then fault no pages.
+
+    For the timed form, in which filling a gradient is to cost little.
+    """
+    threshold, trim = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(threshold, 32 << 20)
+        library.mallopt(trim, 1 << 30)
 
 
 def make_teacher() -> Callable[[Tensor], Tensor]:
