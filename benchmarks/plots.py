@@ -27,13 +27,17 @@ def write(rows: Rows, title: str, folder: Path) -> Path:
     """
     panels: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        *general, _ = row["case"].values()
-        panels.setdefault(", ".join(map(str, general)), []).append(row)
+        *general, _ = (f"{key}: {value}" for key, value in row["case"].items())
+        panels.setdefault(", ".join(general), []).append(row)
     columns = min(_COLUMNS, len(panels))
     lines = -(-len(panels) // columns)
     height = 0.9 + 0.26 * max(map(len, panels.values()))
     figure, axes = pyplot.subplots(
-        lines, columns, figsize=(5.2 * columns, height * lines), squeeze=False
+        lines,
+        columns,
+        figsize=(5.2 * columns, height * lines),
+        squeeze=False,
+        sharex=True,
     )
     for panel in axes.flat[len(panels) :]:
         panel.set_visible(False)
@@ -48,18 +52,20 @@ def write(rows: Rows, title: str, folder: Path) -> Path:
 
 
 def _draw(axes: Axes, name: str, rows: Rows) -> None:
+    labels = [str([*row["case"].values()][-1]) for row in rows]
     for place, row in enumerate(rows):
-        _, label = list(row["case"].values())[-1], str([*row["case"].values()][-1])
-        colour, value = colour_of(label), row["value"]
+        colour, value = (
+            colour_of(str(row["case"].get("method", labels[place]))),
+            row["value"],
+        )
         axes.hlines(place, value["low"], value["high"], color=colour, linewidth=2)
         axes.plot(value["median"], place, _MARKERS[colour], color=colour)
-    labels = [str([*row["case"].values()][-1]) for row in rows]
     axes.set_yticks(range(len(rows)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel(rows[0]["unit"], fontsize=8)
-    axes.tick_params(axis="x", labelsize=8)
+    axes.tick_params(axis="x", labelsize=8, labelbottom=True)
     axes.set_title(name, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
 
