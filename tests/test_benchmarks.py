@@ -266,3 +266,26 @@ def test_a_shaped_link_is_as_fast_as_it_says() -> None:
             lambda host: [sys.executable, "-c", program, str(host)], timeout_s=30
         )
     assert 0.33 < float(found[0].output) < 1.5
+
+
+def test_bounds_are_taken_from_the_rows_that_they_name() -> None:
+    def row(table: str, name: str, steps: float, ratio: float) -> Row:
+        case = {"hosts": "4 x 1", "link": "1 Gbit/s", "method": name}
+        value = Spread(steps, steps, steps)
+        return Row(case, value, "steps/s", ratio, "", table, {"exposed": 0.02})
+
+    rows = [
+        row(hidden.COMPUTED, "adpsgd", 8.0, 0.8),
+        row(hidden.COMPUTED, "ddp", 4.0, 0.4),
+        row(hidden.COMPUTED, "Decent-DP one-peer-exp", 5.0, 0.5),
+        row(hidden.TIMED, "adpsgd", 9.0, 0.99),
+        row(hidden.LOSS, "adpsgd", 1.0, 1.01),
+    ]
+    found = {t.claim.partition(": ")[2]: (t.value, t.met) for t in hidden.targets(rows)}
+    assert found == {
+        "exposed share of wall time": (0.02, False),
+        "of ddp": (2.0, True),
+        "of Decent-DP": (1.6, True),
+        "of solo": (0.99, True),  # the timed one, which comes after the computed one
+        "loss, of ddp's": (1.01, True),
+    }
