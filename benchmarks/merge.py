@@ -1,21 +1,21 @@
 """How fast the engine merges and takes a snapshot, against the memory bandwidth.
 
 A merge is ``w += d; d = 0; x = w``: two vectors are read and three are written. A
-snapshot is ``x = w + d``: two read, one written. The limit is what `torch.Tensor.copy_`
-moves on vectors of the same length in the same run: one read, one written. A copy also
-fetches the lines that it overwrites and work in place does not, so that a ratio above 1
-is possible.
+snapshot is ``x = w + d``: two read, one written. Both are of the whole vector, as if an
+exchange had changed or were about to read all of it; a step boundary without exchanges
+costs nothing. The limit is what `torch.Tensor.copy_` moves on vectors of the same
+length in the same run: one read, one written. A copy also fetches the lines that it
+overwrites and work in place does not, so that a ratio above 1 is possible.
 """
+
+import threading
 
 import torch
 
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row, take_turns
-from lightning_adpsgd.gossip import Gossip, GossipOptions
-from lightning_adpsgd.mixing import Schedule
-from lightning_adpsgd.node import Node
-from lightning_adpsgd.topology import find_topology
-from lightning_adpsgd.transport import ThreadTransport
+from lightning_adpsgd.gossip import GossipOptions
+from lightning_adpsgd.replica import Replica
 
 SIZES = (1_000_000, 43_154_944)
 REPETITIONS = 15
@@ -24,21 +24,25 @@ LIMIT = "copy_ (the limit)"
 PASSES = {LIMIT: 2, "snapshot": 3, "merge": 5}
 
 
-def engine_without_peers(vector: torch.Tensor) -> Gossip:
-    """An engine whose boundary work is a merge and nothing else."""
-    (transport,) = ThreadTransport.connect(1)
-    schedule = Schedule(find_topology("ring"), num_super_learners=1)
-    return Gossip([vector], transport, Node(), schedule, GossipOptions())
+def merge_all(replica: Replica) -> None:
+    """A merge of every part, whether or not an exchange has changed it."""
+    for chunk in replica.chunks:
+        chunk.wanted = True
+        for part in chunk.parts:
+            part._changed = True
+    replica.merge(step=0)
 
 
 def measure_size(num_elements: int, repetitions: int) -> list[Row]:
     """Rates of the three on vectors of this length."""
     vector = torch.randn(num_elements)
-    engine, other = engine_without_peers(vector), torch.empty_like(vector)
+    chunk_elements = GossipOptions().chunk_elements
+    replica = Replica([vector], chunk_elements, threading.Condition())
+    other = torch.empty_like(vector)
     works = {
         LIMIT: lambda: other.copy_(vector),
-        "snapshot": engine.resume,
-        "merge": engine.after_update,
+        "snapshot": lambda: replica.refresh(step=0),
+        "merge": lambda: merge_all(replica),
     }
     seconds = take_turns(works, repetitions)
     gigabytes = {name: PASSES[name] * 4 * num_elements / 1e9 for name in works}

@@ -2,7 +2,7 @@
 
 One learner under `adpsgd` against the same under Lightning's single-device strategy;
 and a learner whose engine runs beside a peer, without an exchange: then each step pays
-for hooks, merge and snapshot. The steps compute: a few milliseconds on a model of 2.7
+for the hooks. The steps compute: a few milliseconds on a model of 2.7
 MB and about 50 ms on one of 34 MB. Runs take turns; the figure is the median step of a
 run.
 """
@@ -37,9 +37,8 @@ def measure(quick: bool = False) -> Report:
         "The strategy's cost with nobody to talk to: the duration of a step.",
         limit="single device",
         notes=[
-            "With an idle peer the engine runs: each step merges and takes a snapshot, "
-            "and nothing is exchanged. That is a memory operation on the whole model; "
-            "the bound is for one learner."
+            "With an idle peer the engine and its threads run, and nothing is "
+            "exchanged; the bound is for one learner."
         ],
     )
     for model, widths in MODELS.items():
