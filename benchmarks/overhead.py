@@ -2,9 +2,8 @@
 
 One learner under `adpsgd` against the same under Lightning's single-device strategy;
 and a learner whose engine runs beside a peer, without an exchange: then each step pays
-for the hooks. The steps compute: a few milliseconds on a model of 2.7
-MB and about 50 ms on one of 34 MB. Runs take turns; the figure is the median step of a
-run.
+for the hooks. The steps compute: a few milliseconds on a model of 2.7 MB and about 50
+ms on one of 34 MB. Runs take turns; the figure is the median step of a run.
 """
 
 import statistics
