@@ -5,7 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CORPUS ?=
-SCRIPTS := $(filter-out __init__ timing,$(basename $(notdir $(wildcard benchmarks/*.py))))
+PEERS := .venv-peers
+PEERS_STAMP := $(PEERS)/.installed
+QUICK ?=
 
 # The first interpreter that runs, is recent enough and can make an environment. A name
 # on the path is not enough: version managers leave names of interpreters that are absent.
@@ -15,7 +17,7 @@ PYTHON ?= $(shell for name in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s%s\n", $$1, $$2}' Makefile
@@ -36,13 +38,25 @@ lint: $(STAMP) ## formatting, rules, types
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
-bench: $(STAMP) ## measurements, each beside its physical limit
-	@set -e; for script in $(SCRIPTS); do \
-		echo "== $$script"; $(BIN)/python -m "benchmarks.$$script"; done
+bench: $(STAMP) ## measurements, each beside its limit: benchmarks/results; QUICK=1 for few
+	$(BIN)/python -m benchmarks $(if $(strip $(QUICK)),--quick)
+
+peers: $(PEERS_STAMP) ## other libraries to compare with, in an environment of their own
 
 clean: ## caches and logs; keeps .venv and runs/
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis lightning_logs
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+
+# It sees the packages of .venv, so that both sides run on the same torch.
+$(PEERS_STAMP): $(STAMP) benchmarks/peers/requirements.txt
+	@rm -f $@
+	@$(PYTHON) -m venv $(PEERS)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		"$$($(PEERS)/bin/python -c 'import sysconfig; \
+		print(sysconfig.get_path("purelib"))')/base.pth"
+	@$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check --no-deps \
+		-r benchmarks/peers/requirements.txt
+	@touch $@
 
 # The stamp is the last thing written, so an interrupted installation is taken up again.
 $(STAMP): requirements.lock pyproject.toml

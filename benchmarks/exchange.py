@@ -6,6 +6,7 @@ cross each chunk, average it into the communication side at both ends.
 """
 
 import itertools
+import json
 import os
 import socket
 import sys
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
+from benchmarks.results import Report, Row
 from benchmarks.timing import Spread, print_row, take_turns
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.mixing import Schedule
@@ -81,7 +83,9 @@ def exchange_once(engine: Gossip, schedule: Schedule, rounds: Iterator[int]) -> 
         time.sleep(0.0002)
 
 
-def time_exchanges(transport: DistributedTransport, vector: torch.Tensor) -> Spread:
+def time_exchanges(
+    transport: DistributedTransport, vector: torch.Tensor, repetitions: int
+) -> Spread:
     """Seconds of an exchange that learner 0 asks for, its merge included."""
     schedule = Schedule(find_topology("ring"), num_super_learners=2)
     engine = Gossip([vector], transport, Node(), schedule, GossipOptions())
@@ -91,7 +95,7 @@ def time_exchanges(transport: DistributedTransport, vector: torch.Tensor) -> Spr
     if transport.index == 0:
         rounds = itertools.count(1)
         works = {"exchange": lambda: exchange_once(engine, schedule, rounds)}
-        seconds = take_turns(works, REPETITIONS, WARMUPS)["exchange"]
+        seconds = take_turns(works, repetitions, WARMUPS)["exchange"]
     engine.pause()
     dist.barrier()
     engine.settle()
@@ -99,27 +103,20 @@ def time_exchanges(transport: DistributedTransport, vector: torch.Tensor) -> Spr
     return seconds
 
 
-def measure(transport: DistributedTransport, wire: Wire, num_elements: int) -> None:
+def measure_size(
+    transport: DistributedTransport, wire: Wire, num_elements: int, repetitions: int
+) -> dict[str, Spread]:
+    """Seconds of each way on vectors of this length; of use in learner 0 alone."""
     outgoing, incoming = torch.randn(num_elements), torch.empty(num_elements)
     works = {
         LIMIT: lambda: wire.cross(outgoing, incoming),
     }
-    seconds = take_turns(works, REPETITIONS, WARMUPS)
-    seconds["exchange"] = time_exchanges(transport, outgoing)
-    if transport.index == 0:
-        report(num_elements, seconds)
+    seconds = take_turns(works, repetitions, WARMUPS)
+    seconds["exchange"] = time_exchanges(transport, outgoing, repetitions)
+    return seconds
 
 
-def report(num_elements: int, seconds: dict[str, Spread]) -> None:
-    for name, taken in seconds.items():
-        rate = taken.per(4 * num_elements / 1e9)
-        milliseconds = Spread(*(1e3 * value for value in taken))
-        ratio = seconds[LIMIT].median / taken.median
-        print(f"{num_elements:>10,}  ", end="")
-        print_row(name, f"{milliseconds:.1f}", f"{rate:.2f}", f"{ratio:.2f}")
-
-
-def work(index: int, folder: Path) -> None:
+def work(index: int, folder: Path, repetitions: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=index, world_size=2
@@ -127,22 +124,36 @@ def work(index: int, folder: Path) -> None:
     group = dist.new_group([0, 1], timeout=TIMEOUT, backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
     transport, wire = DistributedTransport(group), Wire(index, folder)
-    for num_elements in SIZES:
-        measure(transport, wire, num_elements)
+    found = {size: measure_size(transport, wire, size, repetitions) for size in SIZES}
+    if index == 0:
+        (folder / "found.json").write_text(json.dumps(found))
     wire.close()
     dist.destroy_process_group()
 
 
-def main() -> None:
+def rows(num_elements: int, seconds: dict[str, Spread]) -> Iterator[Row]:
+    for name, taken in seconds.items():
+        rate = taken.per(4 * num_elements / 1e9)
+        ratio = seconds[LIMIT].median / taken.median
+        print_row(f"{num_elements:>10,} {name}", f"{rate:.2f} GB/s", f"{ratio:.2f}")
+        case = {"elements": f"{num_elements:,}", "way": name}
+        yield Row(case, rate, "GB/s", ratio, details={"ms": 1e3 * taken.median})
+
+
+def measure(quick: bool = False) -> Report:
+    """An exchange of two processes on loopback beside a socket of their own."""
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    print("two processes on loopback, float32; GB/s is of one direction while both run")
-    print(f"{REPETITIONS} repetitions: median [quartiles]")
-    print(" " * 12, end="")
-    print_row("elements", "ms", "GB/s", "of the limit")
+    report = Report(
+        "An exchange of weights between two processes on loopback (float32), against "
+        "a plain socket that carries as much both ways.",
+        limit="the socket",
+        notes=["GB/s are of one direction while both run."],
+    )
     with tempfile.TemporaryDirectory() as folder:
-        spawn(work, args=(Path(folder),), nprocs=2)
-
-
-if __name__ == "__main__":
-    main()
+        spawn(work, args=(Path(folder), 5 if quick else REPETITIONS), nprocs=2)
+        found = json.loads((Path(folder) / "found.json").read_text())
+    for size, seconds in found.items():
+        spreads = {name: Spread(*taken) for name, taken in seconds.items()}
+        report.rows += rows(int(size), spreads)
+    return report

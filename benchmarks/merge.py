@@ -1,65 +1,98 @@
 """How fast the engine merges and takes a snapshot, against the memory bandwidth.
 
-A merge is ``w += d; d = 0; x = w``: two vectors are read and three are written. A
-snapshot is ``x = w + d``: two read, one written. The limit is what `torch.Tensor.copy_`
-moves on vectors of the same length in the same run: one read, one written. A copy also
-fetches the lines that it overwrites and work in place does not, so that a ratio above 1
-is possible.
+A merge is ``w += d``: two vectors are read and one is written. A snapshot is what an
+exchange reads, ``x = w + d``: two read, one written. Both are of the whole vector, as if
+exchanges had changed all of it; a step boundary without exchanges costs nothing. The
+limit is what `torch.Tensor.copy_` moves on vectors of the same length in the same run:
+one read, one written. A copy also fetches the lines that it overwrites and work in
+place does not, so that a ratio above 1 is possible.
 """
 
-import torch
+import threading
 
-from benchmarks.timing import print_row, take_turns
-from lightning_adpsgd.gossip import Gossip, GossipOptions
-from lightning_adpsgd.mixing import Schedule
-from lightning_adpsgd.node import Node
-from lightning_adpsgd.topology import find_topology
-from lightning_adpsgd.transport import ThreadTransport
+import torch
+from torch import Tensor
+
+from benchmarks.results import Report, Row, Target
+from benchmarks.timing import Spread, print_row, take_turns
+from lightning_adpsgd.gossip import GossipOptions
+from lightning_adpsgd.replica import Replica
 
 SIZES = (1_000_000, 43_154_944)
 REPETITIONS = 15
 # Vectors that the operation must read or write at least once.
-PASSES = {"copy_ (the limit)": 2, "snapshot": 3, "merge": 5}
+LIMIT = "copy_ (the limit)"
+PASSES = {LIMIT: 2, "snapshot": 3, "merge": 3}
 
 
-def engine_without_peers(vector: torch.Tensor) -> Gossip:
-    """An engine whose boundary work is a merge and nothing else."""
-    (transport,) = ThreadTransport.connect(1)
-    schedule = Schedule(find_topology("ring"), num_super_learners=1)
-    return Gossip([vector], transport, Node(), schedule, GossipOptions())
+def mark_changed(replica: Replica) -> None:
+    """As if an exchange had changed every part."""
+    for chunk in replica.chunks:
+        for part in chunk.parts:
+            part.changed = True
 
 
-def measure(num_elements: int) -> None:
+def merge(replica: Replica) -> None:
+    mark_changed(replica)
+    replica.merge()
+
+
+def read(replica: Replica, into: Tensor) -> None:
+    mark_changed(replica)
+    parts = (part for chunk in replica.chunks for part in chunk.parts)
+    for part in parts:
+        taken, into = into[: len(part)], into[len(part) :]
+        part.read(taken)
+
+
+def measure_size(num_elements: int, repetitions: int) -> list[Row]:
+    """Rates of the three on vectors of this length."""
     vector = torch.randn(num_elements)
-    engine, other = engine_without_peers(vector), torch.empty_like(vector)
+    chunk_elements = GossipOptions().chunk_elements
+    replica = Replica([vector], chunk_elements, threading.Condition())
+    other = torch.empty_like(vector)
     works = {
-        "copy_ (the limit)": lambda: other.copy_(vector),
-        "snapshot": engine.resume,
-        "merge": engine.after_update,
+        LIMIT: lambda: other.copy_(vector),
+        "snapshot": lambda: read(replica, other),
+        "merge": lambda: merge(replica),
     }
-    seconds = take_turns(works, REPETITIONS)
-    num_bytes = vector.numel() * vector.element_size()
-    limit = PASSES["copy_ (the limit)"] * num_bytes
-    limit_rate = seconds["copy_ (the limit)"].per(limit / 1e9).median
-    for name, taken in seconds.items():
-        rate = taken.per(PASSES[name] * num_bytes / 1e9)
-        milliseconds = type(taken)(*(1e3 * value for value in taken))
-        print_row(
-            f"{num_elements:>10,} {name}",
-            f"{milliseconds:.2f}",
-            f"{rate:.1f}",
-            f"{rate.median / limit_rate:.2f}",
-        )
+    seconds = take_turns(works, repetitions)
+    gigabytes = {name: PASSES[name] * 4 * num_elements / 1e9 for name in works}
+    limit = gigabytes[LIMIT] / seconds[LIMIT].median
+    return [
+        row(num_elements, name, taken, gigabytes[name], limit)
+        for name, taken in seconds.items()
+    ]
 
 
-def main() -> None:
+def row(
+    num_elements: int, name: str, taken: Spread, gigabytes: float, limit: float
+) -> Row:
+    rate = taken.per(gigabytes)
+    ratio = rate.median / limit
+    print_row(f"{num_elements:>10,} {name}", f"{rate:.1f} GB/s", f"{ratio:.2f}")
+    case = {"elements": f"{num_elements:,}", "operation": name}
+    return Row(case, rate, "GB/s", ratio, details={"ms": 1e3 * taken.median})
+
+
+def measure(quick: bool = False) -> Report:
+    """Merge and snapshot beside a copy, at 1 million and at 43 million elements."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(f"float32, 1 thread, {REPETITIONS} repetitions: median [quartiles]")
-    print_row("elements", "ms", "GB/s", "of the limit")
+    report = Report(
+        "Merge and snapshot of the engine, against a copy in memory (1 thread).",
+        limit="the bandwidth of copy_",
+        notes=["Bytes that an operation must read or write at least once, per second."],
+    )
     for num_elements in SIZES:
-        measure(num_elements)
-
-
-if __name__ == "__main__":
-    main()
+        report.rows += measure_size(num_elements, 7 if quick else REPETITIONS)
+    report.targets += [
+        Target(
+            f"{found.case['operation']}, {found.case['elements']} elements, of copy_",
+            0.8,
+            found.ratio,
+        )
+        for found in report.rows
+        if found.ratio is not None and found.case["operation"] != LIMIT
+    ]
+    return report

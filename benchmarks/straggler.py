@@ -1,136 +1,122 @@
-"""What one learner that sleeps 1 s in each step costs the other three.
+"""What one slow learner of four costs the others.
 
-Four learners train a small model through Lightning, under `adpsgd` and under `ddp` as
-the control, with and without the straggler. Each step also sleeps 20 ms, as if the
-gradient were computed by a device of its own: otherwise the four would share the cores
-of this machine, and a sleeping learner would make the others faster.
+It takes a second more for each step, or 2, 5 and 10 times as long. All steps are timed
+waits of a small model: otherwise the four would share the cores of this machine, and a
+waiting learner would make the others faster. The figure is the speed of the learners
+that share no super-learner with the straggler, against their speed without one.
 """
 
-import json
-import logging
-import tempfile
-import time
-import warnings
-from pathlib import Path
+import itertools
+from collections.abc import Iterator, Sequence
 
-import lightning as L
 import torch
-from lightning.pytorch.demos.boring_classes import RandomDataset
-from torch.utils.data import DataLoader
-from typing_extensions import override
 
+from benchmarks import learners
+from benchmarks.learners import LearnersFailed
+from benchmarks.methods import NEED_PEERS, PROGRAMS, Task, Trace, peers_missing
+from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row, spread
+from benchmarks.workload import NARROW
 
 LEARNERS, STRAGGLER = 4, 3
-STEP_S, SLEEP_S = 0.02, 1.0
-STEPS, STEPS_OF_STRAGGLER = 100, 4
-REPETITIONS = 2
+STEP_S, SECONDS, LIMIT_S = 0.05, 2.5, 60.0
+NONE, SLEEPS = "none", "+1 s a step"
+SLOWER = {NONE: 0.0, SLEEPS: 1.0} | {f"{k} x": (k - 1) * STEP_S for k in (2, 5, 10)}
+ASYNCHRONOUS = ("adpsgd", "adpsgd_random", "hadpsgd")
+METHODS = (*ASYNCHRONOUS, "sdpsgd", "d1psgd", "ddp", "Decent-DP ring")
+SUPER_LEARNER = {"hadpsgd": 2}
 
 
-class Learner(L.LightningModule):
-    """A small model whose steps take the time they are told to.
-
-    Args:
-        seconds: Of a step, per learner.
-        folder: Where each learner leaves its steps per second.
-    """
-
-    def __init__(self, seconds: list[float], folder: Path) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(32, 2)
-        self._seconds, self._folder = seconds, folder
-        self._num_steps, self._begin = 0, 0.0
-
-    @override
-    def on_train_epoch_start(self) -> None:
-        self._begin = time.perf_counter()
-
-    @override
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        time.sleep(self._seconds[self.global_rank])
-        self._num_steps += 1
-        return self.layer(batch).square().mean()
-
-    @override
-    def on_train_epoch_end(self) -> None:
-        rate = self._num_steps / (time.perf_counter() - self._begin)
-        (self._folder / f"{self.global_rank}.json").write_text(json.dumps(rate))
-
-    @override
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-class Batches(L.LightningDataModule):
-    """As many batches as each learner is to train on."""
-
-    def __init__(self, num_batches: list[int]) -> None:
-        super().__init__()
-        self._num_batches = num_batches
-
-    @override
-    def train_dataloader(self) -> DataLoader[torch.Tensor]:
-        assert self.trainer is not None
-        return DataLoader(
-            RandomDataset(32, self._num_batches[self.trainer.global_rank])
-        )
-
-
-def steps_per_second(strategy: str, straggling: bool) -> list[float]:
-    """The rates of the learners that are never the straggler."""
-    seconds, num_batches = [STEP_S] * LEARNERS, [STEPS] * LEARNERS
-    if straggling:
-        seconds[STRAGGLER] += SLEEP_S
-        num_batches[STRAGGLER] = STEPS_OF_STRAGGLER
-    if straggling and strategy == "ddp":
-        # Its steps are everybody's steps, and an uneven end would make it wait forever.
-        num_batches = [STEPS_OF_STRAGGLER] * LEARNERS
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        trainer = make_trainer(strategy)
-        trainer.fit(Learner(seconds, folder), Batches(num_batches))
-        others = [rank for rank in range(LEARNERS) if rank != STRAGGLER]
-        return [json.loads((folder / f"{rank}.json").read_text()) for rank in others]
-
-
-def make_trainer(strategy: str) -> L.Trainer:
-    return L.Trainer(
-        accelerator="cpu",
-        devices=LEARNERS,
-        strategy=f"{strategy}_fork",
-        max_epochs=1,
-        use_distributed_sampler=False,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-
-
-def measure(strategy: str) -> None:
-    rates: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(REPETITIONS):
-        for straggling in rates:
-            rates[straggling] += steps_per_second(strategy, straggling)
-    without, with_one = spread(rates[False]), spread(rates[True])
-    ratio = Spread(*(value / without.median for value in with_one))
-    print_row(strategy, f"{without:.1f}", f"{with_one:.1f}", f"{ratio:.3f}")
-
-
-def main() -> None:
+def measure(quick: bool = False) -> Report:
+    """All methods with each straggler, in turn."""
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    for package in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(package).setLevel(logging.ERROR)
-    print(
-        f"{LEARNERS} learners, one of which sleeps {SLEEP_S:g} s a step; steps/s of the"
+    report = Report(
+        f"One straggler of {LEARNERS} learners whose steps take {1e3 * STEP_S:.0f} ms: "
+        "steps/s of the others.",
+        limit="no straggler",
+        notes=[
+            "`hadpsgd` has two super-learners of two; the straggler's partner shares "
+            "its fate and is not counted."
+        ],
     )
-    print("others, over learners and repetitions: median [quartiles]")
-    print(f"limit: {1 / STEP_S:.0f} steps/s, which is {STEP_S} s of each step")
-    print_row("strategy", "without straggler", "with straggler", "ratio")
-    for strategy in ("adpsgd", "ddp"):
-        measure(strategy)
+    missing = peers_missing()
+    if missing:
+        report.skipped["Decent-DP"] = missing
+    methods = [name for name in METHODS if not (missing and name in NEED_PEERS)]
+    stragglers = (NONE, SLEEPS) if quick else tuple(SLOWER)
+    rates = measure_all(methods, stragglers, 1 if quick else 2, report)
+    report.rows += rows_of(rates)
+    report.targets += targets(report.rows)
+    return report
 
 
-if __name__ == "__main__":
-    main()
+def measure_all(
+    methods: Sequence[str], stragglers: Sequence[str], repetitions: int, report: Report
+) -> dict[tuple[str, str], Spread]:
+    """Steps/s of the others, by straggler and method."""
+    rates: dict[tuple[str, str], list[float]] = {}
+    for _, straggler, name in itertools.product(
+        range(repetitions), stragglers, methods
+    ):
+        try:
+            found = run(name, SLOWER[straggler])
+            rates.setdefault((straggler, name), []).extend(found)
+        except LearnersFailed as error:
+            report.skipped[f"{name}, {straggler}"] = str(error)[-300:]
+    return {key: spread(values) for key, values in rates.items()}
+
+
+def run(name: str, slower_s: float) -> list[float]:
+    """Steps/s of each learner that is not with the straggler."""
+    task = Task(
+        counts=counts(name, slower_s),
+        wait_s=STEP_S,
+        widths=NARROW,
+        slower={STRAGGLER: slower_s},
+    )
+    size = SUPER_LEARNER.get(name, 1)
+    program, per_host = PROGRAMS[name], size if size > 1 else None
+    traces = learners.run(
+        lambda place: program(place, task), LEARNERS, LIMIT_S, per_host=per_host
+    )
+    return [steps_per_second(t) for r, t in enumerate(traces) if not near(r, size)]
+
+
+def near(rank: int, size: int) -> bool:
+    """Whether a learner is in the straggler's super-learner."""
+    return rank // size == STRAGGLER // size
+
+
+def counts(name: str, slower_s: float) -> list[int]:
+    """Steps of each learner that take about as long for all."""
+    slow = max(5, round(SECONDS / (STEP_S + slower_s)))
+    fast = round(SECONDS / STEP_S) if name in ASYNCHRONOUS else slow
+    size = SUPER_LEARNER.get(name, 1)
+    return [slow if near(rank, size) else fast for rank in range(LEARNERS)]
+
+
+def steps_per_second(trace: Trace) -> float:
+    return (len(trace.stamps) - 1) / (trace.stamps[-1] - trace.stamps[0])
+
+
+def rows_of(rates: dict[tuple[str, str], Spread]) -> Iterator[Row]:
+    for (straggler, name), steps in sorted(rates.items(), key=_as_listed):
+        without = rates.get((NONE, name))
+        ratio = steps.median / without.median if without else None
+        print_row(f"{name}, {straggler}", f"{steps:.2f} steps/s", f"{ratio or 0:.3f}")
+        yield Row({"straggler": straggler, "method": name}, steps, "steps/s", ratio)
+
+
+def _as_listed(item: tuple[tuple[str, str], Spread]) -> tuple[int, int]:
+    (straggler, name), _ = item
+    return list(SLOWER).index(straggler), METHODS.index(name)
+
+
+def targets(rows: Sequence[Row]) -> Iterator[Target]:
+    """Speed that is kept, or about one step a second."""
+    for row in rows:
+        name, ratio = row.case["method"], row.ratio
+        if row.case["straggler"] != SLEEPS or ratio is None:
+            continue
+        if name in ASYNCHRONOUS:
+            yield Target(f"{name}, others of one at {SLEEPS}: speed kept", 0.95, ratio)

@@ -24,7 +24,10 @@ class Spread(NamedTuple):
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Median and quartiles of at least two values."""
+    """Median and quartiles; of a single value, that value three times."""
+    values = list(values)
+    if len(values) == 1:
+        return Spread(*values * 3)
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return Spread(median, low, high)
 

@@ -1,0 +1,338 @@
+"""How much of its communication each method hides, on links of 1 Gbit/s and 200 Mbit/s.
+
+Learners on emulated hosts train the same model on the same samples by each method, in
+turn. The control is `solo`: as many processes that compute the same and communicate
+nothing. What a method's steps per second lack of solo's is communication that shows,
+be it as waiting or as processor time that was taken from the computation. Beside it the
+time for which the training thread waited, as the engine counts it.
+
+In the timed form a step waits as long as a real one took and computes nothing, so that
+the cores of this machine, which the hosts share, are not what is measured.
+
+The loss is that of held-out samples after equally many samples for all. Those methods
+whose learners wait for one another do the same arithmetic on any link, and run on an
+unshaped one.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks import hosts, learners, workload
+from benchmarks.hosts import Hosts
+from benchmarks.learners import LearnersFailed
+from benchmarks.methods import (
+    NEED_PEERS,
+    PERIODS,
+    PROGRAMS,
+    SOLO,
+    SOLO_LOOP,
+    Task,
+    Trace,
+    peers_missing,
+    rate,
+)
+from benchmarks.results import Report, Row, Target
+from benchmarks.timing import print_row, spread
+
+RATES = {"1 Gbit/s": "1gbit", "200 Mbit/s": "200mbit"}
+UNSHAPED = "unshaped"
+FLAT = (SOLO, "ddp", "sdpsgd", "d1psgd", "adpsgd")
+DECENT = ("Decent-DP ring", "Decent-DP one-peer-exp")
+PEERS = (SOLO_LOOP, *DECENT, "torch post-local", "torchft LocalSGD", "torchft DiLoCo")
+HIERARCHICAL = (SOLO, "ddp", "hadpsgd", SOLO_LOOP, "torch hierarchical")
+ASYNCHRONOUS = ("adpsgd", "hadpsgd")
+STEPS_TO_LOSS = 240
+LIMIT_S = 100.0  # of one run; the slowest takes a third of it
+BUDGET_S = 20 * 60.0  # after which every method has its first turn alone
+
+COMPUTED, TIMED, LOSS = (
+    "computed on the cores that the hosts share",
+    "computation replaced by a timed wait",
+    f"held-out loss after {STEPS_TO_LOSS} steps of each learner",
+)
+
+
+class Layout(NamedTuple):
+    """Hosts and the learners of each."""
+
+    num_hosts: int
+    per_host: int
+
+    def __str__(self) -> str:
+        """As a table's cell."""
+        return f"{self.num_hosts} x {self.per_host}"
+
+    @property
+    def num_learners(self) -> int:
+        """Of all hosts."""
+        return self.num_hosts * self.per_host
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods that take turns on the same hosts.
+
+    Args:
+        layout: Hosts and learners.
+        methods: Names of `PROGRAMS`.
+        repetitions: Turns.
+        timed: Whether computation is replaced by a wait.
+    """
+
+    layout: Layout
+    methods: Sequence[str]
+    repetitions: int
+    timed: bool = False
+
+
+BRIEF = (SOLO, "ddp", "adpsgd", SOLO_LOOP, DECENT[0])
+FULL = (
+    Comparison(Layout(4, 1), (*FLAT, *PEERS, "torch hierarchical"), 3),
+    Comparison(Layout(2, 1), (*FLAT, *PEERS), 2),
+    Comparison(Layout(2, 2), HIERARCHICAL, 2),
+    Comparison(Layout(4, 1), BRIEF, 2, timed=True),
+    Comparison(Layout(4, 2), (SOLO, "ddp", "hadpsgd"), 2, timed=True),
+)
+QUICK = (
+    Comparison(Layout(4, 1), BRIEF, 1),
+    Comparison(Layout(4, 1), BRIEF, 1, timed=True),
+)
+
+
+class Speed(NamedTuple):
+    """What one run of a method came to.
+
+    Attributes:
+        steps: Per second, of a learner.
+        exposed: Share of the wall time in which the training thread waited, as the
+            engine counts it; the mean of the learners.
+        processor_ms: Processor time of a step, all threads of a learner.
+    """
+
+    steps: float
+    exposed: float
+    processor_ms: float
+
+
+def measure(quick: bool = False) -> Report:
+    """All methods on all links; the losses only if there is time."""
+    report = Report(
+        "What communication costs on shaped links: steps/s of a learner, against as "
+        "many processes that communicate nothing (`solo`, in the same loop).",
+        limit="solo",
+        notes=_NOTES,
+    )
+    if reason := hosts.reason_against():
+        report.skipped["everything"] = reason
+        return report
+    if reason := peers_missing():
+        report.skipped["Decent-DP, torchft"] = reason
+    torch.set_num_threads(1)
+    step_s, deadline = 0.0, time.monotonic() + BUDGET_S
+    for comparison in QUICK if quick else FULL:
+        wait_s = step_s if comparison.timed else None
+        rows = list(compare(comparison, report, wait_s, deadline))
+        report.rows += rows
+        if not step_s and (measured := _steps(rows, "1 Gbit/s", SOLO)):
+            step_s = 1 / measured
+    if not quick:
+        report.rows += losses(report)
+    report.targets += targets(report.rows)
+    return report
+
+
+_NOTES = [
+    "`solo` to `hadpsgd` train through Lightning's Trainer, the others in a plain "
+    "loop, and each is compared with solo in its own loop.",
+    "hosts: number x learners of each. `hadpsgd` has one super-learner on each host.",
+    "exposed: share of wall time in which the training thread waited, as the engine "
+    "counts it; other methods count nothing.",
+    "Methods that average every so many steps (post-local, hierarchical, LocalSGD, "
+    "DiLoCo) do it every 8, hierarchical within pairs every 4.",
+]
+
+
+# --- speed
+
+
+def compare(
+    comparison: Comparison, report: Report, wait_s: float | None, deadline: float
+) -> Iterator[Row]:
+    """The rows of one comparison, at all rates."""
+    layout = comparison.layout
+    with hosts.emulated(layout.num_hosts) as emulated:
+        for link, rate_of_link in RATES.items():
+            emulated.shape(rate_of_link)
+            where = f"{layout}, {link}, {'timed' if wait_s else 'computed'}"
+            print(where, flush=True)
+            speeds: dict[str, list[Speed]] = {}
+            for name in turns(comparison, deadline):
+                task = task_of(name, wait_s)
+                traces = run(name, layout, emulated, task, report, where)
+                speeds.setdefault(name, []).extend(map(speed, traces))
+            yield from rows_of(layout, link, speeds, TIMED if wait_s else COMPUTED)
+
+
+def turns(comparison: Comparison, deadline: float) -> Iterator[str]:
+    """The methods one after another, again and again while there is time."""
+    for turn in range(comparison.repetitions):
+        if turn and time.monotonic() > deadline:
+            return
+        yield from available(comparison.methods)
+
+
+def task_of(name: str, wait_s: float | None) -> Task:
+    """To measure a method's speed over whole periods."""
+    return Task(period=PERIODS.get(name, 1), wait_s=wait_s)
+
+
+def available(methods: Sequence[str]) -> list[str]:
+    """Those that are installed."""
+    missing = NEED_PEERS if peers_missing() else set()
+    return [name for name in methods if name not in missing]
+
+
+def run(
+    name: str, layout: Layout, emulated: Hosts, task: Task, report: Report, where: str
+) -> list[list[Trace]]:
+    """One training of all learners; none, and a line in the report, if it failed."""
+    program, size = PROGRAMS[name], layout.num_learners
+    try:
+        return [
+            learners.run(lambda place: program(place, task), size, LIMIT_S, emulated)
+        ]
+    except LearnersFailed as error:
+        report.skipped[f"{name}, {where}"] = str(error)[-300:]
+        return []
+
+
+def speed(traces: list[Trace]) -> Speed:
+    """What the learners' traces say together."""
+    exposed, processor = [], []
+    for trace in traces:
+        wall = trace.stamps[-1] - trace.stamps[0]
+        exposed.append((trace.last.exposed_s - trace.first.exposed_s) / wall)
+        taken = trace.last.process_s - trace.first.process_s
+        processor.append(1e3 * taken / (len(trace.stamps) - 1))
+    num = len(traces)
+    return Speed(rate(traces), sum(exposed) / num, sum(processor) / num)
+
+
+def rows_of(
+    layout: Layout, link: str, speeds: dict[str, list[Speed]], table: str
+) -> Iterator[Row]:
+    """One row for each method, with its ratio to solo in the same loop."""
+    found = {
+        name: spread(s.steps for s in runs) for name, runs in speeds.items() if runs
+    }
+    for name, steps in found.items():
+        control = SOLO if name in (*FLAT, "hadpsgd") else SOLO_LOOP
+        ratio = steps.median / found[control].median if control in found else None
+        details = {
+            "turns": len(speeds[name]),
+            "processor ms": _median(s.processor_ms for s in speeds[name]),
+        }
+        if ours(name):
+            details["exposed"] = _median(s.exposed for s in speeds[name])
+        case = {"hosts": str(layout), "link": link, "method": name}
+        print_row(name, f"{steps:.2f} steps/s", f"{ratio or 0:.3f} of solo")
+        yield Row(case, steps, "steps/s", ratio, table=table, details=details)
+
+
+def ours(name: str) -> bool:
+    """Whether it is a setting of this package's strategy."""
+    return name.endswith("psgd")
+
+
+def _median(values: Iterator[float]) -> float:
+    return spread(values).median
+
+
+# --- loss after equal samples
+
+
+def losses(report: Report) -> Iterator[Row]:
+    """Held-out losses, those of the asynchronous methods at both rates."""
+    flat, two_each = Layout(4, 1), Layout(2, 2)
+    waiting = [name for name in available((*FLAT, *PEERS)) if name not in ASYNCHRONOUS]
+    plan = [(name, flat, UNSHAPED) for name in waiting if name != SOLO_LOOP]
+    plan += [("adpsgd", flat, link) for link in RATES]
+    plan += [("hadpsgd", two_each, link) for link in RATES]
+    control = 0.0
+    for name, layout, link in plan:
+        with hosts.emulated(layout.num_hosts, RATES.get(link)) as emulated:
+            task, where = Task(steps=STEPS_TO_LOSS), f"{link}, for its loss"
+            runs = run(name, layout, emulated, task, report, where)
+        for traces in runs:
+            row = loss_row(name, layout, link, traces, control)
+            control = control or (row.value.median if name == "ddp" else 0.0)
+            yield row
+
+
+def loss_row(
+    name: str, layout: Layout, link: str, traces: list[Trace], control: float
+) -> Row:
+    """The loss of what learner 0 would save, and of the mean of all learners."""
+    local = torch.stack([t.local for t in traces if t.local is not None])
+    shipped = traces[0].shipped
+    assert shipped is not None
+    loss = workload.held_out_loss(shipped)
+    details = {
+        "of the mean of all": workload.held_out_loss(local.mean(0)),
+        "consensus distance, relative": relative_consensus_distance(local),
+    }
+    print_row(f"{name}, {link}", f"loss {loss:.4f}", f"{loss / (control or loss):.3f}")
+    return Row(
+        {"hosts": str(layout), "link": link, "method": name},
+        spread([loss]),
+        "nats, of the weights that are saved",
+        loss / control if control else None,
+        "ddp",
+        LOSS,
+        details,
+    )
+
+
+def relative_consensus_distance(weights: Tensor) -> float:
+    """sqrt(mean ||w_i - mean||^2) / ||mean|| of the rows of [learners, elements]."""
+    mean = weights.mean(0)
+    return ((weights - mean).norm() / len(weights) ** 0.5 / mean.norm()).item()
+
+
+# --- what was to be reached
+
+
+def targets(rows: Sequence[Row]) -> Iterator[Target]:
+    """The bounds for `adpsgd` on 4 hosts that were set beforehand."""
+    bounds = {"1 Gbit/s": (0.85, 1.6, 1.3), "200 Mbit/s": (0.97, 6.0, 5.0)}
+    for link, (of_solo, of_ddp, of_decent) in bounds.items():
+        what = f"adpsgd, 4 hosts, {link}"
+        if row := _find(rows, COMPUTED, link, "adpsgd"):
+            exposed = row.details["exposed"]
+            yield Target(f"{what}: exposed share of wall time", 0.01, exposed, False)
+            yield Target(f"{what}: of solo", of_solo, row.ratio or 0.0)
+            for names, bound in ((("ddp",), of_ddp), (DECENT, of_decent)):
+                if best := max(_steps(rows, link, name) for name in names):
+                    ratio = row.value.median / best
+                    yield Target(f"{what}: of {names[0].split()[0]}", bound, ratio)
+        if row := _find(rows, TIMED, link, "adpsgd"):
+            yield Target(f"{what}, timed wait: of solo", 0.98, row.ratio or 0.0)
+        if row := _find(rows, LOSS, link, "adpsgd"):
+            yield Target(f"{what}: loss, of ddp's", 1.02, row.ratio or 0.0, False)
+
+
+def _find(rows: Sequence[Row], table: str, link: str, name: str) -> Row | None:
+    case = {"hosts": "4 x 1", "link": link, "method": name}
+    found = [row for row in rows if row.table == table and row.case == case]
+    return found[0] if found else None
+
+
+def _steps(rows: Sequence[Row], link: str, name: str) -> float:
+    """Per second; zero if it was not measured."""
+    row = _find(rows, COMPUTED, link, name)
+    return row.value.median if row is not None else 0.0

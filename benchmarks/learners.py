@@ -1,0 +1,203 @@
+"""Learners as forked processes, on emulated hosts or on this one.
+
+The imports are done once, by the process that forks, so that a run of a few seconds
+costs a few seconds. Each learner has one thread to compute with.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from benchmarks.hosts import MASTER_PORT, Hosts
+
+_Value = TypeVar("_Value")
+_PR_SET_PDEATHSIG = 1
+PATIENCE = timedelta(minutes=2)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a learner is.
+
+    Args:
+        rank: Among all learners; those of a host follow one another.
+        world_size: Learners in all.
+        per_host: Learners of each host.
+        address: Of this learner's host.
+        master: Address of the host of learner 0.
+        port: Free for the job's store; so are the nine that follow.
+    """
+
+    rank: int
+    world_size: int
+    per_host: int
+    address: str = "127.0.0.1"
+    master: str = "127.0.0.1"
+    port: int = MASTER_PORT
+
+    @property
+    def host(self) -> int:
+        """Number of this learner's host."""
+        return self.rank // self.per_host
+
+    def set_environment(self) -> None:
+        """Says to torch and Lightning what `torchrun` would say."""
+        os.environ.update(
+            RANK=str(self.rank),
+            LOCAL_RANK=str(self.rank % self.per_host),
+            WORLD_SIZE=str(self.world_size),
+            LOCAL_WORLD_SIZE=str(self.per_host),
+            GROUP_RANK=str(self.host),
+            MASTER_ADDR=self.master,
+            MASTER_PORT=str(self.port),
+            TORCHELASTIC_RUN_ID="benchmark",
+        )
+
+    def make_store(self) -> TCPStore:
+        """A store of the benchmark's own, beside the job's."""
+        return TCPStore(
+            self.master,
+            self.port + 1,
+            is_master=self.rank == 0,
+            wait_for_workers=False,
+            timeout=PATIENCE,
+        )
+
+
+class LearnersFailed(RuntimeError):
+    """A learner failed or did not end in time."""
+
+
+def run(
+    program: Callable[[Place], _Value],
+    num_learners: int,
+    timeout_s: float,
+    hosts: Hosts | None = None,
+    per_host: int | None = None,
+) -> list[_Value]:
+    """Runs a program as each learner and returns what they return, by rank.
+
+    Args:
+        program: It may be a closure; what it returns must pickle.
+        num_learners: In all; with hosts, as many on each of them.
+        timeout_s: Seconds after which all are killed.
+        hosts: Where they run; none: on this machine, over its loopback.
+        per_host: Without hosts, after how many learners they are told that another
+            host begins; none: they are all of one.
+
+    Raises:
+        LearnersFailed: With the trace of the first that failed.
+    """
+    places = make_places(num_learners, hosts, per_host)
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        processes = [
+            context.Process(target=_learner, args=(program, place, hosts, folder))
+            for place in places
+        ]
+        try:
+            for process in processes:
+                process.start()
+            _wait(processes, timeout_s)
+        finally:
+            _kill(processes)
+        return _collect(folder, num_learners)
+
+
+def make_places(
+    num_learners: int, hosts: Hosts | None, per_host: int | None = None
+) -> list[Place]:
+    """The places of all learners, by rank."""
+    if hosts is None:
+        # Ports of earlier runs may linger; a random one is below those of the system.
+        port = 20_000 + 10 * (int.from_bytes(os.urandom(2)) % 1000)
+        return [
+            Place(rank, num_learners, per_host or num_learners, port=port)
+            for rank in range(num_learners)
+        ]
+    per_host, addresses = num_learners // len(hosts), hosts.addresses
+    return [
+        Place(rank, num_learners, per_host, addresses[rank // per_host], addresses[0])
+        for rank in range(num_learners)
+    ]
+
+
+def _learner(
+    program: Callable[[Place], Any], place: Place, hosts: Hosts | None, folder: Path
+) -> None:
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    output = os.open(folder / f"{place.rank}.log", os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    if hosts is not None:
+        hosts.enter(place.host)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if hosts is None else "eth0"
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    place.set_environment()
+    try:
+        value, error = program(place), ""
+    except BaseException:
+        value, error = None, traceback.format_exc()
+    finished = folder / f"{place.rank}.partial"
+    finished.write_bytes(pickle.dumps((value, error)))
+    finished.rename(folder / f"{place.rank}.pickle")
+    # Threads of libraries that were not joined must not hold the process.
+    os._exit(bool(error))
+
+
+def _wait(processes: list[Any], timeout_s: float) -> None:
+    """Until all have ended, one has failed, or the time is over."""
+    deadline = time.monotonic() + timeout_s
+    running = {process.sentinel: process for process in processes}
+    while running and (left := deadline - time.monotonic()) > 0:
+        for sentinel in connection.wait(list(running), left):
+            process = running.pop(sentinel)  # pyright: ignore
+            process.join()
+            if process.exitcode:
+                return
+
+
+def _kill(processes: list[Any]) -> None:
+    for process in processes:
+        if process.pid is not None and process.is_alive():
+            # Its own process group, unless it has not come to that yet.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+        if process.pid is not None:
+            process.join()
+
+
+def _collect(folder: Path, num_learners: int) -> list[Any]:
+    found = [folder / f"{rank}.pickle" for rank in range(num_learners)]
+    pairs = [
+        pickle.loads(path.read_bytes()) if path.exists() else None for path in found
+    ]
+    for rank, pair in enumerate(pairs):
+        if pair is not None and pair[1]:
+            raise LearnersFailed(f"learner {rank}: {pair[1]}")
+    for rank, pair in enumerate(pairs):
+        if pair is None:
+            said = (folder / f"{rank}.log").read_text(errors="replace")[-1500:]
+            raise LearnersFailed(f"learner {rank} did not end in time: {said}")
+    return [pair[0] for pair in pairs if pair is not None]

@@ -1,0 +1,144 @@
+"""The one model, data and loss that all methods train on.
+
+A teacher draws the labels of random inputs; the student is a perceptron of 8.5 million
+weights (34 MB): large beside its computation, so that communication shows. In the timed
+form its layers wait instead of computing, and their gradients are filled with a number:
+then what is measured is not how learners share the cores of this machine.
+"""
+
+import ctypes
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+WIDTHS = (256, 2000, 2000, 2000, 10)
+NARROW = (256, 256, 10)  # 68,000 weights, where their exchange is not the question
+BATCH, HELD_OUT = 32, 4000
+LR, MOMENTUM = 0.02, 0.9
+
+
+class Batch(NamedTuple):
+    """Inputs [batch, 256] and classes [batch]."""
+
+    inputs: Tensor
+    classes: Tensor
+
+
+def make_model(
+    seconds: float | None = None, widths: Sequence[int] = WIDTHS
+) -> nn.Sequential:
+    """The same weights at every call.
+
+    Args:
+        seconds: Of a forward and a backward pass, in the timed form; none: it computes.
+        widths: From the inputs, which must be 256, to the 10 classes.
+    """
+    torch.manual_seed(0)
+    sizes = list(itertools.pairwise(widths))
+    total = sum(i * o for i, o in sizes)
+    layers: list[nn.Module] = []
+    for inputs, outputs in sizes:
+        share = None if seconds is None else seconds * inputs * outputs / total
+        layers += [TimedLinear(inputs, outputs, share), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """The same for every method: no method's rate is tuned."""
+    return torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum_of(model))
+
+
+def momentum_of(model: nn.Module) -> float:
+    """None in the timed form, whose step is to cost no more than it must."""
+    layers = model.modules()
+    timed = any(isinstance(x, TimedLinear) and x.seconds is not None for x in layers)
+    return 0.0 if timed else MOMENTUM
+
+
+class TimedLinear(nn.Linear):
+    """A linear layer that can wait instead of computing: a third of it forward."""
+
+    def __init__(self, inputs: int, outputs: int, seconds: float | None) -> None:
+        super().__init__(inputs, outputs)
+        self.seconds = seconds
+
+    @override
+    def forward(self, input: Tensor) -> Tensor:
+        if self.seconds is None:
+            return super().forward(input)
+        return _Wait.apply(input, self.weight, self.bias, self.seconds)  # pyright: ignore
+
+
+class _Wait(torch.autograd.Function):
+    @staticmethod
+    @override
+    def forward(
+        ctx: "torch.autograd.function.FunctionCtx",
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        seconds: float,
+    ) -> Tensor:
+        ctx.save_for_backward(input, weight, bias)
+        ctx.seconds = seconds  # pyright: ignore
+        time.sleep(seconds / 3)
+        return input.new_zeros(len(input), len(weight))
+
+    @staticmethod
+    @override
+    def backward(ctx: "torch.autograd.function.FunctionCtx", *gradients: Tensor):  # pyright: ignore
+        input, weight, bias = ctx.saved_tensors  # pyright: ignore
+        time.sleep(ctx.seconds * 2 / 3)  # pyright: ignore
+        filled = [torch.full_like(tensor, 1e-6) for tensor in (weight, bias)]
+        return torch.zeros_like(input), *filled, None
+
+
+def keep_memory() -> None:
+    """Lets the C library keep what it frees: large gradients then fault no pages.
+
+    For the timed form, in which filling a gradient is to cost little.
+    """
+    threshold, trim = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(threshold, 32 << 20)
+        library.mallopt(trim, 1 << 30)
+
+
+def make_teacher() -> Callable[[Tensor], Tensor]:
+    """From inputs to classes."""
+    generator = torch.Generator().manual_seed(1234)
+    first = torch.randn(WIDTHS[0], 64, generator=generator) * 3 / WIDTHS[0] ** 0.5
+    second = torch.randn(64, WIDTHS[-1], generator=generator)
+    return lambda inputs: (torch.tanh(inputs @ first) @ second).argmax(1)
+
+
+def batches(seed: int, size: int = BATCH) -> Iterator[Batch]:
+    """Endless batches, which the seed alone decides."""
+    generator, teacher = torch.Generator().manual_seed(seed), make_teacher()
+    while True:
+        inputs = torch.randn(size, WIDTHS[0], generator=generator)
+        yield Batch(inputs, teacher(inputs))
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean cross-entropy."""
+    return nn.functional.cross_entropy(model(batch.inputs), batch.classes)
+
+
+@torch.no_grad()
+def held_out_loss(weights: Tensor) -> float:
+    """Of the model with these weights, a vector, on samples that nobody trains on."""
+    model = make_model()
+    nn.utils.vector_to_parameters(weights, model.parameters())
+    return loss(model, next(batches(seed=99, size=HELD_OUT))).item()
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    """A copy of all weights as one vector."""
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()

@@ -1,0 +1,297 @@
+"""The pure parts of the benchmarks, and emulated hosts where root can make them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import (
+    hidden,
+    hosts,
+    learners,
+    page,
+    plots,
+    results,
+    straggler,
+    workload,
+)
+from benchmarks.__main__ import names
+from benchmarks.methods import LONGEST, SHORTEST, Reading, Task, Trace, rate
+from benchmarks.results import Report, Row, Target
+from benchmarks.timing import Spread, spread, take_turns
+
+NEEDS_HOSTS = pytest.mark.skipif(
+    hosts.reason_against() is not None, reason=str(hosts.reason_against())
+)
+
+
+def report() -> Report:
+    rows = [
+        Row({"size": 1, "method": name}, Spread(2.0, 1.0, 4.0), "ms", ratio)
+        for name, ratio in (("copy_", 1.0), ("merge", 0.5), ("peer", None))
+    ]
+    targets = [Target("merge, of copy_", 0.8, 0.5)]
+    return Report("What?", "copy_", rows, targets, {"gpu": "none here"}, ["A note."])
+
+
+def trace(*stamps: float) -> Trace:
+    return Trace(list(stamps), Reading(0, 0, 0), Reading(0, 0, 0))
+
+
+# --- figures
+
+
+def test_a_spread_is_the_median_between_its_quartiles() -> None:
+    assert spread([1, 2, 3, 4, 5]) == Spread(3, 2, 4)
+    assert spread([7.0]) == Spread(7, 7, 7)
+
+
+def test_a_rate_turns_the_quartiles_round() -> None:
+    assert Spread(2.0, 1.0, 4.0).per(8.0) == Spread(4.0, 2.0, 8.0)
+
+
+def test_works_take_turns_and_warm_up_uncounted() -> None:
+    done: list[str] = []
+    works = {name: lambda name=name: done.append(name) for name in "ab"}
+    seconds = take_turns(works, repetitions=2, warmups=1)
+    assert done == ["a", "b"] * 3
+    assert set(seconds) == {"a", "b"}
+
+
+def test_a_target_knows_its_direction() -> None:
+    assert Target("speed", 0.8, 0.8).met
+    assert not Target("speed", 0.8, 0.79).met
+    assert Target("loss", 1.02, 1.0, at_least=False).met
+    assert not Target("loss", 1.02, 1.03, at_least=False).met
+
+
+def test_a_rate_counts_only_the_time_in_which_all_trained() -> None:
+    # Alone at first, the first steps once a second; together, ten times as fast.
+    alone_first = trace(0.0, 1.0, 2.0, *(2.0 + 0.1 * k for k in range(1, 11)))
+    assert rate([alone_first, trace(2.0, 2.5, 3.0)]) == pytest.approx((10 + 2) / 2)
+
+
+def test_a_task_counts_whole_periods_within_its_bounds() -> None:
+    assert Task(seconds=2.0).count_for(0.1) == 20
+    assert Task(seconds=2.0, period=8).count_for(0.1) == 16
+    assert Task(seconds=2.0).count_for(5.0) == SHORTEST
+    assert Task(seconds=2.0).count_for(1e-6) == LONGEST
+
+
+def test_a_stragglers_super_learner_takes_fewer_steps() -> None:
+    alone, paired = (straggler.counts(name, 1.0) for name in ("adpsgd", "hadpsgd"))
+    assert alone[0] == alone[2] > alone[3]
+    assert paired[0] == paired[1] > paired[2] == paired[3]
+    assert len(set(straggler.counts("ddp", 1.0))) == 1
+
+
+def test_consensus_distance_is_that_of_the_definition() -> None:
+    weights = torch.tensor([[3.0, 4.0], [3.0, 2.0]])
+    # Each is 1 away from the mean (3, 3), whose norm is sqrt(18).
+    assert hidden.relative_consensus_distance(weights) == pytest.approx(18**-0.5)
+
+
+# --- workload
+
+
+def test_a_timed_model_waits_and_fills_gradients() -> None:
+    model = workload.make_model(seconds=0.03, widths=workload.NARROW)
+    begin = time.perf_counter()
+    workload.loss(model, next(workload.batches(seed=1))).backward()
+    assert time.perf_counter() - begin >= 0.03
+    gradients = [parameter.grad for parameter in model.parameters()]
+    assert all(g is not None and torch.all(g == 1e-6) for g in gradients)
+
+
+def test_models_and_batches_are_the_same_at_every_call() -> None:
+    first, second = (workload.weights_of(workload.make_model()) for _ in range(2))
+    assert torch.equal(first, second)
+    assert first.numel() * 4 == pytest.approx(34e6, rel=0.01)
+    batches = [next(workload.batches(seed=3)) for _ in range(2)]
+    assert torch.equal(batches[0].inputs, batches[1].inputs)
+    assert torch.equal(batches[0].classes, batches[1].classes)
+
+
+# --- the file and the page
+
+
+def test_results_are_written_whole_and_name_no_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    path = results.write("some", report(), "make it", seconds=1.0)
+    assert [p.name for p in tmp_path.iterdir()] == ["some.json"]
+    content = json.loads(path.read_text())
+    assert content["rows"][1]["ratio"] == 0.5
+    assert content["targets"][0]["met"] is False
+    assert {"date", "commit", "machine", "command"} <= set(content)
+    assert os.uname().nodename not in path.read_text()
+
+
+def test_a_failed_write_leaves_the_file_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    path = results.write("some", report(), "make it", seconds=1.0)
+    before = path.read_text()
+    with pytest.raises(TypeError):
+        results.write("some", {"figure": object()}, "make it", seconds=1.0)
+    assert path.read_text() == before
+
+
+def test_the_page_shows_figures_misses_and_what_was_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    results.write("some", report(), "make it", seconds=1.0)
+    results.write("plain", {"question": "Why?", "epoch": 1.05}, "make it", seconds=1.0)
+    text = page.write(tmp_path).read_text()
+    assert "| 1 | merge | 2 [1, 4] | 0.500 |" in text
+    assert "| some | merge, of copy_ | ≥ 0.8 | 0.5 | **missed** |" in text
+    assert "Skipped: gpu: none here" in text
+    assert "| epoch | 1.05 |" in text
+    assert (tmp_path / "some.svg").read_text().startswith("<?xml")
+
+
+def test_numbers_have_three_digits_and_no_needless_exponent() -> None:
+    shown = [page.number(value) for value in (0.0, 0.01234, 12.345, 43210.0, 1e-7)]
+    assert shown == ["0", "0.0123", "12.3", "43210", "1.00e-07"]
+
+
+def test_ours_controls_and_peers_are_told_apart_by_colour() -> None:
+    ours = {plots.colour_of(name) for name in ("adpsgd", "merge", "exchange")}
+    controls = {plots.colour_of(name) for name in ("solo", "ddp", "solo, plain loop")}
+    peers = {plots.colour_of(name) for name in ("Decent-DP ring", "torchft DiLoCo")}
+    assert [ours, controls, peers] == [{plots.OURS}, {plots.CONTROL}, {plots.PEER}]
+
+
+def test_the_runner_finds_the_modules_that_measure() -> None:
+    known = {"exchange", "hidden", "merge", "overhead", "scaling", "straggler"}
+    assert known <= set(names())
+    assert not {"timing", "hosts", "results"} & set(names())
+
+
+# --- learners and hosts
+
+
+def test_learners_report_by_rank_and_name_who_failed() -> None:
+    assert learners.run(lambda place: place.rank * 10, 2, timeout_s=30) == [0, 10]
+
+    def fail_in_one(place: learners.Place) -> None:
+        if place.rank == 1:
+            raise ValueError("no gradient today")
+
+    with pytest.raises(learners.LearnersFailed, match=r"learner 1(.|\n)*no gradient"):
+        learners.run(fail_in_one, 2, timeout_s=30)
+
+
+def test_a_learner_that_does_not_end_is_killed() -> None:
+    def stay(place: learners.Place) -> None:
+        while True:
+            time.sleep(1)
+
+    with pytest.raises(learners.LearnersFailed, match="did not end in time"):
+        learners.run(stay, 1, timeout_s=0.5)
+
+
+def test_a_process_group_does_not_outlive_its_time() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+    )
+    assert hosts.wait_or_kill([process], timeout_s=0.2) == [-9]
+
+
+@NEEDS_HOSTS
+def test_hosts_know_one_another_by_name_and_are_gone_at_the_end() -> None:
+    with hosts.emulated(2, "200mbit") as emulated:
+        namespaces = [emulated.namespace(host) for host in range(2)]
+        command = ["sh", "-c", "hostname; getent hosts host1; echo $MASTER_ADDR"]
+        found = emulated.run(lambda host: command, timeout_s=20)
+        assert [done.code for done in found] == [0, 0]
+        words = [done.output.split() for done in found]
+        assert words == [
+            [f"host{h}", "10.77.0.2", "host1", "10.77.0.1"] for h in (0, 1)
+        ]
+    left = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True)
+    assert not [name for name in namespaces if name in left.stdout]
+
+
+@NEEDS_HOSTS
+def test_hosts_are_removed_after_a_failure() -> None:
+    made: list[str] = []
+
+    def fail() -> None:
+        with hosts.emulated(1) as emulated:
+            made.append(emulated.namespace(0))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    left = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True)
+    assert made
+    assert made[0] not in left.stdout
+
+
+@NEEDS_HOSTS
+def test_a_command_that_stays_is_killed_on_its_host() -> None:
+    with hosts.emulated(1) as emulated:
+        (done,) = emulated.run(lambda host: ["sleep", "60"], timeout_s=0.3)
+    assert done.code == -9
+
+
+@NEEDS_HOSTS
+def test_a_shaped_link_is_as_fast_as_it_says() -> None:
+    """4 MB at 80 Mbit/s take 0.4 s, less the bucket's 256 kB."""
+    program = (
+        "import socket, sys, time\n"
+        "host, size = sys.argv[1], 4_000_000\n"
+        "if host == '0':\n"
+        "    server = socket.create_server(('10.77.0.1', 5000))\n"
+        "    connection, _ = server.accept(); begin, got = time.time(), 0\n"
+        "    while got < size: got += len(connection.recv(1 << 20))\n"
+        "    print(time.time() - begin)\n"
+        "else:\n"
+        "    for _ in range(200):\n"
+        "        try: c = socket.create_connection(('10.77.0.1', 5000)); break\n"
+        "        except OSError: time.sleep(0.05)\n"
+        "    c.sendall(bytes(size))\n"
+    )
+    with hosts.emulated(2, "80mbit") as emulated:
+        found = emulated.run(
+            lambda host: [sys.executable, "-c", program, str(host)], timeout_s=30
+        )
+    assert 0.33 < float(found[0].output) < 1.5
+
+
+def test_bounds_are_taken_from_the_rows_that_they_name() -> None:
+    def row(table: str, name: str, steps: float, ratio: float) -> Row:
+        case = {"hosts": "4 x 1", "link": "1 Gbit/s", "method": name}
+        value = Spread(steps, steps, steps)
+        return Row(case, value, "steps/s", ratio, "", table, {"exposed": 0.02})
+
+    rows = [
+        row(hidden.COMPUTED, "adpsgd", 8.0, 0.8),
+        row(hidden.COMPUTED, "ddp", 4.0, 0.4),
+        row(hidden.COMPUTED, "Decent-DP one-peer-exp", 5.0, 0.5),
+        row(hidden.TIMED, "adpsgd", 9.0, 0.99),
+        row(hidden.LOSS, "adpsgd", 1.0, 1.01),
+    ]
+    found = {
+        target.claim: (target.value, target.met) for target in hidden.targets(rows)
+    }
+    assert found == {
+        f"adpsgd, 4 hosts, 1 Gbit/s{what}": value
+        for what, value in {
+            ": exposed share of wall time": (0.02, False),
+            ": of solo": (0.8, False),
+            ": of ddp": (2.0, True),
+            ": of Decent-DP": (1.6, True),
+            ", timed wait: of solo": (0.99, True),
+            ": loss, of ddp's": (1.01, True),
+        }.items()
+    }
