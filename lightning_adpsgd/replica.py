@@ -51,9 +51,12 @@ class Part:
 
     def read(self, into: Tensor) -> None:
         """x = w + d, and what was taken from d and is not merged yet."""
-        into.copy_(self._weights)
-        if self.changed or self._keeps_rest:
-            into.add_(self._change)
+        if self._keeps_rest:
+            into.copy_(self._weights).add_(self._change)
+        elif self.changed:
+            torch.add(self._weights, self._change, out=into)
+        else:
+            into.copy_(self._weights)
         if self._taken is not None:
             into.add_(self._taken)
 
