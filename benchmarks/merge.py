@@ -1,14 +1,16 @@
 """How fast the engine merges and takes a snapshot, against the memory bandwidth.
 
 A merge is ``w += d``: two vectors are read and one is written. A snapshot is what an
-exchange reads, ``x = w + d``: two read, one written. Both are of the whole vector, as if
-exchanges had changed all of it; a step boundary without exchanges costs nothing. The
-limit is what `torch.Tensor.copy_` moves on vectors of the same length in the same run:
-one read, one written. A copy also fetches the lines that it overwrites and work in
-place does not, so that a ratio above 1 is possible.
+exchange reads: w alone where nothing awaits its merge, else ``w + d``: one or two read,
+one written. All are of the whole vector, as if exchanges had changed all of it; a step
+boundary without exchanges costs nothing. The limit is what `torch.Tensor.copy_` moves
+on vectors of the same length in the same run: one read, one written. A copy also
+fetches the lines that it overwrites and work in place does not, so that a ratio above 1
+is possible.
 """
 
 import threading
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -16,33 +18,30 @@ from torch import Tensor
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row, take_turns
 from lightning_adpsgd.gossip import GossipOptions
-from lightning_adpsgd.replica import Replica
+from lightning_adpsgd.replica import Part, Replica
 
 SIZES = (1_000_000, 43_154_944)
 REPETITIONS = 15
 # Vectors that the operation must read or write at least once.
 LIMIT = "copy_ (the limit)"
-PASSES = {LIMIT: 2, "snapshot": 3, "merge": 3}
-
-
-def mark_changed(replica: Replica) -> None:
-    """As if an exchange had changed every part."""
-    for chunk in replica.chunks:
-        for part in chunk.parts:
-            part.changed = True
+PASSES = {LIMIT: 2, "snapshot": 2, "snapshot, w + d": 3, "merge": 3}
 
 
 def merge(replica: Replica) -> None:
-    mark_changed(replica)
+    for part in parts(replica):
+        part.changed = True
     replica.merge()
 
 
-def read(replica: Replica, into: Tensor) -> None:
-    mark_changed(replica)
-    parts = (part for chunk in replica.chunks for part in chunk.parts)
-    for part in parts:
+def read(replica: Replica, into: Tensor, changed: bool) -> None:
+    for part in parts(replica):
+        part.changed = changed
         taken, into = into[: len(part)], into[len(part) :]
         part.read(taken)
+
+
+def parts(replica: Replica) -> Iterator[Part]:
+    return (part for chunk in replica.chunks for part in chunk.parts)
 
 
 def measure_size(num_elements: int, repetitions: int) -> list[Row]:
@@ -53,7 +52,8 @@ def measure_size(num_elements: int, repetitions: int) -> list[Row]:
     other = torch.empty_like(vector)
     works = {
         LIMIT: lambda: other.copy_(vector),
-        "snapshot": lambda: read(replica, other),
+        "snapshot": lambda: read(replica, other, changed=False),
+        "snapshot, w + d": lambda: read(replica, other, changed=True),
         "merge": lambda: merge(replica),
     }
     seconds = take_turns(works, repetitions)

@@ -1,7 +1,7 @@
 """The page of results: tables and plots out of the files in `results/`."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -113,11 +113,22 @@ def _figures(file: File) -> str:
     """A benchmark's own dictionary of figures, as it came."""
     known = ("benchmark", "date", "commit", "machine", "command", "seconds", "question")
     own = {key: value for key, value in file.items() if key not in known}
-    return table(["figure", "value"], [[k, _plain(v)] for k, v in own.items()]) + "\n"
+    return table(["figure", "value"], [[k, _plain(v)] for k, v in _flat(own)]) + "\n"
+
+
+def _flat(figures: File, above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in figures.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}, ")
+        else:
+            yield f"{above}{key}", value
 
 
 def _plain(value: Any) -> str:
-    return number(value) if isinstance(value, float) else f"`{json.dumps(value)}`"
+    if isinstance(value, list) and all(isinstance(x, float) for x in value):
+        median, *quartiles = map(number, value)
+        return f"{median} [{', '.join(quartiles)}]" if quartiles else median
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -149,12 +149,14 @@ def test_the_page_shows_figures_misses_and_what_was_skipped(
 ) -> None:
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     results.write("some", report(), "make it", seconds=1.0)
-    results.write("plain", {"question": "Why?", "epoch": 1.05}, "make it", seconds=1.0)
+    figures = {"epoch": {"of ideal": 1.05, "ms": [2.0, 1.0, 3.0]}}
+    results.write("plain", figures, "make it", seconds=1.0)
     text = page.write(tmp_path).read_text()
     assert "| 1 | merge | 2 [1, 4] | 0.500 |" in text
     assert "| some | merge, of copy_ | ≥ 0.8 | 0.5 | **missed** |" in text
     assert "Skipped: gpu: none here" in text
-    assert "| epoch | 1.05 |" in text
+    assert "| epoch, of ideal | 1.05 |" in text
+    assert "| epoch, ms | 2 [1, 3] |" in text
     assert (tmp_path / "some.svg").read_text().startswith("<?xml")
 
 
