@@ -82,7 +82,8 @@ class Sharing:
 
     def step(self, super_learner: int) -> bool:
         first = super_learner * self.size
-        return all([x.step() for x in self.learners[first : first + self.size]])
+        steps = [x.step() for x in self.learners[first : first + self.size]]
+        return all(steps)
 
     def run_epoch(self, picks: list[int], epoch: int = 0) -> None:
         for learner in self.learners:
@@ -90,7 +91,8 @@ class Sharing:
         self.run(picks)
         moving = True
         while moving:
-            moving = any([self.step(s) for s in range(self.num)])
+            steps = [self.step(s) for s in range(self.num)]
+            moving = any(steps)
 
     def run(self, picks: list[int]) -> None:
         for pick in picks:
@@ -130,7 +132,7 @@ def test_every_sample_is_trained_on_once_in_each_epoch(
     for epoch in range(3):
         sharing.run_epoch(picks, epoch)
         assert Counter(sharing.trained()) == Counter(
-            {index: epoch + 1 for index in range(num_samples)}
+            dict.fromkeys(range(num_samples), epoch + 1)
         )
 
 
@@ -250,7 +252,7 @@ def test_learners_with_other_data_are_told() -> None:
     good = Claims(store, Place(0, 2), 9, Pace(), "12 samples", lambda: None)
     other = Claims(store, Place(1, 2), 9, Pace(), "13 samples", lambda: None)
     assert good.next(1) == 2
-    with pytest.raises(ValueError, match="13 samples .* learner 1 and 12 samples in"):
+    with pytest.raises(ValueError, match=r"13 samples .* learner 1 and 12 samples in"):
         other.next(1)
 
 
