@@ -90,7 +90,7 @@ class Even(Dataset[int]):
 def unshareable() -> dict[str, tuple[Any, str]]:
     distributed = DistributedSampler(Even(), num_replicas=2, rank=0)
     return {
-        "list": ([torch.ones(1)], "a torch.utils.data.DataLoader .* got list"),
+        "bare": ([torch.ones(1)], "a torch.utils.data.DataLoader .* got Bare"),
         "stream": (DataLoader(Stream()), "indices, got the iterable Stream"),
         "items": (DataLoader(Even(), batch_size=None), "got `batch_size=None`"),
         "dealt": (DataLoader(Even(), sampler=distributed), "with a DistributedSampler"),
@@ -102,9 +102,9 @@ def unshareable() -> dict[str, tuple[Any, str]]:
 def test_loaders_without_a_common_pool_are_refused(name: str) -> None:
     loader, message = unshareable()[name]
     loaders = loader if name == "two" else {"only": loader}
-    if name == "list":
+    if name == "bare":
         # A list would be several loaders to Lightning.
-        loaders = Looks(loader)
+        loaders = Bare(loader)
 
     def program(rank: int) -> None:
         strategy = gossip(work_sharing=True)
@@ -117,7 +117,7 @@ def test_loaders_without_a_common_pool_are_refused(name: str) -> None:
     assert any(not outcome.error for outcome in outcomes)
 
 
-class Looks:
+class Bare:
     """An iterable that is no loader of torch's."""
 
     def __init__(self, items: Any) -> None:

@@ -50,15 +50,15 @@ class Records(Linear):
 class Slow(Records):
     """The last learner's step ends when the others have made 15, or come to a point."""
 
-    points = 10**9
+    def point(self) -> int:
+        return 10**9
 
     @override
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         epoch = self.trainer.strategy.work_sharing.under_way  # pyright: ignore
         if self.global_rank == self.trainer.world_size - 1:
             num = epoch.num_claimed()
-            point = num - num % self.points + self.points
-            enough = min(num + 16, point, epoch.num_portions)
+            enough = min(num + 16, self.point(), epoch.num_portions)
             until(lambda: epoch.num_claimed() >= enough, "the others' steps")
         return super().training_step(batch, batch_idx)
 
@@ -349,7 +349,8 @@ def test_points_within_an_epoch_are_the_same_for_slow_and_fast(tmp_path: Path) -
             sharing(), 4, use_distributed_sampler=True, callbacks=[saver]
         )
         module = Slow()
-        module.points = 12
+        # The others wait at their next point, without claiming, for this learner.
+        module.point = lambda: 12 * (saver._num_points + 1)
         trainer.fit(module, numbered(100, 1))
         return saver.num
 
