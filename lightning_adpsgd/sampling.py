@@ -12,15 +12,13 @@ claim of a learner to its next the counter grows by what all have claimed meanwh
 
 import json
 import statistics
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from datetime import timedelta
 from itertools import chain
 from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import Store
-from torch.distributed import DistStoreError
 
 from lightning_adpsgd.portions import (
     Epoch,
@@ -30,8 +28,8 @@ from lightning_adpsgd.portions import (
     merged,
 )
 
-_LOOK = timedelta(seconds=1)
-"""How long a learner waits for the first of its super-learner between two looks."""
+_LOOK_S = 0.001
+"""Between two looks for what the first of a super-learner has claimed."""
 
 
 class Place(NamedTuple):
@@ -70,7 +68,12 @@ class Pace:
         self._last = ticket
 
     def start_epoch(self) -> None:
-        """Numbers begin anew."""
+        """Numbers begin anew; an epoch without a claim makes the oldest step forgotten.
+
+        So a learner that was slow once is tried again.
+        """
+        if self._last is None and self._steps:
+            self._steps.popleft()
         self._last = None
 
     def others_end_first(
@@ -83,10 +86,12 @@ class Pace:
         They end R portions in (R + S - 1) t / (d - 1); this learner ends one more in
         (`num_held` + 1) t, and if they all hold as many, in as many times d - S.
         """
-        if self._last is None or not self._steps:
+        if not self._steps:
             return False
         step = statistics.median(self._steps)
-        remaining = num_portions - self._last - step
+        # At the start of an epoch each has the portion that was dealt and claims one.
+        claimed = 2 * num_super_learners if self._last is None else self._last + step
+        remaining = num_portions - claimed
         return remaining <= (num_held + 1) * (step - num_super_learners)
 
 
@@ -174,19 +179,15 @@ class Claims:
 
     def _hear(self) -> int:
         key = self._key()
-        while not self._waited(key):
+        # Not `Store.wait`: it keeps the thread that watches for failures from looking.
+        while not self._store.check([key]):
             self._raise_if_failed()
+            time.sleep(_LOOK_S)
         number = int(self._store.get(key))
         if self._store.add(f"{key}/heard", 1) == self._place.super_learner_size - 1:
             self._store.delete_key(key)
             self._store.delete_key(f"{key}/heard")
         return number
-
-    def _waited(self, key: str) -> bool:
-        with suppress(DistStoreError):
-            self._store.wait([key], _LOOK)
-            return True
-        return False
 
     def _key(self) -> str:
         return f"claim/{self._place.super_learner}/{self._num_claims}"
@@ -369,7 +370,10 @@ class EpochUnderWay:
         if self._place.rank:
             return None
         keys = [f"held/{rank}" for rank in range(self._place.num_learners)]
-        return self._combined([_News(*json.loads(store.get(key))) for key in keys])
+        state = self._combined([_News(*json.loads(store.get(key))) for key in keys])
+        for key in keys:
+            store.delete_key(key)
+        return state
 
     def _combined(self, news: "list[_News]") -> EpochState:
         numbers = [item.epoch for item in news]
