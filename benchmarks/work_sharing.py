@@ -3,9 +3,10 @@
 The ideal is the total work over the total speed: B batches take B over the sum of the
 learners' batches per second. A batch is a timed wait of 50 ms, 250 ms in the slow
 learner, so that cores are not what is measured. What Lightning and gossip add to it is
-part of a learner's speed, which is taken from the control with equal shares, of the same
-run; the ratio to the waits alone stands beside it. An epoch is over when the last learner
-has made its last step. With equal shares, and under `ddp`, that is four times the ideal.
+part of a learner's speed, which is taken from the control with equal shares, of the
+same run; the ratio to the waits alone stands beside it. An epoch is over when the last
+learner has made its last step. With equal shares, and under `ddp`, that takes four
+times the ideal.
 """
 
 import json

@@ -1,5 +1,7 @@
 """Work sharing in real processes: who trains on what, and what a checkpoint keeps."""
 
+import os
+import signal
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -251,8 +253,15 @@ class StopsAt(SaveWithinEpoch):
         pl_module.before = {k: list(v) for k, v in pl_module.seen.items()}
 
     @override
-    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
-        super().on_train_batch_end(trainer, *rest)
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         if trainer.current_epoch == self._stop_epoch and self._path.exists():
             raise Interrupted
 
@@ -340,7 +349,9 @@ def test_points_within_an_epoch_are_the_same_for_slow_and_fast(tmp_path: Path) -
         num = 0
 
         @override
-        def on_save_checkpoint(self, *rest: Any) -> None:
+        def on_save_checkpoint(
+            self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]
+        ) -> None:
             type(self).num += 1
 
     def program(rank: int) -> int:
@@ -362,3 +373,32 @@ def test_points_within_an_epoch_are_the_same_for_slow_and_fast(tmp_path: Path) -
 def test_a_fast_dev_run_gives_each_learner_its_batches() -> None:
     modules = fit(2, numbered(20), fast_dev_run=2)
     assert [len(module.seen[0]) for module in modules] == [2, 2]
+
+
+class Dies(Records):
+    """One learner's process is killed in the middle of an epoch."""
+
+    dying = 0
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if self.global_rank == self.dying and batch_idx == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("size", "dying"), [(1, 1), (1, 0), (2, 3), (2, 2)])
+def test_a_killed_learner_ends_the_rest(size: int, dying: int) -> None:
+    num = 2 * size
+
+    def program(rank: int) -> None:
+        module = Dies()
+        module.dying = dying
+        strategy = sharing(super_learner_size=size)
+        trainer_of(strategy, num, use_distributed_sampler=True).fit(
+            module, numbered(4000)
+        )
+
+    outcomes = learners(num, program)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.exit_code == (-signal.SIGKILL if rank == dying else 1)
