@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
@@ -48,6 +48,7 @@ def disjoint_ranges(draw: st.DrawFn) -> Ranges:
     return tuple(zip(cuts[::2], cuts[1::2], strict=False))
 
 
+@settings(deadline=None)
 @given(disjoint_ranges(), st.integers(0, 70), st.integers(0, 70))
 def test_take_is_a_slice_of_the_positions(
     ranges: Ranges, start: int, stop: int
@@ -55,6 +56,7 @@ def test_take_is_a_slice_of_the_positions(
     assert positions(take(ranges, start, stop)) == positions(ranges)[start:stop]
 
 
+@settings(deadline=None)
 @given(disjoint_ranges(), st.integers(1, 9))
 def test_split_parts_differ_by_one_at_most(ranges: Ranges, num: int) -> None:
     parts = split(ranges, num)
@@ -63,6 +65,7 @@ def test_split_parts_differ_by_one_at_most(ranges: Ranges, num: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
+@settings(deadline=None)
 @given(disjoint_ranges(), st.randoms())
 def test_merging_keeps_positions_and_leaves_no_neighbours(
     ranges: Ranges, random: Any
@@ -74,6 +77,7 @@ def test_merging_keeps_positions_and_leaves_no_neighbours(
     assert all(a[1] < b[0] for a, b in pairwise(result))
 
 
+@settings(deadline=None)
 @given(
     num_samples=st.integers(0, 200),
     batch_size=st.integers(1, 17),
