@@ -36,6 +36,7 @@ class Dials:
     save_learners: bool
     seed: int
     timeout: timedelta
+    work_sharing: bool = False
 
     def __post_init__(self) -> None:
         communications = ("sync", "delay_by_one", "async")
@@ -70,6 +71,12 @@ class Dials:
                         f'`{name}` applies to `communication="async"` alone, got '
                         f"{getattr(self, name)} with {self.communication!r}"
                     )
+        if self.work_sharing and self.communication != "async":
+            raise ValueError(
+                '`work_sharing` applies to `communication="async"` alone, got '
+                f"{self.communication!r}, where all learners make their steps together "
+                "and so get equal shares"
+            )
         if self.communication == "delay_by_one" and (
             self.effective_order == "step_then_average"
         ):

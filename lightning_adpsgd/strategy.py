@@ -26,12 +26,20 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from lightning_adpsgd import signals
-from lightning_adpsgd.compatibility import refuse_unsupported
+from lightning_adpsgd.compatibility import (
+    refuse_unsupported,
+    refuse_with_work_sharing,
+)
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import CommunicationName, Dials
 from lightning_adpsgd.job import NAMESPACE, Job, has_peers, set_up_job
 from lightning_adpsgd.mixing import Order, Statistics
+from lightning_adpsgd.sampling import Place
 from lightning_adpsgd.topology import TopologyLike, find_topology
+from lightning_adpsgd.work_sharing import WorkSharing
+
+_EPOCH = f"{NAMESPACE}/epoch"
+"""What a checkpoint keeps of a shared epoch."""
 
 _Broadcast = TypeVar("_Broadcast")
 
@@ -68,6 +76,9 @@ class HADPSGDStrategy(DDPStrategy):
             optimizer state, so that a resume with as many goes on from there.
         seed: For topologies drawn at random; the same in all learners.
         timeout: For how long a peer may say nothing before it counts as lost.
+        work_sharing: In "async", whether an epoch is a pool from which every learner
+            takes batches as fast as it can, each sample once; otherwise all learners
+            get equal shares.
         start_method: How Lightning launches the learners of a machine.
         **ddp: What Lightning's `DDPStrategy` takes; options of DDP itself apply inside
             a super-learner.
@@ -93,6 +104,7 @@ class HADPSGDStrategy(DDPStrategy):
         save_learners: bool = False,
         seed: int = 0,
         timeout: timedelta = timedelta(minutes=5),
+        work_sharing: bool = False,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         **ddp: Any,
     ) -> None:
@@ -114,8 +126,11 @@ class HADPSGDStrategy(DDPStrategy):
             save_learners=save_learners,
             seed=seed,
             timeout=timeout,
+            work_sharing=work_sharing,
         )
         self._job: Job | None = None
+        self._work_sharing: WorkSharing | None = None
+        self._saved_epoch: Mapping[str, Any] | None = None
         self._in_step = False
         self._saved_learner: Mapping[str, Any] | None = None
         self._statistics: Statistics | None = None
@@ -139,6 +154,11 @@ class HADPSGDStrategy(DDPStrategy):
         """S."""
         return self.world_size // self.super_learner_size
 
+    @property
+    def work_sharing(self) -> WorkSharing | None:
+        """How the epochs are shared; none without `work_sharing` or outside `fit`."""
+        return self._work_sharing
+
     def gossip_statistics(self) -> Statistics | None:
         """What this learner's communication has done; none if nothing communicates."""
         return self._job.statistics() if self._job is not None else self._statistics
@@ -152,12 +172,17 @@ class HADPSGDStrategy(DDPStrategy):
             super().setup(trainer)
             return
         refuse_unsupported(trainer, self, self._dials.communication == "async")
+        if self._shares_work(trainer):
+            refuse_with_work_sharing(trainer)
         assert self.accelerator is not None
         assert self.model is not None
         self.accelerator.setup(trainer)
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
         self._job = set_up_job(self.model, self._dials, self.super_learner_size)
+        if self._shares_work(trainer):
+            # Before optimizers, which may ask for the number of batches.
+            self._work_sharing = self._share_work(trainer, self._job)
         if self.super_learner_size > 1:
             self.configure_ddp()
         self.setup_optimizers(trainer)
@@ -184,6 +209,8 @@ class HADPSGDStrategy(DDPStrategy):
         if self._saved_learner is not None:
             self._job.restore_weights(self._saved_learner)
             self._saved_learner = None
+        if self._work_sharing is not None:
+            self._work_sharing.check_loaders()
         self._job.start()
 
     @override
@@ -204,6 +231,9 @@ class HADPSGDStrategy(DDPStrategy):
             self._job.close()
             self._statistics = self._job.statistics()
             self._job = None
+        if self._work_sharing is not None:
+            self._work_sharing.remove()
+            self._work_sharing = None
         trainer = self._trainer_or_none()
         if trainer is not None:
             signals.restore(trainer)
@@ -215,6 +245,8 @@ class HADPSGDStrategy(DDPStrategy):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self._job is not None:
             self._job.raise_if_failed()
+        if self._work_sharing is not None:
+            self._work_sharing.begin_batch()
         super().on_train_batch_start(batch, batch_idx)
 
     @override
@@ -281,6 +313,8 @@ class HADPSGDStrategy(DDPStrategy):
         if self._dials.save_learners and self._job and not self._interrupted():
             states = [self.optimizer_state(optimizer) for optimizer in self.optimizers]
             checkpoint[NAMESPACE] = self._job.gather_learners(states)
+        if self._work_sharing is not None and not self._interrupted():
+            checkpoint[_EPOCH] = self._work_sharing.state()
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     @override
@@ -288,6 +322,7 @@ class HADPSGDStrategy(DDPStrategy):
         self, checkpoint: Mapping[str, Any], strict: bool = True
     ) -> None:
         super().load_model_state_dict(checkpoint, strict)
+        self._saved_epoch = checkpoint.get(_EPOCH)
         learners = checkpoint.get(NAMESPACE) or ()
         if len(learners) == self.num_super_learners:
             index = self.global_rank // self.super_learner_size
@@ -363,6 +398,20 @@ class HADPSGDStrategy(DDPStrategy):
         return job is not None and job.running and job.asynchronous and self._in_step
 
     # --- private
+
+    def _shares_work(self, trainer: pl.Trainer) -> bool:
+        # A `fast_dev_run` is a fixed number of batches for each learner.
+        return self._dials.work_sharing and not getattr(trainer, "fast_dev_run", False)
+
+    def _share_work(self, trainer: pl.Trainer, job: Job) -> WorkSharing:
+        super_learner, learner = divmod(self.global_rank, self.super_learner_size)
+        place = Place(
+            super_learner, self.num_super_learners, learner, self.super_learner_size
+        )
+        sharing = WorkSharing(trainer, job, place, self._saved_epoch)
+        self._saved_epoch = None
+        sharing.install()
+        return sharing
 
     def _interrupted(self) -> bool:
         trainer = self._trainer_or_none()

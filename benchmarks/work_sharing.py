@@ -1,0 +1,168 @@
+"""How long an epoch takes when one of four learners is five times slower.
+
+The ideal is the total work over the total speed: B batches take B over the sum of the
+learners' batches per second. A batch is a timed wait of 50 ms, 250 ms in the slow
+learner, so that cores are not what is measured. What Lightning and gossip add to it is
+part of a learner's speed, which is taken from the control with equal shares, of the
+same run; the ratio to the waits alone stands beside it. An epoch is over when the last
+learner has made its last step. With equal shares, and under `ddp`, that takes four
+times the ideal.
+"""
+
+import json
+import logging
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from lightning.pytorch.demos.boring_classes import RandomDataset
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from benchmarks.timing import Spread, print_row, spread
+from lightning_adpsgd import HADPSGDStrategy
+
+LEARNERS, SLOW, TIMES_SLOWER = 4, 3, 5
+STEP_S = 0.05
+SPEED_OF_WAITS = (LEARNERS - 1) / STEP_S + 1 / (TIMES_SLOWER * STEP_S)
+"""Batches per second of all learners together, if nothing but the waits took time."""
+
+SHARED, EQUAL, DDP = "work_sharing=True", "work_sharing=False", "ddp"
+NUM_BATCHES = (16, 32, 64, 128, 256, 1024)
+CONTROL_BATCHES = 64
+SECONDS_PER_FIT = 8.0
+
+
+class Epochs(NamedTuple):
+    """What the learners noted of the epochs of one fit.
+
+    Attributes:
+        seconds: Until the last learner was done.
+        speeds: Batches per second of all learners together, while each had some.
+    """
+
+    seconds: list[float]
+    speeds: list[float]
+
+
+class Learner(L.LightningModule):
+    """A small model whose steps are timed waits.
+
+    Args:
+        folder: Where each learner leaves its figures of each epoch.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 2)
+        self._folder, self._begin, self._num_steps = folder, 0.0, 0
+        self._figures: list[tuple[float, float]] = []
+
+    @override
+    def on_train_epoch_start(self) -> None:
+        self.trainer.strategy.barrier("begin")
+        self._begin, self._num_steps = time.perf_counter(), 0
+
+    @override
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        slower = TIMES_SLOWER if self.global_rank == SLOW else 1
+        time.sleep(STEP_S * slower)
+        self._num_steps += 1
+        return self.layer(batch).square().mean()
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        busy = time.perf_counter() - self._begin
+        self.trainer.strategy.barrier("end")
+        seconds = time.perf_counter() - self._begin
+        self._figures.append((seconds, self._num_steps / busy))
+        file = self._folder / f"{self.global_rank}.json"
+        file.write_text(json.dumps(self._figures))
+
+    @override
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def train(setting: str, num_batches: int, num_epochs: int) -> Epochs:
+    """One fit of all learners."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        trainer = L.Trainer(
+            accelerator="cpu",
+            devices=LEARNERS,
+            strategy=make_strategy(setting),
+            max_epochs=num_epochs,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        loader = DataLoader(RandomDataset(32, num_batches), shuffle=True)
+        trainer.fit(Learner(folder), loader)
+        files = [folder / f"{rank}.json" for rank in range(LEARNERS)]
+        figures = [json.loads(file.read_text()) for file in files]
+    by_epoch = list(zip(*figures, strict=True))
+    seconds = [max(second for second, _ in epoch) for epoch in by_epoch]
+    return Epochs(seconds, [sum(speed for _, speed in epoch) for epoch in by_epoch])
+
+
+def make_strategy(setting: str) -> Any:
+    if setting == DDP:
+        return "ddp_fork"
+    sharing = setting == SHARED
+    return HADPSGDStrategy(
+        super_learner_size=1, work_sharing=sharing, start_method="fork"
+    )
+
+
+def measure(
+    quick: bool = False, lengths: tuple[int, ...] = NUM_BATCHES
+) -> dict[str, Any]:
+    """Ratios to the ideal, the first epoch apart from the later ones.
+
+    A learner that has not seen an epoch before does not know how slow it is.
+    """
+    torch.set_num_threads(1)
+    print_row("setting, batches", "first epoch", "later epochs", "to waits alone")
+    control = train(EQUAL, CONTROL_BATCHES, 3)
+    speed = statistics.median(control.speeds)
+    figures: dict[str, Any] = {"limit": 1.1, "batches_per_second": speed}
+    figures |= _row(EQUAL, CONTROL_BATCHES, control.seconds, speed)
+    ddp = train(DDP, CONTROL_BATCHES, 3)
+    figures |= _row(DDP, CONTROL_BATCHES, ddp.seconds, speed)
+    for num_batches in lengths[2:4] if quick else lengths:
+        num_epochs = int(SECONDS_PER_FIT * SPEED_OF_WAITS / num_batches)
+        epochs = train(SHARED, num_batches, max(3, min(12, num_epochs)))
+        figures |= _row(SHARED, num_batches, epochs.seconds, speed)
+    return figures
+
+
+def _row(
+    setting: str, num_batches: int, seconds: list[float], speed: float
+) -> dict[str, Any]:
+    first, *later = (value * speed / num_batches for value in seconds)
+    found = spread(later)
+    to_waits = Spread(*(value * SPEED_OF_WAITS / speed for value in found))
+    name = f"{setting}, {num_batches}"
+    print_row(name, f"{first:.3f}", f"{found:.3f}", f"{to_waits:.3f}")
+    rows = {"later": found._asdict(), "to_waits": to_waits._asdict()}
+    return {name: {"first": first, "epochs": len(seconds), **rows}}
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore")
+    for package in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(package).setLevel(logging.ERROR)
+    print(f"{LEARNERS} learners, one {TIMES_SLOWER} times slower: seconds of an epoch")
+    print("over the ideal, total work over total speed; median [quartiles]")
+    measure()
+
+
+if __name__ == "__main__":
+    main()
