@@ -1,6 +1,7 @@
 """What cannot work with gossip is refused at set-up, with the reason and a way out."""
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.strategies import ParallelStrategy
 
@@ -13,11 +14,7 @@ def refuse_unsupported(
     Raises:
         ValueError: Names the argument, what it may be, and what it is.
     """
-    device = strategy.root_device.type
-    if device != "cpu":
-        raise ValueError(
-            f"`accelerator` must be 'cpu' for gossip in this release, got {device!r}"
-        )
+    refuse_device(strategy.root_device)
     if strategy._layer_sync is not None:
         raise ValueError(
             "`sync_batchnorm` must be False, got True: it would make all learners wait "
@@ -26,6 +23,19 @@ def refuse_unsupported(
         )
     if asynchronous:
         _refuse_world_clocks(trainer)
+
+
+def refuse_device(device: torch.device) -> None:
+    """Refuses a device that the engine does not run on.
+
+    Raises:
+        ValueError: Names it.
+    """
+    if device.type != "cpu":
+        raise ValueError(
+            "`accelerator` must be 'cpu' for gossip in this release, got "
+            f"{device.type!r}"
+        )
 
 
 def _refuse_world_clocks(trainer: pl.Trainer) -> None:
