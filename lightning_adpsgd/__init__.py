@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 from lightning_adpsgd.registration import install
 
 if TYPE_CHECKING:
+    from lightning_adpsgd.fabric import HADPSGDFabricStrategy as HADPSGDFabricStrategy
     from lightning_adpsgd.strategy import HADPSGDStrategy as HADPSGDStrategy
     from lightning_adpsgd.topology import Topology as Topology
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "HADPSGDFabricStrategy": "fabric",
     "HADPSGDStrategy": "strategy",
     "Topology": "topology",
 }
 
-__all__ = ["HADPSGDStrategy", "Topology", "__version__"]
+__all__ = ["HADPSGDFabricStrategy", "HADPSGDStrategy", "Topology", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

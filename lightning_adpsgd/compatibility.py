@@ -3,6 +3,7 @@
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     LearningRateFinder,
@@ -21,11 +22,7 @@ def refuse_unsupported(
     Raises:
         ValueError: Names the argument, what it may be, and what it is.
     """
-    device = strategy.root_device.type
-    if device != "cpu":
-        raise ValueError(
-            f"`accelerator` must be 'cpu' for gossip in this release, got {device!r}"
-        )
+    refuse_device(strategy.root_device)
     if strategy._layer_sync is not None:
         raise ValueError(
             "`sync_batchnorm` must be False, got True: it would make all learners wait "
@@ -34,6 +31,19 @@ def refuse_unsupported(
         )
     if asynchronous:
         _refuse_world_clocks(trainer)
+
+
+def refuse_device(device: torch.device) -> None:
+    """Refuses a device that the engine does not run on.
+
+    Raises:
+        ValueError: Names it.
+    """
+    if device.type != "cpu":
+        raise ValueError(
+            "`accelerator` must be 'cpu' for gossip in this release, got "
+            f"{device.type!r}"
+        )
 
 
 def _refuse_world_clocks(trainer: pl.Trainer) -> None:

@@ -125,6 +125,7 @@ class Job:
         self._communication: Communication | None = None
         self._consensus: ConsensusModel | None = None
         self._statistics: Statistics | None = None
+        self._closed = False
 
     # --- what it is, and what it has done
 
@@ -152,7 +153,15 @@ class Job:
     # --- from start to end
 
     def start(self) -> None:
-        """Begins to communicate, from the weights as they are."""
+        """Begins to communicate, from the weights as they are; again after `finish`.
+
+        Raises:
+            RuntimeError: It is closed.
+        """
+        if self._closed:
+            raise RuntimeError(
+                "this training has ended; set the module up once more to train on"
+            )
         self.flat.check_views()
         communication = self._make_communication()
         self._consensus = ConsensusModel(self.flat, communication, self.coordinator)
@@ -190,6 +199,7 @@ class Job:
     def close(self) -> None:
         """Lets go of everything, whether it ended well or not; waits for nobody."""
         self.abort()
+        self._closed = True
         self.coordinator.stop()
 
     # --- the step

@@ -1,8 +1,9 @@
 """Makes the strategies known to Lightning by name, in any order of imports.
 
-`install` hooks the import of Lightning's registry and registers the names as soon as
-it exists. It runs when this package is imported, and also when torch is, as an entry
-point of the group `torch.backends`: `Trainer(strategy="hadpsgd")` then needs no import.
+`install` hooks the imports of Lightning's two registries, the Trainer's and Fabric's,
+and registers the names in each as soon as it exists. It runs when this package is
+imported, and also when torch is, as an entry point of the group `torch.backends`:
+`Trainer(strategy="hadpsgd")` then needs no import.
 `TORCH_DEVICE_BACKEND_AUTOLOAD=0` switches that second way off.
 
 This module is loaded in the middle of torch's own import, so it uses the standard
@@ -11,16 +12,14 @@ library alone, and it never raises: an error here would break every `import torc
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-_REGISTRY_MODULE = "lightning.pytorch.strategies"
-
-# Settings of the one strategy class; the names are those of the papers' algorithms.
+# Settings of the strategy classes; the names are those of the papers' algorithms.
 NAMES: dict[str, dict[str, Any]] = {
     "sdpsgd": {
         "topology": "ring",
@@ -54,16 +53,18 @@ _LAUNCHERS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "for
 def install() -> None:
     """Registers the names now or when Lightning is imported; can be called again."""
     try:
-        if _REGISTRY_MODULE in sys.modules:
-            _register(sys.modules[_REGISTRY_MODULE])
-        elif not any(isinstance(f, _RegistryFinder) for f in sys.meta_path):
-            sys.meta_path.insert(0, _RegistryFinder())
+        for name in _REGISTRIES:
+            if name in sys.modules:
+                _register(sys.modules[name])
+            elif not any(f.watches(name) for f in _finders()):
+                sys.meta_path.insert(0, _RegistryFinder(name))
     except Exception as error:
         warnings.warn(f"lightning_adpsgd did not register: {error}", stacklevel=2)
 
 
 def _register(module: ModuleType) -> None:
-    registry = getattr(module, "StrategyRegistry", None)
+    attribute, make_strategy = _REGISTRIES[module.__name__]
+    registry = getattr(module, attribute, None)
     if registry is None:  # the module is still being imported; the finder will be back
         return
     for name, dials in NAMES.items():
@@ -71,7 +72,7 @@ def _register(module: ModuleType) -> None:
             if name + suffix not in registry:
                 registry.register(
                     name + suffix,
-                    _make_strategy,
+                    make_strategy,
                     description=f"{name} of lightning_adpsgd, by {start_method}",
                     start_method=start_method,
                     **dials,
@@ -84,8 +85,27 @@ def _make_strategy(**dials: Any) -> Any:
     return HADPSGDStrategy(**dials)
 
 
+def _make_fabric_strategy(**dials: Any) -> Any:
+    from lightning_adpsgd.fabric import HADPSGDFabricStrategy
+
+    return HADPSGDFabricStrategy(**dials)
+
+
+_REGISTRIES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "lightning.pytorch.strategies": ("StrategyRegistry", _make_strategy),
+    "lightning.fabric.strategies": ("STRATEGY_REGISTRY", _make_fabric_strategy),
+}
+
+
 class _RegistryFinder(MetaPathFinder):
-    """Lets the other finders find Lightning's registry and wraps its loader."""
+    """Lets the other finders find the module of a registry and wraps its loader."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def watches(self, name: str) -> bool:
+        """Whether this is the module that it waits for."""
+        return name == self._name
 
     def find_spec(
         self,
@@ -93,7 +113,7 @@ class _RegistryFinder(MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        if fullname != _REGISTRY_MODULE or self not in sys.meta_path:
+        if fullname != self._name or self not in sys.meta_path:
             return None
         # Once is enough, and without this finder the search cannot come back here.
         sys.meta_path.remove(self)
@@ -101,6 +121,10 @@ class _RegistryFinder(MetaPathFinder):
         if spec is not None and spec.loader is not None:
             spec.loader = _RegisteringLoader(spec.loader)
         return spec
+
+
+def _finders() -> list[_RegistryFinder]:
+    return [finder for finder in sys.meta_path if isinstance(finder, _RegistryFinder)]
 
 
 class _RegisteringLoader(Loader):

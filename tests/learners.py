@@ -122,7 +122,7 @@ def learners(
     num: int, program: Callable[[int], Any], seconds: float = 40
 ) -> list[Outcome]:
     """Runs a program as each of `num` learners, as `torchrun` would start them."""
-    port = _free_port()
+    port = free_port()
 
     def learner(rank: int) -> Any:
         os.environ.update(
@@ -149,7 +149,7 @@ def values(outcomes: list[Outcome]) -> list[Any]:
     return [outcome.value for outcome in outcomes]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """One below those that the system gives to outgoing connections."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)

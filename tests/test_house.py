@@ -44,6 +44,7 @@ CORE = (
     "work_sharing",
     "strategy",
     "checkpoints",
+    "fabric",
     "callbacks",
     "cli",
 )
@@ -95,7 +96,7 @@ def test_every_core_module_has_a_floor() -> None:
 def test_a_module_imports_only_those_below_it(module: str) -> None:
     if module in BESIDE:
         # Loaded while torch itself is being imported: what it needs, it needs lazily.
-        allowed = {"registration", "strategy", "topology"}
+        allowed = {"registration", "strategy", "fabric", "topology"}
     else:
         allowed = {*CORE[: CORE.index(module)], "registration"}
     assert own_imports(PACKAGE / f"{module}.py") <= allowed
@@ -137,6 +138,7 @@ def test_the_tower_of_speech_has_no_circles() -> None:
 
 def test_public_names_are_these() -> None:
     assert sorted(lightning_adpsgd.__all__) == [
+        "HADPSGDFabricStrategy",
         "HADPSGDStrategy",
         "Topology",
         "__version__",

@@ -5,12 +5,27 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 
 
-def _first_block() -> str:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[0]
+def _first_block(page: str) -> str:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)[0]
+
+
+def _run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @pytest.mark.slow
@@ -18,16 +33,16 @@ def _first_block() -> str:
 def test_the_readmes_program_trains_in_an_empty_folder(
     name: str, tmp_path: Path
 ) -> None:
-    program = _first_block().replace('"hadpsgd"', f'"{name}"')
-    (tmp_path / "train.py").write_text(program)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "train.py"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    program = _first_block("README.md").replace('"hadpsgd"', f'"{name}"')
+    done = _run(program, tmp_path)
     assert "`max_epochs=5` reached" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_program_for_fabric_trains_in_an_empty_folder(tmp_path: Path) -> None:
+    done = _run(_first_block("docs/fabric.md"), tmp_path)
+    assert done.stdout.count("validation loss") == 5
+    saved = torch.load(tmp_path / "model.ckpt", weights_only=True)
+    # It learns the sum of its features.
+    expected = torch.ones(1, 8)
+    torch.testing.assert_close(saved["model"]["weight"], expected, atol=0.05, rtol=0)

@@ -3,16 +3,23 @@
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
+from typing import Any
 
 import pytest
 
 import lightning_adpsgd
-from lightning_adpsgd import HADPSGDStrategy, registration
+from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy, registration
 from lightning_adpsgd.registration import NAMES
 
 TRAINER = """
 trainer = pl.Trainer(strategy={name!r}, accelerator="cpu", devices=2, logger=False)
 print(type(trainer.strategy).__name__)
+"""
+FABRIC = """
+from lightning.fabric import Fabric
+fabric = Fabric(strategy={name!r}, accelerator="cpu", devices=2)
+print(type(fabric.strategy).__name__)
 """
 LIGHTNING = "import lightning.pytorch as pl"
 PACKAGE = "import lightning_adpsgd"
@@ -49,6 +56,30 @@ def test_an_installed_package_makes_the_names_known_without_an_import() -> None:
     assert printed == "HADPSGDStrategy"
 
 
+@pytest.mark.parametrize(
+    "imports",
+    [PACKAGE, f"{LIGHTNING}\n{PACKAGE}", f"import lightning.fabric\n{PACKAGE}"],
+    ids=["before lightning", "after lightning", "after fabric"],
+)
+def test_an_import_in_any_order_makes_the_names_known_to_fabric(imports: str) -> None:
+    printed = in_clean_process(imports + FABRIC.format(name="hadpsgd"))
+    assert printed == "HADPSGDFabricStrategy"
+
+
+def test_both_registries_know_the_names_whichever_is_imported_first() -> None:
+    first = f"{PACKAGE}\n{FABRIC.format(name='sdpsgd')}\n{LIGHTNING}"
+    printed = in_clean_process(first + TRAINER.format(name="sdpsgd"))
+    assert printed == "HADPSGDStrategy"
+
+
+def test_an_installed_package_makes_the_names_known_to_fabric_too() -> None:
+    if not entry_points(group="torch.backends", name=PACKAGE.split()[1]):
+        pytest.skip("the package is not installed")
+    program = FABRIC.format(name="adpsgd_random")
+    printed = in_clean_process(program, TORCH_DEVICE_BACKEND_AUTOLOAD="1")
+    assert printed == "HADPSGDFabricStrategy"
+
+
 def test_an_import_costs_nothing() -> None:
     program = (
         f"import sys\n{PACKAGE}\nprint({{'torch', 'lightning'}} & set(sys.modules))"
@@ -57,17 +88,25 @@ def test_an_import_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_has_its_launchers_and_dials(name: str) -> None:
-    from lightning.pytorch.strategies import StrategyRegistry
-
+@pytest.mark.parametrize(
+    ("registry", "kind"),
+    [
+        ("lightning.pytorch.strategies.StrategyRegistry", HADPSGDStrategy),
+        ("lightning.fabric.strategies.STRATEGY_REGISTRY", HADPSGDFabricStrategy),
+    ],
+    ids=["trainer", "fabric"],
+)
+def test_every_name_has_its_launchers_and_dials(
+    name: str, registry: str, kind: Any
+) -> None:
     for suffix, start_method in (
         ("", "popen"),
         ("_spawn", "spawn"),
         ("_fork", "fork"),
         ("_notebook", "fork"),
     ):
-        strategy = StrategyRegistry.get(name + suffix)
-        assert isinstance(strategy, HADPSGDStrategy)
+        strategy = resolve_name(registry).get(name + suffix)
+        assert isinstance(strategy, kind)
         assert strategy._start_method == start_method
         assert strategy._dials.communication == NAMES[name]["communication"]
         assert strategy._dials.topology.name == NAMES[name]["topology"]

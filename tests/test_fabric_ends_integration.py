@@ -1,0 +1,324 @@
+"""How a training with Fabric ends: well, by a failure, or forgotten; real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+
+from lightning_adpsgd.registration import NAMES
+from tests.fabric_learners import (
+    Slope,
+    fabric_of,
+    gossip,
+    launched,
+    sgd,
+    strategy_of,
+    train,
+)
+from tests.helpers import engine_threads, forked
+from tests.learners import consensus_after, free_port, learners, loader, values
+
+ROOT = Path(__file__).parents[1]
+
+
+# --- steps that would be lost
+
+
+def test_steps_that_nobody_would_learn_of_are_refused() -> None:
+    def program(rank: int) -> list[str]:
+        fabric, module = launched(gossip(), 2), Slope()
+        # Before its module, so that nobody knows what it changes.
+        early: Any = fabric.setup_optimizers(sgd(module))
+        model = fabric.setup_module(module)
+        messages = []
+
+        def refused(optimizer: Any) -> None:
+            with pytest.raises(RuntimeError) as error:
+                train(fabric, model, optimizer, loader(1))
+            messages.append(str(error.value))
+
+        refused(early)
+        optimizer: Any = fabric.setup_optimizers(sgd(module))
+        with strategy_of(fabric).consensus():
+            refused(optimizer)
+        strategy_of(fabric).finish()
+        refused(optimizer)
+        with pytest.raises(RuntimeError, match="this training has ended"):
+            fabric.setup_optimizers(sgd(module))
+        return messages
+
+    for early, inside, late in values(learners(2, program)):
+        assert "set it up before or with its optimizer" in early
+        assert "within `fabric.strategy.consensus()` would be lost" in inside
+        assert "once more to train on after `fabric.strategy.finish()`" in late
+
+
+def test_a_teardown_in_the_middle_waits_for_nobody() -> None:
+    def program(rank: int) -> list[str]:
+        strategy, module = gossip(), Slope()
+        fabric = launched(strategy, 2)
+        model, optimizer = fabric.setup(module, sgd(module))
+        train(fabric, model, optimizer, loader(8, rank, 2))
+        strategy.teardown()
+        return engine_threads()
+
+    assert values(learners(2, program)) == [[], []]
+
+
+# --- failures
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raise_error() -> None:
+    raise ValueError("the answer is 42")
+
+
+def leave() -> None:
+    raise SystemExit(3)
+
+
+MODES = [
+    ("ring", "sync", 1),
+    ("complete", "delay_by_one", 1),
+    ("ring", "async", 1),
+    ("ring", "async", 2),
+]
+
+
+def failing(mode: Any, rank: int, action: Callable[[], Any]) -> list[Any]:
+    """Four learners train without end, but for one's fourth step."""
+    topology, communication, size = mode
+
+    def training(fabric: Fabric) -> None:
+        module, own = Slope(), fabric.global_rank
+        model, optimizer = fabric.setup(module, sgd(module))
+        for epoch in range(1_000_000):
+            train(fabric, model, optimizer, loader(12, own, 4))
+            if own == rank and epoch == 1:
+                action()
+
+    def program(own: int) -> None:
+        strategy = gossip(topology, communication, super_learner_size=size)
+        fabric_of(strategy, 4).launch(training)
+
+    outcomes = learners(4, program, seconds=40)
+    for own, outcome in enumerate(outcomes):
+        if own == rank and action is kill:
+            assert outcome.exit_code == -signal.SIGKILL
+        else:
+            assert outcome.exit_code > 0
+    return outcomes
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exception_ends_all_and_is_named(mode: Any, rank: int) -> None:
+    outcomes = failing(mode, rank, raise_error)
+    assert "ValueError: the answer is 42" in outcomes[rank].error
+    if rank:
+        message = f"learner {rank} raised ValueError: the answer is 42"
+        assert message in outcomes[0].error
+    for other in {1, 2, 3} - {rank}:
+        assert "LearnerFollows" in outcomes[other].error
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_killed_learner_ends_the_rest_and_is_named(mode: Any) -> None:
+    outcomes = failing(mode, 2, kill)
+    names = ["learner 2", "learner [2]", "its learner 2", "[2, 3]"]
+    assert any(name in outcomes[0].error for name in names)
+
+
+def test_the_death_of_the_host_of_the_store_ends_the_rest() -> None:
+    outcomes = failing(("ring", "async", 1), 0, kill)
+    assert all("LearnerFollows" in outcome.error for outcome in outcomes[1:])
+
+
+def test_the_exit_of_one_learner_ends_all() -> None:
+    outcomes = failing(("ring", "async", 1), 1, leave)
+    assert "learner 1 raised SystemExit: 3" in outcomes[0].error
+
+
+def test_learners_whose_models_differ_are_told() -> None:
+    def program(rank: int) -> None:
+        module = Slope()
+        if rank == 1:
+            module.weight = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
+        launched(gossip(), 2).setup(module, sgd(module))
+
+    outcomes = learners(2, program, seconds=20)
+    assert "the model of learner 1 differs" in outcomes[1].error
+    assert outcomes[0].exit_code > 0
+
+
+def test_learners_that_come_to_different_meetings_are_told() -> None:
+    def training(fabric: Fabric) -> None:
+        module, rank = Slope(), fabric.global_rank
+        model, optimizer = fabric.setup(module, sgd(module))
+        train(fabric, model, optimizer, loader(8, rank, 2))
+        if rank == 1:
+            fabric.barrier("alone")
+
+    def program(rank: int) -> None:
+        fabric_of(gossip(), 2).launch(training)
+
+    outcomes = learners(2, program, seconds=30)
+    assert all(outcome.exit_code > 0 for outcome in outcomes)
+    assert "'alone'" in outcomes[0].error
+    assert "'end of training'" in outcomes[0].error
+
+
+# --- scripts and launchers
+
+SCRIPT = """
+import os
+import sys
+from pathlib import Path
+
+import torch
+from tests.fabric_learners import Slope, fabric_of, sgd, train
+from tests.learners import loader
+
+name, mode, folder = sys.argv[1:]
+
+
+def program(fabric):
+    module = Slope()
+    model, optimizer = fabric.setup(module, sgd(module))
+    batches = loader(16, fabric.global_rank, fabric.world_size)
+    if mode in ("raises", "forgets early") and fabric.global_rank == 1:
+        train(fabric, model, optimizer, [next(iter(batches))])
+        assert mode != "raises", "the answer is 42"
+        return module
+    while mode in ("raises", "forgets early"):
+        train(fabric, model, optimizer, batches)
+    train(fabric, model, optimizer, batches)
+    if mode == "returns":
+        fabric.strategy.finish()
+        return module.weight.tolist()
+    return module
+
+
+if __name__ == "__main__":
+    fabric = fabric_of(name, 2)
+    if mode in ("function", "returns"):
+        result = fabric.launch(program)
+    else:
+        if "LT_CLI_USED" not in os.environ:
+            fabric.launch()
+        result = program(fabric)
+    if mode == "finishes":
+        fabric.strategy.finish()
+    weight = result if mode == "returns" else result.weight.tolist()
+    path = Path(folder) / f"{fabric.global_rank}.pt"
+    torch.save(torch.tensor(weight, dtype=torch.float64), path)
+"""
+
+
+def run(
+    folder: Path, name: str, mode: str, launcher: str = ""
+) -> subprocess.CompletedProcess[str]:
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    options = launcher.format(port=free_port()).split()
+    return subprocess.run(
+        [sys.executable, *options, str(script), name, mode, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=80,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "name", "mode", "num_files"),
+    [
+        ("", "adpsgd", "finishes", 2),
+        ("", "adpsgd", "function", 2),
+        # What learner 0 returns comes back to the process that spawned it.
+        ("", "sdpsgd_spawn", "returns", 1),
+        (
+            "-m torch.distributed.run --standalone --nproc-per-node=2",
+            "d1psgd",
+            "finishes",
+            2,
+        ),
+        (
+            "-m lightning.fabric.cli --strategy=adpsgd --accelerator=cpu "
+            "--devices=2 --main-port={port}",
+            "adpsgd",
+            "finishes",
+            2,
+        ),
+    ],
+    ids=["popen", "popen with a function", "spawn", "torchrun", "fabric run"],
+)
+def test_names_train_by_the_launchers(
+    tmp_path: Path, launcher: str, name: str, mode: str, num_files: int
+) -> None:
+    result = run(tmp_path, name, mode, launcher)
+    assert result.returncode == 0, result.stderr
+    finals = [torch.load(path) for path in sorted(tmp_path.glob("*.pt"))]
+    assert len(finals) == num_files
+    for final in finals:
+        torch.testing.assert_close(final, consensus_after(16, 2), atol=1e-12, rtol=0)
+
+
+@pytest.mark.slow
+def test_a_program_that_forgets_to_finish_is_told_and_does_not_hang(
+    tmp_path: Path,
+) -> None:
+    result = run(tmp_path, "adpsgd", "forgets")
+    assert "the program ended without `fabric.strategy.finish()`" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("raises", "learner 1 raised AssertionError: the answer is 42"),
+        ("forgets early", "learner 1 raised TrainingUnfinished: the program ended"),
+    ],
+)
+def test_the_end_of_one_script_ends_the_others(
+    tmp_path: Path, mode: str, message: str
+) -> None:
+    result = run(tmp_path, "adpsgd", mode)
+    assert result.returncode != 0
+    assert f"Training ends: {message}" in result.stderr
+
+
+def _training(fabric: Fabric) -> tuple[list[float], int]:
+    module = Slope()
+    model, optimizer = fabric.setup(module, sgd(module))
+    batches = loader(16, fabric.global_rank, fabric.world_size)
+    train(fabric, model, optimizer, batches)
+    strategy_of(fabric).finish()
+    return module.weight.tolist(), len(engine_threads())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_trains_by_the_fork_launcher(name: str) -> None:
+    def launch(rank: int) -> Any:
+        for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+            os.environ.pop(variable, None)
+        return fabric_of(f"{name}_fork", 2).launch(_training)
+
+    (result,) = forked(1, launch)
+    assert result.error == ""
+    weight, num_threads = result.value
+    final = torch.tensor(weight, dtype=torch.float64)
+    torch.testing.assert_close(final, consensus_after(16, 2), atol=1e-12, rtol=0)
+    assert num_threads == 0
