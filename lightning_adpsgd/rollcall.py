@@ -82,8 +82,8 @@ class RollCall:
         except RuntimeError as error:
             raise StartUpError(
                 f"{self.names[0]} did not answer {self.names[self._rank]} at start-up "
-                f"({topic}) within {self._patience}. See what it printed last, and "
-                "whether it runs the same version of lightning_adpsgd"
+                f"({topic}): {str(error).splitlines()[0]}. See what it printed last, "
+                "and whether it runs the same version of lightning_adpsgd"
             ) from error
 
     def _wait_for_all(self, topic: str) -> None:

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
@@ -49,6 +50,27 @@ from lightning_adpsgd.rollcall import NOTICE_S, RollCall, StartUpError
 _log = logging.getLogger(__name__)
 _PROBE_TIMEOUT = timedelta(seconds=5)
 _MOST_LINES = 8
+
+
+class Seats(NamedTuple):
+    """Where a launcher put a learner.
+
+    Attributes:
+        per_machine: Learners that the Trainer has on each machine, its `devices`.
+        own: The number of this learner on its machine, from 0.
+    """
+
+    per_machine: int
+    own: int
+
+    def trouble(self) -> str:
+        """Why the Trainer has no device for this learner; empty if it has."""
+        if self.own < self.per_machine:
+            return ""
+        return (
+            f"it is learner {self.own + 1} of its machine, and `Trainer(devices=)` is "
+            f"{self.per_machine}. Start as many learners on each host as `devices` says"
+        )
 
 
 def open_store(
@@ -89,7 +111,7 @@ def check_start(
     rank: int,
     world_size: int,
     dials: Dials,
-    num_processes: int,
+    seats: Seats,
     patience: timedelta,
 ) -> list[str]:
     """Brings all learners together, before any process group is made.
@@ -99,7 +121,7 @@ def check_start(
         rank: This learner.
         world_size: Number of learners.
         dials: Must agree.
-        num_processes: Learners that the Trainer has on each machine.
+        seats: Where the launcher put this learner.
         patience: For how long to wait for a learner that has not come.
 
     Returns:
@@ -111,13 +133,16 @@ def check_start(
     # Counted by the store, because every learner comes to each start once.
     start = (store.add("lightning_adpsgd/starts", 1) - 1) // world_size
     own = PrefixStore(f"lightning_adpsgd/start/{start}", store)
-    seats = [f"learner {r} (machine {r // num_processes})" for r in range(world_size)]
-    roll = RollCall(own, rank, world_size, patience, seats)
+    size = seats.per_machine
+    names = [f"learner {r} (machine {r // size})" for r in range(world_size)]
+    roll = RollCall(own, rank, world_size, patience, names)
     addresses, trouble = _find_addresses()
     with closing(Doorbell(rank, addresses)) as bell:
         settings = settings_of(dials, {"world size": world_size})
-        introduction = Introduction(_place(rank, bell), settings, trouble)
-        node_size = num_processes if dials.super_learner_size == "node" else 1
+        introduction = Introduction(
+            _place(rank, bell), settings, seats.trouble() or trouble
+        )
+        node_size = size if dials.super_learner_size == "node" else 1
         places = _introduce(roll, introduction, node_size)
         roll.names = [str(place) for place in places]
         _check_ways(roll, places, rank)

@@ -32,7 +32,7 @@ from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import CommunicationName, Dials
 from lightning_adpsgd.job import NAMESPACE, Job, has_peers, set_up_job
 from lightning_adpsgd.mixing import Order, Statistics
-from lightning_adpsgd.startup import check_start, open_store
+from lightning_adpsgd.startup import Seats, check_start, open_store
 from lightning_adpsgd.topology import TopologyLike, find_topology
 
 _Broadcast = TypeVar("_Broadcast")
@@ -148,11 +148,11 @@ class HADPSGDStrategy(DDPStrategy):
     # --- set-up and end
 
     @override
-    def setup_distributed(self) -> None:
+    def setup_environment(self) -> None:
         self.set_world_ranks()
         # Kept until torch has its own connection, which then shares the listener.
         store = self._check_start() if self.world_size > 1 else None
-        super().setup_distributed()
+        super().setup_environment()
         del store
 
     @override
@@ -377,6 +377,7 @@ class HADPSGDStrategy(DDPStrategy):
     def _check_start(self) -> Store:
         assert self.cluster_environment is not None
         rank, size, patience = self.global_rank, self.world_size, self._timeout
+        seats = Seats(self.num_processes, self.local_rank)
         assert patience is not None
         if dist.is_initialized():
             store = dist.distributed_c10d._get_default_store()
@@ -384,7 +385,7 @@ class HADPSGDStrategy(DDPStrategy):
             environment = self.cluster_environment
             address, port = environment.main_address, environment.main_port
             store = open_store(address, port, rank, size, patience)
-        check_start(store, rank, size, self._dials, self.num_processes, patience)
+        check_start(store, rank, size, self._dials, seats, patience)
         return store
 
     def _interrupted(self) -> bool:

@@ -37,7 +37,7 @@ from lightning_adpsgd.reachability import (
     ring,
 )
 from lightning_adpsgd.rollcall import RollCall, StartUpError
-from lightning_adpsgd.startup import check_same_layout, check_start, open_store
+from lightning_adpsgd.startup import Seats, check_same_layout, check_start, open_store
 from tests.helpers import PATIENCE, Outcome, together, until
 from tests.learners import Linear, gossip, learners, loader, trainer_of, values
 
@@ -561,7 +561,7 @@ def test_an_absent_learner_is_named() -> None:
         port = int(os.environ["MASTER_PORT"])
         store = open_store("127.0.0.1", port, rank, 3, PATIENCE)
         dials = HADPSGDStrategy(super_learner_size=1)._dials
-        check_start(store, rank, 3, dials, 1, timedelta(seconds=1))
+        check_start(store, rank, 3, dials, Seats(1, 0), timedelta(seconds=1))
 
     outcomes = learners(3, program, seconds=30)
     for outcome in outcomes[:2]:
@@ -577,7 +577,9 @@ def test_the_start_of_eight_learners_takes_well_under_a_second() -> None:
         begin = time.perf_counter()
         names = together(
             [
-                lambda rank=rank: check_start(stores[rank], rank, 8, dials, 8, PATIENCE)
+                lambda rank=rank: check_start(
+                    stores[rank], rank, 8, dials, Seats(8, rank), PATIENCE
+                )
                 for rank in range(8)
             ]
         )
