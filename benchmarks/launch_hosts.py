@@ -50,7 +50,7 @@ class Slope(pl.LightningModule):
         self.weight = nn.Parameter(torch.zeros(width, dtype=torch.float64))
 
     @override
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         (rows,) = batch
         return (rows @ self.weight[: rows.shape[1]]).mean()
 
@@ -59,7 +59,7 @@ class Slope(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), LR)
 
     @override
-    def train_dataloader(self) -> DataLoader[Tensor]:
+    def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
         world_size, rank = self.trainer.world_size, self.global_rank
         own = range(rank, world_size * STEPS, world_size)
         return DataLoader(Subset(TensorDataset(rows(world_size)), own))
@@ -270,7 +270,7 @@ def missing(name: str) -> str | None:
 # --- the play
 
 
-def play(name: str, timeout_s: float = 100) -> list[Finished]:
+def play(name: str, timeout_s: float = 200) -> list[Finished]:
     """Starts the job of a scenario on fresh hosts."""
     scenario = SCENARIOS[name]
     with emulated(NUM_HOSTS) as hosts, _other_version() as other:
