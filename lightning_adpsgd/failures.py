@@ -1,5 +1,6 @@
 """One learner's failure, told once: what the others raise when they end with it."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,7 @@ class FailureReport:
         self, coordinator: Coordinator, rank: int, super_learner: list[int]
     ) -> None:
         self._coordinator, self._rank = coordinator, rank
+        self._name = f"learner {rank} on host {socket.gethostname()}"
         self._super_learner = super_learner
 
     @contextmanager
@@ -45,7 +47,7 @@ class FailureReport:
 
     def lost_peer(self, message: str) -> None:
         """Called by a communication thread that lost a peer."""
-        self._coordinator.explain(f"learner {self._rank} {message}")
+        self._coordinator.explain(f"{self._name} {message}")
 
     def announce(self, exception: BaseException) -> None:
         """Tells all learners what this one raised, unless it only followed."""
@@ -53,7 +55,7 @@ class FailureReport:
             return
         text = " ".join(str(exception).split())[:500]
         what = f"{type(exception).__name__}: {text}".removesuffix(": ")
-        self._coordinator.announce_failure(f"learner {self._rank} raised {what}")
+        self._coordinator.announce_failure(f"{self._name} raised {what}")
 
     def _follow(self, message: str, cause: BaseException) -> None:
         if self._rank != 0:
@@ -67,7 +69,7 @@ class FailureReport:
 
     def _lost_neighbour(self, error: RuntimeError) -> str:
         return (
-            f"learner {self._rank} lost another learner of its super-learner "
+            f"{self._name} lost another learner of its super-learner "
             f"{self._super_learner} in an allreduce: {error}. See what those processes "
             "printed last; learners of one super-learner need equally many batches, "
             "and `timeout` bounds how far apart they may be"

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.utils import _sync_module_states
 
 from lightning_adpsgd.consensus import Consensus, ConsensusModel
@@ -33,6 +34,7 @@ from lightning_adpsgd.mixing import (
 )
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import FlatParameters
+from lightning_adpsgd.startup import check_same_layout
 from lightning_adpsgd.transport import DistributedTransport
 
 NAMESPACE = "lightning_adpsgd"
@@ -74,18 +76,18 @@ def set_up_job(module: nn.Module, dials: Dials, super_learner_size: int) -> "Job
         super_learner_size: N, which divides the number of learners.
 
     Raises:
-        ValueError: There is no such topology of that many super-learners, or the models
-            of the learners differ or cannot be flattened.
+        ValueError: There is no such topology of that many super-learners, or the model
+            cannot be flattened.
+        StartUpError: The models of the learners differ.
     """
     dials.topology.check_size(dist.get_world_size() // super_learner_size)
-    groups = make_groups(super_learner_size, dials.timeout)
     flat = FlatParameters(module, shards=super_learner_size)
-    _check_same_layout(flat)
+    store, rank, num_learners = _own_store(), dist.get_rank(), dist.get_world_size()
+    patience = max(dials.timeout, default_pg_timeout)
+    check_same_layout(store, rank, num_learners, flat.layout(), patience)
+    groups = make_groups(super_learner_size, dials.timeout)
     _take_weights_of_learner_0(module)
-    store = _own_store()
-    coordinator = Coordinator(
-        store, dist.get_rank(), dist.get_world_size(), dials.timeout
-    )
+    coordinator = Coordinator(store, rank, num_learners, dials.timeout)
     coordinator.start()
     return Job(dials, super_learner_size, flat, groups, store, coordinator)
 
@@ -339,16 +341,6 @@ class _AveragingClosure:
             self._first = False
             self._communication.before_update()
         return output
-
-
-def _check_same_layout(flat: FlatParameters) -> None:
-    layout = flat.layout()
-    if _from_learner_0(layout) != layout:
-        raise ValueError(
-            f"the model of learner {dist.get_rank()} differs from that of learner "
-            "0 in the name, shape or dtype of a weight: all learners must build "
-            "the same model"
-        )
 
 
 def _take_weights_of_learner_0(module: nn.Module) -> None:

@@ -21,6 +21,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
@@ -35,6 +36,7 @@ from lightning_adpsgd.dials import CommunicationName, Dials
 from lightning_adpsgd.job import NAMESPACE, Job, has_peers, set_up_job
 from lightning_adpsgd.mixing import Order, Statistics
 from lightning_adpsgd.sampling import Place
+from lightning_adpsgd.startup import Seats, check_start, open_store
 from lightning_adpsgd.topology import TopologyLike, find_topology
 from lightning_adpsgd.work_sharing import WorkSharing
 
@@ -164,6 +166,14 @@ class HADPSGDStrategy(DDPStrategy):
         return self._job.statistics() if self._job is not None else self._statistics
 
     # --- set-up and end
+
+    @override
+    def setup_environment(self) -> None:
+        self.set_world_ranks()
+        # Kept until torch has its own connection, which then shares the listener.
+        store = self._check_start() if self.world_size > 1 else None
+        super().setup_environment()
+        del store
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -412,6 +422,20 @@ class HADPSGDStrategy(DDPStrategy):
         self._saved_epoch = None
         sharing.install()
         return sharing
+
+    def _check_start(self) -> Store:
+        assert self.cluster_environment is not None
+        rank, size, patience = self.global_rank, self.world_size, self._timeout
+        seats = Seats(self.num_processes, self.local_rank)
+        assert patience is not None
+        if dist.is_initialized():
+            store = dist.distributed_c10d._get_default_store()
+        else:
+            environment = self.cluster_environment
+            address, port = environment.main_address, environment.main_port
+            store = open_store(address, port, rank, size, patience)
+        check_start(store, rank, size, self._dials, seats, patience)
+        return store
 
     def _interrupted(self) -> bool:
         trainer = self._trainer_or_none()

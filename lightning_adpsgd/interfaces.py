@@ -1,0 +1,120 @@
+"""Which network address Gloo will use on this host, and which others there are.
+
+Gloo takes the interfaces that `GLOO_SOCKET_IFNAME` names; without it, the address that
+the host's own name stands for; where that is no address of this host, the loopback.
+Written after torch's `ProcessGroupGloo`. Interfaces are looked up on Linux alone, and
+for IPv4; elsewhere none is known, and nothing is said about them.
+"""
+
+import ipaddress
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+class Interface(NamedTuple):
+    """A network interface and its IPv4 address with the length of its prefix."""
+
+    name: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.address}"
+
+    def holds(self, host: str) -> bool:
+        """Whether an address belongs to the network of this interface."""
+        try:
+            return ipaddress.ip_address(host) in _network(self.address)
+        except ValueError:
+            return False
+
+
+class NoSuchInterface(ValueError):
+    """`GLOO_SOCKET_IFNAME` names an interface that this host does not have."""
+
+
+def interfaces() -> list[Interface]:
+    """Those of this host that have an IPv4 address."""
+    found = [(name, _address_of(name)) for _, name in socket.if_nameindex()]
+    return [Interface(name, address) for name, address in found if address]
+
+
+def gloo_addresses() -> list[str]:
+    """The addresses that Gloo will listen at; empty where that is not known.
+
+    Raises:
+        NoSuchInterface: The variable names an interface that is not there.
+    """
+    names = [name for name in os.environ.get(VARIABLE, "").split(",") if name]
+    if not names:
+        return [_address_of_host_name()]
+    present = {name for _, name in socket.if_nameindex()}
+    for name in names:
+        if name not in present:
+            raise NoSuchInterface(
+                f"{VARIABLE}={os.environ[VARIABLE]} names {name!r}, an interface that "
+                "does not exist there"
+            )
+    addresses = [_address_of(name) for name in names]
+    return [address.partition("/")[0] for address in addresses if address]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address leads back to the host that uses it."""
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+
+
+def port_range() -> str:
+    """The ports that the system gives to listeners which do not choose: "low-high"."""
+    try:
+        low, high = _PORT_RANGE.read_text().split()
+    except (OSError, ValueError):
+        low, high = "1024", "65535"
+    return f"{low}-{high}"
+
+
+def _address_of_host_name() -> str:
+    for family, kind, protocol, _, address in _addresses_of_host_name():
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+        except OSError:
+            continue
+        return str(address[0])
+    return "127.0.0.1"
+
+
+def _addresses_of_host_name() -> list[tuple]:
+    try:
+        return socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        return []
+
+
+def _address_of(interface: str) -> str | None:
+    """Address and prefix length, "10.0.0.3/24"; none without an IPv4 address."""
+    try:
+        import fcntl  # not on Windows
+    except ImportError:
+        return None
+    request = struct.pack("256s", interface.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        try:
+            answers = [
+                fcntl.ioctl(asker, code, request)[20:24]
+                for code in (_SIOCGIFADDR, _SIOCGIFNETMASK)
+            ]
+        except OSError:
+            return None
+    host, mask = (socket.inet_ntoa(answer) for answer in answers)
+    return f"{host}/{_network(f'{host}/{mask}').prefixlen}"
+
+
+def _network(address: str) -> ipaddress.IPv4Network:
+    return ipaddress.IPv4Interface(address).network

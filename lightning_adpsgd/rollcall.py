@@ -1,0 +1,124 @@
+"""How learner 0 hears one word of every learner and gives one answer to all.
+
+It goes through the job's key-value store, which is there before any process group is.
+A learner that does not come is named, to learner 0 at first and then to all.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+
+_log = logging.getLogger(__name__)
+NOTICE_S = 30.0
+"""After which one who waits says for whom."""
+
+_MOST_NAMES = 8
+# What learners wait for learner 0's answer beyond its own patience, so that it comes.
+_GRACE = timedelta(seconds=10)
+
+
+class StartUpError(RuntimeError):
+    """The job cannot begin; says on which host, why, and what to do."""
+
+
+class RollCall:
+    """Lets learner 0 hear one word of every learner and give one answer to all.
+
+    Args:
+        store: The job's store, under a prefix that nothing else uses.
+        rank: This learner.
+        world_size: Number of learners.
+        patience: For how long learner 0 waits for the others.
+        names: What the learners are called, as far as that is known.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        patience: timedelta,
+        names: Sequence[str] = (),
+    ) -> None:
+        self._store, self._rank, self._world_size = store, rank, world_size
+        self._patience = patience
+        self.names = names or [f"learner {other}" for other in range(world_size)]
+
+    def ask(self, topic: str, word: str, judge: Callable[[list[str]], str]) -> str:
+        """Returns what `judge` made of the words of all learners, in learner 0.
+
+        Raises:
+            StartUpError: A learner did not come within the patience, or `judge` raised
+                this; with the same message in all learners.
+        """
+        self._store.set(f"{topic}/{self._rank}", word)
+        self._store.add(f"{topic}/come", 1)
+        if self._rank == 0:
+            self._answer(topic, judge)
+        verdict, _, text = self._hear_answer(topic).partition(" ")
+        if verdict != "fine":
+            self._linger(topic)
+            raise StartUpError(text)
+        return text
+
+    def _answer(self, topic: str, judge: Callable[[list[str]], str]) -> None:
+        try:
+            self._wait_for_all(topic)
+            keys = [f"{topic}/{rank}" for rank in range(self._world_size)]
+            words = [word.decode() for word in self._store.multi_get(keys)]
+            answer = f"fine {judge(words)}"
+        except StartUpError as error:
+            answer = f"wrong {error}"
+        self._store.set(f"{topic}/answer", answer)
+
+    def _hear_answer(self, topic: str) -> str:
+        try:
+            # Longer than learner 0 waits, so that its answer comes first.
+            self._store.wait([f"{topic}/answer"], self._patience + _GRACE)
+            return self._store.get(f"{topic}/answer").decode()
+        except RuntimeError as error:
+            raise StartUpError(
+                f"{self.names[0]} did not answer {self.names[self._rank]} at start-up "
+                f"({topic}): {str(error).splitlines()[0]}. See what it printed last, "
+                "and whether it runs the same version of lightning_adpsgd"
+            ) from error
+
+    def _wait_for_all(self, topic: str) -> None:
+        begin, noticed, pause_s = time.monotonic(), False, 0.001
+        while self._store.add(f"{topic}/come", 0) < self._world_size:
+            waited_s = time.monotonic() - begin
+            if waited_s > self._patience.total_seconds():
+                raise StartUpError(self._absent(topic, waited_s))
+            if waited_s > NOTICE_S and not noticed:
+                noticed = True
+                _log.warning("%s; still waiting", self._absent(topic, waited_s))
+            time.sleep(pause_s)
+            pause_s = min(0.05, 1.5 * pause_s)
+
+    def _absent(self, topic: str, waited_s: float) -> str:
+        missing = [
+            rank
+            for rank in range(self._world_size)
+            if not self._store.check([f"{topic}/{rank}"])
+        ]
+        named = ", ".join(self.names[rank] for rank in missing[:_MOST_NAMES])
+        return (
+            f"{len(missing)} of {self._world_size} learners have not come to the "
+            f"start-up ({topic}) after {waited_s:.0f} s: {named}"
+            f"{', ...' if len(missing) > _MOST_NAMES else ''}. See what their hosts "
+            "print, whether the launcher was started on each of them, and whether "
+            "they were given the same MASTER_ADDR and MASTER_PORT"
+        )
+
+    def _linger(self, topic: str) -> None:
+        # The process of learner 0 may hold the store, which is gone when it ends.
+        heard = self._store.add(f"{topic}/heard", 1)
+        deadline = time.monotonic() + 2
+        while self._rank == 0 and heard < self._world_size:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.01)
+            heard = self._store.add(f"{topic}/heard", 0)
