@@ -1,5 +1,7 @@
 """What cannot work with gossip is refused at set-up, with the reason and a way out."""
 
+from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,27 +12,73 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     Timer,
 )
+from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+_DDP_ARGUMENTS = signature(DistributedDataParallel).parameters
+# These change what is trained, and not only how an allreduce is carried out.
+_OF_AN_ALLREDUCE = ("ddp_comm_hook", "ddp_comm_wrapper", "mixed_precision")
+
+
+def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuses names that `DistributedDataParallel` does not know.
+
+    A learner that is a super-learner of its own has no DDP that would.
+
+    Raises:
+        TypeError: Names the argument.
+    """
+    for name in arguments:
+        if name not in _DDP_ARGUMENTS:
+            raise TypeError(
+                f"HADPSGDStrategy() got an unexpected keyword argument {name!r}: it is "
+                "neither one of its own nor one of `DistributedDataParallel`"
+            )
+    for name in ("module", "device_ids", "process_group", "device_mesh"):
+        if arguments.get(name) is not None:
+            raise ValueError(
+                f"`{name}` must not be given, got {arguments[name]!r}: the strategy "
+                "decides which learners allreduce gradients; see `super_learner_size`"
+            )
 
 
 def refuse_unsupported(
-    trainer: pl.Trainer, strategy: ParallelStrategy, asynchronous: bool
+    trainer: pl.Trainer,
+    strategy: ParallelStrategy,
+    super_learner_size: int,
+    ddp: Mapping[str, Any],
 ) -> None:
-    """Refuses settings of a Trainer that the strategy cannot honour.
+    """Refuses what the strategy cannot honour for learners that gossip.
+
+    Args:
+        trainer: About to fit.
+        strategy: Its accelerator, its model and its layer synchronisation.
+        super_learner_size: N.
+        ddp: What was passed for DDP, by name.
 
     Raises:
         ValueError: Names the argument, what it may be, and what it is.
     """
+    device = strategy.root_device.type
     refuse_device(strategy.root_device)
-    if strategy._layer_sync is not None:
-        raise ValueError(
-            "`sync_batchnorm` must be False, got True: it would make all learners wait "
-            "for one another in each forward; batch-norm statistics are averaged with "
-            "the parameters"
-        )
-    if asynchronous:
-        _refuse_world_clocks(trainer)
+    _refuse_ddp_arguments(super_learner_size, ddp)
+    _refuse_layer_sync(strategy._layer_sync, super_learner_size, device)
+    for name, module in trainer.lightning_module.named_modules():
+        if isinstance(module, torch.nn.SyncBatchNorm):
+            raise ValueError(
+                f"`{name}` must not be a SyncBatchNorm, which would make all learners "
+                "wait for one another in each forward; use batch-norm, and "
+                "`sync_batchnorm=True` to synchronise it inside super-learners"
+            )
+    for name, parameter in trainer.lightning_module.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise ValueError(
+                f"`{name}` must be a whole tensor in each learner, got a shard of one: "
+                "gossip averages whole models; use FSDP without this strategy"
+            )
 
 
 def refuse_device(device: torch.device) -> None:
@@ -46,23 +94,36 @@ def refuse_device(device: torch.device) -> None:
         )
 
 
-def _refuse_world_clocks(trainer: pl.Trainer) -> None:
-    """Refuses what reads one clock for all learners in each step."""
-    if getattr(trainer, "_val_check_time_interval", None) is not None:
+def _refuse_ddp_arguments(size: int, ddp: Mapping[str, Any]) -> None:
+    if (period := ddp.get("model_averaging_period")) is not None:
         raise ValueError(
-            "`val_check_interval` must be a number of steps or a part of an epoch with "
-            '`communication="async"`, got a time: learners would validate at different '
-            "steps of their own clocks"
+            f"`model_averaging_period` must not be set, got {period}: this strategy "
+            "averages models by itself; see `topology` and `gossip_every`"
         )
-    for callback in getattr(trainer, "callbacks", ()):
-        timed = isinstance(callback, ModelCheckpoint) and callback._train_time_interval
-        if timed or isinstance(callback, Timer):
-            argument = "train_time_interval" if timed else "max_time"
+    for name in _OF_AN_ALLREDUCE:
+        if size == 1 and ddp.get(name) is not None:
             raise ValueError(
-                f'`{argument}` must not be set with `communication="async"`: it makes '
-                "all learners wait for learner 0 in each step; use `max_steps` or "
-                "`every_n_train_steps`"
+                f"`{name}` must not be set with `super_learner_size=1`, got "
+                f"{ddp[name]}: a learner on its own has no gradient allreduce that it "
+                "could apply to; leave it out, or make larger super-learners"
             )
+
+
+def _refuse_layer_sync(layer_sync: Any, size: int, device: str) -> None:
+    if layer_sync is None:
+        return
+    if not isinstance(layer_sync, TorchSyncBatchNorm):
+        raise ValueError(
+            f"`plugins` must hold no layer synchronisation but Lightning's own, got "
+            f"{type(layer_sync).__name__}: it is not known which learners it ties "
+            "together"
+        )
+    if size > 1 and device == "cpu":
+        raise ValueError(
+            "`sync_batchnorm` must be False on CPUs with super-learners of more than "
+            f"one learner, got True with {size}: torch's SyncBatchNorm needs a GPU; "
+            "batch-norm statistics are averaged with the weights all the same"
+        )
 
 
 def refuse_with_work_sharing(trainer: pl.Trainer) -> None:
@@ -122,6 +183,14 @@ def _refuse_callbacks_with_work_sharing(trainer: pl.Trainer) -> None:
                 f"{callback._every_n_train_steps}: learners come to a number of steps "
                 "at different times, or never; use "
                 "`lightning_adpsgd.checkpoints.SaveWithinEpoch`"
+            )
+        timed = isinstance(callback, ModelCheckpoint) and callback._train_time_interval
+        if timed or isinstance(callback, Timer):
+            argument = "train_time_interval" if timed else "max_time"
+            raise ValueError(
+                f"`{argument}` must not be set with `work_sharing=True`: which batch "
+                "of a learner is its last shows only when it asks for the next; use "
+                "`max_epochs` and `lightning_adpsgd.checkpoints.SaveWithinEpoch`"
             )
         if isinstance(callback, BatchSizeFinder | LearningRateFinder):
             raise ValueError(

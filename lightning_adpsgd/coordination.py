@@ -27,7 +27,15 @@ class Coordinator:
     """Failure notices and meetings of the learners of one job.
 
     `failure` is written by the watching thread or by `announce_failure` (any thread)
-    under `_lock` and read by the training thread.
+    under `_lock` and read by the training thread. Everything else is the training
+    thread's own.
+
+    Attributes:
+        failure: What failed; none as long as nothing has.
+        num_meetings: How many meetings this learner has come back from.
+        while_waiting: Called again and again by a learner that waits in a meeting,
+            with the meeting's name.
+        when_met: Called when all have come.
 
     Args:
         store: The job's store, shared by all learners under a prefix of its own.
@@ -51,6 +59,9 @@ class Coordinator:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._meetings = 0
+        self.num_meetings = 0
+        self.while_waiting: Callable[[str], None] = lambda name: None
+        self.when_met: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
         self._when_failed: Callable[[], None] = lambda: None
         self.failure: str | None = None
@@ -112,10 +123,26 @@ class Coordinator:
         self._meetings += 1
         self._check_same_meeting(key, name)
         self._store.add(f"{key}/arrived", 1)
-        while self._store.add(f"{key}/arrived", 0) < self._world_size:
+        self.wait_until(lambda: self._all_are_at(key, name))
+        self.when_met()
+        self.num_meetings += 1
+        return time.perf_counter() - begin
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Looks again and again until it holds.
+
+        Raises:
+            LearnerFailed: A learner failed meanwhile.
+        """
+        while not condition():
             self.raise_if_failed()
             self._stopped.wait(0.01)
-        return time.perf_counter() - begin
+
+    def _all_are_at(self, key: str, name: str) -> bool:
+        if self._store.add(f"{key}/arrived", 0) == self._world_size:
+            return True
+        self.while_waiting(name)
+        return False
 
     def linger(self, limit: timedelta) -> None:
         """Waits until all learners have seen the failure, or for the limit.

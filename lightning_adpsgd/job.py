@@ -35,10 +35,14 @@ from lightning_adpsgd.mixing import (
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import FlatParameters
 from lightning_adpsgd.startup import check_same_layout
+from lightning_adpsgd.ties import Ties
 from lightning_adpsgd.transport import DistributedTransport
 
 NAMESPACE = "lightning_adpsgd"
 """Prefix of the job's keys in the store, and its key in a checkpoint."""
+
+END_OF_TRAINING = "end of training"
+"""The meeting to which all learners come last."""
 
 _BROADCAST_BYTES = 250 * 1024 * 1024
 
@@ -89,7 +93,8 @@ def set_up_job(module: nn.Module, dials: Dials, super_learner_size: int) -> "Job
     _take_weights_of_learner_0(module)
     coordinator = Coordinator(store, rank, num_learners, dials.timeout)
     coordinator.start()
-    return Job(dials, super_learner_size, flat, groups, store, coordinator)
+    ties = Ties(module, flat)
+    return Job(dials, super_learner_size, flat, ties, groups, store, coordinator)
 
 
 @final
@@ -103,6 +108,7 @@ class Job:
         dials: How to average.
         super_learner_size: N.
         flat: The weights.
+        ties: Of the module's weights to `flat`.
         groups: The process groups of this learner.
         store: Keys of this job alone, shared by all learners.
         coordinator: Watches already.
@@ -113,12 +119,13 @@ class Job:
         dials: Dials,
         super_learner_size: int,
         flat: FlatParameters,
+        ties: Ties,
         groups: Groups,
         store: Store,
         coordinator: Coordinator,
     ) -> None:
         self._dials, self._super_learner_size = dials, super_learner_size
-        self.flat, self.groups = flat, groups
+        self.flat, self.groups, self._ties = flat, groups, ties
         self.store, self.coordinator = store, coordinator
         self._rank, self._num_learners = dist.get_rank(), dist.get_world_size()
         first = self._rank - self._rank % super_learner_size
@@ -164,6 +171,7 @@ class Job:
             raise RuntimeError(
                 "this training has ended; set the module up once more to train on"
             )
+        self._ties.renew()
         self.flat.check_views()
         communication = self._make_communication()
         self._consensus = ConsensusModel(self.flat, communication, self.coordinator)
@@ -171,7 +179,7 @@ class Job:
         self.coordinator.when_failed(communication.release)
         communication.start()
 
-    def finish(self, occasion: str = "end of training") -> Consensus | None:
+    def finish(self, occasion: str = END_OF_TRAINING) -> Consensus | None:
         """Ends in the consensus model, which stays in the module; all learners come.
 
         Returns:
@@ -179,6 +187,7 @@ class Job:
         """
         if self._consensus is None or self._communication is None:
             return None
+        self._ties.renew()
         with self.failures.named():
             consensus = self._consensus.enter(occasion)
             self._communication.stop()
@@ -226,7 +235,7 @@ class Job:
         if communication is None:
             return step(closure)
         with self.failures.named():
-            output = step(_AveragingClosure(closure, communication))
+            output = step(_AveragingClosure(closure, communication, self._ties))
             communication.after_update()
         return output
 
@@ -247,6 +256,10 @@ class Job:
         if self.asynchronous:
             self.meet(name)
 
+    def renew_ties(self) -> None:
+        """Takes up weights that were given other memory."""
+        self._ties.renew()
+
     def enter_consensus(self, occasion: str) -> Consensus | None:
         """Puts the consensus model into the module; all learners come.
 
@@ -255,6 +268,7 @@ class Job:
         """
         if self._consensus is None:
             return None
+        self._ties.renew()
         with self.failures.named():
             return self._consensus.enter(occasion)
 
@@ -330,13 +344,14 @@ class _AveragingClosure:
     """
 
     def __init__(
-        self, closure: Callable[[], Any], communication: Communication
+        self, closure: Callable[[], Any], communication: Communication, ties: Ties
     ) -> None:
-        self._closure, self._communication = closure, communication
+        self._closure, self._communication, self._ties = closure, communication, ties
         self._first = True
 
     def __call__(self) -> Any:
         output = self._closure()
+        self._ties.renew()
         if self._first:
             self._first = False
             self._communication.before_update()

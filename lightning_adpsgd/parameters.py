@@ -54,19 +54,24 @@ class FlatParameters:
         Raises:
             RuntimeError: Names the first tensor that is no view, or not any more.
         """
-        views = {slot.name: slot.view.data_ptr() for slot in self._slots}
+        # By memory and not by name: pruning gives a weight another name.
+        views = {slot.view.data_ptr(): slot.name for slot in self._slots}
+        masks = {name for name, _ in pruning_masks(self._module)}
+        in_use = set[int]()
         for name, tensor in _floating_tensors(self._module):
-            if views.pop(name, None) != tensor.data_ptr():
+            in_use.add(tensor.data_ptr())
+            if tensor.data_ptr() not in views and name not in masks:
                 raise RuntimeError(
                     f"`{name}` was given new storage after set-up, so averaging would "
                     "miss it; change weights in place (`p.data.copy_(...)`), or before "
                     "`trainer.fit`"
                 )
-        for name in views:
-            raise RuntimeError(
-                f"`{name}` was removed from the module after set-up, while other "
-                "learners may still average it; remove it before `trainer.fit`"
-            )
+        for address, name in views.items():
+            if address not in in_use:
+                raise RuntimeError(
+                    f"`{name}` was removed from the module after set-up, while other "
+                    "learners may still average it; remove it before `trainer.fit`"
+                )
 
     def layout(self) -> str:
         """Names, shapes and dtypes in order: equal in all learners of one job."""
@@ -95,6 +100,17 @@ class FlatParameters:
             tensor.data = views[name]
             self._slots.append(_Slot(name, views[name]))
         self.vectors.append(vector)
+
+
+def pruning_masks(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that say which part of a weight `torch.nn.utils.prune` has left.
+
+    Learners prune alike, so that there is nothing to average.
+    """
+    weights = {name for name, _ in module.named_parameters()}
+    for name, buffer in module.named_buffers():
+        if f"{name.removesuffix('_mask')}_orig" in weights and name.endswith("_mask"):
+            yield name, buffer
 
 
 def shard(vector: Tensor, index: int, count: int) -> Tensor:

@@ -26,8 +26,9 @@ from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from lightning_adpsgd import signals
+from lightning_adpsgd import averages, clocks, pruning, signals
 from lightning_adpsgd.compatibility import (
+    check_ddp_arguments,
     refuse_unsupported,
     refuse_with_work_sharing,
 )
@@ -44,6 +45,29 @@ _EPOCH = f"{NAMESPACE}/epoch"
 """What a checkpoint keeps of a shared epoch."""
 
 _Broadcast = TypeVar("_Broadcast")
+
+# The scope of a collective in a super-learner of one.
+_ALONE = object()
+
+# In these hooks an asynchronous learner is on its own: others are at other steps.
+_HOOKS_OF_A_STEP = frozenset(
+    {
+        "training_step",
+        "on_train_batch_start",
+        "on_train_batch_end",
+        "on_before_batch_transfer",
+        "on_after_batch_transfer",
+        "on_before_backward",
+        "backward",
+        "on_after_backward",
+        "on_before_zero_grad",
+        "optimizer_zero_grad",
+        "on_before_optimizer_step",
+        "configure_gradient_clipping",
+        "optimizer_step",
+        "lr_scheduler_step",
+    }
+)
 
 
 class HADPSGDStrategy(DDPStrategy):
@@ -130,10 +154,11 @@ class HADPSGDStrategy(DDPStrategy):
             timeout=timeout,
             work_sharing=work_sharing,
         )
+        check_ddp_arguments(self._ddp_kwargs)
         self._job: Job | None = None
         self._work_sharing: WorkSharing | None = None
         self._saved_epoch: Mapping[str, Any] | None = None
-        self._in_step = False
+        self._decides = False
         self._saved_learner: Mapping[str, Any] | None = None
         self._statistics: Statistics | None = None
         self.last_consensus: Consensus | None = None
@@ -177,28 +202,49 @@ class HADPSGDStrategy(DDPStrategy):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        if not fitting or not has_peers(self.world_size, self.super_learner_size):
+        gossips = has_peers(self.world_size, self.super_learner_size)
+        alone = self.world_size == 1
+        if trainer.state.fn != TrainerFn.FITTING or not (gossips or alone):
             super().setup(trainer)
             return
-        refuse_unsupported(trainer, self, self._dials.communication == "async")
-        if self._shares_work(trainer):
+        if gossips:
+            refuse_unsupported(trainer, self, self.super_learner_size, self._given())
+        if gossips and self._shares_work(trainer):
             refuse_with_work_sharing(trainer)
         assert self.accelerator is not None
         assert self.model is not None
         self.accelerator.setup(trainer)
+        # Within a super-learner of one, batch-norm is synchronised as it is.
+        if self._layer_sync is not None and self.super_learner_size > 1:
+            self.model = self._layer_sync.apply(self.model)
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
-        self._job = set_up_job(self.model, self._dials, self.super_learner_size)
-        if self._shares_work(trainer):
-            # Before optimizers, which may ask for the number of batches.
-            self._work_sharing = self._share_work(trainer, self._job)
-        if self.super_learner_size > 1:
-            self.configure_ddp()
+        if gossips:
+            self._join_job(trainer, self.model)
         self.setup_optimizers(trainer)
         self.setup_precision_plugin()
         _optimizers_to_device(self.optimizers, self.root_device)
+
+    def _join_job(self, trainer: pl.Trainer, model: torch.nn.Module) -> None:
+        self._job = set_up_job(model, self._dials, self.super_learner_size)
+        if self._shares_work(trainer):
+            # Before optimizers, which may ask for the number of batches.
+            self._work_sharing = self._share_work(trainer, self._job)
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.SyncBatchNorm):
+                layer.process_group = self._job.groups.gradients
+        if self.super_learner_size > 1:
+            self.configure_ddp()
         signals.handle_locally(trainer)
+        if self._job.asynchronous:
+            clocks.follow(trainer, self._job)
+        else:
+            clocks.follow_together(trainer)
+        averages.transfer_in_consensus(
+            trainer, self._enter_consensus, self._job.leave_consensus
+        )
+        pruning.prune_together(trainer, self._job)
+        vars(trainer.fit_loop)["on_run_end"] = partial(self._end_run, trainer)
 
     @override
     def _setup_model(self, model: torch.nn.Module) -> DistributedDataParallel:
@@ -223,11 +269,12 @@ class HADPSGDStrategy(DDPStrategy):
             self._work_sharing.check_loaders()
         self._job.start()
 
-    @override
-    def on_train_end(self) -> None:
+    def _end_run(self, trainer: pl.Trainer) -> None:
+        """Ends in the consensus model before any hook sees the end of training."""
         if self._job is not None and self._job.running:
             self.last_consensus = self._job.finish()
-        super().on_train_end()
+            averages.average_copies(trainer)
+        type(trainer.fit_loop).on_run_end(trainer.fit_loop)
 
     @override
     def on_exception(self, exception: BaseException) -> None:
@@ -247,6 +294,10 @@ class HADPSGDStrategy(DDPStrategy):
         trainer = self._trainer_or_none()
         if trainer is not None:
             signals.restore(trainer)
+            clocks.restore(trainer)
+            averages.restore(trainer)
+            pruning.restore(trainer)
+            vars(trainer.fit_loop).pop("on_run_end", None)
         super().teardown()
 
     # --- the step
@@ -258,14 +309,6 @@ class HADPSGDStrategy(DDPStrategy):
         if self._work_sharing is not None:
             self._work_sharing.begin_batch()
         super().on_train_batch_start(batch, batch_idx)
-
-    @override
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._in_step = True
-        try:
-            return super().training_step(*args, **kwargs)
-        finally:
-            self._in_step = False
 
     @override
     def optimizer_step(
@@ -283,8 +326,7 @@ class HADPSGDStrategy(DDPStrategy):
     @override
     def on_validation_start(self) -> None:
         super().on_validation_start()
-        if self._job is not None and self._job.running:
-            self.last_consensus = self._job.enter_consensus("validation")
+        self._enter_consensus("validation")
 
     @override
     def on_validation_end(self) -> None:
@@ -303,10 +345,17 @@ class HADPSGDStrategy(DDPStrategy):
             return super().lightning_module_state_dict()
         if job.in_consensus:
             return self._cloned_state_dict()
-        self.last_consensus = job.enter_consensus("checkpoint")
+        self._enter_consensus("checkpoint")
         state = self._cloned_state_dict()
         job.leave_consensus(adopt=False)
         return state
+
+    def _enter_consensus(self, occasion: str) -> None:
+        if self._job is None or not self._job.running:
+            return
+        self.last_consensus = self._job.enter_consensus(occasion)
+        if self.lightning_module is not None:
+            averages.average_copies(self.lightning_module.trainer)
 
     def _cloned_state_dict(self) -> dict[str, Any]:
         # What is written later, by a plugin that saves in the background, must not
@@ -364,9 +413,9 @@ class HADPSGDStrategy(DDPStrategy):
     def reduce(
         self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean"
     ) -> Tensor:
-        if group is None and self._alone_in_step():
+        group = self._scope(group)
+        if group is _ALONE:
             return tensor
-        group = group or self._group_of_step()
         if group is None and isinstance(tensor, Tensor):
             self._meet("reduce")
         return super().reduce(tensor, group, reduce_op)
@@ -375,12 +424,21 @@ class HADPSGDStrategy(DDPStrategy):
     def all_gather(
         self, tensor: Tensor, group: Any = None, sync_grads: bool = False
     ) -> Tensor:
-        if group is None and self._alone_in_step():
+        group = self._scope(group)
+        if group is _ALONE:
             return tensor.unsqueeze(0)
-        group = group or self._group_of_step()
         if group is None:
             self._meet("all_gather")
         return super().all_gather(tensor, group, sync_grads)
+
+    @override
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        # Callbacks decide for all learners, in hooks of a step to which all come.
+        self._decides = True
+        try:
+            return super().reduce_boolean_decision(decision, all)
+        finally:
+            self._decides = False
 
     @override
     def broadcast(self, obj: _Broadcast, src: int = 0) -> _Broadcast:
@@ -391,21 +449,23 @@ class HADPSGDStrategy(DDPStrategy):
         if self._job is not None:
             self._job.meet_if_asynchronous(name)
 
-    def _group_of_step(self) -> dist.ProcessGroup | None:
-        """The super-learner inside a step of an asynchronous learner, else the world.
+    def _scope(self, group: Any) -> Any:
+        """Who takes part in a collective: the group asked for, or none for all.
 
-        Within a step nobody but the own super-learner is known to come.
+        Within a step of an asynchronous learner nobody but its super-learner is known
+        to come, whatever was asked for all.
         """
+        if group is not None and group is not dist.group.WORLD:
+            return group
         if self._job is None or not self._apart():
             return None
-        return self._job.groups.gradients
-
-    def _alone_in_step(self) -> bool:
-        return self._apart() and self.super_learner_size == 1
+        return self._job.groups.gradients or _ALONE
 
     def _apart(self) -> bool:
-        job = self._job
-        return job is not None and job.running and job.asynchronous and self._in_step
+        job, module = self._job, self.lightning_module
+        if job is None or not (job.running and job.asynchronous) or self._decides:
+            return False
+        return module is not None and module._current_fx_name in _HOOKS_OF_A_STEP
 
     # --- private
 
@@ -436,6 +496,14 @@ class HADPSGDStrategy(DDPStrategy):
             store = open_store(address, port, rank, size, patience)
         check_start(store, rank, size, self._dials, seats, patience)
         return store
+
+    def _given(self) -> dict[str, Any]:
+        return {
+            **self._ddp_kwargs,
+            "ddp_comm_hook": self._ddp_comm_hook,
+            "ddp_comm_wrapper": self._ddp_comm_wrapper,
+            "model_averaging_period": self._model_averaging_period,
+        }
 
     def _interrupted(self) -> bool:
         trainer = self._trainer_or_none()

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.plugins import LayerSync
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core import rank_zero
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.registration import NAMES
@@ -100,35 +103,102 @@ def test_one_learner_alone_trains_as_plain_sgd(name: str) -> None:
     torch.testing.assert_close(final, consensus_after(8, 1))
 
 
-def timed_checkpoint() -> ModelCheckpoint:
-    return ModelCheckpoint(train_time_interval=timedelta(seconds=1))
+class OtherLayerSync(LayerSync):
+    def apply(self, model: Any) -> Any:
+        return model
+
+    def revert(self, model: Any) -> Any:
+        return model
+
+
+class HandMade(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.SyncBatchNorm(3)
+
+
+class Sharded(Linear):
+    def configure_model(self) -> None:
+        mesh = init_device_mesh("cpu", (2,))
+        whole = torch.zeros(4, dtype=torch.float64)
+        self.shard = torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]))
+
+
+class Lazy(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lazy = torch.nn.LazyLinear(3)
 
 
 @pytest.mark.parametrize(
-    ("size", "arguments", "message"),
+    ("dials", "arguments", "module", "message"),
     [
-        (3, {}, "`super_learner_size` must divide the number of learners 2, got 3"),
-        (1, {"sync_batchnorm": True}, "`sync_batchnorm` must be False"),
-        (1, {"callbacks": [Timer(timedelta(hours=1))]}, "`max_time` must not be set"),
-        (1, {"max_time": "00:01:00:00"}, "`max_time` must not be set"),
         (
-            1,
-            {"callbacks": [timed_checkpoint()], "enable_checkpointing": True},
-            "`train_time_interval` must not be set",
+            {"super_learner_size": 3},
+            {},
+            Linear,
+            "`super_learner_size` must divide the number of learners 2, got 3",
         ),
-        (1, {"val_check_interval": "00:00:01:00"}, "`val_check_interval` must be"),
+        ({"model_averaging_period": 2}, {}, Linear, "must not be set, got 2"),
+        (
+            {"ddp_comm_hook": allreduce_hook},
+            {},
+            Linear,
+            "`ddp_comm_hook` must not be set with `super_learner_size=1`",
+        ),
+        ({}, {"plugins": [OtherLayerSync()]}, Linear, "got OtherLayerSync"),
+        ({}, {}, HandMade, "`norm` must not be a SyncBatchNorm"),
+        ({}, {}, Sharded, "`shard` must be a whole tensor in each learner"),
+        ({}, {}, Lazy, "`lazy.weight` has no shape yet"),
     ],
+    ids=["size", "period", "hook", "plugin", "norm", "shard", "lazy"],
 )
-def test_what_would_tie_learners_together_is_refused_at_set_up(
-    size: int, arguments: dict[str, Any], message: str
+def test_what_cannot_work_is_refused_at_set_up(
+    dials: dict[str, Any], arguments: dict[str, Any], module: Any, message: str
 ) -> None:
     def program(rank: int) -> None:
-        trainer = trainer_of(gossip(super_learner_size=size), 2, **arguments)
-        trainer.fit(Linear(), loader(8), loader(2))
+        trainer = trainer_of(gossip(**dials), 2, **arguments)
+        trainer.fit(module(), loader(8), loader(2))
 
     for outcome in learners(2, program, seconds=20):
         assert message in outcome.error
         assert outcome.exit_code > 0
+
+
+def test_batch_norm_is_not_synchronised_on_cpus_in_larger_super_learners() -> None:
+    def program(rank: int) -> None:
+        strategy = gossip(super_learner_size=2)
+        trainer_of(strategy, 4, sync_batchnorm=True).fit(Linear(), loader(8))
+
+    for outcome in learners(4, program, seconds=20):
+        assert "`sync_batchnorm` must be False on CPUs" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"bucket_cap": 3}, TypeError, "unexpected keyword argument 'bucket_cap'"),
+        ({"process_group": object()}, ValueError, "`process_group` must not be given"),
+    ],
+)
+def test_what_ddp_would_not_take_is_not_taken(
+    arguments: dict[str, Any], error: Any, message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        HADPSGDStrategy(**arguments)
+
+
+def test_options_of_how_ddp_reduces_are_taken_by_learners_on_their_own() -> None:
+    def program(rank: int) -> Any:
+        module = Linear()
+        strategy = gossip(
+            find_unused_parameters=True, gradient_as_bucket_view=True, static_graph=True
+        )
+        trainer_of(strategy, 2).fit(module, loader(8, rank, 2))
+        return module.weight.detach()
+
+    for final in values(learners(2, program)):
+        torch.testing.assert_close(final, consensus_after(8, 2))
 
 
 def test_one_node_alone_says_once_that_it_is_plain_allreduce() -> None:

@@ -1,0 +1,217 @@
+"""What Lightning does at a time, done by learners that are at different steps."""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from torch import Tensor
+from typing_extensions import override
+
+from tests.learners import (
+    LR,
+    Linear,
+    Rows,
+    gossip,
+    learners,
+    loader,
+    trainer_of,
+    values,
+)
+
+
+class Paced(Linear):
+    """Learner 1 takes four times as long for a step; waits are what is tested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.validated: list[tuple[int, Tensor]] = []
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        time.sleep(0.02 if self.global_rank == 1 else 0.005)
+        return super().training_step(batch, batch_idx)
+
+    @override
+    def on_validation_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            step = self.trainer.global_step
+            self.validated.append((step, self.weight.detach().clone()))
+
+
+def sum_of(num_steps: int, rank: int, num: int = 2) -> Tensor:
+    """Of the gradients that a learner has seen after so many steps on 10 rows each."""
+    own = Rows(10 * num).rows[rank::num]
+    epochs, rest = divmod(num_steps, 10)
+    return epochs * own.sum(0) + own[:rest].sum(0)
+
+
+def consensus_at(steps: list[int]) -> Tensor:
+    sums = [sum_of(count, rank, len(steps)) for rank, count in enumerate(steps)]
+    return -LR * torch.stack(sums).mean(0)
+
+
+def run(
+    arguments: Callable[[], dict[str, Any]],
+    num: int = 2,
+    validates: bool = False,
+    **dials: Any,
+) -> list[tuple[int, float, Tensor, list[tuple[int, Tensor]]]]:
+    """Steps, seconds, final weights and validations of each learner."""
+
+    def program(rank: int) -> Any:
+        module, begin = Paced(), time.monotonic()
+        trainer = trainer_of(gossip(**dials), num, **{"max_epochs": -1, **arguments()})
+        held_out = loader(2) if validates else None
+        trainer.fit(module, loader(10 * num, rank, num), held_out)
+        seconds = time.monotonic() - begin
+        return trainer.global_step, seconds, module.weight.detach(), module.validated
+
+    return values(learners(num, program))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        lambda: {"max_time": timedelta(seconds=0.6)},
+        lambda: {"callbacks": [Timer(timedelta(seconds=0.6), interval="epoch")]},
+        # Learner 0 waits for learner 1 at the end when its time is over.
+        lambda: {"max_time": timedelta(seconds=0.6), "max_epochs": 6},
+    ],
+    ids=["step", "epoch", "one waits at the end"],
+)
+@pytest.mark.parametrize("validates", [False, True])
+def test_all_learners_end_when_the_time_of_learner_0_is_over(
+    arguments: Any, validates: bool
+) -> None:
+    results = run(arguments, validates=validates)
+    steps = [count for count, *_ in results]
+    for count, seconds, weight, _ in results:
+        assert count > 0
+        assert 0.6 <= seconds < 5
+        torch.testing.assert_close(weight, consensus_at(steps))
+    # Six epochs of learner 1 would take 1.2 s.
+    assert steps[1] < 60
+    assert len(results[0][3]) == len(results[1][3])
+    by_epochs = "callbacks" in arguments()
+    if not (validates or by_epochs):
+        assert steps[0] > steps[1]
+
+
+def test_the_time_is_over_for_super_learners_of_two() -> None:
+    def arguments() -> dict[str, Any]:
+        return {"max_time": timedelta(seconds=0.6)}
+
+    results = run(arguments, num=4, super_learner_size=2)
+    steps = [count for count, *_ in results]
+    assert steps[0] == steps[1]
+    assert steps[2] == steps[3]
+    for _, _, weight, _ in results:
+        torch.testing.assert_close(weight, consensus_at(steps))
+
+
+def test_validation_by_time_sees_the_consensus_of_unequal_steps() -> None:
+    def arguments() -> dict[str, Any]:
+        return {"val_check_interval": timedelta(seconds=0.2), "max_epochs": 6}
+
+    first, second = (validated for *_, validated in run(arguments, validates=True))
+    assert len(first) == len(second) >= 2
+    for (steps, weight), (other_steps, other_weight) in zip(first, second, strict=True):
+        assert torch.equal(weight, other_weight)
+        torch.testing.assert_close(weight, consensus_at([steps, other_steps]))
+    assert first[0][0] > second[0][0]
+
+
+@pytest.mark.parametrize("communication", ["sync", "delay_by_one"])
+def test_learners_that_step_together_end_and_save_at_one_step(
+    tmp_path: Path, communication: Any
+) -> None:
+    def arguments() -> dict[str, Any]:
+        timed = ModelCheckpoint(
+            tmp_path, train_time_interval=timedelta(seconds=0.1), save_top_k=-1
+        )
+        return {
+            "callbacks": [timed],
+            "enable_checkpointing": True,
+            "max_time": timedelta(seconds=0.6),
+        }
+
+    results = run(arguments, topology="complete", communication=communication)
+    steps = [count for count, *_ in results]
+    assert steps[0] == steps[1]
+    for _, _, weight, _ in results:
+        torch.testing.assert_close(weight, consensus_at(steps))
+    paths = list(tmp_path.glob("*.ckpt"))
+    assert paths
+    for path in paths:
+        saved = torch.load(path, weights_only=True)
+        expected = consensus_at([saved["global_step"]] * 2)
+        torch.testing.assert_close(saved["state_dict"]["weight"], expected)
+
+
+@pytest.mark.parametrize("communication", ["sync", "delay_by_one"])
+def test_validation_by_time_comes_at_one_step_where_learners_step_together(
+    communication: Any,
+) -> None:
+    def arguments() -> dict[str, Any]:
+        return {"val_check_interval": timedelta(seconds=0.1), "max_epochs": 2}
+
+    results = run(
+        arguments, validates=True, topology="complete", communication=communication
+    )
+    first, second = ([step for step, _ in validated] for *_, validated in results)
+    assert first == second
+    assert len(first) >= 2
+
+
+def test_checkpoints_by_time_hold_the_consensus(tmp_path: Path) -> None:
+    class Noting(ModelCheckpoint):
+        def __init__(self) -> None:
+            interval = timedelta(seconds=0.2)
+            super().__init__(tmp_path, train_time_interval=interval, save_top_k=-1)
+            self.steps: list[int] = []
+
+        @override
+        def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
+            self.steps.append(trainer.global_step)
+            super()._save_checkpoint(trainer, filepath)
+
+    def program(rank: int) -> list[int]:
+        noting = Noting()
+        arguments = {"callbacks": [noting], "enable_checkpointing": True}
+        trainer_of(gossip(), 2, max_epochs=6, **arguments).fit(
+            Paced(), loader(20, rank, 2)
+        )
+        return noting.steps
+
+    first, second = values(learners(2, program))
+    assert len(first) == len(second) >= 3
+    assert first[0] > second[0]
+    paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    for path, steps in zip(paths, zip(first, second, strict=True), strict=True):
+        saved = torch.load(path, weights_only=True)["state_dict"]["weight"]
+        torch.testing.assert_close(saved, consensus_at(list(steps)))
+
+
+def test_all_clocks_together_beside_meetings_at_steps(tmp_path: Path) -> None:
+    """Whatever is due when some wait for others, all come to the same meetings."""
+
+    def arguments() -> dict[str, Any]:
+        timed = ModelCheckpoint(tmp_path, train_time_interval=timedelta(seconds=0.05))
+        stepped = ModelCheckpoint(tmp_path, every_n_train_steps=7)
+        return {
+            "callbacks": [timed, stepped],
+            "enable_checkpointing": True,
+            "val_check_interval": timedelta(seconds=0.08),
+            "max_time": timedelta(seconds=2),
+        }
+
+    results = run(arguments, num=3, validates=True, topology="ring")
+    steps = [count for count, *_ in results]
+    assert len({len(validated) for *_, validated in results}) == 1
+    for _, _, weight, _ in results:
+        torch.testing.assert_close(weight, consensus_at(steps))
