@@ -36,8 +36,10 @@ def merge(replica: Replica) -> None:
 def read(replica: Replica, into: Tensor, changed: bool) -> None:
     for part in parts(replica):
         part.changed = changed
-        taken, into = into[: len(part)], into[len(part) :]
-        part.read(taken)
+    for chunk, place in zip(
+        replica.chunks, into.split(GossipOptions().chunk_elements), strict=True
+    ):
+        chunk.read(place)
 
 
 def parts(replica: Replica) -> Iterator[Part]:

@@ -161,8 +161,7 @@ class Lane:
         if ended is not None and delay > 0:
             ended.wait(delay)
         step = self._replica.step
-        for part, message in going.by_part:
-            self._encode(codec, part, message, room)
+        self._encode(codec, chunk, going, room)
         # Receives before sends: Gloo's notice that a receive is ready would otherwise
         # queue behind the payload and halve the bandwidth.
         pending = [
@@ -171,12 +170,17 @@ class Lane:
         ]
         return _Crossing(codec, going, coming, pending, step)
 
-    def _encode(self, codec: Codec, part: Part, message: Tensor, room: Tensor) -> None:
-        travels_as_it_is = message.dtype == part.dtype
-        weights = message if travels_as_it_is else _room_for(part, room)
-        with self._state:
-            part.read(weights)
-        if not travels_as_it_is:
+    def _encode(
+        self, codec: Codec, chunk: Chunk, going: "_Messages", room: Tensor
+    ) -> None:
+        if going.whole.dtype == chunk.dtype:  # it travels as it is
+            with self._state:
+                chunk.read(going.whole)
+            return
+        for part, message in going.by_part:
+            weights = _room_for(part, room)
+            with self._state:
+                part.read(weights)
             codec.encode(weights, message, part.place)
 
     def _land(

@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-# All that an exchange costs, by what its own thread takes: the network's thread, merges,
-# and caches that both use. Measured with 34 MB of weights on a link of 1 Gbit/s.
+# All that an exchange costs, by what its own thread takes: the network's thread,
+# merges, caches that both use. Measured with 34 MB of weights at 1 Gbit/s.
 _OVERHEAD = 3.5
 # A training thread that is kept from a core for less than this share of the time has
 # the cores that it needs.

@@ -49,6 +49,11 @@ class Part:
     def __len__(self) -> int:
         return len(self._change)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether x is w as it lies."""
+        return not (self.changed or self._keeps_rest) and self._taken is None
+
     def read(self, into: Tensor) -> None:
         """x = w + d, and what was taken from d and is not merged yet."""
         if self._keeps_rest:
@@ -99,8 +104,9 @@ class Chunk:
         parts: In order.
     """
 
-    def __init__(self, parts: list[Part]) -> None:
+    def __init__(self, weights: Tensor, parts: list[Part]) -> None:
         self.parts = parts
+        self._weights = weights
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
@@ -109,6 +115,14 @@ class Chunk:
     def dtype(self) -> torch.dtype:
         """In which averages of it are taken."""
         return self.parts[0].dtype
+
+    def read(self, into: Tensor) -> None:
+        """x = w + d of all its parts, in one pass where nothing is changed."""
+        if all(part.is_plain for part in self.parts):
+            into.copy_(self._weights)
+            return
+        for part, place in zip(self.parts, into.split(PART_ELEMENTS), strict=True):
+            part.read(place)
 
     @property
     def changed(self) -> bool:
@@ -205,7 +219,7 @@ class Replica:
             stretches = zip(*(t.split(PART_ELEMENTS) for t in pair), strict=True)
             parts = [Part(place + n, *both) for n, both in enumerate(stretches)]
             place += len(parts)
-            self.chunks.append(Chunk(parts))
+            self.chunks.append(Chunk(pair[0], parts))
 
 
 def as_real(vector: Tensor) -> Tensor:
