@@ -69,6 +69,7 @@ class ConsensusModel:
         self._communication.settle()
         self._flat.check_views()
         self.local_weights = [vector.clone() for vector in self._flat.vectors]
+        self._communication.set_aside(self.local_weights)
         return _average(self._flat.vectors, trained)
 
     @torch.no_grad()

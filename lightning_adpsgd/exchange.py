@@ -145,6 +145,8 @@ class Lane:
                 crossing = posted
             if crossing is not None:
                 outcomes.append(self._land(crossing, greeting, room))
+        for pending in greeting:  # nobody has, where there are no weights
+            pending.wait(self._timeout)
         return _total(outcomes)
 
     def _post(

@@ -115,8 +115,8 @@ class Gossip(Communication):
         self._options, self._on_error = options, on_error
         self._state = threading.Condition()
         vectors = [as_real(vector) for vector in vectors]
-        shards = [shard(v, node.index, node.size) for v in vectors]
-        self._replica = Replica(shards, options.chunk_elements, self._state)
+        self._shards = self._shards_of(vectors)
+        self._replica = Replica(self._shards, options.chunk_elements, self._state)
         self._merger = (
             ShardMerge(vectors, self._replica, node, options.timeout)
             if node.size > 1
@@ -172,7 +172,13 @@ class Gossip(Communication):
         self._count_merge()
 
     @override
+    def set_aside(self, vectors: Sequence[Tensor]) -> None:
+        # A peer that has resumed earlier asks at any time.
+        self._replica.show(self._shards_of([as_real(vector) for vector in vectors]))
+
+    @override
     def resume(self) -> None:
+        self._replica.show(self._shards)
         self._hurry.clear()
         with self._state:
             self._paused = False
@@ -209,6 +215,9 @@ class Gossip(Communication):
         with self._state:
             exposed = self._tally.exposed_seconds + waited
             return self._tally.snapshot()._replace(exposed_seconds=exposed)
+
+    def _shards_of(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        return [shard(v, self._node.index, self._node.size) for v in vectors]
 
     # --- the training thread
 

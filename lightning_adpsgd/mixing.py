@@ -149,6 +149,10 @@ class Communication(ABC):
         """Merges all that was averaged; every super-learner has paused before."""
 
     @abstractmethod
+    def set_aside(self, vectors: Sequence[Tensor]) -> None:
+        """What peers see after `settle`, while others stand in the weights' place."""
+
+    @abstractmethod
     def resume(self) -> None:
         """Goes on after `settle`, from the weights as they are."""
 
@@ -351,6 +355,10 @@ class AtBoundary(Communication):
         """Nothing is ever pending."""
 
     @override
+    def set_aside(self, vectors: Sequence[Tensor]) -> None:
+        """Peers see nothing before the next round."""
+
+    @override
     def resume(self) -> None:
         """Nothing was interrupted."""
 
@@ -418,6 +426,10 @@ class BehindGradient(Communication):
     @override
     def settle(self) -> None:
         self._join(staleness=0)
+
+    @override
+    def set_aside(self, vectors: Sequence[Tensor]) -> None:
+        """Peers see nothing before the next round."""
 
     @override
     def resume(self) -> None:

@@ -42,7 +42,7 @@ class Part:
         self.place, self.changed = place, False
         self.dtype = change.dtype
         self._weights, self._change = weights, change
-        self._taken: Tensor | None = None
+        self._shown, self._taken = weights, None
         # Half precision rounds away most of what one exchange changes.
         self._keeps_rest = weights.dtype != change.dtype
 
@@ -54,14 +54,18 @@ class Part:
         """Whether x is w as it lies."""
         return not (self.changed or self._keeps_rest) and self._taken is None
 
+    def show(self, weights: Tensor) -> None:
+        """What to read in the place of w."""
+        self._shown = weights
+
     def read(self, into: Tensor) -> None:
         """x = w + d, and what was taken from d and is not merged yet."""
         if self._keeps_rest:
-            into.copy_(self._weights).add_(self._change)
+            into.copy_(self._shown).add_(self._change)
         elif self.changed:
-            torch.add(self._weights, self._change, out=into)
+            torch.add(self._shown, self._change, out=into)
         else:
-            into.copy_(self._weights)
+            into.copy_(self._shown)
         if self._taken is not None:
             into.add_(self._taken)
 
@@ -106,7 +110,7 @@ class Chunk:
 
     def __init__(self, weights: Tensor, parts: list[Part]) -> None:
         self.parts = parts
-        self._weights = weights
+        self._shown = weights
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
@@ -119,10 +123,16 @@ class Chunk:
     def read(self, into: Tensor) -> None:
         """x = w + d of all its parts, in one pass where nothing is changed."""
         if all(part.is_plain for part in self.parts):
-            into.copy_(self._weights)
+            into.copy_(self._shown)
             return
         for part, place in zip(self.parts, into.split(PART_ELEMENTS), strict=True):
             part.read(place)
+
+    def show(self, weights: Tensor) -> None:
+        """What to read in the place of w."""
+        self._shown = weights
+        for part, stretch in zip(self.parts, weights.split(PART_ELEMENTS), strict=True):
+            part.show(stretch)
 
     @property
     def changed(self) -> bool:
@@ -151,13 +161,20 @@ class Replica:
     def __init__(
         self, shards: Sequence[Tensor], chunk_elements: int, state: threading.Condition
     ) -> None:
-        self._state = state
+        self._state, self._chunk_elements = state, chunk_elements
         self._room: dict[torch.dtype, Tensor] = {}
         self.chunks: list[Chunk] = []
         self.step = 0
         self.wait_seconds = 0.0
         for shard in shards:
-            self._cut(shard, chunk_elements)
+            self._cut(shard)
+
+    def show(self, shards: Sequence[Tensor]) -> None:
+        """What exchanges read in the place of w, until it is called with w again."""
+        stretches = (s for shard in shards for s in shard.split(self._chunk_elements))
+        for chunk, stretch in zip(self.chunks, stretches, strict=True):
+            with self._state:
+                chunk.show(stretch)
 
     def merge(self) -> None:
         """w += d, where an exchange changed d and is not just doing so."""
@@ -209,12 +226,12 @@ class Replica:
             self.wait_seconds += time.perf_counter() - begin
             yield
 
-    def _cut(self, shard: Tensor, chunk_elements: int) -> None:
+    def _cut(self, shard: Tensor) -> None:
         dtype = averaging_dtype(shard.dtype)
         change = torch.zeros(len(shard), dtype=dtype)
         self._room.setdefault(dtype, torch.empty(PART_ELEMENTS, dtype=dtype))
         place = sum(len(chunk.parts) for chunk in self.chunks)
-        chunks = (t.split(chunk_elements) for t in (shard, change))
+        chunks = (t.split(self._chunk_elements) for t in (shard, change))
         for pair in zip(*chunks, strict=True):
             stretches = zip(*(t.split(PART_ELEMENTS) for t in pair), strict=True)
             parts = [Part(place + n, *both) for n, both in enumerate(stretches)]

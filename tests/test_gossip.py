@@ -283,6 +283,25 @@ def test_weights_put_in_place_while_paused_are_what_gossip_goes_on_from() -> Non
     assert torch.equal(torch.stack(vectors), torch.full((2, 7), 4.0).double())
 
 
+def test_peers_see_the_local_weights_while_others_stand_in_their_place() -> None:
+    """One learner still evaluates the mean when another has gone on."""
+    rows = torch.tensor([[1.0], [5.0]], dtype=torch.float64)
+    vectors, gossips = engines(rows, "complete", max_staleness=1)
+    with running(gossips):
+        settle(gossips)
+        local = vectors[0].clone()
+        gossips[0].set_aside([local])
+        vectors[0].fill_(1000.0)
+        gossips[1].resume()
+        step(vectors[1], gossips[1])
+        step(vectors[1], gossips[1])  # waits for an exchange
+        step(vectors[1], gossips[1])
+        vectors[0].copy_(local)
+        gossips[0].resume()
+    assert_same_sum(vectors, torch.tensor([6.0], dtype=torch.float64))
+    torch.testing.assert_close(vectors[1], torch.tensor([3.0]).double())
+
+
 def test_a_learner_that_never_merges_slows_no_exchange_of_the_others() -> None:
     vectors, gossips = engines(random_rows(4), "ring")
     with running(gossips):
