@@ -43,6 +43,8 @@ def write(rows: Rows, title: str, folder: Path) -> Path:
         panel.set_visible(False)
     for panel, (name, part) in zip(axes.flat, panels.items(), strict=False):
         _draw(panel, name, part)
+    # Once all have drawn: it ends the scaling of the axis that they share.
+    axes.flat[0].set_xlim(left=0)
     path = folder / f"{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}.svg"
     figure.tight_layout()
     # Without a date, so that equal figures give equal files.
@@ -62,7 +64,6 @@ def _draw(axes: Axes, name: str, rows: Rows) -> None:
         axes.plot(value["median"], place, _MARKERS[colour], color=colour)
     axes.set_yticks(range(len(rows)), labels, fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlim(left=0)
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel(rows[0]["unit"], fontsize=8)
     axes.tick_params(axis="x", labelsize=8, labelbottom=True)
