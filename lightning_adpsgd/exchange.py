@@ -12,6 +12,7 @@ and these weights make the sum of them an average again: 1/3 for two, as in the 
 the papers. Who meets whom is decided in `gossip`.
 """
 
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from lightning_adpsgd.pacing import Pacer
 from lightning_adpsgd.replica import PART_ELEMENTS, Chunk, Part, Replica
-from lightning_adpsgd.transport import Pending, Transport
+from lightning_adpsgd.transport import Pending, Transport, one_behind
 from lightning_adpsgd.wire import Codec, make_codec
 
 ASK, ALIVE, LEAVE, GRANT = 1, 2, 3, 4
@@ -135,16 +136,13 @@ class Lane:
     def _exchange(
         self, greeting: list[Pending], pacer: Pacer, ended: threading.Event | None
     ) -> Outcome:
-        outcomes, crossing = [], None
         with self._buffers.lent() as (*messages, room):
-            for number, chunk in enumerate(self._replica.chunks):
-                pair = messages[:2] if number % 2 else messages[2:]
-                posted = self._post(chunk, pair, room, pacer, ended)
-                if crossing is not None:
-                    outcomes.append(self._land(crossing, greeting, room))
-                crossing = posted
-            if crossing is not None:
-                outcomes.append(self._land(crossing, greeting, room))
+            pairs = itertools.cycle((messages[2:], messages[:2]))
+            posted = (
+                self._post(chunk, pair, room, pacer, ended)
+                for chunk, pair in zip(self._replica.chunks, pairs, strict=False)
+            )
+            outcomes = [self._land(c, greeting, room) for c in one_behind(posted)]
         for pending in greeting:  # nobody has, where there are no weights
             pending.wait(self._timeout)
         return _total(outcomes)

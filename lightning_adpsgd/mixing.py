@@ -27,7 +27,12 @@ from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import as_real, to_averaging_dtype
 from lightning_adpsgd.shares import Part, check_part, equal_shares
 from lightning_adpsgd.topology import Topology
-from lightning_adpsgd.transport import SYNCHRONOUS_LANE, Pending, Transport
+from lightning_adpsgd.transport import (
+    SYNCHRONOUS_LANE,
+    Pending,
+    Transport,
+    one_behind,
+)
 
 Order = Literal["step_then_average", "average_then_step"]
 
@@ -227,16 +232,10 @@ class RoundMixer:
         part = self._schedule.part(self._transport.index, self._round)
         post = self._post_mean if self._schedule.is_mean(self._round) else self._post
         self._round += 1
-        finite, crossing = True, None
-        for number, chunk in enumerate(self._chunks):
-            posted = post(number, chunk, part)
-            if crossing is not None:
-                finite &= self._land(crossing, part)
-            crossing = posted
-        if crossing is not None:
-            finite &= self._land(crossing, part)
+        posted = (post(n, chunk, part) for n, chunk in enumerate(self._chunks))
+        landed = [self._land(crossing, part) for crossing in one_behind(posted)]
         self.tally.exchanges += 1
-        self.tally.refused += not finite
+        self.tally.refused += not all(landed)
         self._gather()
 
     def finish(self) -> None:

@@ -10,13 +10,16 @@ What is exchanged, and when, is not decided here.
 import queue
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
+
+T = TypeVar("T")
 
 
 class PeerLost(RuntimeError):
@@ -71,6 +74,15 @@ class Transport(ABC):
 
         It stands in the place of the vector once the wait has returned.
         """
+
+
+def one_behind(posted: Iterable[T]) -> Iterator[T]:
+    """Yields each when the one after it is posted, so that the wire is never idle."""
+    held: list[T] = []
+    for item in posted:
+        yield from held
+        held = [item]
+    yield from held
 
 
 def lane_of(asker: int, answerer: int) -> int:

@@ -16,6 +16,7 @@ from lightning_adpsgd.transport import (
     ThreadTransport,
     Transport,
     lane_of,
+    one_behind,
 )
 from tests.helpers import PATIENCE, Swap, forked, swap, together
 
@@ -161,3 +162,17 @@ def test_a_wait_that_timed_out_closes_the_pair(over_gloo: Run) -> None:
 
 def test_the_two_ends_of_a_pair_ask_on_lanes_of_their_own() -> None:
     assert len({lane_of(0, 1), lane_of(1, 0), SYNCHRONOUS_LANE}) == 3
+
+
+def test_each_is_yielded_once_the_next_is_posted() -> None:
+    events: list[tuple[str, int]] = []
+
+    def post(number: int) -> int:
+        events.append(("post", number))
+        return number
+
+    for number in one_behind(post(n) for n in range(3)):
+        events.append(("land", number))
+    posts_and_lands = [("post", 0), ("post", 1), ("land", 0), ("post", 2), ("land", 1)]
+    assert events == [*posts_and_lands, ("land", 2)]
+    assert list(one_behind([])) == []
