@@ -91,7 +91,7 @@ def learner(
     )
     # Written, for a page that nobody has touched takes no memory yet.
     vector = torch.zeros(elements // size * size).fill_(0.1)
-    groups = make_groups(size, TIMEOUT)
+    groups = make_groups(size, TIMEOUT, vector.device)
     dist.barrier()
     reset_peak()
     before = resident_bytes("VmRSS")

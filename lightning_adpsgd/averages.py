@@ -19,11 +19,13 @@ from torch import nn
 @torch.no_grad()
 def average_copies(trainer: pl.Trainer) -> None:
     """Replaces all kept averages by their mean over the learners; a collective."""
+    # SWA keeps its average on the CPU, where NCCL cannot reach it.
+    device = trainer.strategy.root_device
     for model in _kept_models(trainer):
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.is_floating_point() or tensor.is_complex():
-                dist.all_reduce(tensor)
-                tensor.div_(dist.get_world_size())
+                dist.all_reduce(total := tensor.to(device))
+                tensor.copy_(total.div_(dist.get_world_size()))
 
 
 def transfer_in_consensus(

@@ -6,6 +6,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+import torch
+
+from lightning_adpsgd.streams import side_stream
+
 T = TypeVar("T")
 _Task = Callable[[], None]
 
@@ -18,9 +22,11 @@ class Worker:
 
     Args:
         name: Of the thread, which the first action starts.
+        device: Where actions queue work, on a stream of the thread's own.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: torch.device) -> None:
+        self._device = device
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
@@ -39,8 +45,9 @@ class Worker:
             self._thread.join(seconds)
 
     def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            task()
+        with side_stream(self._device):
+            while (task := self._tasks.get()) is not None:
+                task()
 
 
 def _settle(future: "Future[T]", action: Callable[[], T]) -> None:

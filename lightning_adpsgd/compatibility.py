@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -63,7 +64,7 @@ def refuse_unsupported(
         ValueError: Names the argument, what it may be, and what it is.
     """
     device = strategy.root_device.type
-    refuse_device(strategy.root_device)
+    check_device(strategy.root_device)
     _refuse_ddp_arguments(super_learner_size, ddp)
     _refuse_layer_sync(strategy._layer_sync, super_learner_size, device)
     for name, module in trainer.lightning_module.named_modules():
@@ -81,16 +82,22 @@ def refuse_unsupported(
             )
 
 
-def refuse_device(device: torch.device) -> None:
-    """Refuses a device that the engine does not run on.
+def check_device(device: torch.device) -> None:
+    """Refuses a device that the engine has no code for, and says what is new.
 
     Raises:
         ValueError: Names it.
     """
-    if device.type != "cpu":
+    if device.type not in ("cpu", "cuda"):
         raise ValueError(
-            "`accelerator` must be 'cpu' for gossip in this release, got "
+            "`accelerator` must be 'cpu' or 'cuda' for gossip in this release, got "
             f"{device.type!r}"
+        )
+    if device.type == "cuda":
+        rank_zero_warn(
+            "Gossip between GPUs is new: its streams were tested on an emulated "
+            "accelerator, and it was not yet run on a GPU by its developers. Compare a "
+            'short run with `strategy="ddp"` before you rely on it.'
         )
 
 

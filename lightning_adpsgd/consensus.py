@@ -96,8 +96,9 @@ def _average(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
     size, so the mean over learners is the mean over super-learners.
     """
     finite = all(bool(torch.isfinite(vector.sum())) for vector in vectors)
-    num_finite = _count_finite(finite)
-    sums = torch.zeros(2, dtype=torch.float64)
+    device = vectors[0].device if vectors else torch.device("cpu")
+    num_finite = _count_finite(finite, device)
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
     for vector, local in zip(vectors, trained, strict=True):
         # In chunks, so that no further copy of the weights is needed.
         chunks = zip(vector.split(_CHUNK), local.split(_CHUNK), strict=True)
@@ -118,13 +119,13 @@ def _zeros_like(vector: Tensor) -> Tensor:
     return to_averaging_dtype(torch.zeros_like(vector))
 
 
-def _count_finite(finite: bool) -> int:
+def _count_finite(finite: bool, device: torch.device) -> int:
     """How many learners have finite weights; those that have not are left out.
 
     Raises:
         FloatingPointError: None has.
     """
-    flags = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+    flags = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
     flags[dist.get_rank()] = finite
     dist.all_reduce(flags)
     if not flags.any():

@@ -5,9 +5,13 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import torch
+from torch.distributed.constants import default_pg_timeout
 
 from lightning_adpsgd.mixing import Order
 from lightning_adpsgd.topology import Topology
+
+DEFAULT_TIMEOUT = timedelta(minutes=5)
+"""For how long a peer may say nothing."""
 
 CommunicationName = Literal["sync", "delay_by_one", "async"]
 _WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16, torch.int8)
@@ -55,6 +59,14 @@ class Dials:
         for name in ("super_learner_size", "gossip_every", "max_staleness"):
             _check_positive(name, getattr(self, name))
         self._check_combinations()
+
+    @property
+    def start_patience(self) -> timedelta:
+        """For how long a learner waits at the start for those that come later.
+
+        Machines and queues take minutes, whatever the timeout is once all are there.
+        """
+        return max(self.timeout, default_pg_timeout)
 
     @property
     def effective_order(self) -> Order:

@@ -10,6 +10,9 @@ and n_j exchanges under way, this one counted (the weights of Metropolis). Two e
 meet alone take their mean, a = 1/2; exchanges that overlap would overshoot it together,
 and these weights make the sum of them an average again: 1/3 for two, as in the ring of
 the papers. Who meets whom is decided in `gossip`.
+
+Weights on a GPU are read, encoded and averaged there, on the stream of the calling
+thread; only messages come to the host, into pinned memory.
 """
 
 import itertools
@@ -23,7 +26,8 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.pacing import Pacer
-from lightning_adpsgd.replica import PART_ELEMENTS, Chunk, Part, Replica
+from lightning_adpsgd.replica import Chunk, Part, Replica
+from lightning_adpsgd.streams import has_streams, host_memory, to_device, to_host
 from lightning_adpsgd.transport import Pending, Transport, one_behind
 from lightning_adpsgd.wire import Codec, make_codec
 
@@ -47,33 +51,67 @@ class Outcome(NamedTuple):
     first_step: int
 
 
+class Buffer(NamedTuple):
+    """Bytes of one message.
+
+    Attributes:
+        host: What the network reads and writes.
+        here: Where the weights are; on a CPU the same.
+    """
+
+    host: Tensor
+    here: Tensor
+
+
+class Loan(NamedTuple):
+    """The memory of one exchange.
+
+    Attributes:
+        pairs: Two of them, each of a message that goes and one that comes.
+        room: For one part, bytes, where the weights are.
+    """
+
+    pairs: list[tuple[Buffer, Buffer]]
+    room: Tensor
+
+
 class Buffers:
     """Memory of exchanges, lent to one at a time and used again by the next.
 
     `_free` is guarded by `_lock`. There are as many as exchanges ever ran at once.
 
     Args:
-        message_bytes: Of the longest message.
+        replica: What is exchanged.
+        wire_dtype: What travels; none: the weights as they are.
     """
 
-    def __init__(self, message_bytes: int) -> None:
-        self._message_bytes = message_bytes
+    def __init__(self, replica: Replica, wire_dtype: torch.dtype | None) -> None:
+        self._device = replica.device
+        self._message_bytes = _longest_message(replica, wire_dtype)
+        self._room_bytes = replica.part_elements * _WIDEST
         self._lock = threading.Lock()
-        self._free: list[list[Tensor]] = []
+        self._free: list[Loan] = []
 
     @contextmanager
-    def lent(self) -> Iterator[list[Tensor]]:
-        """Two pairs of messages, going and coming, and room for one part: bytes."""
+    def lent(self) -> Iterator[Loan]:
+        """The memory of an exchange."""
         with self._lock:
-            buffers = self._free.pop() if self._free else self._make()
-        yield buffers
+            loan = self._free.pop() if self._free else self._make()
+        yield loan
         # Not after an error: a message may still be under way.
         with self._lock:
-            self._free.append(buffers)
+            self._free.append(loan)
 
-    def _make(self) -> list[Tensor]:
-        sizes = [self._message_bytes] * 4 + [PART_ELEMENTS * _WIDEST]
-        return [torch.empty(size, dtype=torch.uint8) for size in sizes]
+    def _make(self) -> Loan:
+        pairs = [(self._make_buffer(), self._make_buffer()) for _ in range(2)]
+        room = torch.empty(self._room_bytes, dtype=torch.uint8, device=self._device)
+        return Loan(pairs, room)
+
+    def _make_buffer(self) -> Buffer:
+        host = host_memory(self._message_bytes, torch.uint8, self._device)
+        if not has_streams(self._device):
+            return Buffer(host, host)
+        return Buffer(host, torch.empty_like(host, device=self._device))
 
 
 class Lane:
@@ -83,8 +121,7 @@ class Lane:
         transport: To the peers.
         peer: The other end.
         number: Of the lane.
-        replica: What is exchanged; its parts are touched under `state`.
-        state: The engine's lock.
+        replica: What is exchanged.
         buffers: Shared by all lanes of a learner.
         wire_dtype: What travels; none: the weights as they are.
         gain: gamma.
@@ -97,17 +134,17 @@ class Lane:
         peer: int,
         number: int,
         replica: Replica,
-        state: threading.Condition,
         buffers: Buffers,
         wire_dtype: torch.dtype | None,
         gain: float,
         timeout: timedelta,
     ) -> None:
         self._transport, self._peer, self._number = transport, peer, number
-        self._replica, self._state, self._buffers = replica, state, buffers
+        self._replica, self._buffers = replica, buffers
         self._gain, self._timeout = gain, timeout
         self._codecs = _codecs(replica, wire_dtype)
-        self._mine, self._theirs = (torch.zeros(2, dtype=torch.int64) for _ in range(2))
+        words = (torch.zeros(2, dtype=torch.int64, device="cpu") for _ in range(2))
+        self._mine, self._theirs = words
 
     def say(self, word: int, num_under_way: int = 0) -> None:
         """Sends a word and the number of exchanges under way here."""
@@ -136,11 +173,10 @@ class Lane:
     def _exchange(
         self, greeting: list[Pending], pacer: Pacer, ended: threading.Event | None
     ) -> Outcome:
-        with self._buffers.lent() as (*messages, room):
-            pairs = itertools.cycle((messages[2:], messages[:2]))
+        with self._buffers.lent() as (pairs, room):
+            turns = zip(self._replica.chunks, itertools.cycle(pairs), strict=False)
             posted = (
-                self._post(chunk, pair, room, pacer, ended)
-                for chunk, pair in zip(self._replica.chunks, pairs, strict=False)
+                self._post(chunk, pair, room, pacer, ended) for chunk, pair in turns
             )
             outcomes = [self._land(c, greeting, room) for c in one_behind(posted)]
         for pending in greeting:  # nobody has, where there are no weights
@@ -150,36 +186,37 @@ class Lane:
     def _post(
         self,
         chunk: Chunk,
-        pair: list[Tensor],
+        pair: tuple[Buffer, Buffer],
         room: Tensor,
         pacer: Pacer,
         ended: threading.Event | None,
     ) -> "_Crossing":
         codec = self._codecs[chunk.dtype]
-        going, coming = (_as_messages(codec, chunk, buffer) for buffer in pair)
-        delay = pacer.charge(going.whole.nbytes)
+        going, coming = (_as_message(codec, chunk, buffer) for buffer in pair)
+        delay = pacer.charge(going.host.nbytes)
         if ended is not None and delay > 0:
             ended.wait(delay)
         step = self._replica.step
         self._encode(codec, chunk, going, room)
+        to_host(going.here, going.host)
         # Receives before sends: Gloo's notice that a receive is ready would otherwise
         # queue behind the payload and halve the bandwidth.
         pending = [
-            self._transport.post_receive(self._peer, self._number, coming.whole),
-            self._transport.post_send(self._peer, self._number, going.whole),
+            self._transport.post_receive(self._peer, self._number, coming.host),
+            self._transport.post_send(self._peer, self._number, going.host),
         ]
         return _Crossing(codec, going, coming, pending, step)
 
     def _encode(
-        self, codec: Codec, chunk: Chunk, going: "_Messages", room: Tensor
+        self, codec: Codec, chunk: Chunk, going: "_Message", room: Tensor
     ) -> None:
-        if going.whole.dtype == chunk.dtype:  # it travels as it is
-            with self._state:
-                chunk.read(going.whole)
+        if going.here.dtype == chunk.dtype:  # it travels as it is
+            with self._replica.guard:
+                chunk.read(going.here)
             return
         for part, message in going.by_part:
             weights = _room_for(part, room)
-            with self._state:
+            with self._replica.guard:
                 part.read(weights)
             codec.encode(weights, message, part.place)
 
@@ -189,18 +226,20 @@ class Lane:
         for pending in (*greeting, *crossing.pending):
             pending.wait(self._timeout)
         greeting.clear()
+        to_device(crossing.coming.host, crossing.coming.here)
         weight = self._gain / (1 + int(max(self._mine[1], self._theirs[1])))
         finite = True
         for (part, mine), (_, theirs) in zip(
             crossing.going.by_part, crossing.coming.by_part, strict=True
         ):
             change = _room_for(part, room)
+            # It looks at the change, so that on a GPU the coming message is free now.
             if crossing.codec.change(mine, theirs, change, part.place):
-                with self._state:
+                with self._replica.guard:
                     part.add(change, weight)
             else:
                 finite = False
-        return Outcome(finite, crossing.going.whole.nbytes, crossing.step)
+        return Outcome(finite, crossing.going.host.nbytes, crossing.step)
 
     def _post_word(self, word: int, num_under_way: int) -> Pending:
         self._mine[0], self._mine[1] = word, num_under_way
@@ -210,20 +249,21 @@ class Lane:
         return self._transport.post_receive(self._peer, self._number, self._theirs)
 
 
-class _Messages(NamedTuple):
-    whole: Tensor
+class _Message(NamedTuple):
+    host: Tensor
+    here: Tensor
     by_part: list[tuple[Part, Tensor]]
 
 
 class _Crossing(NamedTuple):
     codec: Codec
-    going: _Messages
-    coming: _Messages
+    going: _Message
+    coming: _Message
     pending: list[Pending]
     step: int
 
 
-def longest_message(replica: Replica, wire_dtype: torch.dtype | None) -> int:
+def _longest_message(replica: Replica, wire_dtype: torch.dtype | None) -> int:
     """Bytes of the longest message about a chunk."""
     codecs = _codecs(replica, wire_dtype)
     lengths = [_length(codecs[c.dtype], c) for c in replica.chunks]
@@ -241,10 +281,15 @@ def _length(codec: Codec, chunk: Chunk) -> int:
     return codec.dtype.itemsize * sum(codec.length(len(p)) for p in chunk.parts)
 
 
-def _as_messages(codec: Codec, chunk: Chunk, buffer: Tensor) -> _Messages:
-    whole = buffer[: _length(codec, chunk)].view(codec.dtype)
+def _as_message(codec: Codec, chunk: Chunk, buffer: Buffer) -> _Message:
+    num_bytes = _length(codec, chunk)
+    host = here = buffer.host[:num_bytes].view(codec.dtype)
+    if buffer.here is not buffer.host:
+        here = buffer.here[:num_bytes].view(codec.dtype)
     lengths = [codec.length(len(part)) for part in chunk.parts]
-    return _Messages(whole, list(zip(chunk.parts, whole.split(lengths), strict=True)))
+    return _Message(
+        host, here, list(zip(chunk.parts, here.split(lengths), strict=True))
+    )
 
 
 def _room_for(part: Part, room: Tensor) -> Tensor:

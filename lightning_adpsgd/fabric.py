@@ -30,9 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_adpsgd.compatibility import refuse_device
+from lightning_adpsgd.compatibility import check_device
 from lightning_adpsgd.consensus import Consensus
-from lightning_adpsgd.dials import CommunicationName, Dials
+from lightning_adpsgd.dials import DEFAULT_TIMEOUT, CommunicationName, Dials
 from lightning_adpsgd.job import NAMESPACE, Job, has_peers, set_up_job
 from lightning_adpsgd.mixing import Order, Statistics
 from lightning_adpsgd.topology import TopologyLike, find_topology
@@ -77,7 +77,8 @@ class HADPSGDFabricStrategy(DDPStrategy):
         save_learners: Whether a checkpoint also holds each super-learner's weights and
             optimizer state, so that a resume with as many goes on from there.
         seed: For topologies drawn at random; the same in all learners.
-        timeout: For how long a peer may say nothing before it counts as lost.
+        timeout: For how long a peer may say nothing before it counts as lost, and of
+            every collective; by default 5 minutes, and 30 for those of Lightning.
         start_method: How Fabric launches the learners of a machine.
         **ddp: What Fabric's `DDPStrategy` takes; options of DDP itself apply inside a
             super-learner.
@@ -102,11 +103,11 @@ class HADPSGDFabricStrategy(DDPStrategy):
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,
         seed: int = 0,
-        timeout: timedelta = timedelta(minutes=5),
+        timeout: timedelta | None = None,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         **ddp: Any,
     ) -> None:
-        patience = max(timeout, default_pg_timeout)
+        patience = default_pg_timeout if timeout is None else timeout
         super().__init__(timeout=patience, start_method=start_method, **ddp)
         self._backward_sync_control = _SuperLearnerSyncControl()
         self._dials = Dials(
@@ -123,7 +124,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
             after_evaluation=after_evaluation,
             save_learners=save_learners,
             seed=seed,
-            timeout=timeout,
+            timeout=DEFAULT_TIMEOUT if timeout is None else timeout,
         )
         self._jobs: dict[nn.Module, Job] = {}
         self._optimizers: list[Optimizer] = []
@@ -211,18 +212,13 @@ class HADPSGDFabricStrategy(DDPStrategy):
             return module
         if not has_peers(self.world_size, self.super_learner_size):
             return super().setup_module(module)
-        refuse_device(self.root_device)
+        check_device(self.root_device)
         self._meet("setup")
         job = set_up_job(module, self._dials, self.super_learner_size)
         self._add_job(module, job)
         if self.super_learner_size == 1:
             return module
-        return DistributedDataParallel(
-            module,
-            device_ids=self._determine_ddp_device_ids(),
-            process_group=job.groups.gradients,
-            **self._ddp_kwargs,
-        )
+        return job.wrap(module, self._determine_ddp_device_ids(), self._ddp_kwargs)
 
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:

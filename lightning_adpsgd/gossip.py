@@ -40,13 +40,13 @@ from lightning_adpsgd.exchange import (
     Buffers,
     Lane,
     Outcome,
-    longest_message,
 )
 from lightning_adpsgd.mixing import Communication, Order, Schedule, Statistics, Tally
 from lightning_adpsgd.node import Node, ShardMerge
 from lightning_adpsgd.pacing import CoreShare, Pacer
 from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import Replica, as_real
+from lightning_adpsgd.streams import side_stream
 from lightning_adpsgd.transport import Transport, lane_of
 
 
@@ -122,7 +122,7 @@ class Gossip(Communication):
             if node.size > 1
             else None
         )
-        self._buffers = Buffers(longest_message(self._replica, options.wire_dtype))
+        self._buffers = Buffers(self._replica, options.wire_dtype)
         self._pacer = Pacer(options.link_budget)
         self._cores = CoreShare(options.cpu_share)
         self._peers = schedule.topology.peers(transport.index, transport.size)
@@ -137,6 +137,8 @@ class Gossip(Communication):
     @override
     def start(self) -> None:
         self._cores.watch_this_thread()
+        # What this thread has queued on the weights so far comes before any exchange.
+        self._replica.show(self._shards)
         for peer in self._peers:
             self._start_thread(self._ask_peer, peer, "ask")
             self._start_thread(self._answer_peer, peer, "answer")
@@ -302,7 +304,8 @@ class Gossip(Communication):
     @torch.no_grad()
     def _guard(self, work: Callable[[int], None], peer: int) -> None:
         try:
-            work(peer)
+            with side_stream(self._replica.device):
+                work(peer)
         except BaseException as error:
             self._fail(error)
 
@@ -348,7 +351,6 @@ class Gossip(Communication):
             peer,
             number,
             self._replica,
-            self._state,
             self._buffers,
             self._options.wire_dtype,
             self._schedule.gain,

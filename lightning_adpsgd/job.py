@@ -12,18 +12,19 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities import move_data_to_device
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed.constants import default_pg_timeout
 from torch.distributed.utils import _sync_module_states
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_adpsgd.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.coordination import Coordinator
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.failures import FailureReport
 from lightning_adpsgd.gossip import Gossip, GossipOptions
-from lightning_adpsgd.groups import Groups, make_groups
+from lightning_adpsgd.groups import Groups, has_nccl, make_groups
 from lightning_adpsgd.mixing import (
     BehindGradient,
     Communication,
@@ -35,8 +36,9 @@ from lightning_adpsgd.mixing import (
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import FlatParameters
 from lightning_adpsgd.startup import check_same_layout
+from lightning_adpsgd.streams import side_stream, wait_for_stream
 from lightning_adpsgd.ties import Ties
-from lightning_adpsgd.transport import DistributedTransport
+from lightning_adpsgd.transport import DeviceTransport, DistributedTransport
 
 NAMESPACE = "lightning_adpsgd"
 """Prefix of the job's keys in the store, and its key in a checkpoint."""
@@ -87,14 +89,27 @@ def set_up_job(module: nn.Module, dials: Dials, super_learner_size: int) -> "Job
     dials.topology.check_size(dist.get_world_size() // super_learner_size)
     flat = FlatParameters(module, shards=super_learner_size)
     store, rank, num_learners = _own_store(), dist.get_rank(), dist.get_world_size()
-    patience = max(dials.timeout, default_pg_timeout)
-    check_same_layout(store, rank, num_learners, flat.layout(), patience)
-    groups = make_groups(super_learner_size, dials.timeout)
+    layout = flat.layout()
+    check_same_layout(store, rank, num_learners, layout, dials.start_patience)
+    on_device = _mixes_on_device(dials, super_learner_size, flat.device)
+    groups = make_groups(super_learner_size, dials.timeout, flat.device, on_device)
     _take_weights_of_learner_0(module)
     coordinator = Coordinator(store, rank, num_learners, dials.timeout)
     coordinator.start()
     ties = Ties(module, flat)
     return Job(dials, super_learner_size, flat, ties, groups, store, coordinator)
+
+
+def _mixes_on_device(dials: Dials, size: int, device: torch.device) -> bool:
+    """Whether weights are mixed on the GPU, over NCCL, and not on the host, over Gloo.
+
+    In "async" they are not: a receive of NCCL that waits for a peer occupies the GPU.
+    Nor behind the gradients of learners that allreduce them meanwhile: two
+    communicators at work at once may each wait for what the other holds.
+    """
+    at_boundary = dials.effective_order == "step_then_average"
+    fits = dials.communication != "async" and (at_boundary or size == 1)
+    return fits and has_nccl(device)
 
 
 @final
@@ -160,6 +175,27 @@ class Job:
         return self._statistics
 
     # --- from start to end
+
+    def wrap(
+        self,
+        model: nn.Module,
+        device_ids: list[int] | None,
+        arguments: Mapping[str, Any],
+    ) -> DistributedDataParallel:
+        """DDP over the learners of this super-learner."""
+        device = self.flat.device
+        # On a stream of its own, as torch's notes on CUDA ask and Lightning does; what
+        # is queued before and in it is done when its borders are crossed.
+        wait_for_stream(device)
+        with side_stream(device):
+            wrapped = DistributedDataParallel(
+                model,
+                device_ids=device_ids,
+                process_group=self.groups.gradients,
+                **arguments,
+            )
+            wait_for_stream(device)
+        return wrapped
 
     def start(self) -> None:
         """Begins to communicate, from the weights as they are; again after `finish`.
@@ -288,6 +324,8 @@ class Job:
         """
         learners: list[Any] = [None] * self._num_learners
         mine = {"weights": self._local_weights(), "states": optimizer_states}
+        # Unpickled, a tensor of a GPU comes to the GPU of that number, if there is one.
+        mine = move_data_to_device(mine, torch.device("cpu"))
         first = self._rank % self._super_learner_size == 0
         target = learners if self._rank == 0 else None
         dist.gather_object(mine if first else None, target)
@@ -311,7 +349,8 @@ class Job:
 
     def _make_communication(self) -> Communication:
         dials, vectors = self._dials, self.flat.vectors
-        transport = DistributedTransport(self.groups.counterparts)
+        carrier = DeviceTransport if self.groups.on_device else DistributedTransport
+        transport = carrier(self.groups.counterparts)
         node = Node(self.groups.shards)
         schedule = Schedule(
             dials.topology,

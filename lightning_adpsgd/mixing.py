@@ -24,8 +24,9 @@ from lightning_adpsgd.background import Worker
 from lightning_adpsgd.matrices import check_mixing
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import shard
-from lightning_adpsgd.replica import as_real, to_averaging_dtype
+from lightning_adpsgd.replica import as_real, averaging_dtype
 from lightning_adpsgd.shares import Part, check_part, equal_shares
+from lightning_adpsgd.streams import Mark, host_memory, to_device, to_host
 from lightning_adpsgd.topology import Topology
 from lightning_adpsgd.transport import (
     SYNCHRONOUS_LANE,
@@ -187,10 +188,14 @@ class RoundMixer:
     Each learner of a super-learner mixes its shard; the shards are gathered inside the
     node. A round goes chunk by chunk: while one is averaged, the next one crosses.
 
+    Weights on a GPU are mixed there if the transport takes tensors of a GPU, as NCCL
+    does, and on the host otherwise. Then they come and go by way of one staging copy
+    beside them, so that the training stream never waits for the bus.
+
     Args:
         vectors: The flat weights; read, and written by `finish`.
         transport: To the counterparts in the other super-learners.
-        node: The learners of this super-learner.
+        node: The learners of this super-learner, by the same means.
         schedule: The matrices.
         timeout: For each wait.
         chunk_elements: Elements per message.
@@ -209,40 +214,67 @@ class RoundMixer:
         self._transport, self._node = transport, node
         self._schedule, self._timeout = schedule, timeout
         self._shards = [shard(v, node.index, node.size) for v in self._vectors]
-        self._snapshots = [to_averaging_dtype(part) for part in self._shards]
-        self._mixed = [torch.zeros_like(part) for part in self._snapshots]
+        self.device = self._vectors[0].device if vectors else torch.device("cpu")
+        self._where = self.device if transport.on_device else torch.device("cpu")
+        self._snapshots = [self._place_for(part) for part in self._shards]
+        self._mixed = [self._place_for(part) for part in self._shards]
         self._chunks = [
             _Chunk(*pair)
             for both in zip(self._snapshots, self._mixed, strict=True)
             for pair in zip(*(v.split(chunk_elements) for v in both), strict=True)
         ]
-        self._changes = self._mixed if node.size == 1 else self._whole()
+        alone = node.size == 1
+        self._whole = self._mixed if alone else [*map(self._place_for, self._vectors)]
+        self._staged = self._whole if self._where == self.device else self._stage()
+        self._taken, self._mixed_mark = Mark(self.device), Mark(self.device)
         self._buffers: dict[tuple[torch.dtype, int, int], Tensor] = {}
         self._round = 0
+        self._refused = torch.zeros((), dtype=torch.int64, device=self._where)
         self.tally = Tally()
 
     def take_snapshot(self) -> None:
         """Copies the weights as they are; what follows works on the copy."""
-        for snapshot, part in zip(self._snapshots, self._shards, strict=True):
-            snapshot.copy_(part)
+        for place, part in zip(self._first_places(), self._shards, strict=True):
+            place.copy_(part)
+        self._taken.set()
 
     @torch.no_grad()
     def mix(self) -> None:
-        """Computes ``sum_j T[j, i] w_j - w_i`` of the snapshots, for this round."""
+        """Computes ``sum_j T[j, i] w_j - w_i`` of the snapshots, for this round.
+
+        What it computes is there once the stream of the calling thread has come so far.
+        """
+        self._taken.follow()
+        for place, snapshot in zip(self._first_places(), self._snapshots, strict=True):
+            to_host(place, snapshot)
         part = self._schedule.part(self._transport.index, self._round)
         post = self._post_mean if self._schedule.is_mean(self._round) else self._post
         self._round += 1
         posted = (post(n, chunk, part) for n, chunk in enumerate(self._chunks))
         landed = [self._land(crossing, part) for crossing in one_behind(posted)]
         self.tally.exchanges += 1
-        self.tally.refused += not all(landed)
+        self._refused += torch.stack(landed).any() if landed else 0
         self._gather()
+        for change, staged in zip(self._whole, self._staged, strict=True):
+            to_device(change, staged)
+        self._mixed_mark.set()
 
     def finish(self) -> None:
         """Adds the computed change to the weights, whatever they have become."""
-        for vector, change in zip(self._vectors, self._changes, strict=True):
+        self._mixed_mark.follow()
+        for vector, change in zip(self._vectors, self._staged, strict=True):
             vector.add_(change)
         self.tally.merges += 1
+
+    def statistics(self) -> Statistics:
+        """What was done so far; a GPU is awaited for that."""
+        return self.tally.snapshot()._replace(refused=int(self._refused))
+
+    def _first_places(self) -> list[Tensor]:
+        """Where the weights are copied to, on their device, for each shard."""
+        if self._staged is self._whole:
+            return self._snapshots
+        return [shard(v, self._node.index, self._node.size) for v in self._staged]
 
     def _post_mean(self, number: int, chunk: "_Chunk", part: Part) -> "_Crossing":
         chunk.mixed.copy_(chunk.snapshot)
@@ -253,18 +285,17 @@ class RoundMixer:
         return _Crossing(chunk, {}, [self._transport.post_mean(chunk.mixed)])
 
     def _post(self, number: int, chunk: "_Chunk", part: Part) -> "_Crossing":
-        me, lane = self._transport.index, SYNCHRONOUS_LANE
+        me = self._transport.index
         sources = [j for j in part.takes if j != me]
         targets = [j for j in part.gives if j != me]
         incoming = {j: self._buffer(chunk, number % 2, j) for j in sources}
-        pending = [
-            self._transport.post_receive(j, lane, into) for j, into in incoming.items()
-        ]
-        pending += [self._transport.post_send(j, lane, chunk.snapshot) for j in targets]
+        outgoing = dict.fromkeys(targets, chunk.snapshot)
+        pending = self._transport.post_all(SYNCHRONOUS_LANE, incoming, outgoing)
         self.tally.bytes_sent += chunk.snapshot.nbytes * len(targets)
         return _Crossing(chunk, incoming, pending)
 
-    def _land(self, crossing: "_Crossing", part: Part) -> bool:
+    def _land(self, crossing: "_Crossing", part: Part) -> Tensor:
+        """The change of one chunk; whether it was refused, as a tensor of one truth."""
         for pending in crossing.pending:
             pending.wait(self._timeout)
         chunk, me = crossing.chunk, self._transport.index
@@ -277,28 +308,36 @@ class RoundMixer:
         elif len(part.takes) == 1:
             chunk.mixed.copy_(chunk.snapshot)
         change = chunk.mixed.sub_(chunk.snapshot).mul_(self._schedule.gain)
-        if not torch.isfinite(change.sum()):
-            # A diverged super-learner must not take the others with it.
-            change.zero_()
-            return False
-        return True
+        refused = ~torch.isfinite(change.sum())
+        # A diverged super-learner must not take the others with it. A GPU is not asked
+        # whether one has: that would stop the thread until it comes to it.
+        if self._where.type != "cpu" or refused:
+            change.masked_fill_(refused, 0.0)
+        return refused
 
     def _gather(self) -> None:
         if self._node.size > 1:
-            for part, whole in zip(self._mixed, self._changes, strict=True):
+            for part, whole in zip(self._mixed, self._whole, strict=True):
                 into = list(whole.chunk(self._node.size))
                 self._node.gather(part, into, self._timeout)
 
-    def _whole(self) -> list[Tensor]:
-        pairs = zip(self._vectors, self._mixed, strict=True)
-        return [torch.zeros(len(v), dtype=part.dtype) for v, part in pairs]
+    def _place_for(self, vector: Tensor) -> Tensor:
+        """Memory for a vector or a change of it, where they are mixed."""
+        return self._memory(len(vector), averaging_dtype(vector.dtype))
+
+    def _memory(self, length: int, dtype: torch.dtype) -> Tensor:
+        if self._where == self.device:
+            return torch.zeros(length, dtype=dtype, device=self.device)
+        return host_memory(length, dtype, self.device)
+
+    def _stage(self) -> list[Tensor]:
+        return [torch.zeros_like(v, device=self.device) for v in self._whole]
 
     def _buffer(self, chunk: "_Chunk", turn: int, peer: int) -> Tensor:
         key = (chunk.snapshot.dtype, turn, peer)
         if key not in self._buffers:
-            dtype = chunk.snapshot.dtype
             longest = max(len(c.snapshot) for c in self._chunks)
-            self._buffers[key] = torch.empty(longest, dtype=dtype)
+            self._buffers[key] = self._memory(longest, chunk.snapshot.dtype)
         return self._buffers[key][: len(chunk.snapshot)]
 
 
@@ -375,7 +414,7 @@ class AtBoundary(Communication):
 
     @override
     def statistics(self) -> Statistics:
-        return self._mixer.tally.snapshot()
+        return self._mixer.statistics()
 
 
 class BehindGradient(Communication):
@@ -399,7 +438,7 @@ class BehindGradient(Communication):
         self, mixer: RoundMixer, every: int = 1, from_start: bool = False
     ) -> None:
         self._mixer, self._every = mixer, every
-        self._worker = Worker("adpsgd-average")
+        self._worker = Worker("adpsgd-average", mixer.device)
         self._round: Future[None] | None = None
         # Steps, counted so that a round is launched whenever `every` divides them.
         self._step = int(from_start)
@@ -448,7 +487,7 @@ class BehindGradient(Communication):
 
     @override
     def statistics(self) -> Statistics:
-        return self._mixer.tally.snapshot()
+        return self._mixer.statistics()
 
     def _launch_if_due(self) -> None:
         if self._step % self._every == 0 and self._round is None:

@@ -18,7 +18,14 @@ from torch import Tensor
 
 from lightning_adpsgd.background import Worker
 from lightning_adpsgd.parameters import shard
-from lightning_adpsgd.replica import Replica
+from lightning_adpsgd.replica import Chunk, Replica
+from lightning_adpsgd.streams import (
+    Mark,
+    has_streams,
+    host_memory,
+    to_device,
+    to_host,
+)
 
 
 class Node:
@@ -66,7 +73,8 @@ class ShardMerge:
     """Takes what the shards received and merges it, in all learners of a node, later.
 
     `begin` and `finish` belong to the training thread; the collectives of the node run
-    in a thread of their own, in the same order in all its learners.
+    in a thread of their own, in the same order in all its learners. They are Gloo's, on
+    the host: a second communicator of NCCL beside that of the gradients may deadlock.
 
     Args:
         vectors: w, whole, of real numbers.
@@ -87,19 +95,20 @@ class ShardMerge:
     ) -> None:
         self._replica, self._node, self._timeout = replica, node, timeout
         self.seconds = 0.0
-        self._worker = Worker("adpsgd-node")
+        self._worker = Worker("adpsgd-node", replica.device)
         self._gathering: Future[list[int]] | None = None
-        chunks = replica.chunks
-        self._mine = [torch.zeros(len(c), dtype=c.dtype) for c in chunks]
+        self._taken, self._arrived = Mark(replica.device), Mark(replica.device)
+        self._mine = [_Shared(chunk, replica.device) for chunk in replica.chunks]
         self._weights = _by_chunk(vectors, replica, node.size)
         self._gathered = [
-            [torch.zeros(len(c), dtype=c.dtype) for _ in range(node.size)]
-            for c in chunks
+            [_Shared(chunk, replica.device) for _ in range(node.size)]
+            for chunk in replica.chunks
         ]
 
     def begin(self) -> None:
         """Takes d of the changed chunks and starts to gather it; none may run."""
-        taken = self._replica.take(self._mine)
+        taken = self._replica.take([change.here for change in self._mine])
+        self._taken.set()
         self._gathering = self._worker.submit(lambda: self._gather(taken))
 
     def finish(self) -> None:
@@ -110,6 +119,7 @@ class ShardMerge:
         numbers = self._gathering.result()
         self.seconds += time.perf_counter() - begin
         self._gathering = None
+        self._arrived.follow()
         for number in numbers:
             self._add(number)
 
@@ -118,24 +128,46 @@ class ShardMerge:
         self._worker.stop(seconds)
 
     def _gather(self, taken: list[int]) -> list[int]:
-        changed = torch.zeros(len(self._replica.chunks), dtype=torch.uint8)
+        num_chunks = len(self._replica.chunks)
+        changed = torch.zeros(num_chunks, dtype=torch.uint8, device="cpu")
         changed[taken] = 1
         self._node.agree(changed, self._timeout)
         numbers = changed.nonzero().flatten().tolist()
+        self._taken.follow()
         for number in numbers:
-            self._node.gather(self._mine[number], self._gathered[number], self._timeout)
+            self._gather_chunk(self._mine[number], self._gathered[number])
+        self._arrived.set()
         return numbers
+
+    def _gather_chunk(self, mine: "_Shared", gathered: list["_Shared"]) -> None:
+        to_host(mine.here, mine.host)
+        self._node.gather(
+            mine.host, [change.host for change in gathered], self._timeout
+        )
+        for change in gathered:
+            to_device(change.host, change.here)
 
     @torch.no_grad()
     def _add(self, number: int) -> None:
         weights, mine = self._weights[number], self._node.index
-        before = weights[mine].to(self._mine[number].dtype, copy=True)
-        for part, change in zip(weights, self._gathered[number], strict=True):
+        changes = [change.here for change in self._gathered[number]]
+        before = weights[mine].to(changes[mine].dtype, copy=True)
+        for part, change in zip(weights, changes, strict=True):
             part.add_(change)
-        rest = self._gathered[number][mine].add_(before.sub_(weights[mine]))
+        rest = changes[mine].add_(before.sub_(weights[mine]))
         self._replica.keep(number, rest)
         # What another learner makes all of them gather is nothing here.
-        self._mine[number].zero_()
+        self._mine[number].here.zero_()
+
+
+class _Shared:
+    """The change of a chunk of one learner: where the weights are, and on the host."""
+
+    def __init__(self, chunk: Chunk, device: torch.device) -> None:
+        self.here = torch.zeros(len(chunk), dtype=chunk.dtype, device=device)
+        self.host = self.here
+        if has_streams(device):
+            self.host = host_memory(len(chunk), chunk.dtype, device)
 
 
 def _by_chunk(

@@ -44,6 +44,11 @@ class FlatParameters:
             self._flatten(group, shards)
 
     @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.vectors[0].device if self.vectors else torch.device("cpu")
+
+    @property
     def num_elements(self) -> int:
         """Elements over all vectors, padding included."""
         return sum(vector.numel() for vector in self.vectors)

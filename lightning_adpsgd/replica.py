@@ -12,9 +12,10 @@ some elements before and some after their update; each is a weight that the lear
 had, and both ends of an exchange use what they read, so that no sum changes by it.
 
 A chunk is what one message is about; its parts are what is worked on at once, small
-enough for a core's cache. The work of a step boundary follows the traffic: what was not
-exchanged costs nothing. Where w is in half precision, what the rounding of ``w + d``
-leaves out stays in d, so that no number of merges loses it. Nothing here communicates.
+enough for a core's cache (on a GPU a chunk is one part). The work of a step boundary
+follows the traffic: what was not exchanged costs nothing. Where w is in half precision,
+what the rounding of ``w + d`` leaves out stays in d, so that no number of merges loses
+it. Nothing here communicates.
 """
 
 import threading
@@ -24,6 +25,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+from lightning_adpsgd.streams import Guard, has_streams
 
 # Elements of a part: three of them, in float32, fit into a core's cache.
 PART_ELEMENTS = 1 << 17
@@ -104,8 +107,12 @@ class Part:
 class Chunk:
     """What one message is about.
 
+    Args:
+        weights: w.
+        parts: In order, all but the last of the same length.
+
     Attributes:
-        parts: In order.
+        parts: As given.
     """
 
     def __init__(self, weights: Tensor, parts: list[Part]) -> None:
@@ -125,14 +132,18 @@ class Chunk:
         if all(part.is_plain for part in self.parts):
             into.copy_(self._shown)
             return
-        for part, place in zip(self.parts, into.split(PART_ELEMENTS), strict=True):
+        for part, place in zip(self.parts, self.split(into), strict=True):
             part.read(place)
 
     def show(self, weights: Tensor) -> None:
         """What to read in the place of w."""
         self._shown = weights
-        for part, stretch in zip(self.parts, weights.split(PART_ELEMENTS), strict=True):
+        for part, stretch in zip(self.parts, self.split(weights), strict=True):
             part.show(stretch)
+
+    def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """A tensor as long as the chunk, by its parts."""
+        return tensor.split(len(self.parts[0]))
 
     @property
     def changed(self) -> bool:
@@ -149,19 +160,28 @@ class Replica:
     for that: a part that an exchange is working on is merged at the next boundary.
 
     Args:
-        shards: w: this learner's part of each flat vector, of real numbers.
+        shards: w: this learner's part of each flat vector, of real numbers, all on one
+            device.
         chunk_elements: Elements of a chunk.
         state: Guards d.
 
     Attributes:
         chunks: In order, over all shards.
+        device: Where w and d are.
+        part_elements: Elements of the longest part.
+        guard: Over d; `state`, and on a GPU the order of the streams.
         step: Optimizer steps that w has seen.
     """
 
     def __init__(
         self, shards: Sequence[Tensor], chunk_elements: int, state: threading.Condition
     ) -> None:
-        self._state, self._chunk_elements = state, chunk_elements
+        self._chunk_elements = chunk_elements
+        self.device = shards[0].device if shards else torch.device("cpu")
+        # The launch of a kernel costs more than a cache could save.
+        whole = has_streams(self.device)
+        self.part_elements = chunk_elements if whole else PART_ELEMENTS
+        self.guard = Guard(state, self.device)
         self._room: dict[torch.dtype, Tensor] = {}
         self.chunks: list[Chunk] = []
         self.step = 0
@@ -173,22 +193,22 @@ class Replica:
         """What exchanges read in the place of w, until it is called with w again."""
         stretches = (s for shard in shards for s in shard.split(self._chunk_elements))
         for chunk, stretch in zip(self.chunks, stretches, strict=True):
-            with self._state:
+            with self.guard:
                 chunk.show(stretch)
 
     def merge(self) -> None:
         """w += d, where an exchange changed d and is not just doing so."""
         for part in self._changed_parts():
-            if self._state.acquire(blocking=False):
+            if self.guard.try_enter():
                 try:
                     part.merge(self._room[part.dtype])
                 finally:
-                    self._state.release()
+                    self.guard.leave()
 
     def merge_all(self) -> None:
         """w += d, without exception; no exchange is under way."""
         for part in self._changed_parts():
-            with self._timed_state():
+            with self._timed_guard():
                 part.merge(self._room[part.dtype])
 
     def take(self, into: Sequence[Tensor]) -> list[int]:
@@ -202,38 +222,39 @@ class Replica:
         """
         changed = [n for n, chunk in enumerate(self.chunks) if chunk.changed]
         for number in changed:
-            places = into[number].split(PART_ELEMENTS)
-            for part, place in zip(self.chunks[number].parts, places, strict=True):
-                with self._timed_state():
+            chunk, places = self.chunks[number], self.chunks[number].split(into[number])
+            for part, place in zip(chunk.parts, places, strict=True):
+                with self._timed_guard():
                     if part.changed:
                         part.take(place)
         return changed
 
     def keep(self, number: int, rest: Tensor) -> None:
         """Gives back what the rounding of a merge of chunk `number` has left out."""
-        parts = self.chunks[number].parts
-        for part, left in zip(parts, rest.split(PART_ELEMENTS), strict=True):
-            with self._timed_state():
+        chunk = self.chunks[number]
+        for part, left in zip(chunk.parts, chunk.split(rest), strict=True):
+            with self._timed_guard():
                 part.keep(left)
 
     def _changed_parts(self) -> Iterator[Part]:
         return (p for chunk in self.chunks for p in chunk.parts if p.changed)
 
     @contextmanager
-    def _timed_state(self) -> Iterator[None]:
+    def _timed_guard(self) -> Iterator[None]:
         begin = time.perf_counter()
-        with self._state:
+        with self.guard:
             self.wait_seconds += time.perf_counter() - begin
             yield
 
     def _cut(self, shard: Tensor) -> None:
-        dtype = averaging_dtype(shard.dtype)
-        change = torch.zeros(len(shard), dtype=dtype)
-        self._room.setdefault(dtype, torch.empty(PART_ELEMENTS, dtype=dtype))
+        dtype, device = averaging_dtype(shard.dtype), self.device
+        change = torch.zeros(len(shard), dtype=dtype, device=device)
+        room = torch.empty(self.part_elements, dtype=dtype, device=device)
+        self._room.setdefault(dtype, room)
         place = sum(len(chunk.parts) for chunk in self.chunks)
         chunks = (t.split(self._chunk_elements) for t in (shard, change))
         for pair in zip(*chunks, strict=True):
-            stretches = zip(*(t.split(PART_ELEMENTS) for t in pair), strict=True)
+            stretches = zip(*(t.split(self.part_elements) for t in pair), strict=True)
             parts = [Part(place + n, *both) for n, both in enumerate(stretches)]
             place += len(parts)
             self.chunks.append(Chunk(pair[0], parts))

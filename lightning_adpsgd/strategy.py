@@ -33,7 +33,7 @@ from lightning_adpsgd.compatibility import (
     refuse_with_work_sharing,
 )
 from lightning_adpsgd.consensus import Consensus
-from lightning_adpsgd.dials import CommunicationName, Dials
+from lightning_adpsgd.dials import DEFAULT_TIMEOUT, CommunicationName, Dials
 from lightning_adpsgd.job import NAMESPACE, Job, has_peers, set_up_job
 from lightning_adpsgd.mixing import Order, Statistics
 from lightning_adpsgd.sampling import Place
@@ -101,7 +101,8 @@ class HADPSGDStrategy(DDPStrategy):
         save_learners: Whether a checkpoint also holds each super-learner's weights and
             optimizer state, so that a resume with as many goes on from there.
         seed: For topologies drawn at random; the same in all learners.
-        timeout: For how long a peer may say nothing before it counts as lost.
+        timeout: For how long a peer may say nothing before it counts as lost, and of
+            every collective; by default 5 minutes, and 30 for those of Lightning.
         work_sharing: In "async", whether an epoch is a pool from which every learner
             takes batches as fast as it can, each sample once; otherwise all learners
             get equal shares.
@@ -129,13 +130,12 @@ class HADPSGDStrategy(DDPStrategy):
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,
         seed: int = 0,
-        timeout: timedelta = timedelta(minutes=5),
+        timeout: timedelta | None = None,
         work_sharing: bool = False,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         **ddp: Any,
     ) -> None:
-        # Lightning's own collectives, in `setup` hooks say, keep their patience.
-        patience = max(timeout, default_pg_timeout)
+        patience = default_pg_timeout if timeout is None else timeout
         super().__init__(timeout=patience, start_method=start_method, **ddp)
         self._dials = Dials(
             topology=find_topology(topology),
@@ -151,7 +151,7 @@ class HADPSGDStrategy(DDPStrategy):
             after_evaluation=after_evaluation,
             save_learners=save_learners,
             seed=seed,
-            timeout=timeout,
+            timeout=DEFAULT_TIMEOUT if timeout is None else timeout,
             work_sharing=work_sharing,
         )
         check_ddp_arguments(self._ddp_kwargs)
@@ -250,12 +250,7 @@ class HADPSGDStrategy(DDPStrategy):
     def _setup_model(self, model: torch.nn.Module) -> DistributedDataParallel:
         if self._job is None:
             return super()._setup_model(model)
-        return DistributedDataParallel(
-            model,
-            device_ids=self.determine_ddp_device_ids(),
-            process_group=self._job.groups.gradients,
-            **self._ddp_kwargs,
-        )
+        return self._job.wrap(model, self.determine_ddp_device_ids(), self._ddp_kwargs)
 
     @override
     def on_train_start(self) -> None:
@@ -485,9 +480,9 @@ class HADPSGDStrategy(DDPStrategy):
 
     def _check_start(self) -> Store:
         assert self.cluster_environment is not None
-        rank, size, patience = self.global_rank, self.world_size, self._timeout
+        rank, size = self.global_rank, self.world_size
         seats = Seats(self.num_processes, self.local_rank)
-        assert patience is not None
+        patience = self._dials.start_patience
         if dist.is_initialized():
             store = dist.distributed_c10d._get_default_store()
         else:

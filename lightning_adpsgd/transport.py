@@ -10,9 +10,9 @@ What is exchanged, and when, is not decided here.
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -55,10 +55,13 @@ class Transport(ABC):
     Attributes:
         index: This super-learner, 0 <= index < size.
         size: Number of super-learners.
+        on_device: Whether it takes tensors of a GPU, and of nothing else; otherwise it
+            takes those of the host.
     """
 
     index: int
     size: int
+    on_device = False
 
     @abstractmethod
     def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
@@ -67,6 +70,18 @@ class Transport(ABC):
     @abstractmethod
     def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
         """Posts a send; the tensor must not change before its wait returned."""
+
+    def post_all(
+        self, lane: int, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]
+    ) -> list[Pending]:
+        """Posts what a round takes from and gives to peers, whose numbers are the keys.
+
+        Every peer posts its own part of the round, in the same order of rounds.
+        """
+        return [
+            *(self.post_receive(peer, lane, into) for peer, into in receives.items()),
+            *(self.post_send(peer, lane, tensor) for peer, tensor in sends.items()),
+        ]
 
     @abstractmethod
     def post_mean(self, vector: Tensor) -> Pending:
@@ -93,8 +108,10 @@ def lane_of(asker: int, answerer: int) -> int:
 SYNCHRONOUS_LANE = 2
 
 
-class _GlooWork:
-    def __init__(self, work: dist.Work | None, peer: int, operation: str) -> None:
+class _GroupWork:
+    def __init__(
+        self, work: dist.Work | None, peer: int | None, operation: str
+    ) -> None:
         self._work, self._peer, self._operation = work, peer, operation
 
     def wait(self, timeout: timedelta) -> None:
@@ -131,7 +148,7 @@ class DistributedTransport(Transport):
             work = dist.irecv(into, src=source, group=self._group, tag=lane)
         except RuntimeError as error:
             raise PeerLost(peer, "posting a receive", str(error)) from error
-        return _GlooWork(work, peer, f"receiving from its learner {source}")
+        return _GroupWork(work, peer, f"receiving from its learner {source}")
 
     @override
     def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
@@ -140,16 +157,51 @@ class DistributedTransport(Transport):
             work = dist.isend(tensor, dst=target, group=self._group, tag=lane)
         except RuntimeError as error:
             raise PeerLost(peer, "posting a send", str(error)) from error
-        return _GlooWork(work, peer, f"sending to its learner {target}")
+        return _GroupWork(work, peer, f"sending to its learner {target}")
 
     @override
     def post_mean(self, vector: Tensor) -> Pending:
         work = dist.all_reduce(vector, group=self._group, async_op=True)
         assert work is not None
-        return _GlooMean(work, vector, self.size)
+        return _MeanWork(work, vector, self.size)
 
 
-class _GlooMean:
+class DeviceTransport(DistributedTransport):
+    """Rounds between GPUs, over a process group of NCCL of its own.
+
+    A wait is that of the calling thread's stream, not of the thread. A peer that does
+    not come is noticed by NCCL's watchdog, which ends the process once the timeout of
+    the group is over. NCCL knows no lanes, so that rounds are all that it can carry.
+    """
+
+    on_device = True
+
+    @override
+    def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
+        return self.post_all(lane, {peer: into}, {})[0]
+
+    @override
+    def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
+        return self.post_all(lane, {}, {peer: tensor})[0]
+
+    @override
+    def post_all(
+        self, lane: int, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]
+    ) -> list[Pending]:
+        # As one: NCCL works operations of a pair off one by one, and two ends that both
+        # begin with their receive would wait for each other.
+        operations = [
+            *(self._operation(dist.irecv, *receive) for receive in receives.items()),
+            *(self._operation(dist.isend, *send) for send in sends.items()),
+        ]
+        works = dist.batch_isend_irecv(operations) if operations else []
+        return [_GroupWork(work, None, "mixing with its peers") for work in works]
+
+    def _operation(self, kind: Callable[..., Any], peer: int, tensor: Tensor) -> Any:
+        return dist.P2POp(kind, tensor, self._ranks[peer], self._group)
+
+
+class _MeanWork:
     def __init__(self, work: dist.Work, vector: Tensor, size: int) -> None:
         self._work, self._vector, self._size = work, vector, size
 

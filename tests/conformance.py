@@ -48,6 +48,9 @@ _SETTING = "ADPSGD_CONFORMANCE_SETTING"
 _REPORT = "ADPSGD_CONFORMANCE_REPORT"
 _SECONDS_PER_TEST = 90
 
+# Read at import: some tests clear the environment.
+_RUNNING = os.environ.get(_SETTING, "")
+
 
 # --- the plugin: in the processes that run Lightning's tests
 
@@ -59,7 +62,7 @@ class DDPStrategy(HADPSGDStrategy):
     """
 
     def __init__(self, accelerator: Any = None, **ddp: Any) -> None:
-        dials = {**SETTINGS[os.environ[_SETTING]]}
+        dials = {**SETTINGS[_RUNNING]}
         dials.pop("devices", None)
         super().__init__(**dials, accelerator=accelerator, **ddp)
 
@@ -113,11 +116,11 @@ def _replace_devices(devices: int) -> None:
     setattr(Trainer, "__init__", with_devices)  # noqa: B010  pyright knows the type
 
 
-if setting := os.environ.get(_SETTING):
+if _RUNNING:
     # At import, because a spawned process imports this module and nothing more.
-    if setting in SETTINGS:
+    if _RUNNING in SETTINGS:
         _replace_ddp()
-    if devices := {**SETTINGS, **CONTROLS}[setting].get("devices"):
+    if devices := {**SETTINGS, **CONTROLS}[_RUNNING].get("devices"):
         _replace_devices(devices)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from typing_extensions import override
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.mixing import RoundMixer, Schedule
 from lightning_adpsgd.node import Node
+from lightning_adpsgd.streams import Mark, has_streams, wait_for_stream
 from lightning_adpsgd.topology import TOPOLOGIES, TopologyLike, find_topology
 from lightning_adpsgd.transport import Pending, ThreadTransport, Transport
 
@@ -27,6 +29,14 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17)
 PATIENCE = timedelta(seconds=20)
 
 T = TypeVar("T")
+
+
+def num_gpus() -> int:
+    """NVIDIA GPUs of this machine.
+
+    To ask CUDA where there is none would make it useless in learners that are forked.
+    """
+    return torch.cuda.device_count() if Path("/dev/nvidiactl").exists() else 0
 
 
 def together(actions: Sequence[Callable[[], T]]) -> list[T]:
@@ -74,8 +84,11 @@ def mixing_rounds(
 
 def random_rows(size: int, length: int = 7, seed: int = 0) -> Tensor:
     """One random float64 weight vector per super-learner: [size, length]."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(size, length, dtype=torch.float64, generator=generator)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    rows = torch.randn(
+        size, length, dtype=torch.float64, generator=generator, device="cpu"
+    )
+    return rows.to(torch.get_default_device())
 
 
 def asks(mixing: Tensor, round: int, index: int) -> list[int]:
@@ -91,16 +104,17 @@ def asks(mixing: Tensor, round: int, index: int) -> list[int]:
 
 
 def round_mixers(
-    rows: Tensor, topology: TopologyLike, gain: float = 1.0
+    rows: Tensor,
+    topology: TopologyLike,
+    gain: float = 1.0,
+    carrier: type[ThreadTransport] = ThreadTransport,
 ) -> tuple[list[Tensor], list[RoundMixer]]:
     """One vector and one mixer over it for each row."""
     vectors = [row.clone() for row in rows]
     schedule = Schedule(find_topology(topology), len(rows), gain)
     mixers = [
         RoundMixer([vector], transport, Node(), schedule, PATIENCE)
-        for vector, transport in zip(
-            vectors, ThreadTransport.connect(len(rows)), strict=True
-        )
+        for vector, transport in zip(vectors, carrier.connect(len(rows)), strict=True)
     ]
     return vectors, mixers
 
@@ -204,6 +218,47 @@ def swap(
     ]
     for operation in pending:
         operation.wait(timeout)
+
+
+class DeviceThreadTransport(ThreadTransport):
+    """Takes tensors of a GPU, and like NCCL lets streams wait instead of threads."""
+
+    on_device = True
+
+    @override
+    def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
+        return _MarkedReceipt(self._mailboxes.box(peer, self.index, lane), into)
+
+    @override
+    def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
+        sent, mark = tensor.clone(), Mark(tensor.device)
+        mark.set()
+        box: Any = self._mailboxes.box(self.index, peer, lane)
+        box.put((sent, mark))
+        return _Done()
+
+    @override
+    def post_mean(self, vector: Tensor) -> Pending:
+        # What others add to it must be there.
+        wait_for_stream(vector.device)
+        return super().post_mean(vector)
+
+
+class _MarkedReceipt:
+    def __init__(self, box: Any, into: Tensor) -> None:
+        self._box, self._into = box, into
+
+    def wait(self, timeout: timedelta) -> None:
+        sent, mark = self._box.get(timeout=timeout.total_seconds())
+        mark.follow()
+        self._into.copy_(sent)
+        if has_streams(sent.device):
+            sent.record_stream(torch.accelerator.current_stream(sent.device))
+
+
+class _Done:
+    def wait(self, timeout: timedelta) -> None:
+        """A mailbox takes a message at once."""
 
 
 class HeldTransport(Transport):

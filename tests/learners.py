@@ -96,10 +96,9 @@ def trainer_of(
         "use_distributed_sampler": False,
     }
     return pl.Trainer(
-        accelerator="cpu",
         devices=num_learners,
         strategy=strategy,
-        **{**quiet, **arguments},
+        **{**quiet, "accelerator": "cpu", **arguments},
     )
 
 

@@ -23,7 +23,7 @@ from tests.fabric_learners import (
     strategy_of,
     train,
 )
-from tests.helpers import engine_threads, forked
+from tests.helpers import engine_threads, forked, num_gpus
 from tests.learners import consensus_after, free_port, learners, loader, values
 
 ROOT = Path(__file__).parents[1]
@@ -312,6 +312,7 @@ def _training(fabric: Fabric) -> tuple[list[float], int]:
     return module.weight.tolist(), len(engine_threads())
 
 
+@pytest.mark.skipif(num_gpus() > 0, reason="CUDA forbids to fork")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_trains_by_the_fork_launcher(name: str) -> None:
     def launch(rank: int) -> Any:

@@ -30,6 +30,8 @@ from tests.helpers import (
     until,
 )
 
+pytestmark = pytest.mark.usefixtures("engine_device")
+
 ORDERS: tuple[Order, ...] = ("step_then_average", "average_then_step")
 
 

@@ -20,6 +20,7 @@ CORE = (
     "shares",
     "given",
     "topology",
+    "streams",
     "parameters",
     "ties",
     "transport",

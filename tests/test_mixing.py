@@ -17,8 +17,10 @@ from lightning_adpsgd.mixing import (
     synchronous,
 )
 from lightning_adpsgd.topology import Topology
+from lightning_adpsgd.transport import ThreadTransport
 from tests.helpers import (
     ALL_TOPOLOGIES,
+    DeviceThreadTransport,
     mixing_rounds,
     random_rows,
     round_mixers,
@@ -26,6 +28,9 @@ from tests.helpers import (
     topologies_of,
 )
 
+pytestmark = pytest.mark.usefixtures("engine_device")
+
+CARRIERS = (ThreadTransport, DeviceThreadTransport)
 Gradient = Callable[[Tensor], Tensor]
 
 
@@ -66,10 +71,13 @@ def taken(mixing: Tensor, rows: Tensor) -> Tensor:
     return mixing.T @ rows
 
 
+@pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize(("name", "size"), topologies_of(1, 2, 3, 5, 8))
-def test_rounds_over_threads_are_matrix_products(name: str, size: int) -> None:
+def test_rounds_over_threads_are_matrix_products(
+    name: str, size: int, carrier: type[ThreadTransport]
+) -> None:
     rows = random_rows(size)
-    vectors, mixers = round_mixers(rows, name, gain=0.75)
+    vectors, mixers = round_mixers(rows, name, 0.75, carrier)
 
     def rounds(mixer: RoundMixer) -> None:
         for _ in range(4):
@@ -106,10 +114,13 @@ def test_average_then_step_uses_the_gradient_before_the_average(name: str) -> No
     torch.testing.assert_close(result, rows, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("name", ALL_TOPOLOGIES)
-def test_delay_by_one_averages_behind_one_gradient(name: str) -> None:
+def test_delay_by_one_averages_behind_one_gradient(
+    name: str, carrier: type[ThreadTransport]
+) -> None:
     rows = random_rows(4)
-    vectors, mixers = round_mixers(rows, name)
+    vectors, mixers = round_mixers(rows, name, carrier=carrier)
     communications = [BehindGradient(mixer) for mixer in mixers]
     lockstep(vectors, list(communications), torch.sin, 0.3, 6)
     end(list(communications))

@@ -24,7 +24,14 @@ from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy, Topology
 from lightning_adpsgd.registration import NAMES
-from tests.helpers import engine_threads, forked, mixing_rounds, topologies_of, until
+from tests.helpers import (
+    engine_threads,
+    forked,
+    mixing_rounds,
+    num_gpus,
+    topologies_of,
+    until,
+)
 from tests.learners import (
     LR,
     Linear,
@@ -650,6 +657,7 @@ def test_meetings_that_depend_on_local_values_are_named(tmp_path: Path) -> None:
 # --- the launchers
 
 
+@pytest.mark.skipif(num_gpus() > 0, reason="CUDA forbids to fork")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_trains_by_the_fork_launcher(name: str) -> None:
     def launch(rank: int) -> Any:

@@ -1,0 +1,109 @@
+"""The order of work on an accelerator, among threads that have a stream each.
+
+What is asked of a GPU is queued and runs later, each stream in its own order. A lock
+orders what threads do in the memory of the host; where they queue work on tensors that
+they share, an event must order it too. Here are the lock that does both, and how bytes
+move between the device and pinned memory of the host. A training thread never waits in
+any of this: its stream does, on the device. On a CPU there is nothing to order.
+"""
+
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether work on a device is queued, and not done at once."""
+    return device.type != "cpu"
+
+
+def side_stream(device: torch.device) -> AbstractContextManager[object]:
+    """Within it, the calling thread queues its work on a stream of its own."""
+    return torch.Stream(device) if has_streams(device) else nullcontext()
+
+
+def host_memory(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory of the host, [length], from which a device copies without a stop."""
+    pinned = has_streams(device)
+    return torch.empty(length, dtype=dtype, device="cpu", pin_memory=pinned)
+
+
+def to_host(source: Tensor, target: Tensor) -> None:
+    """Copies to the host; the calling thread waits for its stream, and for no other."""
+    if source is target:
+        return
+    target.copy_(source, non_blocking=True)
+    wait_for_stream(source.device)
+
+
+def to_device(source: Tensor, target: Tensor) -> None:
+    """Queues a copy; the source must not change before the calling stream is there."""
+    if source is not target:
+        target.copy_(source, non_blocking=True)
+
+
+def wait_for_stream(device: torch.device) -> None:
+    """Waits until all that the calling thread has queued is done."""
+    if has_streams(device):
+        torch.accelerator.current_stream(device).synchronize()
+
+
+class Mark:
+    """A place in the work of a stream, after which other streams can go on.
+
+    Args:
+        device: A CPU works in order by itself: there it does nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._event = torch.Event(device) if has_streams(device) else None
+
+    def set(self) -> None:
+        """Marks all that the calling thread has queued so far."""
+        if self._event is not None:
+            self._event.record(torch.accelerator.current_stream(self._device))
+
+    def follow(self) -> None:
+        """What the calling thread queues from now on runs after what was marked."""
+        if self._event is not None:
+            torch.accelerator.current_stream(self._device).wait_event(self._event)
+
+
+class Guard:
+    """A lock over tensors, which orders on their device too what is done under it.
+
+    Args:
+        state: The lock.
+        device: Of the tensors.
+    """
+
+    def __init__(self, state: threading.Condition, device: torch.device) -> None:
+        self._state, self._mark = state, Mark(device)
+
+    def __enter__(self) -> None:
+        self._state.acquire()
+        self._mark.follow()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.leave()
+
+    def try_enter(self) -> bool:
+        """Enters if nobody is inside; to be followed by `leave`."""
+        if not self._state.acquire(blocking=False):
+            return False
+        self._mark.follow()
+        return True
+
+    def leave(self) -> None:
+        """Lets the next one in."""
+        self._mark.set()
+        self._state.release()

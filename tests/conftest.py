@@ -1,0 +1,25 @@
+"""On which devices the tests of the engine run: the CPU, and an accelerator."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.helpers import num_gpus
+
+
+def devices() -> list[str]:
+    """The CPU, and the accelerator of this machine if it has one."""
+    found = torch.accelerator.current_accelerator()
+    is_cuda = found is None or found.type == "cuda"
+    present = num_gpus() if is_cuda else torch.accelerator.is_available()
+    return ["cpu", f"{found.type}:0"] if found is not None and present else ["cpu"]
+
+
+@pytest.fixture(scope="module", params=devices())
+def engine_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where a test's weights lie: tensors that it makes without a device are there."""
+    before = torch.get_default_device()
+    torch.set_default_device(device := torch.device(request.param))
+    yield device
+    torch.set_default_device(before)
