@@ -20,7 +20,7 @@ from typing_extensions import override
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.mixing import RoundMixer, Schedule
 from lightning_adpsgd.node import Node
-from lightning_adpsgd.streams import Mark, has_streams, wait_for_stream
+from lightning_adpsgd.streams import Mark, has_streams
 from lightning_adpsgd.topology import TOPOLOGIES, TopologyLike, find_topology
 from lightning_adpsgd.transport import Pending, ThreadTransport, Transport
 
@@ -239,9 +239,16 @@ class DeviceThreadTransport(ThreadTransport):
 
     @override
     def post_mean(self, vector: Tensor) -> Pending:
-        # What others add to it must be there.
-        wait_for_stream(vector.device)
-        return super().post_mean(vector)
+        return _MeanByWayOfTheHost(vector, super().post_mean(vector.cpu()))
+
+
+class _MeanByWayOfTheHost:
+    def __init__(self, vector: Tensor, inner: Any) -> None:
+        self._vector, self._inner = vector, inner
+
+    def wait(self, timeout: timedelta) -> None:
+        self._inner.wait(timeout)
+        self._vector.copy_(self._inner._vector)
 
 
 class _MarkedReceipt:
