@@ -73,8 +73,18 @@ class Run:
 
 
 _SETTINGS = frozenset(
-    ("name", "algorithm", "topology", "communication", "num_super_learners")
-    + ("super_learner_size", "global_batch", "local_batch", "lr", "seed")
+    {
+        "name",
+        "algorithm",
+        "topology",
+        "communication",
+        "num_super_learners",
+        "super_learner_size",
+        "global_batch",
+        "local_batch",
+        "lr",
+        "seed",
+    }
 )
 
 
@@ -103,7 +113,9 @@ def write_run(run: Run, folder: str | Path) -> Path:
         ValueError: The name of the run is no name of a file.
     """
     if not run.name or Path(run.name).name != run.name:
-        raise ValueError(f"`name` of a run must be the name of a file, got {run.name!r}")
+        raise ValueError(
+            f"`name` of a run must be the name of a file, got {run.name!r}"
+        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (run.name + SUFFIX)

@@ -1,4 +1,4 @@
-"""The figures in the file that Weights & Biases writes while a run goes on, offline too.
+"""The figures in the file that Weights & Biases writes for a run, offline too.
 
 `run-<id>.wandb` is a log of LevelDB's format: blocks of 32 KiB with records of
 ``checksum (4 bytes), length (2), kind (1), data``, where a record that does not fit is

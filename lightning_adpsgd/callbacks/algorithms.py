@@ -45,7 +45,4 @@ def _gossiping(strategy: HADPSGDStrategy) -> Algorithm:
     }
     known = (name for name, named in NAMES.items() if named == settings)
     name = next(known, f"{communication}-{topology}")
-    return Algorithm(
-        name, topology, communication, strategy.num_super_learners, size
-    )
-
+    return Algorithm(name, topology, communication, strategy.num_super_learners, size)

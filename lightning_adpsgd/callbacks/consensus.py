@@ -14,7 +14,6 @@ equal weights (allreduce), alpha_e differs from alpha by the batches' noise alon
 """
 
 import math
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -50,26 +49,38 @@ class EffectiveRate(NamedTuple):
     """The two figures of arXiv 2112.01433.
 
     Attributes:
-        share: alpha_e / alpha; not a number where the gradient vanishes.
+        share: alpha_e / alpha; not a number where g vanishes, or is lost in the noise
+            of the batches that it was taken on.
         noise: |eta|^2, in squared units of the weights.
+        agreement: The cosine between two estimates of g. Near 1 there were batches
+            enough; where it is near 0, the other figures mean nothing.
     """
 
     share: float
     noise: float
+    agreement: float
 
 
-def effective_rate(lr: float, mean_gradient: Tensor, gradient: Tensor) -> EffectiveRate:
+def effective_rate(
+    lr: float, mean_gradient: Tensor, halves: tuple[Tensor, Tensor]
+) -> EffectiveRate:
     """How much of a step of the mean weights goes along the gradient.
 
     Args:
         lr: alpha.
         mean_gradient: g_a, the mean of the learners' gradients at their own weights.
-        gradient: g, that of the loss at the mean weights.
+        halves: g, the gradient of the loss at the mean weights, twice: each over other
+            batches. Their noise is in |g|^2 if both factors have the same, so that
+            alpha_e would come out too low; it is not in the product of the halves.
     """
-    squared = torch.dot(gradient, gradient).item()
-    share = torch.dot(mean_gradient, gradient).item() / squared if squared else math.nan
-    across = share * gradient - mean_gradient
-    return EffectiveRate(share, lr**2 * torch.dot(across, across).item())
+    first, second = halves
+    squared = torch.dot(first, second).item()
+    along = torch.dot(mean_gradient, first + second).item() / 2
+    agreement = torch.cosine_similarity(first, second, 0).item()
+    if squared <= 0:
+        return EffectiveRate(math.nan, math.nan, agreement)
+    across = torch.dot(mean_gradient, mean_gradient).item() - along**2 / squared
+    return EffectiveRate(along / squared, lr**2 * max(0.0, across), agreement)
 
 
 class ConsensusMonitor(Monitor):
@@ -83,10 +94,12 @@ class ConsensusMonitor(Monitor):
     consensus model on the same batches, each learner on those of its own.
 
     With `gradients`: `effective_lr`, `effective_lr_share` (of the learning rate) and
-    `noise_strength` of arXiv 2112.01433; g is taken over the `gradients` last training
-    batches but one of every learner, and g_a at the very last. Where super-learners
-    of one learner gossip, also `contraction`, by how much the disagreement shrinks in
-    a step, as it follows from distance and gradients (`callbacks.contraction`);
+    `noise_strength` of arXiv 2112.01433, on batches from the start of the training:
+    one for g_a, another one at each validation, and the others for g. (The last ones
+    would not do: a step has just made their own losses small.) `gradient_agreement`
+    tells whether they were enough to make out g: 1 at best, 0 at worst. Where
+    super-learners of one learner gossip, also `contraction`, what a step leaves of the
+    disagreement, as it follows from distance and gradients (`callbacks.contraction`);
     `contraction_of_topology`, the same if rounds were synchronous; and
     `spectral_contraction`, what a round leaves of the slowest disagreement.
 
@@ -96,7 +109,8 @@ class ConsensusMonitor(Monitor):
     Args:
         held_out: Batches of the first validation loader that each learner evaluates
             with its own weights. They are read once and kept.
-        gradients: Training batches that each learner keeps to take gradients on.
+        gradients: Training batches of each learner for g, an even number; they and one
+            more are kept on the device.
         loss: From module and batch to the mean loss. By default `training_step`, whose
             logging is silenced; give one if that step changes anything, such as a
             metric, or optimizes by itself.
@@ -105,7 +119,7 @@ class ConsensusMonitor(Monitor):
         effective_rate: As of the last validation; none before, or without gradients.
 
     Raises:
-        ValueError: A number of batches is negative.
+        ValueError: A number of batches is negative, or `gradients` is odd.
     """
 
     def __init__(
@@ -115,13 +129,17 @@ class ConsensusMonitor(Monitor):
         for name, value in (("held_out", held_out), ("gradients", gradients)):
             if value < 0:
                 raise ValueError(f"`{name}` must not be negative, got {value}")
+        if gradients % 2:
+            raise ValueError(
+                f"`gradients` must be even, for two halves, got {gradients}"
+            )
         self._num_held_out, self._num_gradients, self._loss = held_out, gradients, loss
         self._forget()
 
     def _forget(self) -> None:
         self._held_out: list[Any] | None = None
-        # The last one for the learner's own gradient, the others for the mean's.
-        self._recent: deque[Any] = deque(maxlen=self._num_gradients + 1)
+        self._kept: list[Any] = []
+        self._num_validations = 0
         self._local_loss, self._local_gradient = math.nan, torch.empty(0)
         self.effective_rate: EffectiveRate | None = None
 
@@ -140,8 +158,8 @@ class ConsensusMonitor(Monitor):
         batch_idx: int,
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if self._num_gradients:
-            self._recent.append(batch)
+        if self._num_gradients and not self._has_kept_all():
+            self._kept.append(batch)
 
     # Callbacks come before the strategy: the weights are still this learner's own.
     @override
@@ -152,10 +170,9 @@ class ConsensusMonitor(Monitor):
         if self._held_out is None:
             self._held_out = held_out_batches(trainer, self._num_held_out)
         self._local_loss = self._mean_loss(trainer, pl_module)
-        if len(self._recent) > 1:
-            self._local_gradient = mean_gradient(
-                trainer, pl_module, [self._recent[-1]], self._loss
-            )
+        if self._num_gradients and self._has_kept_all():
+            [own, *_] = self._in_turn()
+            self._local_gradient = self._gradient(trainer, pl_module, [own])
 
     # The consensus model is in place, and no clock goes on yet.
     @override
@@ -185,21 +202,39 @@ class ConsensusMonitor(Monitor):
             "consensus/loss_of_mean": sum(of_mean) / len(of_mean),
         }
 
+    def _has_kept_all(self) -> bool:
+        return len(self._kept) > self._num_gradients
+
+    def _in_turn(self) -> list[Any]:
+        first = self._num_validations % len(self._kept)
+        return self._kept[first:] + self._kept[:first]
+
     def _all_have_gradients(self, trainer: Trainer) -> bool:
         if not self._num_gradients:
             return False
-        return all(number > 1 for [number] in gather(trainer, [len(self._recent)]))
+        return all(kept for [kept] in gather(trainer, [float(self._has_kept_all())]))
+
+    def _gradient(
+        self, trainer: Trainer, module: LightningModule, batches: list[Any]
+    ) -> Tensor:
+        return mean_gradient(trainer, module, batches, self._loss)
 
     def _rates(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
-        batches = list(self._recent)[:-1]
-        gradient = _mean(trainer, mean_gradient(trainer, module, batches, self._loss))
+        [_, *others] = self._in_turn()
+        self._num_validations += 1
+        half = self._num_gradients // 2
+        first, second = (
+            _mean(trainer, self._gradient(trainer, module, batches))
+            for batches in (others[:half], others[half:])
+        )
         mean = _mean(trainer, self._local_gradient.clone())
         lr = float(trainer.optimizers[0].param_groups[0]["lr"])
-        self.effective_rate = effective_rate(lr, mean, gradient)
+        rate = self.effective_rate = effective_rate(lr, mean, (first, second))
         return {
-            "consensus/effective_lr": lr * self.effective_rate.share,
-            "consensus/effective_lr_share": self.effective_rate.share,
-            "consensus/noise_strength": self.effective_rate.noise,
+            "consensus/effective_lr": lr * rate.share,
+            "consensus/effective_lr_share": rate.share,
+            "consensus/noise_strength": rate.noise,
+            "consensus/gradient_agreement": rate.agreement,
             **self._contractions(trainer, lr, mean),
         }
 

@@ -18,6 +18,7 @@ the faster modes count too.
 import math
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -58,11 +59,10 @@ def balance_of(
     """
     if not 1 < size <= _MOST_SUPER_LEARNERS:
         return math.nan
-    before = math.inf
-    steps = _balances(topology, size, gain, every, order, seed)
+    before = mean = math.inf
+    rounds = _balances(topology, size, gain, every, order, seed)
     for _ in range(_MOST_WINDOWS):
-        window = [next(steps) for _ in range(_WINDOW * every)]
-        mean = sum(window) / len(window)
+        mean = sum(next(rounds) for _ in range(_WINDOW)) / _WINDOW
         if abs(mean - before) <= _TOLERANCE * mean:
             break
         before = mean
@@ -72,20 +72,24 @@ def balance_of(
 def _balances(
     topology: Topology, size: int, gain: float, every: int, order: Order, seed: int
 ) -> Iterator[float]:
-    """r after each step: the covariance of the super-learners, driven by white noise."""
+    """r in each round, the mean over its steps: a covariance driven by white noise."""
     noise = identity(size) - complete(size)
     covariance = torch.zeros_like(noise)
-    step = 0
-    while True:
-        step += 1
+    for round in count():
+        mixing = with_gain(topology.matrix(size, round, seed), gain)
+        before = _ratio(covariance, noise)
         if order == "step_then_average":
-            covariance = covariance + noise
-        if step % every == 0:
-            mixing = topology.matrix(size, step // every - 1, seed)
-            covariance = _mixed(covariance, with_gain(mixing, gain))
-        if order == "average_then_step":
-            covariance = covariance + noise
-        yield float(covariance.trace() / noise.trace())
+            covariance = _mixed(covariance + every * noise, mixing)
+            steps = [before + step for step in range(1, every)]
+            yield (sum(steps) + _ratio(covariance, noise)) / every
+        else:
+            covariance = _mixed(covariance, mixing)
+            yield _ratio(covariance, noise) + (every + 1) / 2
+            covariance = covariance + every * noise
+
+
+def _ratio(covariance: Tensor, noise: Tensor) -> float:
+    return float(covariance.trace() / noise.trace())
 
 
 def _mixed(covariance: Tensor, mixing: Tensor) -> Tensor:

@@ -185,7 +185,7 @@ class ConvergenceMonitor(Monitor):
         trainer.should_stop = True
         rank_zero_warn(
             f"The training has diverged and stops: held-out loss {loss:.4g}, chance "
-            f"level {self._chance:.4g}. Lower the learning rate or lengthen its warm-up."
+            f"level {self._chance:.4g}; lower the learning rate or lengthen its warm-up"
         )
 
     def _logged(self, trainer: Trainer, figures: Progress) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The loss of learner 0 while training runs, without a collective and without waiting."""
+"""The loss of learner 0 while training runs, without a collective or any waiting."""
 
 import time
 from collections.abc import Mapping

@@ -8,9 +8,9 @@ from itertools import islice
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.backends import cudnn
 

@@ -1,4 +1,4 @@
-"""How a callback comes by the figures of all learners, and hands them to the loggers."""
+"""How a callback comes by the figures of all learners and hands them to loggers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -29,8 +29,9 @@ from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.asr.data import SpeechData
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.callbacks import AllreduceWait, GossipMonitor, TrainingCurve
+from lightning_adpsgd.loggers import FinishWandb
 from lightning_adpsgd.registration import NAMES
-from recipes.switchboard.loggers import FinishWandb, make_loggers
+from recipes.switchboard.loggers import make_loggers
 from recipes.switchboard.metrics import (
     Row,
     by_step,
