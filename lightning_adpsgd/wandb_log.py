@@ -28,11 +28,13 @@ def last_figures(path: Path) -> dict[str, Any]:
         ValueError: It is no such file.
         ImportError: Weights & Biases is not installed.
     """
-    from wandb.proto.wandb_internal_pb2 import Record
+    # Its names are made when it is imported.
+    from wandb.proto import wandb_internal_pb2
 
+    messages: Any = wandb_internal_pb2
     figures: dict[str, Any] = {}
     for data in _records(path):
-        record = Record()
+        record = messages.Record()
         record.ParseFromString(data)
         for item in _items(record):
             name = item.key or "/".join(item.nested_key)

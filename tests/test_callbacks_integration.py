@@ -57,7 +57,7 @@ class Classifier(pl.LightningModule):
 def points(rank: int) -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(rank)
     features = torch.randn(96, 2, generator=generator)
-    labels = (features > 0) @ torch.tensor([1, 2])
+    labels = (features > 0).long() @ torch.tensor([1, 2])
     return DataLoader(TensorDataset(features, labels), batch_size=8)
 
 

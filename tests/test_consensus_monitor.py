@@ -226,7 +226,11 @@ def test_loss_and_gradient_are_means_over_batches() -> None:
 
 def test_a_loss_of_ones_own_is_taken() -> None:
     trainer, module = Trainer(accelerator="cpu", logger=False), Quadratic()
-    loss = mean_loss(trainer, module, [None], lambda module, _: module.weight.sum())
+
+    def total(module: Any, batch: Any) -> Tensor:
+        return module.weight.sum()
+
+    loss = mean_loss(trainer, module, [None], total)
     assert loss == 3
 
 

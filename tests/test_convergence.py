@@ -32,7 +32,7 @@ class Given(LightningModule):
             self._loss = self._held_out.pop(0)
         self.log("val_loss", self._loss)
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), 1.0)
         rates = torch.optim.lr_scheduler.LambdaLR(optimizer, _up_and_down)
         return [optimizer], [{"scheduler": rates, "interval": "step"}]

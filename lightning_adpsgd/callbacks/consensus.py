@@ -242,14 +242,16 @@ class ConsensusMonitor(Monitor):
         self, trainer: Trainer, lr: float, mean: Tensor
     ) -> dict[str, float]:
         strategy = trainer.strategy
-        gossips = isinstance(strategy, HADPSGDStrategy) and strategy.last_consensus
-        if not gossips or strategy.super_learner_size > 1:
+        if not isinstance(strategy, HADPSGDStrategy):
+            return {}
+        consensus = strategy.last_consensus
+        if consensus is None or strategy.super_learner_size > 1:
             return {}
         apart = self._local_gradient - mean
         spread = _mean(trainer, torch.dot(apart, apart)).item()
         if not lr or not spread:
             return {}
-        balance = strategy.last_consensus.distance**2 / (lr**2 * spread)
+        balance = consensus.distance**2 / (lr**2 * spread)
         return _contractions(strategy, balance)
 
 

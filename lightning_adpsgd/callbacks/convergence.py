@@ -155,8 +155,8 @@ class ConvergenceMonitor(Monitor):
             self.clock.samples,
             self.clock.seconds,
             exposed_seconds(trainer),
-            losses.sum,
-            losses.count,
+            losses.total,
+            losses.number,
             losses.first,
             self._held_out_loss(trainer),
         ]

@@ -51,7 +51,8 @@ class LearnerRecord(NamedTuple):
         """The opposite of `row`."""
         scalars = len(cls._fields) - 2
         bins = scalars + STALENESS_BINS
-        return cls(*row[:scalars], tuple(row[scalars:bins]), tuple(row[bins:]))
+        figures = (*row[:scalars], tuple(row[scalars:bins]), tuple(row[bins:]))
+        return cls._make(figures)
 
     def row(self) -> list[float]:
         """All figures in one list, so that they can be gathered as one vector."""

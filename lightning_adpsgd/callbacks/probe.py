@@ -1,7 +1,7 @@
 """Losses and gradients of a module as it stands, measured without leaving a trace."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from itertools import islice
@@ -21,7 +21,11 @@ Loss = Callable[[LightningModule, Any], Tensor]
 
 
 def training_loss(module: LightningModule, batch: Any) -> Tensor:
-    """What the module's `training_step` returns; what it logs is dropped."""
+    """What the module's `training_step` returns; what it logs is dropped.
+
+    Raises:
+        TypeError: It returns no loss.
+    """
     silent = {"log": _say_nothing, "log_dict": _say_nothing}
     vars(module).update(silent)
     try:
@@ -29,7 +33,12 @@ def training_loss(module: LightningModule, batch: Any) -> Tensor:
     finally:
         for name in silent:
             del vars(module)[name]
-    return output["loss"] if isinstance(output, dict) else output
+    loss = output["loss"] if isinstance(output, Mapping) else output
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"`training_step` must return a loss, got {type(loss).__name__}; give `loss`"
+        )
+    return loss
 
 
 def held_out_batches(trainer: Trainer, num_batches: int) -> list[Any]:

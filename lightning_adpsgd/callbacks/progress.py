@@ -45,8 +45,8 @@ NONE_YET = Progress(0, 0, 0, 0, 0, math.inf, math.inf, math.inf)
 class LossSums(NamedTuple):
     """Sum and number of the losses of a stretch, and the very first loss of all."""
 
-    sum: float
-    count: int
+    total: float
+    number: int
     first: float
 
 
