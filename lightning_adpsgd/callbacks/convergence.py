@@ -24,7 +24,12 @@ from lightning_adpsgd.callbacks.algorithms import algorithm_of
 from lightning_adpsgd.callbacks.clock import Monitor
 from lightning_adpsgd.callbacks.learners import exposed_seconds
 from lightning_adpsgd.callbacks.progress import NONE_YET, Losses, Progress
-from lightning_adpsgd.callbacks.reporting import gather, log, loss_of
+from lightning_adpsgd.callbacks.reporting import (
+    epochs_so_far,
+    gather,
+    log,
+    loss_of,
+)
 from lightning_adpsgd.runs import Run, results_of, settings_of, write_run
 
 
@@ -160,7 +165,7 @@ class ConvergenceMonitor(Monitor):
             losses.first,
             self._held_out_loss(trainer),
         ]
-        return Progress.of(gather(trainer, row), _epochs(trainer))
+        return Progress.of(gather(trainer, row), epochs_so_far(trainer))
 
     def _held_out_loss(self, trainer: Trainer) -> float:
         metrics = trainer.callback_metrics
@@ -288,15 +293,6 @@ class ConvergenceMonitor(Monitor):
         super().load_state_dict(state_dict["clock"])
         self._chance, self._best = state_dict["chance"], Progress(*state_dict["best"])
         self._restored = True
-
-
-def _epochs(trainer: Trainer) -> float:
-    """Epochs so far of this learner, the present one in part."""
-    num_batches = trainer.num_training_batches
-    progress = trainer.fit_loop.epoch_loop.batch_progress
-    if progress.is_last_batch or not 0 < num_batches < math.inf:
-        return trainer.current_epoch + float(progress.is_last_batch)
-    return trainer.current_epoch + progress.current.completed / num_batches
 
 
 def _number_or_least(value: float) -> float:

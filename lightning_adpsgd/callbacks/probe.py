@@ -36,7 +36,8 @@ def training_loss(module: LightningModule, batch: Any) -> Tensor:
     loss = output["loss"] if isinstance(output, Mapping) else output
     if not isinstance(loss, Tensor):
         raise TypeError(
-            f"`training_step` must return a loss, got {type(loss).__name__}; give `loss`"
+            f"`training_step` must return a loss, got {type(loss).__name__}; "
+            "give `loss`"
         )
     return loss
 

@@ -1,5 +1,6 @@
 """How a callback comes by the figures of all learners and hands them to loggers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,15 @@ def loss_of(
         return None
     # Lightning has divided it by the batches over which gradients are summed.
     return loss.detach() * trainer.accumulate_grad_batches
+
+
+def epochs_so_far(trainer: Trainer) -> float:
+    """Epochs so far of this learner, the present one in part."""
+    num_batches = trainer.num_training_batches
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    if progress.is_last_batch or not 0 < num_batches < math.inf:
+        return trainer.current_epoch + float(progress.is_last_batch)
+    return trainer.current_epoch + progress.current.completed / num_batches
 
 
 def consensus_distances(trainer: Trainer) -> dict[str, float]:
