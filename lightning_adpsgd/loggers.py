@@ -32,12 +32,20 @@ def make_wandb_logger(
     import wandb
 
     Path(folder).mkdir(parents=True, exist_ok=True)
+    offline = not _is_logged_in()
     logger = WandbLogger(
         name=name,
         project=project,
         save_dir=folder,
-        offline=not _is_logged_in(),
-        settings=wandb.Settings(silent=True, console="off", init_timeout=20),
+        offline=offline,
+        settings=wandb.Settings(
+            # Lightning says so in the environment, which the question whether the user
+            # is logged in has already made wandb read.
+            mode="offline" if offline else "online",
+            silent=True,
+            console="off",
+            init_timeout=20,
+        ),
     )
     # Lightning always passes it on; recent versions warn that it has no effect.
     getattr(logger, "_wandb_init", {}).pop("anonymous", None)

@@ -1,7 +1,7 @@
 """Draws monitoring.png: `python docs/images/draw_monitoring.py [folder]`.
 
 Trains a small classifier with four learners on this machine, with every callback and
-two algorithms at four batch sizes (about two minutes on two cores), and plots what
+two algorithms at three batch sizes (some minutes on two cores), and plots what
 their CSV files hold: the figures that docs/monitoring.md explains. A folder that
 already holds the runs is plotted as it is.
 """
@@ -32,7 +32,7 @@ from lightning_adpsgd.callbacks import (
 from lightning_adpsgd.runs import read_runs
 
 NUM_LEARNERS, NUM_CLASSES, EPOCHS = 4, 10, 8
-LOCAL_BATCHES = (8, 32, 128, 512)
+LOCAL_BATCHES = (32, 128, 512)
 SHOWN = 32  # the local batch of the plots of a single run
 LR_PER_SAMPLE = 0.2 / 32
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
@@ -51,6 +51,7 @@ class Classifier(pl.LightningModule):
         self._lr = lr
 
     def loss(self, batch: Any) -> Tensor:
+        """The mean cross-entropy."""
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     @override
@@ -85,7 +86,7 @@ def train(folder: Path, algorithm: str, local_batch: int) -> None:
     if (folder / f"{name}.run.csv").exists():
         return
     callbacks = [
-        ConsensusMonitor(held_out=4, gradients=32),
+        ConsensusMonitor(held_out=4, gradients=128),
         GossipMonitor(),
         ConvergenceMonitor(chance=math.log(NUM_CLASSES), runs=folder, name=name),
         AllreduceWait(),
