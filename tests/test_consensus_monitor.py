@@ -10,7 +10,11 @@ from lightning.pytorch import Trainer, seed_everything
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_adpsgd.callbacks.consensus import ConsensusMonitor, effective_rate
+from lightning_adpsgd.callbacks.consensus import (
+    ConsensusMonitor,
+    Halves,
+    effective_rate,
+)
 from lightning_adpsgd.callbacks.contraction import (
     balance_of,
     contraction_of_balance,
@@ -32,28 +36,27 @@ def vector(*values: float) -> Tensor:
 
 def test_a_step_along_the_gradient_is_as_long_as_the_rate_says() -> None:
     gradient = vector(3, 4)
-    rate = effective_rate(0.1, gradient, (gradient, gradient))
-    assert rate == pytest.approx((1, 0, 1))
+    both = Halves(gradient, gradient)
+    assert effective_rate(0.1, gradient, both, both) == pytest.approx((1, 0, 1))
 
 
 def test_half_the_gradient_is_half_the_rate_and_what_is_across_is_noise() -> None:
-    # g_a = g / 2 + (0, 3): the noise is alpha (0, 3).
-    rate = effective_rate(0.1, vector(2, 3), (vector(4, 0), vector(4, 0)))
+    # g_a = g / 2, and in one step (0, 3) more: the noise is alpha (0, 3).
+    means, gradients = Halves(*[vector(2, 0)] * 2), Halves(*[vector(4, 0)] * 2)
+    rate = effective_rate(0.1, vector(2, 3), means, gradients)
     assert rate == pytest.approx((0.5, 0.09, 1))
 
 
-def test_the_noise_of_two_halves_does_not_shorten_the_step() -> None:
-    """With noise across g, different in both halves, |g|^2 would be too large."""
-    halves = (vector(4, 2), vector(4, -2))
-    assert effective_rate(1, vector(4, 0), halves).share == pytest.approx(16 / 12)
-    halves = (vector(4, 2, 0), vector(4, 0, 2))
-    rate = effective_rate(1, vector(4, 0, 0), halves)
+def test_equal_weights_leave_the_rate_as_it_is_whatever_the_batches() -> None:
+    gradients = Halves(vector(4, 2, 0), vector(3, 0, 2))
+    rate = effective_rate(1, vector(4, 0, 0), gradients, gradients)
     assert rate.share == pytest.approx(1)
-    assert rate.agreement == pytest.approx(16 / 20)
+    assert rate.agreement == pytest.approx(12 / math.sqrt(20 * 13))
 
 
 def test_a_gradient_lost_in_noise_gives_no_rate() -> None:
-    rate = effective_rate(1, vector(1, 0), (vector(1, 0), vector(-1, 0)))
+    lost = Halves(vector(1, 0), vector(-1, 0))
+    rate = effective_rate(1, vector(1, 0), lost, lost)
     assert math.isnan(rate.share)
     assert rate.agreement == pytest.approx(-1)
 
@@ -63,9 +66,10 @@ def test_on_a_quadratic_differences_of_weights_change_nothing() -> None:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(6, 4, dtype=torch.float64, generator=generator)
     curvature = vector(1, 2, 3, 4)
-    gradient = curvature * weights.mean(0)
-    rate = effective_rate(0.5, (curvature * weights).mean(0), (gradient, gradient))
-    assert rate[:2] == pytest.approx((1, 0))
+    mean, gradient = (curvature * weights).mean(0), curvature * weights.mean(0)
+    means, gradients = Halves(mean, mean), Halves(gradient, gradient)
+    rate = effective_rate(0.5, mean, means, gradients)
+    assert rate == pytest.approx((1, 0, 1))
 
 
 # --- contraction

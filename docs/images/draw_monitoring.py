@@ -142,6 +142,9 @@ def plot_batches(axes: Axes, folder: Path) -> None:
             if run.diverged:
                 axes.plot(run.global_batch, run.last_loss, "x", color="black", ms=12)
     axes.set(xscale="log", xlabel="global batch B", ylabel="last held-out loss")
+    batches = [NUM_LEARNERS * local_batch for local_batch in LOCAL_BATCHES]
+    axes.set_xticks(batches, [str(batch) for batch in batches], minor=False)
+    axes.minorticks_off()
     axes.set_ylim(0, None)
     axes.set_title("read_runs(folder); x: diverged")
 

@@ -9,8 +9,8 @@ at w_a, as one along g and a noise across it:
     eta      = alpha_e g - alpha g_a            the noise; its strength is |eta|^2
 
 Where the landscape is rough, gradients at different weights point apart, alpha_e is
-smaller than alpha, and grows towards it as training goes on: a warm-up of its own. With
-equal weights (allreduce), alpha_e differs from alpha by the batches' noise alone.
+smaller than alpha, and grows towards it as training goes on: a warm-up of its own. Here
+alpha_e is the mean over batches: with equal weights (allreduce) it is alpha.
 """
 
 import math
@@ -62,25 +62,47 @@ class EffectiveRate(NamedTuple):
 
 
 def effective_rate(
-    lr: float, mean_gradient: Tensor, halves: tuple[Tensor, Tensor]
+    lr: float, of_one_step: Tensor, means: "Halves", gradients: "Halves"
 ) -> EffectiveRate:
     """How much of a step of the mean weights goes along the gradient.
 
+    Halves are estimates over different batches. The noise of the batches is in a
+    product if both factors have the same, and not in that of different halves; and
+    where all weights are equal the share is 1 whatever the batches.
+
     Args:
         lr: alpha.
-        mean_gradient: g_a, the mean of the learners' gradients at their own weights.
-        halves: g, the gradient of the loss at the mean weights, twice: each over other
-            batches. Their noise is in |g|^2 if both factors have the same, so that
-            alpha_e would come out too low; it is not in the product of the halves.
+        of_one_step: g_a, the mean of the learners' gradients at their own weights, each
+            over the batch of one step, which is in neither half.
+        means: g_a over the batches of each half.
+        gradients: g, the gradient of the loss at the mean weights, over the same.
     """
-    first, second = halves
+    first, second = gradients
     squared = torch.dot(first, second).item()
-    along = torch.dot(mean_gradient, first + second).item() / 2
     agreement = torch.cosine_similarity(first, second, 0).item()
     if squared <= 0:
         return EffectiveRate(math.nan, math.nan, agreement)
-    across = torch.dot(mean_gradient, mean_gradient).item() - along**2 / squared
-    return EffectiveRate(along / squared, lr**2 * max(0.0, across), agreement)
+    along = torch.dot(means[0], second) + torch.dot(means[1], first)
+    share = along.item() / 2 / squared
+    across = (
+        torch.dot(of_one_step, of_one_step).item()
+        - share * torch.dot(of_one_step, first + second).item()
+        + share**2 * squared
+    )
+    return EffectiveRate(share, lr**2 * max(0.0, across), agreement)
+
+
+class Halves(NamedTuple):
+    """The same gradient, estimated twice."""
+
+    first: Tensor
+    second: Tensor
+
+
+class _LocalGradients(NamedTuple):
+    of_one_step: Tensor
+    first: Tensor
+    second: Tensor
 
 
 class ConsensusMonitor(Monitor):
@@ -95,9 +117,10 @@ class ConsensusMonitor(Monitor):
 
     With `gradients`: `effective_lr`, `effective_lr_share` (of the learning rate) and
     `noise_strength` of arXiv 2112.01433, on batches from the start of the training:
-    one for g_a, another one at each validation, and the others for g. (The last ones
-    would not do: a step has just made their own losses small.) `gradient_agreement`
-    tells whether they were enough to make out g: 1 at best, 0 at worst. Where
+    one for the noise, another one at each validation, and two halves of the others for
+    g_a and g. (The last ones would not do: a step has just made their own losses
+    small.) `gradient_agreement` tells whether they were enough to make out g: 1 at
+    best, 0 at worst. Where
     super-learners of one learner gossip, also `contraction`, what a step leaves of the
     disagreement, as it follows from distance and gradients (`callbacks.contraction`);
     `contraction_of_topology`, the same if rounds were synchronous; and
@@ -109,8 +132,8 @@ class ConsensusMonitor(Monitor):
     Args:
         held_out: Batches of the first validation loader that each learner evaluates
             with its own weights. They are read once and kept.
-        gradients: Training batches of each learner for g, an even number; they and one
-            more are kept on the device.
+        gradients: Training batches of each learner for g_a and g, an even number; they
+            and one more are kept on the device.
         loss: From module and batch to the mean loss. By default `training_step`, whose
             logging is silenced; give one if that step changes anything, such as a
             metric, or optimizes by itself.
@@ -140,7 +163,8 @@ class ConsensusMonitor(Monitor):
         self._held_out: list[Any] | None = None
         self._kept: list[Any] = []
         self._num_validations = 0
-        self._local_loss, self._local_gradient = math.nan, torch.empty(0)
+        self._local_loss = math.nan
+        self._local: _LocalGradients | None = None
         self.effective_rate: EffectiveRate | None = None
 
     @override
@@ -171,8 +195,12 @@ class ConsensusMonitor(Monitor):
             self._held_out = held_out_batches(trainer, self._num_held_out)
         self._local_loss = self._mean_loss(trainer, pl_module)
         if self._num_gradients and self._has_kept_all():
-            [own, *_] = self._in_turn()
-            self._local_gradient = self._gradient(trainer, pl_module, [own])
+            step, first, second = self._in_turn()
+            self._local = _LocalGradients(
+                self._gradient(trainer, pl_module, step),
+                self._gradient(trainer, pl_module, first),
+                self._gradient(trainer, pl_module, second),
+            )
 
     # The consensus model is in place, and no clock goes on yet.
     @override
@@ -205,14 +233,17 @@ class ConsensusMonitor(Monitor):
     def _has_kept_all(self) -> bool:
         return len(self._kept) > self._num_gradients
 
-    def _in_turn(self) -> list[Any]:
-        first = self._num_validations % len(self._kept)
-        return self._kept[first:] + self._kept[:first]
+    def _in_turn(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """The batch of one step, another one at each validation, and two halves."""
+        at, half = self._num_validations % len(self._kept), self._num_gradients // 2
+        step, *others = self._kept[at:] + self._kept[:at]
+        return [step], others[:half], others[half:]
 
     def _all_have_gradients(self, trainer: Trainer) -> bool:
         if not self._num_gradients:
             return False
-        return all(kept for [kept] in gather(trainer, [float(self._has_kept_all())]))
+        mine = [float(self._local is not None)]
+        return all(measured for [measured] in gather(trainer, mine))
 
     def _gradient(
         self, trainer: Trainer, module: LightningModule, batches: list[Any]
@@ -220,42 +251,39 @@ class ConsensusMonitor(Monitor):
         return mean_gradient(trainer, module, batches, self._loss)
 
     def _rates(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
-        [_, *others] = self._in_turn()
+        local, self._local = self._local, None
+        assert local is not None
+        _, *halves = self._in_turn()
         self._num_validations += 1
-        half = self._num_gradients // 2
-        first, second = (
-            _mean(trainer, self._gradient(trainer, module, batches))
-            for batches in (others[:half], others[half:])
+        means = _LocalGradients(*(_mean(trainer, each.clone()) for each in local))
+        gradients = Halves(
+            *(_mean(trainer, self._gradient(trainer, module, half)) for half in halves)
         )
-        mean = _mean(trainer, self._local_gradient.clone())
         lr = float(trainer.optimizers[0].param_groups[0]["lr"])
-        rate = self.effective_rate = effective_rate(lr, mean, (first, second))
+        rate = effective_rate(lr, means.of_one_step, Halves(*means[1:]), gradients)
+        self.effective_rate = rate
         return {
             "consensus/effective_lr": lr * rate.share,
             "consensus/effective_lr_share": rate.share,
             "consensus/noise_strength": rate.noise,
             "consensus/gradient_agreement": rate.agreement,
-            **self._contractions(trainer, lr, mean),
+            **_contractions(trainer, lr, local.of_one_step - means.of_one_step),
         }
 
-    def _contractions(
-        self, trainer: Trainer, lr: float, mean: Tensor
-    ) -> dict[str, float]:
-        strategy = trainer.strategy
-        if not isinstance(strategy, HADPSGDStrategy):
-            return {}
-        consensus = strategy.last_consensus
-        if consensus is None or strategy.super_learner_size > 1:
-            return {}
-        apart = self._local_gradient - mean
-        spread = _mean(trainer, torch.dot(apart, apart)).item()
-        if not lr or not spread:
-            return {}
-        balance = consensus.distance**2 / (lr**2 * spread)
-        return _contractions(strategy, balance)
+
+def _contractions(trainer: Trainer, lr: float, apart: Tensor) -> dict[str, float]:
+    """Of super-learners of one learner; `apart` is g_i - g_a of this one."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, HADPSGDStrategy):
+        return {}
+    consensus = strategy.last_consensus
+    if consensus is None or strategy.super_learner_size > 1:
+        return {}
+    added = lr**2 * _mean(trainer, torch.dot(apart, apart)).item()
+    return _compared(strategy, consensus.distance**2 / added) if added else {}
 
 
-def _contractions(strategy: HADPSGDStrategy, balance: float) -> dict[str, float]:
+def _compared(strategy: HADPSGDStrategy, balance: float) -> dict[str, float]:
     dials, size = strategy.dials, strategy.num_super_learners
     topology, gain = dials.topology, dials.mixing_gain
     # An asynchronous exchange reads weights of before the step that it is merged after.
