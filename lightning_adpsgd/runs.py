@@ -133,7 +133,8 @@ def read_runs(folder: str | Path) -> list[Run]:
     """All runs below a folder, in the order of their names.
 
     Those of Weights & Biases' logger are read from its files, without a network, if the
-    package is installed; a run that also wrote a file of its own counts once.
+    package is installed; a run that also wrote a file of its own counts once. It writes
+    the end of its file in the background, a moment after the run has been closed.
 
     Raises:
         ValueError: A file is not that of a run; the message has its path.

@@ -11,7 +11,7 @@ import pytest
 from lightning_adpsgd import runs, wandb_log
 from lightning_adpsgd.loggers import _finish, make_wandb_logger
 from lightning_adpsgd.runs import Run, fetch_runs, read_runs, write_run
-from tests.helpers import forked
+from tests.helpers import forked, until
 
 RUN = Run(
     name="adpsgd-B64",
@@ -82,7 +82,8 @@ def test_runs_of_weights_and_biases_are_read_without_a_network(tmp_path, monkeyp
     pytest.importorskip("wandb")
     monkeypatch.setattr("lightning_adpsgd.loggers._is_logged_in", lambda: False)
     log_offline(tmp_path, RUN)
-    assert read_runs(tmp_path) == [RUN]
+    # Its own process writes the last block after the run has been closed.
+    until(lambda: read_runs(tmp_path) == [RUN], "the end of the log")
     # One that has a file too counts once, as its file says.
     renewed = dataclasses.replace(RUN, wer=0.25)
     write_run(renewed, tmp_path / "files")
