@@ -88,7 +88,8 @@ class Gossip(Communication):
 
     - d, in `_replica`: written by asking and answering threads, one part at a
       time, and by the training thread in a merge.
-    - `_tally`, `_ages`, `_under_way`, `_paused`, `_last_exchange_step`: counters.
+    - `_tally`, `_ages`, `_under_way`, `_paused`, `_last_exchange_step`,
+      `_last_steps` (by peer): counters.
     - `_error`: written by the first thread that fails, read by the training thread.
 
     The flat vectors (w) are written by the training thread alone.
@@ -130,6 +131,7 @@ class Gossip(Communication):
         self._threads: list[threading.Thread] = []
         self._tally, self._ages = Tally(), list[int]()
         self._step = self._last_exchange_step = 0
+        self._last_steps = dict.fromkeys(self._peers, 0)
         self._under_way, self._paused = Counter[int](), False
         self._hurry, self._leaving = threading.Event(), threading.Event()
         self._error: BaseException | None = None
@@ -216,7 +218,10 @@ class Gossip(Communication):
         waited += self._merger.seconds if self._merger is not None else 0.0
         with self._state:
             exposed = self._tally.exposed_seconds + waited
-            return self._tally.snapshot()._replace(exposed_seconds=exposed)
+            ages = {peer: self._step - last for peer, last in self._last_steps.items()}
+            return self._tally.snapshot()._replace(
+                exposed_seconds=exposed, peer_ages=ages
+            )
 
     def _shards_of(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         return [shard(v, self._node.index, self._node.size) for v in vectors]
@@ -381,7 +386,7 @@ class Gossip(Communication):
             self._tally.bytes_sent += outcome.bytes_sent
             self._tally.exchanges += outcome.finite
             self._tally.refused += not outcome.finite
-            self._last_exchange_step = self._step
+            self._last_exchange_step = self._last_steps[peer] = self._step
             self._ages.append(outcome.first_step)
             self._state.notify_all()
 

@@ -101,6 +101,8 @@ class Statistics(NamedTuple):
         exposed_seconds: Time that the training thread waited for communication.
         staleness: Optimizer steps between snapshot and merge, and how often.
         refused: Received vectors that were not finite and therefore left out.
+        peer_ages: For each super-learner that this one exchanges with asynchronously,
+            optimizer steps since the last completed exchange, or since the start.
     """
 
     exchanges: int
@@ -109,6 +111,7 @@ class Statistics(NamedTuple):
     exposed_seconds: float
     staleness: dict[int, int]
     refused: int
+    peer_ages: dict[int, int]
 
 
 @dataclass
@@ -121,10 +124,15 @@ class Tally:
     exposed_seconds: float = 0.0
     staleness: dict[int, int] = field(default_factory=dict)
     refused: int = 0
+    peer_ages: dict[int, int] = field(default_factory=dict)
 
     def snapshot(self) -> Statistics:
         """An immutable copy."""
-        return Statistics(**{**vars(self), "staleness": dict(self.staleness)})
+        copies = {
+            "staleness": dict(self.staleness),
+            "peer_ages": dict(self.peer_ages),
+        }
+        return Statistics(**{**vars(self), **copies})
 
     def merged(self, staleness: int) -> None:
         """Counts one merged exchange of this age in optimizer steps."""

@@ -182,6 +182,11 @@ class HADPSGDStrategy(DDPStrategy):
         return self.world_size // self.super_learner_size
 
     @property
+    def dials(self) -> Dials:
+        """The settings that it was made with, checked."""
+        return self._dials
+
+    @property
     def work_sharing(self) -> WorkSharing | None:
         """How the epochs are shared; none without `work_sharing` or outside `fit`."""
         return self._work_sharing

@@ -59,6 +59,7 @@ class GossipingStrategy(SingleDeviceStrategy):
             exposed_seconds=0.25,
             staleness={1: 6, 3: 2, 500: 1},
             refused=4,
+            peer_ages={1: 3},
         )
 
 

@@ -390,6 +390,21 @@ def test_staleness_is_the_number_of_steps_between_snapshot_and_merge() -> None:
     assert 4 in gossips[0].statistics().staleness
 
 
+def test_the_age_of_a_peer_is_the_steps_since_an_exchange_with_it() -> None:
+    vectors, gossips = engines(torch.ones(3, 1), "ring", every=4)
+    with running(gossips):
+        for _ in range(3):
+            step(vectors[0], gossips[0])
+        assert gossips[0].statistics().peer_ages == {1: 3, 2: 3}
+        # In round 1 whoever has the higher index asks: here learner 1 asks learner 0.
+        for _ in range(4):
+            step(vectors[1], gossips[1])
+        until(lambda: gossips[0].statistics().peer_ages[1] == 0, "the exchange")
+        for _ in range(2):
+            step(vectors[0], gossips[0])
+        assert gossips[0].statistics().peer_ages == {1: 2, 2: 5}
+
+
 @pytest.mark.parametrize(("name", "size"), [*topologies_of(3), ("hypercube", 4)])
 def test_a_too_stale_learner_asks_peers_that_do_not_train(name: str, size: int) -> None:
     """And does not wait for the other end's turn."""

@@ -56,8 +56,27 @@ CORE = (
     "strategy",
     "checkpoints",
     "fabric",
+    "wandb_log",
+    "runs",
+    "loggers",
     "callbacks",
     "cli",
+)
+# The same within `callbacks`.
+CALLBACKS = (
+    "reporting",
+    "clock",
+    "curve",
+    "allreduce",
+    "learners",
+    "gossip",
+    "algorithms",
+    "progress",
+    "convergence",
+    "probe",
+    "contraction",
+    "consensus",
+    "__init__",
 )
 BESIDE = ("registration", "__init__")
 # A module of the first kinds imports none of the later ones.
@@ -78,7 +97,19 @@ SPEECH_LIBRARIES = {
 
 
 def core_modules() -> list[str]:
-    return sorted(path.stem for path in PACKAGE.glob("*.py"))
+    packages = [path.parent for path in PACKAGE.glob("*/__init__.py")]
+    paths = [*PACKAGE.glob("*.py"), *packages]
+    return sorted(path.stem for path in paths if path.name != "asr")
+
+
+def core_files() -> list[Path]:
+    return sorted([*PACKAGE.glob("*.py"), *(PACKAGE / "callbacks").glob("*.py")])
+
+
+def files_of(module: str) -> list[Path]:
+    """A module's file, or all files of a package."""
+    file = PACKAGE / f"{module}.py"
+    return [file] if file.exists() else sorted((PACKAGE / module).glob("*.py"))
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -110,14 +141,23 @@ def test_a_module_imports_only_those_below_it(module: str) -> None:
         allowed = {"registration", "strategy", "fabric", "topology"}
     else:
         allowed = {*CORE[: CORE.index(module)], "registration"}
-    assert own_imports(PACKAGE / f"{module}.py") <= allowed
+    for path in files_of(module):
+        assert own_imports(path) - {module} <= allowed
 
 
-@pytest.mark.parametrize("module", core_modules())
-def test_the_core_needs_no_speech_library(module: str) -> None:
-    roots = {name.partition(".")[0] for name in imports(PACKAGE / f"{module}.py")}
+def test_the_callbacks_import_only_those_below_them() -> None:
+    files = files_of("callbacks")
+    assert {path.stem for path in files} == set(CALLBACKS)
+    for path in files:
+        below = {*CALLBACKS[: CALLBACKS.index(path.stem)]}
+        assert own_imports(path, f"{NAME}.callbacks") <= below, path.stem
+
+
+@pytest.mark.parametrize("path", core_files(), ids=lambda path: path.stem)
+def test_the_core_needs_no_speech_library(path: Path) -> None:
+    roots = {name.partition(".")[0] for name in imports(path)}
     assert not roots & SPEECH_LIBRARIES
-    assert "asr" not in own_imports(PACKAGE / f"{module}.py")
+    assert "asr" not in own_imports(path)
 
 
 def test_the_engine_knows_nothing_of_lightning() -> None:

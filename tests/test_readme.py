@@ -46,3 +46,15 @@ def test_the_program_for_fabric_trains_in_an_empty_folder(tmp_path: Path) -> Non
     # It learns the sum of its features.
     expected = torch.ones(1, 8)
     torch.testing.assert_close(saved["model"]["weight"], expected, atol=0.05, rtol=0)
+
+
+@pytest.mark.slow
+def test_the_page_on_monitoring_shows_what_a_run_came_to(tmp_path: Path) -> None:
+    done = _run(_first_block("docs/monitoring.md"), tmp_path)
+    algorithm, batch, loss, diverged = done.stdout.split("\n")[-2].split()
+    assert (algorithm, batch, diverged) == ("adpsgd", "64", "False")
+    assert float(loss) < 1
+    pytest.importorskip("matplotlib")
+    page = (ROOT / "docs/monitoring.md").read_text()
+    _run(re.findall(r"```python\n(.*?)```", page, re.S)[1], tmp_path)
+    assert (tmp_path / "loss_against_batch.png").stat().st_size > 0

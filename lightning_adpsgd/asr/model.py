@@ -26,7 +26,7 @@ from lightning_adpsgd.asr.store import IGNORE
 _CHECK_EVERY_STEPS = 50
 
 
-class NonFiniteLoss(RuntimeError):
+class NonFiniteLoss(FloatingPointError):
     """The loss of a learner is infinite or not a number."""
 
 

@@ -28,9 +28,15 @@ from typing_extensions import override
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.asr.data import SpeechData
 from lightning_adpsgd.asr.model import AcousticModel
-from lightning_adpsgd.callbacks import AllreduceWait, GossipMonitor, TrainingCurve
+from lightning_adpsgd.callbacks import (
+    AllreduceWait,
+    ConvergenceMonitor,
+    GossipMonitor,
+    TrainingCurve,
+)
+from lightning_adpsgd.loggers import FinishWandb
 from lightning_adpsgd.registration import NAMES
-from recipes.switchboard.loggers import FinishWandb, make_loggers
+from recipes.switchboard.loggers import make_loggers
 from recipes.switchboard.metrics import (
     Row,
     by_step,
@@ -179,7 +185,13 @@ def _callbacks(settings: Settings, output: Path) -> list[Callback]:
         save_on_train_epoch_end=False,  # after validation, which makes the consensus
         enable_version_counter=False,
     )
-    monitors = [AllreduceWait(), TrainingCurve(), GossipMonitor()]
+    convergence = ConvergenceMonitor(
+        runs=output,
+        name=settings.run,
+        algorithm=settings.train.strategy,
+        seed=settings.seed,
+    )
+    monitors = [AllreduceWait(), TrainingCurve(), GossipMonitor(), convergence]
     return [*monitors, checkpoints, _Progress(settings.run), FinishWandb()]
 
 

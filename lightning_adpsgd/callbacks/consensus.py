@@ -1,0 +1,305 @@
+"""How the super-learners differ, and what their differences do to the learning rate.
+
+arXiv 2112.01433 writes a step of the mean weights w_a of decentralized SGD, with g_a
+the mean of the learners' gradients at their own weights and g the gradient of the loss
+at w_a, as one along g and a noise across it:
+
+    w_a(t+1) = w_a(t) - alpha_e g + eta
+    alpha_e  = alpha (g_a . g) / |g|^2          the effective learning rate
+    eta      = alpha_e g - alpha g_a            the noise; its strength is |eta|^2
+
+Where the landscape is rough, gradients at different weights point apart, alpha_e is
+smaller than alpha, and grows towards it as training goes on: a warm-up of its own. Here
+alpha_e is the mean over batches: with equal weights (allreduce) it is alpha.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_adpsgd.callbacks.clock import Monitor, stop_clocks
+from lightning_adpsgd.callbacks.contraction import (
+    balance_of,
+    contraction_of_balance,
+    spectral_contraction,
+)
+from lightning_adpsgd.callbacks.probe import (
+    Loss,
+    held_out_batches,
+    mean_gradient,
+    mean_loss,
+    training_loss,
+)
+from lightning_adpsgd.callbacks.reporting import (
+    consensus_distances,
+    gather,
+    log,
+    within_training,
+)
+from lightning_adpsgd.mixing import Order
+from lightning_adpsgd.strategy import HADPSGDStrategy
+
+
+class EffectiveRate(NamedTuple):
+    """The two figures of arXiv 2112.01433.
+
+    Attributes:
+        share: alpha_e / alpha; not a number where g vanishes, or is lost in the noise
+            of the batches that it was taken on.
+        noise: |eta|^2, in squared units of the weights.
+        agreement: The cosine between two estimates of g. Near 1 there were batches
+            enough; where it is near 0, the other figures mean nothing.
+    """
+
+    share: float
+    noise: float
+    agreement: float
+
+
+def effective_rate(
+    lr: float, of_one_step: Tensor, means: "Halves", gradients: "Halves"
+) -> EffectiveRate:
+    """How much of a step of the mean weights goes along the gradient.
+
+    Halves are estimates over different batches. The noise of the batches is in a
+    product if both factors have the same, and not in that of different halves; and
+    where all weights are equal the share is 1 whatever the batches.
+
+    Args:
+        lr: alpha.
+        of_one_step: g_a, the mean of the learners' gradients at their own weights, each
+            over the batch of one step, which is in neither half.
+        means: g_a over the batches of each half.
+        gradients: g, the gradient of the loss at the mean weights, over the same.
+    """
+    first, second = gradients
+    squared = torch.dot(first, second).item()
+    agreement = torch.cosine_similarity(first, second, 0).item()
+    if squared <= 0:
+        return EffectiveRate(math.nan, math.nan, agreement)
+    along = torch.dot(means[0], second) + torch.dot(means[1], first)
+    share = along.item() / 2 / squared
+    across = (
+        torch.dot(of_one_step, of_one_step).item()
+        - share * torch.dot(of_one_step, first + second).item()
+        + share**2 * squared
+    )
+    return EffectiveRate(share, lr**2 * max(0.0, across), agreement)
+
+
+class Halves(NamedTuple):
+    """The same gradient, estimated twice."""
+
+    first: Tensor
+    second: Tensor
+
+
+class _LocalGradients(NamedTuple):
+    of_one_step: Tensor
+    first: Tensor
+    second: Tensor
+
+
+class ConsensusMonitor(Monitor):
+    """Logs how far the super-learners are apart, and what follows from it.
+
+    At each validation in `fit`, `gossip/consensus_distance` and its relative, as
+    `GossipMonitor` does. What takes time is measured only if batches are given to it:
+
+    With `held_out`, under `consensus/`: `local_loss_min`, `local_loss_mean` and
+    `local_loss_max`, of the learners with their own weights, and `loss_of_mean`, of the
+    consensus model on the same batches, each learner on those of its own.
+
+    With `gradients`: `effective_lr`, `effective_lr_share` (of the learning rate) and
+    `noise_strength` of arXiv 2112.01433, on batches from the start of the training:
+    one for the noise, another one at each validation, and two halves of the others for
+    g_a and g. (The last ones would not do: a step has just made their own losses
+    small.) `gradient_agreement` tells whether they were enough to make out g: 1 at
+    best, 0 at worst. Where
+    super-learners of one learner gossip, also `contraction`, what a step leaves of the
+    disagreement, as it follows from distance and gradients (`callbacks.contraction`);
+    `contraction_of_topology`, the same if rounds were synchronous; and
+    `spectral_contraction`, what a round leaves of the slowest disagreement.
+
+    These are figures of plain SGD. Momentum and clipping are not seen, and the rate is
+    that of the first parameter group.
+
+    Args:
+        held_out: Batches of the first validation loader that each learner evaluates
+            with its own weights. They are read once and kept.
+        gradients: Training batches of each learner for g_a and g, an even number; they
+            and one more are kept on the device.
+        loss: From module and batch to the mean loss. By default `training_step`, whose
+            logging is silenced; give one if that step changes anything, such as a
+            metric, or optimizes by itself.
+
+    Attributes:
+        effective_rate: As of the last validation; none before, or without gradients.
+
+    Raises:
+        ValueError: A number of batches is negative, or `gradients` is odd.
+    """
+
+    def __init__(
+        self, held_out: int = 0, gradients: int = 0, loss: Loss = training_loss
+    ) -> None:
+        super().__init__()
+        for name, value in (("held_out", held_out), ("gradients", gradients)):
+            if value < 0:
+                raise ValueError(f"`{name}` must not be negative, got {value}")
+        if gradients % 2:
+            raise ValueError(
+                f"`gradients` must be even, for two halves, got {gradients}"
+            )
+        self._num_held_out, self._num_gradients, self._loss = held_out, gradients, loss
+        self._forget()
+
+    def _forget(self) -> None:
+        self._held_out: list[Any] | None = None
+        self._kept: list[Any] = []
+        self._num_validations = 0
+        self._local_loss = math.nan
+        self._local: _LocalGradients | None = None
+        self.effective_rate: EffectiveRate | None = None
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._forget()
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Tensor | Mapping[str, Any] | None,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if self._num_gradients and not self._has_kept_all():
+            self._kept.append(batch)
+
+    # Callbacks come before the strategy: the weights are still this learner's own.
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        stop_clocks(trainer)
+        if not within_training(trainer):
+            return
+        if self._held_out is None:
+            self._held_out = held_out_batches(trainer, self._num_held_out)
+        self._local_loss = self._mean_loss(trainer, pl_module)
+        if self._num_gradients and self._has_kept_all():
+            step, first, second = self._in_turn()
+            self._local = _LocalGradients(
+                self._gradient(trainer, pl_module, step),
+                self._gradient(trainer, pl_module, first),
+                self._gradient(trainer, pl_module, second),
+            )
+
+    # The consensus model is in place, and no clock goes on yet.
+    @override
+    def on_validation_epoch_end(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        if not within_training(trainer):
+            return
+        figures = consensus_distances(trainer) | self._losses(trainer, pl_module)
+        if self._all_have_gradients(trainer):
+            figures |= self._rates(trainer, pl_module)
+        if trainer.is_global_zero and figures:
+            log(trainer, figures)
+
+    def _mean_loss(self, trainer: Trainer, module: LightningModule) -> float:
+        return mean_loss(trainer, module, self._held_out or [], self._loss)
+
+    def _losses(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
+        if not self._num_held_out:
+            return {}
+        row = [self._local_loss, self._mean_loss(trainer, module)]
+        local, of_mean = zip(*gather(trainer, row), strict=True)
+        return {
+            "consensus/local_loss_min": min(local),
+            "consensus/local_loss_mean": sum(local) / len(local),
+            "consensus/local_loss_max": max(local),
+            "consensus/loss_of_mean": sum(of_mean) / len(of_mean),
+        }
+
+    def _has_kept_all(self) -> bool:
+        return len(self._kept) > self._num_gradients
+
+    def _in_turn(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """The batch of one step, another one at each validation, and two halves."""
+        at, half = self._num_validations % len(self._kept), self._num_gradients // 2
+        step, *others = self._kept[at:] + self._kept[:at]
+        return [step], others[:half], others[half:]
+
+    def _all_have_gradients(self, trainer: Trainer) -> bool:
+        if not self._num_gradients:
+            return False
+        mine = [float(self._local is not None)]
+        return all(measured for [measured] in gather(trainer, mine))
+
+    def _gradient(
+        self, trainer: Trainer, module: LightningModule, batches: list[Any]
+    ) -> Tensor:
+        return mean_gradient(trainer, module, batches, self._loss)
+
+    def _rates(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
+        local, self._local = self._local, None
+        assert local is not None
+        _, *halves = self._in_turn()
+        self._num_validations += 1
+        means = _LocalGradients(*(_mean(trainer, each.clone()) for each in local))
+        gradients = Halves(
+            *(_mean(trainer, self._gradient(trainer, module, half)) for half in halves)
+        )
+        lr = float(trainer.optimizers[0].param_groups[0]["lr"])
+        rate = effective_rate(lr, means.of_one_step, Halves(*means[1:]), gradients)
+        self.effective_rate = rate
+        return {
+            "consensus/effective_lr": lr * rate.share,
+            "consensus/effective_lr_share": rate.share,
+            "consensus/noise_strength": rate.noise,
+            "consensus/gradient_agreement": rate.agreement,
+            **_contractions(trainer, lr, local.of_one_step - means.of_one_step),
+        }
+
+
+def _contractions(trainer: Trainer, lr: float, apart: Tensor) -> dict[str, float]:
+    """Of super-learners of one learner; `apart` is g_i - g_a of this one."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, HADPSGDStrategy):
+        return {}
+    consensus = strategy.last_consensus
+    if consensus is None or strategy.super_learner_size > 1:
+        return {}
+    added = lr**2 * _mean(trainer, torch.dot(apart, apart)).item()
+    return _compared(strategy, consensus.distance**2 / added) if added else {}
+
+
+def _compared(strategy: HADPSGDStrategy, balance: float) -> dict[str, float]:
+    dials, size = strategy.dials, strategy.num_super_learners
+    topology, gain = dials.topology, dials.mixing_gain
+    # An asynchronous exchange reads weights of before the step that it is merged after.
+    order: Order = dials.effective_order
+    if dials.communication == "async":
+        order = "average_then_step"
+    promised = balance_of(topology, size, gain, dials.gossip_every, order, dials.seed)
+    return {
+        "consensus/contraction": contraction_of_balance(balance, order),
+        "consensus/contraction_of_topology": contraction_of_balance(promised, order),
+        "consensus/spectral_contraction": spectral_contraction(
+            topology, size, gain, dials.seed
+        ),
+    }
+
+
+def _mean(trainer: Trainer, vector: Tensor) -> Tensor:
+    """Over all learners, in place where there are several; all come."""
+    return trainer.strategy.reduce(vector, reduce_op="mean")

@@ -1,0 +1,73 @@
+"""The loss of learner 0 while training runs, without a collective or any waiting."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_adpsgd.callbacks.clock import Monitor
+from lightning_adpsgd.callbacks.reporting import log, loss_of
+
+
+class TrainingCurve(Monitor):
+    """Logs the loss of learner 0 against global samples and training time.
+
+    Logged as `curve/loss`, `curve/global_samples` (its own samples times the number of
+    learners), `curve/train_seconds` (validation not counted), `curve/wall_seconds`,
+    `curve/samples_per_second` (of all learners) and `curve/steps_per_second`.
+
+    Args:
+        every_n_steps: Steps between two points; by default the trainer's
+            `log_every_n_steps`. The loss of a point is the mean since the last one.
+    """
+
+    def __init__(self, every_n_steps: int | None = None) -> None:
+        super().__init__()
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ValueError(f"`every_n_steps` must be at least 1, got {every_n_steps}")
+        self._every_n_steps = every_n_steps
+        self._losses: list[Tensor] = []
+        self._begin = 0.0
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._losses, self._begin = [], time.perf_counter()
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Tensor | Mapping[str, Any] | None,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if (loss := loss_of(trainer, outputs)) is not None:
+            self._losses.append(loss)
+        every = self._every_n_steps or getattr(trainer, "log_every_n_steps", 50)
+        if self.clock.steps % every == 0:
+            self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        if not self._losses:
+            return
+        loss = torch.stack(self._losses).float().mean()
+        self._losses = []
+        if trainer.is_global_zero:
+            log(trainer, {"curve/loss": loss.item(), **self._progress(trainer)})
+
+    def _progress(self, trainer: Trainer) -> dict[str, float]:
+        seconds, num_learners = self.clock.seconds, trainer.world_size
+        return {
+            "curve/global_samples": self.clock.samples * num_learners,
+            "curve/train_seconds": seconds,
+            "curve/wall_seconds": time.perf_counter() - self._begin,
+            "curve/samples_per_second": self.clock.samples * num_learners / seconds,
+            "curve/steps_per_second": self.clock.steps / seconds,
+        }

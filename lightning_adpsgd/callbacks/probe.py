@@ -1,0 +1,98 @@
+"""Losses and gradients of a module as it stands, measured without leaving a trace."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from itertools import islice
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.backends import cudnn
+
+from lightning_adpsgd.replica import to_averaging_dtype
+
+Loss = Callable[[LightningModule, Any], Tensor]
+"""From a module and a batch on its device to a scalar, the mean over the batch."""
+
+
+def training_loss(module: LightningModule, batch: Any) -> Tensor:
+    """What the module's `training_step` returns; what it logs is dropped.
+
+    Raises:
+        TypeError: It returns no loss.
+    """
+    silent = {"log": _say_nothing, "log_dict": _say_nothing}
+    vars(module).update(silent)
+    try:
+        output = module.training_step(batch, 0)
+    finally:
+        for name in silent:
+            del vars(module)[name]
+    loss = output["loss"] if isinstance(output, Mapping) else output
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"`training_step` must return a loss, got {type(loss).__name__}; "
+            "give `loss`"
+        )
+    return loss
+
+
+def held_out_batches(trainer: Trainer, num_batches: int) -> list[Any]:
+    """The first batches of the first loader of a validation, on the device."""
+    with isolate_rng(), torch.inference_mode(False):
+        loader = CombinedLoader(trainer.val_dataloaders, "sequential").flattened[0]
+        batches = list(islice(iter(loader), num_batches))
+        return [trainer.strategy.batch_to_device(batch) for batch in batches]
+
+
+def mean_loss(
+    trainer: Trainer, module: LightningModule, batches: Sequence[Any], loss: Loss
+) -> float:
+    """The mean of the loss over batches, each counted alike; NaN without a batch."""
+    if not batches:
+        return math.nan
+    with _unnoticed(trainer, gradients=False):
+        losses = [loss(module, batch).float() for batch in batches]
+        return torch.stack(losses).mean().item()
+
+
+def mean_gradient(
+    trainer: Trainer, module: LightningModule, batches: Sequence[Any], loss: Loss
+) -> Tensor:
+    """The mean gradient over batches, one vector over all weights that train.
+
+    The module is in evaluation mode: dropout is off, and batch-norm keeps its means.
+    """
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    # cuDNN has no backward pass for a recurrent layer in evaluation mode.
+    with _unnoticed(trainer, gradients=True), cudnn.flags(enabled=False):
+        vectors = (_gradient(loss(module, batch), weights) for batch in batches)
+        return reduce(Tensor.add_, vectors).div_(len(batches))
+
+
+def _gradient(loss: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    # Not `backward`, after which DDP would reduce what is nobody else's business.
+    gradients = torch.autograd.grad(
+        loss, weights, allow_unused=True, materialize_grads=True
+    )
+    return to_averaging_dtype(torch.cat([each.flatten() for each in gradients]))
+
+
+@contextmanager
+def _unnoticed(trainer: Trainer, gradients: bool) -> Iterator[None]:
+    with (
+        isolate_rng(),
+        torch.inference_mode(False),  # in which validation runs, and nothing has grads
+        torch.set_grad_enabled(gradients),
+        trainer.precision_plugin.forward_context(),
+    ):
+        yield
+
+
+def _say_nothing(*arguments: Any, **options: Any) -> None:
+    """Takes the place of `self.log`."""

@@ -1,0 +1,66 @@
+"""How a callback comes by the figures of all learners and hands them to loggers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+
+def log(trainer: Trainer, figures: Mapping[str, float]) -> None:
+    """Writes figures to all loggers of the trainer, at the last finished step."""
+    step = trainer.global_step - 1  # as Lightning counts them for what `self.log` gets
+    for logger in trainer.loggers:
+        logger.log_metrics(dict(figures), step=step)
+
+
+def within_training(trainer: Trainer) -> bool:
+    """Whether an evaluation is one of those inside `fit`, after the sanity check."""
+    return trainer.state.fn == "fit" and not trainer.sanity_checking
+
+
+def gather(trainer: Trainer, row: Sequence[float]) -> list[list[float]]:
+    """The rows of all learners, each as long as this one; all learners come."""
+    device = trainer.strategy.root_device
+    mine = torch.tensor(row, dtype=_widest_float(device), device=device)
+    return trainer.strategy.all_gather(mine).reshape(-1, len(row)).tolist()
+
+
+def loss_of(
+    trainer: Trainer, outputs: Tensor | Mapping[str, Any] | None
+) -> Tensor | None:
+    """The loss that a training step returned, without its graph."""
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    if not isinstance(loss, Tensor):
+        return None
+    # Lightning has divided it by the batches over which gradients are summed.
+    return loss.detach() * trainer.accumulate_grad_batches
+
+
+def epochs_so_far(trainer: Trainer) -> float:
+    """Epochs so far of this learner, the present one in part."""
+    num_batches = trainer.num_training_batches
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    if progress.is_last_batch or not 0 < num_batches < math.inf:
+        return trainer.current_epoch + float(progress.is_last_batch)
+    return trainer.current_epoch + progress.current.completed / num_batches
+
+
+def consensus_distances(trainer: Trainer) -> dict[str, float]:
+    """How far the super-learners were from their mean; empty where they do not gossip.
+
+    The same names wherever they are logged.
+    """
+    consensus = getattr(trainer.strategy, "last_consensus", None)
+    if consensus is None:
+        return {}
+    return {
+        "gossip/consensus_distance": consensus.distance,
+        "gossip/relative_consensus_distance": consensus.relative_distance,
+    }
+
+
+def _widest_float(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
