@@ -363,7 +363,9 @@ def test_a_weight_that_is_frozen_and_later_trained(communication: str) -> None:
     results = trained(
         communication, Frozen, max_epochs=2, callbacks=lambda: [Unfreeze()]
     )
-    assert all(facts[0].eq(0).all() for *_, facts in results)
+    # A learner that is an epoch ahead trains it already, and gossips.
+    if communication != "async":
+        assert all(facts[0].eq(0).all() for *_, facts in results)
     assert_consensus(results, consensus_after(NUM_ROWS, 2))
 
 
