@@ -101,7 +101,8 @@ class _Wait(torch.autograd.Function):
 def keep_memory() -> None:
     """Lets the C library keep what it frees: large gradients then fault no pages.
 
-    For the timed form, in which filling a gradient is to cost little.
+    For the timed form, in which filling a gradient is to cost little, and where steps
+    of different processes are compared.
     """
     threshold, trim = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
     library = ctypes.CDLL(None)
