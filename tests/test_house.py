@@ -34,6 +34,7 @@ CORE = (
     "sampling",
     "agreement",
     "mixing",
+    "protocol",
     "exchange",
     "gossip",
     "dials",
