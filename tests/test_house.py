@@ -37,6 +37,8 @@ CORE = (
     "protocol",
     "exchange",
     "gossip",
+    "clock",
+    "timeline",
     "dials",
     "signals",
     "consensus",
