@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.background import Worker
+from lightning_adpsgd.background import AtOnce, Worker
 from lightning_adpsgd.matrices import check_mixing
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import shard
@@ -190,7 +190,9 @@ class Communication(ABC):
         """What was done so far."""
 
 
-def average(rows: Mapping[int, Tensor], takes: Shares, into: Tensor) -> None:
+def average(
+    rows: Mapping[int, Tensor] | Sequence[Tensor], takes: Shares, into: Tensor
+) -> None:
     """``sum_j T[j, i] w_j``, of what `i` takes from whom."""
     into.zero_()
     # In the order of the index, so that all writings round alike.
@@ -473,11 +475,18 @@ class BehindGradient(Communication):
         every: Optimizer steps per round.
         from_start: Whether the first gradient has a round behind it. Weights that are
             equal at the start need none.
+        worker: Mixes; by default a thread of its own.
     """
 
-    def __init__(self, mixer: Mixer, every: int = 1, from_start: bool = False) -> None:
+    def __init__(
+        self,
+        mixer: Mixer,
+        every: int = 1,
+        from_start: bool = False,
+        worker: Worker | AtOnce | None = None,
+    ) -> None:
         self._mixer, self._every = mixer, every
-        self._worker = Worker("adpsgd-average", mixer.device)
+        self._worker = worker or Worker("adpsgd-average", mixer.device)
         self._round: Future[None] | None = None
         # Steps, counted so that a round is launched whenever `every` divides them.
         self._step = int(from_start)
@@ -544,7 +553,12 @@ class BehindGradient(Communication):
         self._mixer.tally.merged(staleness)
 
 
-def synchronous(mixer: Mixer, order: Order, every: int = 1) -> Communication:
+def synchronous(
+    mixer: Mixer,
+    order: Order,
+    every: int = 1,
+    worker: Worker | AtOnce | None = None,
+) -> Communication:
     """Averaging in which everyone waits, in the given order.
 
     After the step the average needs the result of the step, and is exposed; before it
@@ -552,4 +566,4 @@ def synchronous(mixer: Mixer, order: Order, every: int = 1) -> Communication:
     """
     if order == "step_then_average":
         return AtBoundary(mixer, every)
-    return BehindGradient(mixer, every, from_start=True)
+    return BehindGradient(mixer, every, from_start=True, worker=worker)

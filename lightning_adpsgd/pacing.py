@@ -33,7 +33,7 @@ class Pacer:
         self._lock = threading.Lock()
         self._free_at = 0.0
 
-    def charge(self, num_bytes: int) -> float:
+    def charge(self, num_bytes: float) -> float:
         """Takes bytes out of the budget and returns how long to wait before sending.
 
         Who is asked sends at once, whatever the budget says; who asks waits.

@@ -42,9 +42,11 @@ class Codec(ABC):
 
     Attributes:
         dtype: Of the elements of a message.
+        remembers: Whether a message depends on those that crossed before.
     """
 
     dtype: torch.dtype
+    remembers = False
 
     @abstractmethod
     def length(self, num_elements: int) -> int:
@@ -109,6 +111,7 @@ class Lattice(Codec):
     """
 
     dtype = torch.uint8
+    remembers = True
 
     def __init__(self) -> None:
         self._exponents: dict[int, Tensor] = {}

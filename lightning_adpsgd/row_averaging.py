@@ -1,0 +1,303 @@
+"""How super-learners average that share one process: rounds and exchanges of rows.
+
+The arithmetic is the engine's: `mixing.average` and `mixing.keep_change` in a round;
+`replica`, `wire` and `node` in an exchange. What is missing is transport and threads:
+the two ends of an exchange lie in the same memory, and when it happens is said from
+outside (`timeline`).
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_adpsgd import shares
+from lightning_adpsgd.background import AtOnce
+from lightning_adpsgd.mixing import Order, Schedule, Tally, average, keep_change
+from lightning_adpsgd.node import Node, ShardMerge
+from lightning_adpsgd.replica import Part, Replica, to_averaging_dtype
+from lightning_adpsgd.timeline import Exchange, parts_of
+from lightning_adpsgd.wire import Codec, make_codec
+
+_CHUNK_ELEMENTS = 1 << 20
+_NO_WAIT = timedelta()  # nothing is waited for
+
+
+class RowMixer:
+    """Applies rounds of a schedule to all rows at once; a `mixing.Mixer`.
+
+    `finish` hands each row its change, and `take_in` adds it: a row may still need the
+    gradient that is taken at its weights before.
+
+    Args:
+        matrices: [S, P] for each dtype.
+        schedule: The mixing matrices.
+
+    Attributes:
+        tally: Of all rows together; its staleness counts rounds.
+    """
+
+    def __init__(self, matrices: Sequence[Tensor], schedule: Schedule) -> None:
+        self._matrices, self._schedule = matrices, schedule
+        self._snapshots = [to_averaging_dtype(matrix) for matrix in matrices]
+        self._changes = [torch.zeros_like(snapshot) for snapshot in self._snapshots]
+        self._round, self._waiting = 0, set[int]()
+        self.tally = Tally()
+
+    def take_snapshot(self) -> None:
+        """Copies all rows as they are."""
+        for snapshot, matrix in zip(self._snapshots, self._matrices, strict=True):
+            snapshot.copy_(matrix)
+
+    @torch.no_grad()
+    def mix(self) -> None:
+        """Computes ``gamma (sum_j T[j, i] w_j - w_i)`` of each row of the snapshot."""
+        finite = [True] * self._schedule.num_super_learners
+        for snapshot, change in zip(self._snapshots, self._changes, strict=True):
+            self._average(list(snapshot), change)
+            for i, (row, own) in enumerate(zip(change, snapshot, strict=True)):
+                finite[i] &= keep_change(row, own, self._schedule.gain)
+            self.tally.bytes_sent += self._bytes_of(snapshot[0].nbytes)
+        self._round += 1
+        self.tally.exchanges += len(finite)
+        self.tally.refused += finite.count(False)
+
+    def finish(self) -> None:
+        """Hands out the changes."""
+        self._waiting = set(range(self._schedule.num_super_learners))
+        self.tally.merges += len(self._waiting)
+
+    @torch.no_grad()
+    def take_in(self, row: int) -> None:
+        """Adds what was handed to a row, once, whatever the row has become."""
+        if row in self._waiting:
+            self._waiting.remove(row)
+            for matrix, change in zip(self._matrices, self._changes, strict=True):
+                matrix[row].add_(change[row])
+
+    def _average(self, rows: list[Tensor], into: Tensor) -> None:
+        if self._schedule.is_mean(self._round):
+            into.copy_(torch.stack(rows).mean(0))
+            return
+        for part, average_of_row in zip(self._parts(), into, strict=True):
+            average(rows, part.takes, average_of_row)
+
+    def _parts(self) -> tuple[shares.Part, ...]:
+        return parts_of(self._schedule, self._round)
+
+    def _bytes_of(self, row_bytes: int) -> int:
+        """What all rows send in this round."""
+        if self._schedule.is_mean(self._round):  # a ring all-reduce
+            return 2 * row_bytes * (self._schedule.num_super_learners - 1)
+        others = (len({*p.gives} - {i}) for i, p in enumerate(self._parts()))
+        return row_bytes * sum(others)
+
+
+class Side:
+    """The communication side of one row, merged at the boundaries of its steps.
+
+    Args:
+        vectors: w, one for each dtype, of real numbers.
+        order: Whether merges come after the update or before it.
+        num_learners: N; with several of them a change is merged a step later, because
+            the learners of a node gather it while the next step computes.
+
+    Attributes:
+        replica: x and d.
+        parts: Of all its chunks, in order.
+        tally: What it has done.
+    """
+
+    def __init__(
+        self, vectors: list[Tensor], order: Order, num_learners: int = 1
+    ) -> None:
+        self._order, self._vectors = order, vectors
+        with vectors[0].device:  # where d and its like are made
+            self.replica = Replica(vectors, _CHUNK_ELEMENTS, threading.Condition())
+            self._merger = (
+                ShardMerge(vectors, self.replica, Node(), _NO_WAIT, AtOnce())
+                if num_learners > 1
+                else None
+            )
+        self.parts = [p for chunk in self.replica.chunks for p in chunk.parts]
+        self._ages: list[int] = []
+        self.tally = Tally()
+
+    def before_update(self) -> None:
+        """A gradient is ready."""
+        if self._order == "average_then_step":
+            self._merge()
+
+    def after_update(self) -> None:
+        """The optimizer has changed w."""
+        self.replica.step += 1
+        if self._order == "step_then_average":
+            self._merge()
+
+    def ended(self, first_step: int, num_bytes: int, finite: bool) -> None:
+        """Counts an exchange that read the weights of a step, for the next merge."""
+        self.tally.bytes_sent += num_bytes
+        self.tally.exchanges += finite
+        self.tally.refused += not finite
+        self._ages.append(first_step)
+
+    def shown(self) -> list[Tensor]:
+        """x, one vector for each of w."""
+        found = []
+        parts = iter(self.parts)
+        for vector in self._vectors:
+            found.append(into := to_averaging_dtype(vector))
+            place = 0
+            while place < len(into):
+                part = next(parts)
+                part.read(into[place : place + len(part)])
+                place += len(part)
+        return found
+
+    @torch.no_grad()
+    def _merge(self) -> None:
+        if self._merger is None:
+            self.replica.merge()
+        else:
+            self._merger.finish()
+            self._merger.begin()
+        if self._ages:
+            for step in self._ages:
+                late = 0 if self._merger is None else 1
+                self.tally.merged(self.replica.step - step + late)
+            self.tally.merges += 1
+            self._ages.clear()
+
+
+class _Read(NamedTuple):
+    """What one end of an exchange read: a message for each part, and when."""
+
+    messages: list[Tensor]
+    step: int
+
+
+class Exchanges:
+    """The exchanges under way between sides, from what is read to what is changed.
+
+    Both ends are read when an exchange begins. (The engine reads chunk by chunk while
+    it goes on; each of its chunks is an exchange in this sense.)
+
+    Args:
+        sides: By the number of the super-learner; may change.
+        wire_dtype: What travels; none: the weights as they are.
+        device: Of the weights.
+    """
+
+    def __init__(
+        self,
+        sides: Mapping[int, Side],
+        wire_dtype: torch.dtype | None,
+        device: torch.device,
+    ) -> None:
+        self._sides, self._wire_dtype = sides, wire_dtype
+        self._device = device
+        self._read: dict[Exchange, tuple[_Read, _Read]] = {}
+        self._codecs: dict[tuple[int, int, int], dict[torch.dtype, Codec]] = {}
+        # Memory that was used is used again: the system takes its time to give any.
+        self._free = defaultdict[tuple[torch.dtype, int], list[Tensor]](list)
+
+    @torch.no_grad()
+    def begin(self, exchange: Exchange) -> None:
+        """Reads both ends."""
+        mine, theirs = (self._read_end(exchange, end) for end in exchange.ends)
+        self._read[exchange] = mine, theirs
+
+    @torch.no_grad()
+    def end(self, exchange: Exchange) -> None:
+        """Changes both ends by what was read: ``d += a (theirs - mine)``."""
+        mine, theirs = self._read.pop(exchange)
+        sides = [self._sides[end] for end in exchange.ends]
+        num_bytes = sum(message.nbytes for message in mine.messages)
+        finite = True
+        for *parts, my_message, their_message in zip(
+            sides[0].parts, sides[1].parts, mine.messages, theirs.messages, strict=True
+        ):
+            finite &= self._change(exchange, parts, my_message, their_message)
+        sides[0].ended(mine.step, num_bytes, finite)
+        sides[1].ended(theirs.step, num_bytes, finite)
+        self._give_back([*mine.messages, *theirs.messages])
+
+    def drop(self, exchange: Exchange) -> None:
+        """Forgets what was read."""
+        for read in self._read.pop(exchange):
+            self._give_back(read.messages)
+
+    def forget(self, super_learner: int) -> None:
+        """Forgets what the lanes of a super-learner remember; it has failed."""
+        for lane in [key for key in self._codecs if super_learner in key[:2]]:
+            del self._codecs[lane]
+
+    def _read_end(self, exchange: Exchange, end: int) -> _Read:
+        codecs, messages = self._codecs_of(exchange, end), []
+        for part in self._sides[end].parts:
+            codec = codecs[part.dtype]
+            message = self._memory(codec.dtype, codec.length(len(part)))
+            weights = message
+            if codec.dtype != part.dtype:
+                weights = self._memory(part.dtype, len(part))
+            part.read(weights)
+            if weights is not message:
+                codec.encode(weights, message, part.place)
+                self._give_back([weights])
+            messages.append(message)
+        return _Read(messages, self._sides[end].replica.step)
+
+    def _change(
+        self, exchange: Exchange, parts: list[Part], mine: Tensor, theirs: Tensor
+    ) -> bool:
+        asker, asked = (self._codecs_of(exchange, end) for end in exchange.ends)
+        part, dtype = parts[0], parts[0].dtype
+        change = self._memory(dtype, len(part))
+        # A codec that remembers must see the messages at both ends, and the first one
+        # may overwrite this.
+        kept = self._copy_of(theirs) if asked[dtype].remembers else None
+        finite = asker[dtype].change(mine, theirs, change, part.place)
+        if finite:
+            part.add(change, exchange.weight)
+            # The change of the other end is the opposite, to the last bit.
+            parts[1].add(change, -exchange.weight)
+        if kept is not None:
+            asked[dtype].change(kept, mine, change, part.place)
+            self._give_back([kept])
+        self._give_back([change])
+        return finite
+
+    def _codecs_of(self, exchange: Exchange, end: int) -> dict[torch.dtype, Codec]:
+        lane = (exchange.asker, exchange.asked, end)
+        if lane not in self._codecs:
+            dtypes = {part.dtype for part in self._sides[end].parts}
+            self._codecs[lane] = {d: make_codec(self._wire_dtype, d) for d in dtypes}
+        return self._codecs[lane]
+
+    def _copy_of(self, message: Tensor) -> Tensor:
+        return self._memory(message.dtype, len(message)).copy_(message)
+
+    def _memory(self, dtype: torch.dtype, length: int) -> Tensor:
+        free = self._free[dtype, length]
+        return (
+            free.pop()
+            if free
+            else torch.empty(length, dtype=dtype, device=self._device)
+        )
+
+    def _give_back(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            self._free[tensor.dtype, len(tensor)].append(tensor)
+
+
+def message_bytes(side: Side, wire_dtype: torch.dtype | None) -> int:
+    """Of the messages about all parts of a side, in one direction."""
+    codecs = {part.dtype: make_codec(wire_dtype, part.dtype) for part in side.parts}
+    return sum(
+        codecs[part.dtype].dtype.itemsize * codecs[part.dtype].length(len(part))
+        for part in side.parts
+    )
