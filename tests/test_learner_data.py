@@ -1,0 +1,54 @@
+"""What batches each virtual learner gets."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from lightning_adpsgd.learner_data import Source, shares_of
+
+DATA = TensorDataset(torch.arange(24))
+
+
+def epoch(shares: object, learner: int) -> list[int]:
+    assert callable(shares)
+    return [value for (batch,) in shares(learner) for value in batch.tolist()]
+
+
+def test_shares_are_those_of_the_distributed_sampler() -> None:
+    shares = shares_of(DATA, 3, num_learners=4, seed=5)
+    for number in range(3):
+        for learner in range(4):
+            sampler = DistributedSampler(DATA, 4, learner, seed=5)
+            sampler.set_epoch(number)
+            assert epoch(shares, learner) == list(sampler)
+
+
+def test_each_sample_is_in_one_share_and_the_order_changes() -> None:
+    shares = shares_of(DATA, 3, num_learners=4, seed=0)
+    first, second = ([epoch(shares, i) for i in range(4)] for _ in range(2))
+    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(24))
+    assert first != second
+
+
+def test_a_loader_gives_its_data_set_its_batch_size_and_its_collation() -> None:
+    loader = DataLoader(DATA, 5, collate_fn=len, drop_last=True)
+    shares = shares_of(loader, None, num_learners=2, seed=0)
+    assert list(shares(0)) == [5, 5]
+    assert list(shares_of(loader, 3, 2, 0)(1)) == [3, 3, 3, 3]
+
+
+def test_a_source_counts_the_epochs_that_have_ended() -> None:
+    source = Source(lambda learner: [10 * learner, 10 * learner + 1], 3)
+    assert [source.next() for _ in range(4)] == [30, 31, 30, 31]
+    assert source.epochs == 1
+    assert source.next() == 30
+    assert source.epochs == 2
+
+
+def test_too_little_data_is_refused() -> None:
+    with pytest.raises(ValueError, match="a sample for each of 25 learners, got 24"):
+        shares_of(DATA, 1, num_learners=25, seed=0)
+    with pytest.raises(ValueError, match="`local_batch_size` is needed"):
+        shares_of(DATA, None, num_learners=2, seed=0)
+    with pytest.raises(ValueError, match="learner 2 was given no batch"):
+        Source(lambda learner: [], 2).next()
