@@ -108,6 +108,13 @@ class VirtualCluster:
             raise ValueError(
                 f"`num_super_learners` must be at least 1, got {num_super_learners}"
             )
+        if isinstance(super_learner_size, str):
+            raise ValueError(
+                "`super_learner_size` must be a number here, where no machine has any "
+                f"learners of its own, got {super_learner_size!r}"
+            )
+        if gradient_clip is not None:
+            check_positive("gradient_clip", gradient_clip)
         dials = _dials(
             topology=find_topology(topology),
             communication=communication,
@@ -201,7 +208,12 @@ class VirtualCluster:
                 f"`max_samples` must be more than the {self.samples} that this cluster "
                 f"has seen, got {max_samples}"
             )
-        check_positive("every_samples", every_samples or 1)
+        check_positive("every_samples", 1 if every_samples is None else every_samples)
+        if lr_schedule is not None and any(u.schedulers for u in self._updates):
+            raise ValueError(
+                "`lr_schedule` takes the place of the schedulers that "
+                "`configure_optimizers` gives; leave one of the two out"
+            )
         every = every_samples or -(-(max_samples - self.samples) // 20)
         score = self._objective.score(evaluate, self._samples_in)
         curve = _Curve(self, score, local_losses, on_point)

@@ -25,8 +25,8 @@ def test_shares_are_those_of_the_distributed_sampler() -> None:
 
 def test_each_sample_is_in_one_share_and_the_order_changes() -> None:
     shares = shares_of(DATA, 3, num_learners=4, seed=0)
-    first, second = ([epoch(shares, i) for i in range(4)] for _ in range(2))
-    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(24))
+    first, second = ([x for i in range(4) for x in epoch(shares, i)] for _ in "ab")
+    assert sorted(first) == sorted(second) == list(range(24))
     assert first != second
 
 
