@@ -194,9 +194,10 @@ def average(
     rows: Mapping[int, Tensor] | Sequence[Tensor], takes: Shares, into: Tensor
 ) -> None:
     """``sum_j T[j, i] w_j``, of what `i` takes from whom."""
-    into.zero_()
     # In the order of the index, so that all writings round alike.
-    for j, share in sorted(takes.items()):
+    (first, share), *others = sorted(takes.items())
+    torch.mul(rows[first], share, out=into)
+    for j, share in others:
         into.add_(rows[j], alpha=share)
 
 

@@ -24,6 +24,7 @@ from lightning_adpsgd.timeline import Exchange, parts_of
 from lightning_adpsgd.wire import Codec, make_codec
 
 _CHUNK_ELEMENTS = 1 << 20
+_CACHED, _LEAST_STRETCH = 1 << 19, 1 << 14  # elements
 _NO_WAIT = timedelta()  # nothing is waited for
 
 
@@ -58,9 +59,11 @@ class RowMixer:
         """Computes ``gamma (sum_j T[j, i] w_j - w_i)`` of each row of the snapshot."""
         finite = [True] * self._schedule.num_super_learners
         for snapshot, change in zip(self._snapshots, self._changes, strict=True):
-            self._average(list(snapshot), change)
-            for i, (row, own) in enumerate(zip(change, snapshot, strict=True)):
-                finite[i] &= keep_change(row, own, self._schedule.gain)
+            # In stretches, of which those of all rows fit into a core's cache.
+            length = max(_LEAST_STRETCH, _CACHED // len(snapshot))
+            stretches = (whole.split(length, dim=1) for whole in (snapshot, change))
+            for own, averages in zip(*stretches, strict=True):
+                self._mix(own, averages, finite)
             self.tally.bytes_sent += self._bytes_of(snapshot[0].nbytes)
         self._round += 1
         self.tally.exchanges += len(finite)
@@ -79,12 +82,15 @@ class RowMixer:
             for matrix, change in zip(self._matrices, self._changes, strict=True):
                 matrix[row].add_(change[row])
 
-    def _average(self, rows: list[Tensor], into: Tensor) -> None:
+    def _mix(self, rows: Tensor, into: Tensor, finite: list[bool]) -> None:
+        own, changes = list(rows), list(into)
         if self._schedule.is_mean(self._round):
-            into.copy_(torch.stack(rows).mean(0))
-            return
-        for part, average_of_row in zip(self._parts(), into, strict=True):
-            average(rows, part.takes, average_of_row)
+            into.copy_(rows.mean(0))
+        else:
+            for part, change in zip(self._parts(), changes, strict=True):
+                average(own, part.takes, change)
+        for i, change in enumerate(changes):
+            finite[i] &= keep_change(change, own[i], self._schedule.gain)
 
     def _parts(self) -> tuple[shares.Part, ...]:
         return parts_of(self._schedule, self._round)
@@ -256,7 +262,8 @@ class Exchanges:
     ) -> bool:
         asker, asked = (self._codecs_of(exchange, end) for end in exchange.ends)
         part, dtype = parts[0], parts[0].dtype
-        change = self._memory(dtype, len(part))
+        # In the place of their message where that has room for it.
+        change = self._memory(dtype, len(part)) if theirs.dtype != dtype else theirs
         # A codec that remembers must see the messages at both ends, and the first one
         # may overwrite this.
         kept = self._copy_of(theirs) if asked[dtype].remembers else None
@@ -268,7 +275,8 @@ class Exchanges:
         if kept is not None:
             asked[dtype].change(kept, mine, change, part.place)
             self._give_back([kept])
-        self._give_back([change])
+        if change is not theirs:
+            self._give_back([change])
         return finite
 
     def _codecs_of(self, exchange: Exchange, end: int) -> dict[torch.dtype, Codec]:
