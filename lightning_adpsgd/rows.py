@@ -74,6 +74,12 @@ class Rows:
             tensor.data = views[row]
         self._held = row
 
+    def release(self) -> None:
+        """Gives the module memory of its own, with what it holds at present."""
+        for tensor, _ in self._tensors:
+            tensor.data = tensor.data.clone()
+        self._held = -1
+
     def vectors(self, row: int) -> list[Tensor]:
         """The row in each matrix."""
         return [matrix[row] for matrix in self.matrices]

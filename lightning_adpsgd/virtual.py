@@ -104,40 +104,24 @@ class VirtualCluster:
         samples_in: Callable[[Any], int] = extract_batch_size,
         seed: int = 0,
     ) -> None:
-        if num_super_learners < 1:
-            raise ValueError(
-                f"`num_super_learners` must be at least 1, got {num_super_learners}"
-            )
-        if isinstance(super_learner_size, str):
-            raise ValueError(
-                "`super_learner_size` must be a number here, where no machine has any "
-                f"learners of its own, got {super_learner_size!r}"
-            )
         if gradient_clip is not None:
             check_positive("gradient_clip", gradient_clip)
-        dials = _dials(
-            topology=find_topology(topology),
-            communication=communication,
+        dials, self.scenario = dials_and_scenario(
+            num_super_learners=num_super_learners,
             super_learner_size=super_learner_size,
+            topology=topology,
+            communication=communication,
             order=order,
             mixing_gain=mixing_gain,
             gossip_every=gossip_every,
             wire_dtype=wire_dtype,
             link_budget=link_budget,
             max_staleness=max_staleness,
+            compute=compute,
+            link=link,
+            inner_link=inner_link,
+            changes=changes,
             seed=seed,
-        )
-        self.scenario = Scenario(
-            dials.topology,
-            num_super_learners,
-            super_learner_size,
-            mixing_gain,
-            gossip_every,
-            compute or Compute(),
-            link or Link(),
-            inner_link or Link(),
-            seed,
-            tuple(changes),
         )
         self.module = module
         self._objective = Objective(module, loss, optimizer)
@@ -429,15 +413,54 @@ class _Dice:
                 self._states.append(torch.cuda.get_rng_state(self._device))
 
 
-def _dials(**given: Any) -> Dials:
-    """Those of the strategy; what a simulated cluster has no use for has no effect."""
-    return Dials(
-        **given,
+def dials_and_scenario(
+    *,
+    num_super_learners: int,
+    super_learner_size: int,
+    topology: TopologyLike,
+    compute: Compute | None,
+    link: Link | None,
+    inner_link: Link | None,
+    changes: Sequence[Change],
+    **dials: Any,
+) -> tuple[Dials, Scenario]:
+    """How to average, and who takes part, checked.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+    """
+    if num_super_learners < 1:
+        raise ValueError(
+            f"`num_super_learners` must be at least 1, got {num_super_learners}"
+        )
+    if isinstance(super_learner_size, str):
+        raise ValueError(
+            "`super_learner_size` must be a number here, where no machine has any "
+            f"learners of its own, got {super_learner_size!r}"
+        )
+    checked = Dials(
+        topology=find_topology(topology),
+        super_learner_size=super_learner_size,
+        # What a simulated cluster has no use for has no effect.
         cpu_share=1.0,
         after_evaluation="restore",
         save_learners=False,
         timeout=timedelta(minutes=5),
+        **dials,
     )
+    scenario = Scenario(
+        checked.topology,
+        num_super_learners,
+        super_learner_size,
+        checked.mixing_gain,
+        checked.gossip_every,
+        compute or Compute(),
+        link or Link(),
+        inner_link or Link(),
+        checked.seed,
+        tuple(changes),
+    )
+    return checked, scenario
 
 
 def _mean(values: Sequence[float]) -> float:

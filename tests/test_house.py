@@ -63,6 +63,7 @@ CORE = (
     "averages",
     "pruning",
     "strategy",
+    "virtual_strategy",
     "checkpoints",
     "fabric",
     "wandb_log",
@@ -147,7 +148,14 @@ def test_every_core_module_has_a_floor() -> None:
 def test_a_module_imports_only_those_below_it(module: str) -> None:
     if module in BESIDE:
         # Loaded while torch itself is being imported: what it needs, it needs lazily.
-        allowed = {"registration", "strategy", "fabric", "topology", "virtual"}
+        allowed = {
+            "registration",
+            "strategy",
+            "fabric",
+            "topology",
+            "virtual",
+            "virtual_strategy",
+        }
     else:
         allowed = {*CORE[: CORE.index(module)], "registration"}
     for path in files_of(module):
