@@ -174,13 +174,13 @@ class LockstepFleet(Fleet):
             )
         size = scenario.num_super_learners
         matrices = [matrix[:size] for matrix in self.rows.matrices]
-        self._mixer = RowMixer(matrices, scenario.schedule(size))
+        hidden = dials.effective_order == "average_then_step"
+        self._mixer = RowMixer(matrices, scenario.schedule(size), hidden)
         self._communication = _communication(dials, self._mixer)
         num_bytes = sum(
             matrix.shape[1] * averaging_dtype(matrix.dtype).itemsize
             for matrix in matrices
         )
-        hidden = dials.effective_order == "average_then_step"
         from_start = hidden and dials.communication == "sync"
         self._ends = lockstep(scenario, num_bytes, hidden, from_start)
         self._turn, self._started = size - 1, False
@@ -215,9 +215,6 @@ class LockstepFleet(Fleet):
         self.steps[row] += 1
         if row == self.members[-1]:
             self._communication.after_update()
-            if not isinstance(self._communication, BehindGradient):
-                for each in self.members:
-                    self._mixer.take_in(each)
             self.seconds = max(next(self._ends))
         return output
 

@@ -19,7 +19,12 @@ from lightning_adpsgd import shares
 from lightning_adpsgd.background import AtOnce
 from lightning_adpsgd.mixing import Order, Schedule, Tally, average, keep_change
 from lightning_adpsgd.node import Node, ShardMerge
-from lightning_adpsgd.replica import Part, Replica, to_averaging_dtype
+from lightning_adpsgd.replica import (
+    Part,
+    Replica,
+    averaging_dtype,
+    to_averaging_dtype,
+)
 from lightning_adpsgd.timeline import Exchange, parts_of
 from lightning_adpsgd.wire import Codec, make_codec
 
@@ -31,48 +36,57 @@ _NO_WAIT = timedelta()  # nothing is waited for
 class RowMixer:
     """Applies rounds of a schedule to all rows at once; a `mixing.Mixer`.
 
-    `finish` hands each row its change, and `take_in` adds it: a row may still need the
-    gradient that is taken at its weights before.
+    Rows do not change between `take_snapshot` and `mix`, which follows at once, so that
+    there is no copy of them. They are worked on in stretches, of which those of all
+    rows fit into a core's cache.
 
     Args:
         matrices: [S, P] for each dtype.
         schedule: The mixing matrices.
+        hidden: Whether a round is joined later, after other gradients: its changes are
+            then kept, `finish` hands them out, and `take_in` adds that of a row, which
+            may need a gradient at its weights before. Otherwise `mix` adds them.
 
     Attributes:
         tally: Of all rows together; its staleness counts rounds.
     """
 
-    def __init__(self, matrices: Sequence[Tensor], schedule: Schedule) -> None:
-        self._matrices, self._schedule = matrices, schedule
-        self._snapshots = [to_averaging_dtype(matrix) for matrix in matrices]
-        self._changes = [torch.zeros_like(snapshot) for snapshot in self._snapshots]
+    def __init__(
+        self, matrices: Sequence[Tensor], schedule: Schedule, hidden: bool
+    ) -> None:
+        self._matrices, self._schedule, self._hidden = matrices, schedule, hidden
+        self._length = max(_LEAST_STRETCH, _CACHED // schedule.num_super_learners)
+        self._changes = [self._room(matrix) for matrix in matrices]
         self._round, self._waiting = 0, set[int]()
         self.tally = Tally()
 
     def take_snapshot(self) -> None:
-        """Copies all rows as they are."""
-        for snapshot, matrix in zip(self._snapshots, self._matrices, strict=True):
-            snapshot.copy_(matrix)
+        """The rows stay as they are until `mix`."""
 
     @torch.no_grad()
     def mix(self) -> None:
-        """Computes ``gamma (sum_j T[j, i] w_j - w_i)`` of each row of the snapshot."""
+        """Computes ``gamma (sum_j T[j, i] w_j - w_i)`` of each row."""
         finite = [True] * self._schedule.num_super_learners
-        for snapshot, change in zip(self._snapshots, self._changes, strict=True):
-            # In stretches, of which those of all rows fit into a core's cache.
-            length = max(_LEAST_STRETCH, _CACHED // len(snapshot))
-            stretches = (whole.split(length, dim=1) for whole in (snapshot, change))
-            for own, averages in zip(*stretches, strict=True):
-                self._mix(own, averages, finite)
-            self.tally.bytes_sent += self._bytes_of(snapshot[0].nbytes)
+        parts = parts_of(self._schedule, self._round)
+        for matrix, changes in zip(self._matrices, self._changes, strict=True):
+            for place in range(0, matrix.shape[1], self._length):
+                stretch = matrix[:, place : place + self._length]
+                begin = place if self._hidden else 0
+                change = changes[:, begin : begin + stretch.shape[1]]
+                self._mix(stretch.to(change.dtype), parts, change, finite)
+                if not self._hidden:
+                    stretch.add_(change)
+            row_bytes = matrix.shape[1] * changes.dtype.itemsize
+            self.tally.bytes_sent += self._bytes_of(row_bytes, parts)
         self._round += 1
         self.tally.exchanges += len(finite)
         self.tally.refused += finite.count(False)
 
     def finish(self) -> None:
         """Hands out the changes."""
-        self._waiting = set(range(self._schedule.num_super_learners))
-        self.tally.merges += len(self._waiting)
+        if self._hidden:
+            self._waiting = set(range(self._schedule.num_super_learners))
+        self.tally.merges += self._schedule.num_super_learners
 
     @torch.no_grad()
     def take_in(self, row: int) -> None:
@@ -82,24 +96,32 @@ class RowMixer:
             for matrix, change in zip(self._matrices, self._changes, strict=True):
                 matrix[row].add_(change[row])
 
-    def _mix(self, rows: Tensor, into: Tensor, finite: list[bool]) -> None:
+    def _room(self, matrix: Tensor) -> Tensor:
+        length = matrix.shape[1] if self._hidden else self._length
+        dtype = averaging_dtype(matrix.dtype)
+        return torch.zeros(len(matrix), length, dtype=dtype, device=matrix.device)
+
+    def _mix(
+        self,
+        rows: Tensor,
+        parts: Sequence[shares.Part],
+        into: Tensor,
+        finite: list[bool],
+    ) -> None:
         own, changes = list(rows), list(into)
         if self._schedule.is_mean(self._round):
             into.copy_(rows.mean(0))
         else:
-            for part, change in zip(self._parts(), changes, strict=True):
+            for part, change in zip(parts, changes, strict=True):
                 average(own, part.takes, change)
         for i, change in enumerate(changes):
             finite[i] &= keep_change(change, own[i], self._schedule.gain)
 
-    def _parts(self) -> tuple[shares.Part, ...]:
-        return parts_of(self._schedule, self._round)
-
-    def _bytes_of(self, row_bytes: int) -> int:
+    def _bytes_of(self, row_bytes: int, parts: Sequence[shares.Part]) -> int:
         """What all rows send in this round."""
         if self._schedule.is_mean(self._round):  # a ring all-reduce
             return 2 * row_bytes * (self._schedule.num_super_learners - 1)
-        others = (len({*p.gives} - {i}) for i, p in enumerate(self._parts()))
+        others = (len({*part.gives} - {i}) for i, part in enumerate(parts))
         return row_bytes * sum(others)
 
 

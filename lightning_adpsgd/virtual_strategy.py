@@ -194,6 +194,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
             self.gossip_statistics()
             self._fleet.rows.release()
             self._fleet = None
+            assert self.lightning_module is not None
             vars(self.lightning_module.trainer.fit_loop).pop("on_run_end", None)
         super().teardown()
 

@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from lightning_adpsgd.learner_data import Source, shares_of
+from lightning_adpsgd.learner_data import Shares, Source, shares_of
 
 DATA = TensorDataset(torch.arange(24))
 
 
-def epoch(shares: object, learner: int) -> list[int]:
-    assert callable(shares)
+def epoch(shares: Shares, learner: int) -> list[int]:
     return [value for (batch,) in shares(learner) for value in batch.tolist()]
 
 

@@ -233,9 +233,13 @@ def test_who_joins_begins_when_its_neighbours_weights_have_crossed() -> None:
 
 def test_one_can_fail_and_join_again_any_number_of_times() -> None:
     changes = [
-        Change(seconds + 0.1 * i, i, what)
+        change
         for i in range(3)
-        for seconds, what in ((3.0, "fails"), (6.0, "joins"), (9.0, "fails"))
+        for change in (
+            Change(3.0 + 0.1 * i, i, "fails"),
+            Change(6.0 + 0.1 * i, i, "joins"),
+            Change(9.0 + 0.1 * i, i, "fails"),
+        )
     ]
     given = scenario(8, "random_pairs", link=Link(40.0, 0.1), changes=changes)
     timeline = asynchronous(given)

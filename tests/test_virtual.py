@@ -227,7 +227,7 @@ def test_bytes_are_those_of_the_messages() -> None:
 
 
 def test_a_straggler_delays_all_in_lockstep_and_only_itself_in_async() -> None:
-    slow = {"compute": Compute(1.0, slow={2: 10.0})}
+    slow: dict[str, Any] = {"compute": Compute(1.0, slow={2: 10.0})}
     reports = {
         mode: cluster(4, communication=mode, **slow).fit(batches_of, 3200)
         for mode in ("sync", "async")

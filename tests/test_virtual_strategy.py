@@ -207,7 +207,9 @@ def test_schedules_and_loggers_count_the_steps_of_all(tmp_path: Path) -> None:
     header = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()[0]
     for name in ("train_loss", "lr-Adam", "gossip/consensus_distance"):
         assert name in header
+    assert isinstance(trainer.strategy, VirtualHADPSGDStrategy)
     statistics = trainer.strategy.gossip_statistics()
+    assert statistics is not None
     assert statistics.exchanges > 0
     assert statistics.staleness == {1: statistics.exchanges}
 
@@ -257,12 +259,12 @@ def test_a_joiner_has_an_optimizer_without_state() -> None:
 
 
 def test_the_module_has_memory_of_its_own_afterwards() -> None:
-    module = Classifier()
-    trainer = trainer_of(virtual(16))
+    module, strategy = Classifier(), virtual(16)
+    trainer = trainer_of(strategy)
     trainer.fit(module, data(160, 1))
     for parameter in module.parameters():
         assert parameter.untyped_storage().nbytes() == parameter.nbytes
-    assert trainer.strategy.fleet is None
+    assert strategy.fleet is None
     assert "on_run_end" not in vars(trainer.fit_loop)
 
 

@@ -8,9 +8,9 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from lightning_adpsgd.clock import Compute, Link
@@ -182,7 +182,7 @@ def process_weights(strategy: str, num: int, num_rows: int) -> Tensor:
 
     def program(rank: int) -> Tensor:
         module, seen = Quadratic(), list[Tensor]()
-        note = pl.callbacks.LambdaCallback(
+        note = LambdaCallback(
             on_train_batch_end=lambda *_: seen.append(module.weight.detach().clone())
         )
         trainer = trainer_of(strategy, num, callbacks=[note])
