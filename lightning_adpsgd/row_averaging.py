@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_adpsgd import shares
 from lightning_adpsgd.background import AtOnce
+from lightning_adpsgd.matrices import identity, with_gain
 from lightning_adpsgd.mixing import Order, Schedule, Tally, average, keep_change
 from lightning_adpsgd.node import Node, ShardMerge
 from lightning_adpsgd.replica import (
@@ -29,7 +29,8 @@ from lightning_adpsgd.timeline import Exchange, parts_of
 from lightning_adpsgd.wire import Codec, make_codec
 
 _CHUNK_ELEMENTS = 1 << 20
-_CACHED, _LEAST_STRETCH = 1 << 19, 1 << 14  # elements
+_CACHED, _LEAST_STRETCH = 1 << 18, 1 << 12  # elements
+_MOST_ROWS = 128  # a product takes S times as many operations as there are weights
 _NO_WAIT = timedelta()  # nothing is waited for
 
 
@@ -67,17 +68,17 @@ class RowMixer:
     def mix(self) -> None:
         """Computes ``gamma (sum_j T[j, i] w_j - w_i)`` of each row."""
         finite = [True] * self._schedule.num_super_learners
-        parts = parts_of(self._schedule, self._round)
+        mixing = self._mixing()
         for matrix, changes in zip(self._matrices, self._changes, strict=True):
             for place in range(0, matrix.shape[1], self._length):
                 stretch = matrix[:, place : place + self._length]
                 begin = place if self._hidden else 0
                 change = changes[:, begin : begin + stretch.shape[1]]
-                self._mix(stretch.to(change.dtype), parts, change, finite)
+                self._mix(stretch.to(change.dtype), mixing, change, finite)
                 if not self._hidden:
                     stretch.add_(change)
             row_bytes = matrix.shape[1] * changes.dtype.itemsize
-            self.tally.bytes_sent += self._bytes_of(row_bytes, parts)
+            self.tally.bytes_sent += self._bytes_of(row_bytes)
         self._round += 1
         self.tally.exchanges += len(finite)
         self.tally.refused += finite.count(False)
@@ -102,25 +103,36 @@ class RowMixer:
         return torch.zeros(len(matrix), length, dtype=dtype, device=matrix.device)
 
     def _mix(
-        self,
-        rows: Tensor,
-        parts: Sequence[shares.Part],
-        into: Tensor,
-        finite: list[bool],
+        self, rows: Tensor, mixing: Tensor, into: Tensor, finite: list[bool]
     ) -> None:
-        own, changes = list(rows), list(into)
         if self._schedule.is_mean(self._round):
-            into.copy_(rows.mean(0))
+            torch.sub(rows.mean(0), rows, out=into).mul_(self._schedule.gain)
+        elif _multiplies_well(rows):
+            torch.mm(mixing.to(rows), rows, out=into)
         else:
-            for part, change in zip(parts, changes, strict=True):
-                average(own, part.takes, change)
-        for i, change in enumerate(changes):
-            finite[i] &= keep_change(change, own[i], self._schedule.gain)
+            self._mix_each(list(rows), list(into), finite)
+        if not torch.isfinite(into.sum()):
+            self._mix_each(list(rows), list(into), finite)
 
-    def _bytes_of(self, row_bytes: int, parts: Sequence[shares.Part]) -> int:
+    def _mix_each(
+        self, rows: list[Tensor], into: list[Tensor], finite: list[bool]
+    ) -> None:
+        """Row for row: in a product, what is not a number becomes everybody's."""
+        parts = parts_of(self._schedule, self._round)
+        for i, (part, change) in enumerate(zip(parts, into, strict=True)):
+            average(rows, part.takes, change)
+            finite[i] &= keep_change(change, rows[i], self._schedule.gain)
+
+    def _mixing(self) -> Tensor:
+        """``(T_gamma - 1)^T`` of this round."""
+        mixing = with_gain(self._schedule.mixing(self._round), self._schedule.gain)
+        return (mixing - identity(len(mixing))).T
+
+    def _bytes_of(self, row_bytes: int) -> int:
         """What all rows send in this round."""
         if self._schedule.is_mean(self._round):  # a ring all-reduce
             return 2 * row_bytes * (self._schedule.num_super_learners - 1)
+        parts = parts_of(self._schedule, self._round)
         others = (len({*part.gives} - {i}) for i, part in enumerate(parts))
         return row_bytes * sum(others)
 
@@ -322,6 +334,16 @@ class Exchanges:
     def _give_back(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
             self._free[tensor.dtype, len(tensor)].append(tensor)
+
+
+def _multiplies_well(rows: Tensor) -> bool:
+    """Whether a product of matrices is exact to rounding, and faster than sums of rows.
+
+    On accelerators, and where `torch.set_float32_matmul_precision` allows it, products
+    are taken in fewer bits than the weights have.
+    """
+    full = torch.get_float32_matmul_precision() == "highest"
+    return rows.device.type == "cpu" and full and len(rows) <= _MOST_ROWS
 
 
 def message_bytes(side: Side, wire_dtype: torch.dtype | None) -> int:

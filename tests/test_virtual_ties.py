@@ -169,9 +169,7 @@ def test_sync_is_what_threads_do_with_the_engine(topology: str, size: int) -> No
             communication.after_update()
 
     together([lambda i=i: train(i) for i in range(size)])
-    # To the last bit, but for means, which an all-reduce adds up in another order.
-    rounding = 1e-14 if find_topology(topology).name == "complete" else 0
-    torch.testing.assert_close(found, torch.stack(vectors), atol=rounding, rtol=0)
+    torch.testing.assert_close(found, torch.stack(vectors), atol=1e-14, rtol=0)
 
 
 # --- processes
