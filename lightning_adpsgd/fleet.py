@@ -6,7 +6,7 @@ super-learner, and makes the step through `update`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,13 @@ from typing_extensions import override
 from lightning_adpsgd.background import AtOnce
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import Dials
-from lightning_adpsgd.mixing import BehindGradient, Communication, Tally, synchronous
+from lightning_adpsgd.mixing import (
+    BehindGradient,
+    Communication,
+    Statistics,
+    Tally,
+    synchronous,
+)
 from lightning_adpsgd.replica import averaging_dtype, to_averaging_dtype
 from lightning_adpsgd.row_averaging import Exchanges, RowMixer, Side, message_bytes
 from lightning_adpsgd.rows import Rows
@@ -220,9 +226,9 @@ class LockstepFleet(Fleet):
 
     @override
     def totals(self) -> Totals:
-        tally, size = self._mixer.tally, self._scenario.num_super_learners
-        staleness = {steps: size * count for steps, count in tally.staleness.items()}
-        return _totals([tally])._replace(staleness=staleness)
+        done, size = self._mixer.statistics(), self._scenario.num_super_learners
+        staleness = {steps: size * count for steps, count in done.staleness.items()}
+        return _totals([done])._replace(staleness=staleness)
 
     @override
     def shown(self, index: int) -> list[Tensor]:
@@ -364,7 +370,7 @@ def _communication(dials: Dials, mixer: RowMixer) -> Communication:
     return BehindGradient(mixer, dials.gossip_every, worker=AtOnce())
 
 
-def _totals(tallies: list[Tally]) -> Totals:
+def _totals(tallies: Sequence[Tally | Statistics]) -> Totals:
     staleness: dict[int, int] = {}
     for tally in tallies:
         for steps, count in tally.staleness.items():

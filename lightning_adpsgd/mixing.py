@@ -205,13 +205,18 @@ def keep_change(average: Tensor, own: Tensor, gain: float) -> Tensor:
     """Turns an average into what it changes: ``gamma (sum_j T[j, i] w_j - w_i)``.
 
     Returns:
-        Whether it was refused, as a tensor of one truth: a diverged super-learner must
-        not take the others with it, and what is not finite becomes zero.
+        Whether it was refused, as a tensor of one truth.
     """
-    change = average.sub_(own).mul_(gain)
+    return leave_out_if_not_finite(average.sub_(own).mul_(gain))
+
+
+def leave_out_if_not_finite(change: Tensor) -> Tensor:
+    """Makes a change zero that is not finite, and says whether, as a tensor.
+
+    A diverged super-learner must not take the others with it. A GPU is not asked
+    whether one has: that would stop the thread until it comes to it.
+    """
     refused = ~torch.isfinite(change.sum())
-    # A GPU is not asked whether one has diverged: that would stop the thread until it
-    # comes to it.
     if change.device.type != "cpu" or refused:
         change.masked_fill_(refused, 0.0)
     return refused

@@ -17,7 +17,15 @@ from torch import Tensor
 
 from lightning_adpsgd.background import AtOnce
 from lightning_adpsgd.matrices import identity, with_gain
-from lightning_adpsgd.mixing import Order, Schedule, Tally, average, keep_change
+from lightning_adpsgd.mixing import (
+    Order,
+    Schedule,
+    Statistics,
+    Tally,
+    average,
+    keep_change,
+    leave_out_if_not_finite,
+)
 from lightning_adpsgd.node import Node, ShardMerge
 from lightning_adpsgd.replica import (
     Part,
@@ -25,6 +33,7 @@ from lightning_adpsgd.replica import (
     averaging_dtype,
     to_averaging_dtype,
 )
+from lightning_adpsgd.streams import has_streams
 from lightning_adpsgd.timeline import Exchange, parts_of
 from lightning_adpsgd.wire import Codec, make_codec
 
@@ -56,9 +65,15 @@ class RowMixer:
         self, matrices: Sequence[Tensor], schedule: Schedule, hidden: bool
     ) -> None:
         self._matrices, self._schedule, self._hidden = matrices, schedule, hidden
+        self.device = matrices[0].device
         self._length = max(_LEAST_STRETCH, _CACHED // schedule.num_super_learners)
+        if has_streams(self.device):  # no cache is worth as many launches
+            self._length = max(matrix.shape[1] for matrix in matrices)
         self._changes = [self._room(matrix) for matrix in matrices]
         self._round, self._waiting = 0, set[int]()
+        size = schedule.num_super_learners
+        self._refused = torch.zeros(size, dtype=torch.bool, device=self.device)
+        self._num_refused = torch.zeros((), dtype=torch.int64, device=self.device)
         self.tally = Tally()
 
     def take_snapshot(self) -> None:
@@ -67,21 +82,21 @@ class RowMixer:
     @torch.no_grad()
     def mix(self) -> None:
         """Computes ``gamma (sum_j T[j, i] w_j - w_i)`` of each row."""
-        finite = [True] * self._schedule.num_super_learners
         mixing = self._mixing()
+        self._refused.zero_()
         for matrix, changes in zip(self._matrices, self._changes, strict=True):
             for place in range(0, matrix.shape[1], self._length):
                 stretch = matrix[:, place : place + self._length]
                 begin = place if self._hidden else 0
                 change = changes[:, begin : begin + stretch.shape[1]]
-                self._mix(stretch.to(change.dtype), mixing, change, finite)
+                self._mix(stretch.to(change.dtype), mixing, change)
                 if not self._hidden:
                     stretch.add_(change)
             row_bytes = matrix.shape[1] * changes.dtype.itemsize
             self.tally.bytes_sent += self._bytes_of(row_bytes)
         self._round += 1
-        self.tally.exchanges += len(finite)
-        self.tally.refused += finite.count(False)
+        self._num_refused += self._refused.sum()
+        self.tally.exchanges += self._schedule.num_super_learners
 
     def finish(self) -> None:
         """Hands out the changes."""
@@ -97,31 +112,29 @@ class RowMixer:
             for matrix, change in zip(self._matrices, self._changes, strict=True):
                 matrix[row].add_(change[row])
 
+    def statistics(self) -> Statistics:
+        """What was done so far; a GPU is awaited for that."""
+        return self.tally.snapshot()._replace(refused=int(self._num_refused))
+
     def _room(self, matrix: Tensor) -> Tensor:
         length = matrix.shape[1] if self._hidden else self._length
         dtype = averaging_dtype(matrix.dtype)
         return torch.zeros(len(matrix), length, dtype=dtype, device=matrix.device)
 
-    def _mix(
-        self, rows: Tensor, mixing: Tensor, into: Tensor, finite: list[bool]
-    ) -> None:
+    def _mix(self, rows: Tensor, mixing: Tensor, into: Tensor) -> None:
         if self._schedule.is_mean(self._round):
             torch.sub(rows.mean(0), rows, out=into).mul_(self._schedule.gain)
-        elif _multiplies_well(rows):
+            self._refused |= leave_out_if_not_finite(into)
+            return
+        if _multiplies_well(rows):
             torch.mm(mixing.to(rows), rows, out=into)
-        else:
-            self._mix_each(list(rows), list(into), finite)
-        if not torch.isfinite(into.sum()):
-            self._mix_each(list(rows), list(into), finite)
-
-    def _mix_each(
-        self, rows: list[Tensor], into: list[Tensor], finite: list[bool]
-    ) -> None:
-        """Row for row: in a product, what is not a number becomes everybody's."""
-        parts = parts_of(self._schedule, self._round)
+            if torch.isfinite(into.sum()):
+                return
+        # Row for row: in a product, what is not a number becomes everybody's.
+        parts, own = parts_of(self._schedule, self._round), list(rows)
         for i, (part, change) in enumerate(zip(parts, into, strict=True)):
-            average(rows, part.takes, change)
-            finite[i] &= keep_change(change, rows[i], self._schedule.gain)
+            average(own, part.takes, change)
+            self._refused[i] |= keep_change(change, own[i], self._schedule.gain)
 
     def _mixing(self) -> Tensor:
         """``(T_gamma - 1)^T`` of this round."""
@@ -156,13 +169,12 @@ class Side:
         self, vectors: list[Tensor], order: Order, num_learners: int = 1
     ) -> None:
         self._order, self._vectors = order, vectors
-        with vectors[0].device:  # where d and its like are made
-            self.replica = Replica(vectors, _CHUNK_ELEMENTS, threading.Condition())
-            self._merger = (
-                ShardMerge(vectors, self.replica, Node(), _NO_WAIT, AtOnce())
-                if num_learners > 1
-                else None
-            )
+        self.replica = Replica(vectors, _CHUNK_ELEMENTS, threading.Condition())
+        self._merger = (
+            ShardMerge(vectors, self.replica, Node(), _NO_WAIT, AtOnce())
+            if num_learners > 1
+            else None
+        )
         self.parts = [p for chunk in self.replica.chunks for p in chunk.parts]
         self._ages: list[int] = []
         self.tally = Tally()
