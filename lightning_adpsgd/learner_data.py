@@ -22,7 +22,8 @@ class Shares:
         **loading: What torch's `DataLoader` takes, `collate_fn` say.
 
     Raises:
-        ValueError: An epoch has fewer samples than there are learners.
+        ValueError: The data set has no length, or fewer samples than there are
+            learners.
     """
 
     def __init__(
@@ -33,6 +34,11 @@ class Shares:
         seed: int = 0,
         **loading: Any,
     ) -> None:
+        if not hasattr(dataset, "__len__"):
+            raise ValueError(
+                f"`data` must have a length to be dealt, got a {type(dataset).__name__}"
+                "; give a function from the number of a learner to its batches"
+            )
         num_samples = len(dataset)  # pyright: ignore[reportArgumentType]
         if num_samples < num_learners:
             raise ValueError(

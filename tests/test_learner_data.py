@@ -1,8 +1,17 @@
 """What batches each virtual learner gets."""
 
+import itertools
+from collections.abc import Iterator
+
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+)
+from typing_extensions import override
 
 from lightning_adpsgd.learner_data import Shares, Source, shares_of
 
@@ -44,7 +53,15 @@ def test_a_source_counts_the_epochs_that_have_ended() -> None:
     assert source.epochs == 2
 
 
-def test_too_little_data_is_refused() -> None:
+class Endless(IterableDataset[int]):
+    @override
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+
+def test_data_that_cannot_be_dealt_is_refused() -> None:
+    with pytest.raises(ValueError, match="must have a length to be dealt, got a Endl"):
+        shares_of(Endless(), 1, num_learners=2, seed=0)
     with pytest.raises(ValueError, match="a sample for each of 25 learners, got 24"):
         shares_of(DATA, 1, num_learners=25, seed=0)
     with pytest.raises(ValueError, match="`local_batch_size` is needed"):
