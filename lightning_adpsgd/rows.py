@@ -50,6 +50,7 @@ class Rows:
         vectors = FlatParameters(module, shards).vectors
         whole = [vector.repeat(num_rows, 1) for vector in vectors]
         addresses = [vector.untyped_storage().data_ptr() for vector in vectors]
+        self._whole = whole
         self.matrices = [_as_real_rows(matrix) for matrix in whole]
         self.places: list[Place] = []
         self._tensors: list[tuple[Tensor, list[Tensor]]] = []
@@ -83,6 +84,12 @@ class Rows:
     def vectors(self, row: int) -> list[Tensor]:
         """The row in each matrix."""
         return [matrix[row] for matrix in self.matrices]
+
+    def stacked(self, place: Place, num_rows: int) -> Tensor:
+        """A tensor of the module in each of the first rows, [row, ...], as a view."""
+        matrix = self._whole[place.matrix]
+        shape = (num_rows, *place.shape)
+        return matrix.as_strided(shape, (matrix.shape[1], *place.stride), place.offset)
 
     def copy_beside(self, source: int, target: int) -> None:
         """Copies what is kept beside the rows."""

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from lightning_adpsgd.batched import BatchedGradients, Stacked
 from lightning_adpsgd.clock import Compute, Link, check_positive
 from lightning_adpsgd.dials import CommunicationName, Dials
 from lightning_adpsgd.fleet import make_fleet
@@ -68,6 +69,8 @@ class VirtualCluster:
         changes: Super-learners that fail or join, in "async".
         gradient_clip: Largest norm of a super-learner's gradient; none: any.
         samples_in: Samples of a batch; by default the length of its first tensor.
+        vectorize: Whether the gradients of a round are taken in one pass over stacked
+            weights, in lockstep and for modules that allow it (`batched`).
         seed: Of everything drawn at random: times, topologies, order of samples,
             dropout.
 
@@ -102,6 +105,7 @@ class VirtualCluster:
         changes: Sequence[Change] = (),
         gradient_clip: float | None = None,
         samples_in: Callable[[Any], int] = extract_batch_size,
+        vectorize: bool = False,
         seed: int = 0,
     ) -> None:
         if gradient_clip is not None:
@@ -131,6 +135,7 @@ class VirtualCluster:
         ]
         self._gradient_clip, self._samples_in = gradient_clip, samples_in
         self._sources: list[list[Source]] = []
+        self._batched = self._make_batched(communication) if vectorize else None
         self._dice = _Dice(seed, self._objective.device)
         self.samples = 0
         self.learning_rate = self._updates[0].optimizer.param_groups[0]["lr"]
@@ -237,24 +242,65 @@ class VirtualCluster:
 
     def _round(self, lr_schedule: Callable[[int], float] | None) -> list[Tensor]:
         """Steps until one may look: one step, or in lockstep one of everybody."""
-        losses = [self._step(self.fleet.turn(), lr_schedule)]
+        if self._batched is not None:
+            return self._batched_round(self._batched, lr_schedule)
+        losses = [self._next_step(lr_schedule)]
         while not self.fleet.between_rounds:
-            losses.append(self._step(self.fleet.turn(), lr_schedule))
+            losses.append(self._next_step(lr_schedule))
         return losses
 
-    def _step(self, index: int, lr_schedule: Callable[[int], float] | None) -> Tensor:
+    def _next_step(self, lr_schedule: Callable[[int], float] | None) -> Tensor:
+        index = self.fleet.turn()
+        batches, number = self._next_batches(index), self.fleet.steps[index]
+
+        def gradient() -> Tensor:
+            return self._gradient(self._updates[index], batches, number)
+
+        return self._step(index, batches, gradient, lr_schedule)
+
+    def _batched_round(
+        self, batched: BatchedGradients, lr_schedule: Callable[[int], float] | None
+    ) -> list[Tensor]:
+        batches = [self._next_batches(index) for index in self.fleet.members]
+        found = batched(batches)
+        losses = []
+        for place, of_index in enumerate(batches):
+            index = self.fleet.turn()
+
+            def gradient(
+                index: int = index, place: int = place, own: list[Any] = of_index
+            ) -> Tensor:
+                if found is None:  # batches of different shapes
+                    number = self.fleet.steps[index]
+                    return self._gradient(self._updates[index], own, number)
+                return self._take_gradient(found, place)
+
+            losses.append(self._step(index, of_index, gradient, lr_schedule))
+        return losses
+
+    def _step(
+        self,
+        index: int,
+        batches: list[Any],
+        gradient: Callable[[], Tensor],
+        lr_schedule: Callable[[int], float] | None,
+    ) -> Tensor:
         """One step of one super-learner; returns the mean loss of its learners."""
-        update, number = self._updates[index], self.fleet.steps[index]
-        batches = self._next_batches(index)
+        update = self._updates[index]
         if lr_schedule is not None:
             update.scale(lr_schedule(self.samples))
         self.learning_rate = update.optimizer.param_groups[0]["lr"]
-        loss = self.fleet.update(
-            update.optimizer.step, lambda: self._gradient(update, batches, number)
-        )
-        update.passed("step", number + 1)
+        loss = self.fleet.update(update.optimizer.step, gradient)
+        update.passed("step", self.fleet.steps[index])
         self.samples += sum(self._samples_in(batch) for batch in batches)
         return loss
+
+    def _take_gradient(self, found: Stacked, place: int) -> Tensor:
+        gradients, losses = found
+        for parameter, stacked in gradients.items():
+            parameter.grad = stacked[place]
+        self._clip()
+        return losses[place]
 
     def _next_batches(self, index: int) -> list[Any]:
         """One for each learner; at the end of an epoch schedulers are told."""
@@ -276,15 +322,32 @@ class VirtualCluster:
                 loss = loss + self._add_gradient(batch, number, len(batches))
             for buffer, kept in buffers:
                 buffer.copy_(kept)
+        self._clip()
+        return loss
+
+    def _clip(self) -> None:
         if self._gradient_clip is not None:
             parameters = self.module.parameters()
             nn.utils.clip_grad_norm_(parameters, self._gradient_clip)
-        return loss
 
     def _add_gradient(self, batch: Any, number: int, num_learners: int) -> Tensor:
         loss = self._objective.loss(batch, number) / num_learners
         loss.backward()
         return loss.detach()
+
+    def _make_batched(self, communication: CommunicationName) -> BatchedGradients:
+        if communication == "async":
+            raise ValueError(
+                '`vectorize` must be False with `communication="async"`, where '
+                "super-learners take their gradients at different times, got True"
+            )
+        if isinstance(self._updates[0].optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                "`vectorize` must be False with LBFGS, which asks for several "
+                "gradients in one step, got True"
+            )
+        size = self.scenario.num_super_learners
+        return BatchedGradients(self._objective, self.fleet.rows, size)
 
     def _renew(self, index: int) -> None:
         """Who joins has an optimizer without state."""

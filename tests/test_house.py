@@ -48,6 +48,7 @@ CORE = (
     "objective",
     "learner_data",
     "report",
+    "batched",
     "virtual",
     "groups",
     "failures",
