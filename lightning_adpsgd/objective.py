@@ -64,6 +64,10 @@ class Objective:
 
     Raises:
         ValueError: Names what is missing, too many, or not supported.
+
+    Attributes:
+        module: As given.
+        device: Where it is.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Objective:
         optimizer: MakeOptimizer | None = None,
     ) -> None:
         self.module, self._make_optimizer = module, optimizer
+        self.device = next(module.parameters()).device
         if isinstance(module, pl.LightningModule):
             _check_lightning(module)
             self._loss = _of_batch(module, loss) if loss else _training_step(module)
@@ -83,11 +88,6 @@ class Objective:
             )
         else:
             self._loss = _of_batch(module, loss)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the module is."""
-        return next(self.module.parameters()).device
 
     def loss(self, batch: Any, number: int = 0) -> Tensor:
         """The mean loss of a batch, with its graph.

@@ -6,6 +6,7 @@ the two ends of an exchange lie in the same memory, and when it happens is said 
 outside (`timeline`).
 """
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -128,7 +129,7 @@ class RowMixer:
             return
         if _multiplies_well(rows):
             torch.mm(mixing.to(rows), rows, out=into)
-            if torch.isfinite(into.sum()):
+            if math.isfinite(into.sum().item()):
                 return
         # Row for row: in a product, what is not a number becomes everybody's.
         parts, own = parts_of(self._schedule, self._round), list(rows)

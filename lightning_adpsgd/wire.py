@@ -13,6 +13,7 @@ meant, so the byte resolves the *disagreement* of the two, not the weight, and n
 copy of the peer's weights. Nothing here communicates.
 """
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -93,7 +94,7 @@ class Cast(Codec):
             torch.sub(theirs, mine, out=into)
         else:
             into.copy_(theirs).sub_(mine)
-        return bool(torch.isfinite(into.sum()))
+        return math.isfinite(into.sum().item())
 
 
 class Lattice(Codec):
