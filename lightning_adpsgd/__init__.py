@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lightning_adpsgd.fabric import HADPSGDFabricStrategy as HADPSGDFabricStrategy
     from lightning_adpsgd.strategy import HADPSGDStrategy as HADPSGDStrategy
     from lightning_adpsgd.topology import Topology as Topology
+    from lightning_adpsgd.virtual import VirtualCluster as VirtualCluster
 
 __version__ = "0.1.0"
 
@@ -21,9 +22,16 @@ _HOME = {
     "HADPSGDFabricStrategy": "fabric",
     "HADPSGDStrategy": "strategy",
     "Topology": "topology",
+    "VirtualCluster": "virtual",
 }
 
-__all__ = ["HADPSGDFabricStrategy", "HADPSGDStrategy", "Topology", "__version__"]
+__all__ = [
+    "HADPSGDFabricStrategy",
+    "HADPSGDStrategy",
+    "Topology",
+    "VirtualCluster",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

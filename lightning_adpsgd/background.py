@@ -1,4 +1,4 @@
-"""A thread that works beside the training thread, in the order of what it is given."""
+"""What works beside the training thread, in the order of what it is given."""
 
 import queue
 import threading
@@ -48,6 +48,19 @@ class Worker:
         with side_stream(self._device):
             while (task := self._tasks.get()) is not None:
                 task()
+
+
+class AtOnce:
+    """Stands in for a `Worker` where time is simulated: actions run when queued."""
+
+    def submit(self, action: Callable[[], T]) -> "Future[T]":
+        """Runs an action; its result or exception comes with the future."""
+        future: Future[T] = Future()
+        _settle(future, action)
+        return future
+
+    def stop(self, seconds: float | None) -> None:
+        """Nothing is queued, and there is no thread."""
 
 
 def _settle(future: "Future[T]", action: Callable[[], T]) -> None:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.pacing import Pacer
+from lightning_adpsgd.protocol import exchange_weight
 from lightning_adpsgd.replica import Chunk, Part, Replica
 from lightning_adpsgd.streams import has_streams, host_memory, to_device, to_host
 from lightning_adpsgd.transport import Pending, Transport, one_behind
@@ -227,7 +228,8 @@ class Lane:
             pending.wait(self._timeout)
         greeting.clear()
         to_device(crossing.coming.host, crossing.coming.here)
-        weight = self._gain / (1 + int(max(self._mine[1], self._theirs[1])))
+        numbers = int(self._mine[1]), int(self._theirs[1])
+        weight = exchange_weight(self._gain, *numbers)
         finite = True
         for (part, mine), (_, theirs) in zip(
             crossing.going.by_part, crossing.coming.by_part, strict=True

@@ -22,7 +22,6 @@ optimizers and knows nothing of Lightning.
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ from lightning_adpsgd.mixing import Communication, Order, Schedule, Statistics, 
 from lightning_adpsgd.node import Node, ShardMerge
 from lightning_adpsgd.pacing import CoreShare, Pacer
 from lightning_adpsgd.parameters import shard
+from lightning_adpsgd.protocol import UnderWay, due_round
 from lightning_adpsgd.replica import Replica, as_real
 from lightning_adpsgd.streams import side_stream
 from lightning_adpsgd.transport import Transport, lane_of
@@ -132,7 +132,7 @@ class Gossip(Communication):
         self._tally, self._ages = Tally(), list[int]()
         self._step = self._last_exchange_step = 0
         self._last_steps = dict.fromkeys(self._peers, 0)
-        self._under_way, self._paused = Counter[int](), False
+        self._under_way, self._paused = UnderWay(), False
         self._hurry, self._leaving = threading.Event(), threading.Event()
         self._error: BaseException | None = None
 
@@ -157,8 +157,7 @@ class Gossip(Communication):
         if self._options.order == "step_then_average":
             self._merge()
         self._wait_if_too_stale()
-        round, rest = divmod(self._step, self._options.every)
-        if rest == 0:
+        if (round := due_round(self._step, self._options.every)) is not None:
             self._call_round(round)
 
     @override
@@ -371,18 +370,16 @@ class Gossip(Communication):
     def _enter(self, peer: int, asked: bool = False) -> int:
         """Begins an exchange; returns how many are under way, or 0 if it must not.
 
-        Who is paused does not ask, nor who is exchanging with the same peer just now:
-        that exchange is as good. Who is asked never refuses.
+        Who is paused does not ask; for the rest see `UnderWay`.
         """
         with self._state:
-            if not asked and (self._paused or self._under_way[peer]):
+            if self._paused and not asked:
                 return 0
-            self._under_way[peer] += 1
-            return self._under_way.total()
+            return self._under_way.enter(peer, asked)
 
     def _leave_exchange(self, peer: int, outcome: Outcome) -> None:
         with self._state:
-            self._under_way[peer] -= 1
+            self._under_way.leave(peer)
             self._tally.bytes_sent += outcome.bytes_sent
             self._tally.exchanges += outcome.finite
             self._tally.refused += not outcome.finite

@@ -9,23 +9,23 @@ last moment, before the update (delay-by-one, arXiv 2110.11199):
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.background import Worker
+from lightning_adpsgd.background import AtOnce, Worker
 from lightning_adpsgd.matrices import check_mixing
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import as_real, averaging_dtype
-from lightning_adpsgd.shares import Part, check_part, equal_shares
+from lightning_adpsgd.shares import Part, Shares, check_part, equal_shares
 from lightning_adpsgd.streams import Mark, host_memory, to_device, to_host
 from lightning_adpsgd.topology import Topology
 from lightning_adpsgd.transport import (
@@ -190,6 +190,58 @@ class Communication(ABC):
         """What was done so far."""
 
 
+def average(
+    rows: Mapping[int, Tensor] | Sequence[Tensor], takes: Shares, into: Tensor
+) -> None:
+    """``sum_j T[j, i] w_j``, of what `i` takes from whom."""
+    # In the order of the index, so that all writings round alike.
+    (first, share), *others = sorted(takes.items())
+    torch.mul(rows[first], share, out=into)
+    for j, share in others:
+        into.add_(rows[j], alpha=share)
+
+
+def keep_change(average: Tensor, own: Tensor, gain: float) -> Tensor:
+    """Turns an average into what it changes: ``gamma (sum_j T[j, i] w_j - w_i)``.
+
+    Returns:
+        Whether it was refused, as a tensor of one truth.
+    """
+    return leave_out_if_not_finite(average.sub_(own).mul_(gain))
+
+
+def leave_out_if_not_finite(change: Tensor) -> Tensor:
+    """Makes a change zero that is not finite, and says whether, as a tensor.
+
+    A diverged super-learner must not take the others with it. A GPU is not asked
+    whether one has: that would stop the thread until it comes to it.
+    """
+    refused = ~torch.isfinite(change.sum())
+    if change.device.type != "cpu" or refused:
+        change.masked_fill_(refused, 0.0)
+    return refused
+
+
+class Mixer(Protocol):
+    """Applies rounds of a schedule to weights, in three moves."""
+
+    tally: Tally
+    device: torch.device
+
+    def statistics(self) -> Statistics:
+        """What was done so far."""
+        ...
+
+    def take_snapshot(self) -> None:
+        """Copies the weights as they are; what follows works on the copy."""
+
+    def mix(self) -> None:
+        """Computes ``sum_j T[j, i] w_j - w_i`` of the copy, for the next round."""
+
+    def finish(self) -> None:
+        """Adds the computed change to the weights, whatever they have become."""
+
+
 class RoundMixer:
     """Applies one round of a schedule to vectors, together with all super-learners.
 
@@ -307,21 +359,10 @@ class RoundMixer:
         for pending in crossing.pending:
             pending.wait(self._timeout)
         chunk, me = crossing.chunk, self._transport.index
-        if crossing.incoming:
-            chunk.mixed.zero_()
-            # In the order of the index, so that all writings round alike.
-            for j, share in sorted(part.takes.items()):
-                row = chunk.snapshot if j == me else crossing.incoming[j]
-                chunk.mixed.add_(row, alpha=share)
-        elif len(part.takes) == 1:
-            chunk.mixed.copy_(chunk.snapshot)
-        change = chunk.mixed.sub_(chunk.snapshot).mul_(self._schedule.gain)
-        refused = ~torch.isfinite(change.sum())
-        # A diverged super-learner must not take the others with it. A GPU is not asked
-        # whether one has: that would stop the thread until it comes to it.
-        if self._where.type != "cpu" or refused:
-            change.masked_fill_(refused, 0.0)
-        return refused
+        if crossing.incoming or len(part.takes) == 1:
+            rows = {**crossing.incoming, me: chunk.snapshot}
+            average(rows, part.takes, chunk.mixed)
+        return keep_change(chunk.mixed, chunk.snapshot, self._schedule.gain)
 
     def _gather(self) -> None:
         if self._node.size > 1:
@@ -368,7 +409,7 @@ class AtBoundary(Communication):
         every: Optimizer steps per round.
     """
 
-    def __init__(self, mixer: RoundMixer, every: int = 1) -> None:
+    def __init__(self, mixer: Mixer, every: int = 1) -> None:
         self._mixer, self._every = mixer, every
         self._step = 0
 
@@ -440,13 +481,18 @@ class BehindGradient(Communication):
         every: Optimizer steps per round.
         from_start: Whether the first gradient has a round behind it. Weights that are
             equal at the start need none.
+        worker: Mixes; by default a thread of its own.
     """
 
     def __init__(
-        self, mixer: RoundMixer, every: int = 1, from_start: bool = False
+        self,
+        mixer: Mixer,
+        every: int = 1,
+        from_start: bool = False,
+        worker: Worker | AtOnce | None = None,
     ) -> None:
         self._mixer, self._every = mixer, every
-        self._worker = Worker("adpsgd-average", mixer.device)
+        self._worker = worker or Worker("adpsgd-average", mixer.device)
         self._round: Future[None] | None = None
         # Steps, counted so that a round is launched whenever `every` divides them.
         self._step = int(from_start)
@@ -513,7 +559,12 @@ class BehindGradient(Communication):
         self._mixer.tally.merged(staleness)
 
 
-def synchronous(mixer: RoundMixer, order: Order, every: int = 1) -> Communication:
+def synchronous(
+    mixer: Mixer,
+    order: Order,
+    every: int = 1,
+    worker: Worker | AtOnce | None = None,
+) -> Communication:
     """Averaging in which everyone waits, in the given order.
 
     After the step the average needs the result of the step, and is exposed; before it
@@ -521,4 +572,4 @@ def synchronous(mixer: RoundMixer, order: Order, every: int = 1) -> Communicatio
     """
     if order == "step_then_average":
         return AtBoundary(mixer, every)
-    return BehindGradient(mixer, every, from_start=True)
+    return BehindGradient(mixer, every, from_start=True, worker=worker)

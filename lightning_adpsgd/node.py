@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_adpsgd.background import Worker
+from lightning_adpsgd.background import AtOnce, Worker
 from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import Chunk, Replica
 from lightning_adpsgd.streams import (
@@ -81,6 +81,7 @@ class ShardMerge:
         replica: x and d of this learner's shards.
         node: The learners.
         timeout: Of each collective.
+        worker: Gathers; by default a thread of its own.
 
     Attributes:
         seconds: Time that the training thread waited for it.
@@ -92,10 +93,11 @@ class ShardMerge:
         replica: Replica,
         node: Node,
         timeout: timedelta,
+        worker: Worker | AtOnce | None = None,
     ) -> None:
         self._replica, self._node, self._timeout = replica, node, timeout
         self.seconds = 0.0
-        self._worker = Worker("adpsgd-node", replica.device)
+        self._worker = worker or Worker("adpsgd-node", replica.device)
         self._gathering: Future[list[int]] | None = None
         self._taken, self._arrived = Mark(replica.device), Mark(replica.device)
         self._mine = [_Shared(chunk, replica.device) for chunk in replica.chunks]

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -20,14 +21,19 @@ class Pacer:
 
     Args:
         bytes_per_second: None is no bound.
+        clock: Tells the seconds.
     """
 
-    def __init__(self, bytes_per_second: float | None) -> None:
-        self._rate = bytes_per_second
+    def __init__(
+        self,
+        bytes_per_second: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rate, self._clock = bytes_per_second, clock
         self._lock = threading.Lock()
         self._free_at = 0.0
 
-    def charge(self, num_bytes: int) -> float:
+    def charge(self, num_bytes: float) -> float:
         """Takes bytes out of the budget and returns how long to wait before sending.
 
         Who is asked sends at once, whatever the budget says; who asks waits.
@@ -35,7 +41,7 @@ class Pacer:
         if self._rate is None:
             return 0.0
         with self._lock:
-            now = time.monotonic()
+            now = self._clock()
             begin = max(now, self._free_at)
             self._free_at = begin + num_bytes / self._rate
             return begin - now

@@ -47,6 +47,8 @@ NAMES: dict[str, dict[str, Any]] = {
         "super_learner_size": "node",
     },
 }
+# Of the Trainer alone, and without a launcher: it has one process.
+VIRTUAL = "hadpsgd_virtual"
 _LAUNCHERS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 
 
@@ -77,12 +79,24 @@ def _register(module: ModuleType) -> None:
                     start_method=start_method,
                     **dials,
                 )
+    if attribute == "StrategyRegistry" and VIRTUAL not in registry:
+        registry.register(
+            VIRTUAL,
+            _make_virtual_strategy,
+            description="hadpsgd of lightning_adpsgd, simulated on one device",
+        )
 
 
 def _make_strategy(**dials: Any) -> Any:
     from lightning_adpsgd.strategy import HADPSGDStrategy
 
     return HADPSGDStrategy(**dials)
+
+
+def _make_virtual_strategy(**dials: Any) -> Any:
+    from lightning_adpsgd.virtual_strategy import VirtualHADPSGDStrategy
+
+    return VirtualHADPSGDStrategy(**dials)
 
 
 def _make_fabric_strategy(**dials: Any) -> Any:

@@ -13,6 +13,7 @@ meant, so the byte resolves the *disagreement* of the two, not the weight, and n
 copy of the peer's weights. Nothing here communicates.
 """
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -42,9 +43,11 @@ class Codec(ABC):
 
     Attributes:
         dtype: Of the elements of a message.
+        remembers: Whether a message depends on those that crossed before.
     """
 
     dtype: torch.dtype
+    remembers = False
 
     @abstractmethod
     def length(self, num_elements: int) -> int:
@@ -91,7 +94,7 @@ class Cast(Codec):
             torch.sub(theirs, mine, out=into)
         else:
             into.copy_(theirs).sub_(mine)
-        return bool(torch.isfinite(into.sum()))
+        return math.isfinite(into.sum().item())
 
 
 class Lattice(Codec):
@@ -109,6 +112,7 @@ class Lattice(Codec):
     """
 
     dtype = torch.uint8
+    remembers = True
 
     def __init__(self) -> None:
         self._exponents: dict[int, Tensor] = {}

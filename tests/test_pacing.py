@@ -46,7 +46,7 @@ def cores(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> CoreShare:
 
 
 def test_bytes_come_at_the_rate_of_the_budget(clock: Clock) -> None:
-    pacer = Pacer(1000.0)
+    pacer = Pacer(1000.0, clock.monotonic)
     assert pacer.charge(500) == 0.0
     assert pacer.charge(1000) == pytest.approx(0.5)
     assert pacer.charge(10) == pytest.approx(1.5)

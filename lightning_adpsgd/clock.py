@@ -1,0 +1,250 @@
+"""Simulated time: what happens next, how long a step takes, how links are shared.
+
+Seconds here pass in no clock of this machine. The same seed gives the same times, and
+the times of a learner do not depend on what others do. Nothing here knows weights,
+topologies or modes: what happens is in `timeline`.
+"""
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Span = tuple[float, float]
+"""Seconds at which something begins and ends."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How long learners compute for a step: forward, backward and optimizer.
+
+    Args:
+        seconds: Of a step, on average.
+        spread: Standard deviation of the logarithm: times are lognormal, of mean
+            `seconds`; 0: all steps take as long.
+        slow: By what factor a learner is slower than the others.
+        pauses: Spans of simulated time in which a learner computes nothing.
+
+    Raises:
+        ValueError: A time or factor is not positive, or the pauses of a learner are
+            not in order.
+    """
+
+    seconds: float = 1.0
+    spread: float = 0.0
+    slow: Mapping[int, float] = field(default_factory=dict)
+    pauses: Mapping[int, Sequence[Span]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_positive("seconds", self.seconds)
+        if not 0 <= self.spread < math.inf:
+            raise ValueError(f"`spread` must not be negative, got {self.spread}")
+        for learner, factor in self.slow.items():
+            check_positive(f"slow[{learner}]", factor)
+        for learner, pauses in self.pauses.items():
+            _check_in_order(f"pauses[{learner}]", pauses)
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects a learner to the others.
+
+    Args:
+        bandwidth: Bytes per second, each way; what a learner has under way shares it.
+        latency: Seconds from one end to the other.
+
+    Raises:
+        ValueError: The bandwidth is not positive, or the latency negative or infinite.
+    """
+
+    bandwidth: float = math.inf
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth > 0:
+            raise ValueError(f"`bandwidth` must be positive, got {self.bandwidth}")
+        if not 0 <= self.latency < math.inf:
+            raise ValueError(f"`latency` must not be negative, got {self.latency}")
+
+    def seconds(self, num_bytes: float) -> float:
+        """Until that many bytes have crossed, alone on the link."""
+        return self.latency + num_bytes / self.bandwidth
+
+    def allreduce_seconds(self, num_bytes: float, num_learners: int) -> float:
+        """Of a ring all-reduce: 2 (n - 1) turns, each with one n-th of the bytes."""
+        turns = 2 * (num_learners - 1)
+        return turns * self.seconds(num_bytes / num_learners)
+
+    def allgather_seconds(self, num_bytes: float, num_learners: int) -> float:
+        """Of a ring all-gather of that many bytes in all: n - 1 such turns."""
+        return (num_learners - 1) * self.seconds(num_bytes / num_learners)
+
+
+class StepTimes:
+    """Draws the times of the steps of all learners.
+
+    Args:
+        compute: How long they compute.
+        seed: Each learner has a stream of its own, which nothing else draws from.
+    """
+
+    def __init__(self, compute: Compute, seed: int) -> None:
+        self._compute, self._seed = compute, seed
+        self._streams: dict[int, random.Random] = {}
+        # The mean of exp(N(m, s²)) is exp(m + s²/2).
+        self._location = math.log(compute.seconds) - compute.spread**2 / 2
+
+    def end(self, learner: int, begin: float) -> float:
+        """When a step ends that a learner begins at this time."""
+        seconds = self._draw(learner) * self._compute.slow.get(learner, 1.0)
+        return _after_pauses(begin, seconds, self._compute.pauses.get(learner, ()))
+
+    def _draw(self, learner: int) -> float:
+        if not self._compute.spread:
+            return self._compute.seconds
+        stream = self._streams.get(learner)
+        if stream is None:
+            stream = random.Random(f"{self._seed} {learner}")
+            self._streams[learner] = stream
+        return stream.lognormvariate(self._location, self._compute.spread)
+
+
+class Agenda:
+    """What is to happen, in the order of simulated time.
+
+    Of what happens at the same time the lower rank comes first, then what was entered
+    first.
+
+    Attributes:
+        now: The time of what was taken last.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._entries: list[tuple[float, int, int, Callable[..., None], tuple]] = []
+        self._numbers = itertools.count()
+
+    def enter(
+        self, seconds: float, rank: int, action: Callable[..., None], *arguments: object
+    ) -> None:
+        """Lets an action happen at a time that has not passed."""
+        entry = (seconds, rank, next(self._numbers), action, arguments)
+        heapq.heappush(self._entries, entry)
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def happen(self) -> None:
+        """Lets the next action happen."""
+        self.now, _, _, action, arguments = heapq.heappop(self._entries)
+        action(*arguments)
+
+
+class Crossing:
+    """Bytes on their way between two ends, as many in either direction.
+
+    Args:
+        ends: Whose links they take.
+        num_bytes: Each way.
+        now: When they begin.
+        done: Called when the last byte has crossed.
+    """
+
+    def __init__(
+        self,
+        ends: tuple[int, int],
+        num_bytes: float,
+        now: float,
+        done: Callable[[], None],
+    ) -> None:
+        self.ends, self.done = ends, done
+        self.rate, self.version = 0.0, 0
+        self._left, self._since = num_bytes, now
+
+    def go_on(self, now: float, rate: float) -> float:
+        """Crosses at another rate from now on; returns when it will be done."""
+        if self.rate:
+            self._left = max(0.0, self._left - self.rate * (now - self._since))
+        self._since, self.rate = now, rate
+        self.version += 1
+        return now + self._left / rate
+
+
+class Network:
+    """Lets bytes cross; what an end has under way shares its link equally.
+
+    A crossing goes as fast as the busier of its ends allows.
+
+    Args:
+        bandwidth: Of each end, in bytes per second each way.
+        agenda: Where the ends of crossings are entered.
+        rank: Of these entries.
+    """
+
+    def __init__(self, bandwidth: float, agenda: Agenda, rank: int) -> None:
+        self._bandwidth, self._agenda, self._rank = bandwidth, agenda, rank
+        self._at: dict[int, list[Crossing]] = {}
+
+    def begin(
+        self, ends: tuple[int, int], num_bytes: float, done: Callable[[], None]
+    ) -> Crossing:
+        """Sends bytes both ways from now on."""
+        crossing = Crossing(ends, num_bytes, self._agenda.now, done)
+        for end in ends:
+            self._at.setdefault(end, []).append(crossing)
+        self._share(ends)
+        return crossing
+
+    def drop(self, crossing: Crossing) -> None:
+        """Ends a crossing, done or not; the others share what it leaves."""
+        crossing.version += 1
+        for end in crossing.ends:
+            self._at[end].remove(crossing)
+        self._share(crossing.ends)
+
+    def _share(self, ends: tuple[int, int]) -> None:
+        # In order, and each once: a set has no order.
+        found = dict.fromkeys(c for end in ends for c in self._at[end])
+        for crossing in found:
+            busier = max(len(self._at[end]) for end in crossing.ends)
+            rate = self._bandwidth / busier
+            if rate != crossing.rate:
+                seconds = crossing.go_on(self._agenda.now, rate)
+                arrive = (self._arrive, crossing, crossing.version)
+                self._agenda.enter(seconds, self._rank, *arrive)
+
+    def _arrive(self, crossing: Crossing, version: int) -> None:
+        if version == crossing.version:  # else it has got another rate, or was dropped
+            self.drop(crossing)
+            crossing.done()
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuses what is not a positive number.
+
+    Raises:
+        ValueError: Names the argument and the value.
+    """
+    if not 0 < value < math.inf:
+        raise ValueError(f"`{name}` must be positive and finite, got {value}")
+
+
+def _check_in_order(name: str, spans: Sequence[Span]) -> None:
+    edges = [seconds for span in spans for seconds in span]
+    if edges != sorted(edges) or any(begin == end for begin, end in spans):
+        raise ValueError(
+            f"`{name}` must be spans (begin, end) of seconds, one after the other, "
+            f"got {list(spans)}"
+        )
+
+
+def _after_pauses(begin: float, seconds: float, pauses: Sequence[Span]) -> float:
+    end = begin + seconds
+    for first, last in pauses:
+        if first >= end:
+            break
+        if last > begin:
+            end += last - max(first, begin)
+    return end

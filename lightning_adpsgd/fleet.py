@@ -1,0 +1,388 @@
+"""The super-learners of one process: whose turn it is, and the averages around it.
+
+A fleet knows weights and time. It knows neither data nor optimizers: whoever drives it
+takes a turn, computes a gradient in the module, which then holds the weights of that
+super-learner, and makes the step through `update`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_adpsgd.background import AtOnce
+from lightning_adpsgd.consensus import Consensus
+from lightning_adpsgd.dials import Dials
+from lightning_adpsgd.mixing import (
+    BehindGradient,
+    Communication,
+    Statistics,
+    Tally,
+    synchronous,
+)
+from lightning_adpsgd.replica import averaging_dtype, to_averaging_dtype
+from lightning_adpsgd.row_averaging import Exchanges, RowMixer, Side, message_bytes
+from lightning_adpsgd.rows import Rows
+from lightning_adpsgd.timeline import (
+    Asynchronous,
+    Begun,
+    Dropped,
+    Ended,
+    Event,
+    Failed,
+    Joined,
+    Scenario,
+    Stepped,
+    lockstep,
+)
+
+Closure = Callable[[], Any]
+
+
+class Totals(NamedTuple):
+    """What all super-learners together have done.
+
+    Attributes:
+        exchanges: Averages completed, counted at each end (or rounds of each).
+        merges: Times that a training side took in what was averaged.
+        bytes_sent: Payload sent between super-learners.
+        refused: Averages left out because a vector was not finite.
+        staleness: Optimizer steps between what was read and its merge, and how often.
+    """
+
+    exchanges: int
+    merges: int
+    bytes_sent: int
+    refused: int
+    staleness: dict[int, int]
+
+
+class Fleet(ABC):
+    """S super-learners, of which one at a time is in the module.
+
+    Args:
+        module: On its final device and in its final dtype.
+        dials: How to average.
+        scenario: Who takes part, and how fast.
+
+    Attributes:
+        rows: The weights; the row after the last super-learner's is the consensus.
+        seconds: Simulated time.
+        steps: Optimizer steps of each super-learner.
+    """
+
+    def __init__(self, module: nn.Module, dials: Dials, scenario: Scenario) -> None:
+        size = scenario.super_learner_size
+        self.rows = Rows(module, scenario.num_super_learners + 1, shards=size)
+        self.seconds = 0.0
+        self.steps = [0] * scenario.num_super_learners
+        self._dials, self._scenario = dials, scenario
+
+    # --- the step
+
+    @abstractmethod
+    def turn(self) -> int:
+        """Whose gradient is next; the module holds the weights to take it at."""
+
+    @abstractmethod
+    def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
+        """Makes the optimizer step of whose turn it is, with its averages.
+
+        Args:
+            step: An optimizer's `step`; calls the closure that it is given.
+            closure: Computes the gradients.
+        """
+
+    # --- what it is, and what it has done
+
+    @property
+    @abstractmethod
+    def between_rounds(self) -> bool:
+        """Whether all weights may be looked at: in lockstep, after a step of all."""
+
+    @property
+    @abstractmethod
+    def members(self) -> list[int]:
+        """The super-learners that take part at present."""
+
+    @abstractmethod
+    def totals(self) -> Totals:
+        """What was done so far."""
+
+    @abstractmethod
+    def shown(self, index: int) -> list[Tensor]:
+        """What peers see of a super-learner: its weights and what awaits its merge."""
+
+    # --- the consensus model
+
+    @torch.no_grad()
+    def consensus(self) -> Consensus:
+        """Computes the mean of all super-learners whose weights are finite.
+
+        It takes what peers see, whose sum no exchange changes: the mean that all would
+        have if they now merged everything. Training is not disturbed.
+
+        Raises:
+            FloatingPointError: None has finite weights.
+        """
+        finite = [i for i in self.members if _is_finite(self.shown(i))]
+        if not finite:
+            raise FloatingPointError(
+                "the weights of all super-learners are infinite or not a number: "
+                "training has diverged; lower the learning rate or lengthen its warm-up"
+            )
+        means = [torch.zeros_like(vector) for vector in self.shown(finite[0])]
+        for i in finite:
+            for mean, vector in zip(means, self.shown(i), strict=True):
+                mean.add_(vector)
+        row = self._consensus_row
+        for mean, vector in zip(means, self.rows.vectors(row), strict=True):
+            vector.copy_(mean.div_(len(finite)))
+        self.rows.copy_beside(self.members[0], row)
+        return self._distance(finite, means)
+
+    def hold_consensus(self) -> None:
+        """Puts the mean that was last computed into the module, until the next turn."""
+        self.rows.hold(self._consensus_row)
+
+    def hold(self, index: int) -> None:
+        """Puts the weights of a super-learner into the module."""
+        self.rows.hold(index)
+
+    @property
+    def _consensus_row(self) -> int:
+        return self._scenario.num_super_learners
+
+    def _distance(self, finite: list[int], means: list[Tensor]) -> Consensus:
+        pairs = [
+            (vector, mean)
+            for i in finite
+            for vector, mean in zip(self.rows.vectors(i), means, strict=True)
+        ]
+        squares = sum(float((v - m).double().square().sum()) for v, m in pairs)
+        norm = sum(float(mean.double().square().sum()) for mean in means) ** 0.5
+        distance = (squares / len(finite)) ** 0.5
+        return Consensus(distance, distance / norm if norm else 0.0)
+
+
+class LockstepFleet(Fleet):
+    """All make their k-th step before any makes the next: "sync" and "delay_by_one"."""
+
+    def __init__(self, module: nn.Module, dials: Dials, scenario: Scenario) -> None:
+        super().__init__(module, dials, scenario)
+        if scenario.changes:
+            raise ValueError(
+                '`changes` apply to `communication="async"` alone, where nobody waits '
+                f"for one that has failed, got {dials.communication!r}"
+            )
+        size = scenario.num_super_learners
+        matrices = [matrix[:size] for matrix in self.rows.matrices]
+        hidden = dials.effective_order == "average_then_step"
+        self._mixer = RowMixer(matrices, scenario.schedule(size), hidden)
+        self._communication = _communication(dials, self._mixer)
+        num_bytes = sum(
+            matrix.shape[1] * averaging_dtype(matrix.dtype).itemsize
+            for matrix in matrices
+        )
+        from_start = hidden and dials.communication == "sync"
+        self._ends = lockstep(scenario, num_bytes, hidden, from_start)
+        self._turn, self._started = size - 1, False
+
+    @property
+    @override
+    def between_rounds(self) -> bool:
+        return self._turn == self._scenario.num_super_learners - 1
+
+    @property
+    @override
+    def members(self) -> list[int]:
+        return list(range(self._scenario.num_super_learners))
+
+    @override
+    def turn(self) -> int:
+        if not self._started:
+            self._communication.start()
+            self._started = True
+        self._turn = (self._turn + 1) % self._scenario.num_super_learners
+        if self._turn == 0:
+            # The round that ran beside these gradients; each row takes its part in
+            # when its own gradient is there.
+            self._communication.before_update()
+        self.hold(self._turn)
+        return self._turn
+
+    @override
+    def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
+        row = self._turn
+        output = step(_Once(closure, lambda: self._mixer.take_in(row)))
+        self.steps[row] += 1
+        if row == self.members[-1]:
+            self._communication.after_update()
+            self.seconds = max(next(self._ends))
+        return output
+
+    @override
+    def totals(self) -> Totals:
+        done, size = self._mixer.statistics(), self._scenario.num_super_learners
+        staleness = {steps: size * count for steps, count in done.staleness.items()}
+        return _totals([done])._replace(staleness=staleness)
+
+    @override
+    def shown(self, index: int) -> list[Tensor]:
+        return [to_averaging_dtype(vector) for vector in self.rows.vectors(index)]
+
+
+class AsynchronousFleet(Fleet):
+    """Everyone steps as fast as it computes, and exchanges take the time they take.
+
+    Args:
+        module: As for `Fleet`.
+        dials: As for `Fleet`.
+        scenario: As for `Fleet`.
+        on_join: Called with the number of a super-learner that has joined.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        dials: Dials,
+        scenario: Scenario,
+        on_join: Callable[[int], None],
+    ) -> None:
+        super().__init__(module, dials, scenario)
+        self._on_join = on_join
+        self._sides = {i: self._make_side(i) for i in scenario.first_members()}
+        # What has failed has still done what it did.
+        self._tallies = [side.tally for side in self._sides.values()]
+        device = self.rows.matrices[0].device
+        self._exchanges = Exchanges(self._sides, dials.wire_dtype, device)
+        first = next(iter(self._sides.values()))
+        self._timeline = Asynchronous(
+            scenario,
+            sum(vector.nbytes for vector in self.rows.vectors(0)),
+            message_bytes(first, dials.wire_dtype),
+            dials.link_budget,
+            dials.max_staleness,
+        )
+        self._turn = -1
+
+    @property
+    @override
+    def between_rounds(self) -> bool:
+        return True
+
+    @property
+    @override
+    def members(self) -> list[int]:
+        return sorted(self._sides)
+
+    @override
+    def turn(self) -> int:
+        while not isinstance(event := next(self._timeline), Stepped):
+            self._follow(event)
+        self.seconds, self._turn = event
+        self.hold(self._turn)
+        return self._turn
+
+    @override
+    def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
+        side = self._sides[self._turn]
+        output = step(_Once(closure, side.before_update))
+        side.after_update()
+        self.steps[self._turn] += 1
+        return output
+
+    @override
+    def totals(self) -> Totals:
+        return _totals(self._tallies)
+
+    @override
+    def shown(self, index: int) -> list[Tensor]:
+        return self._sides[index].shown()
+
+    def _make_side(self, index: int) -> Side:
+        vectors = self.rows.vectors(index)
+        order, size = self._dials.effective_order, self._scenario.super_learner_size
+        return Side(vectors, order, size)
+
+    def _follow(self, event: Event) -> None:
+        match event:
+            case Begun(_, exchange):
+                self._exchanges.begin(exchange)
+            case Ended(_, exchange):
+                self._exchanges.end(exchange)
+            case Dropped(_, exchange):
+                self._exchanges.drop(exchange)
+            case Failed(_, index):
+                del self._sides[index]
+                self._exchanges.forget(index)
+            case Joined(_, index, neighbours):
+                self._take_in(index, neighbours)
+
+    @torch.no_grad()
+    def _take_in(self, index: int, neighbours: list[int]) -> None:
+        """A joiner takes the mean of its neighbours and has nothing else to merge."""
+        shown = [self.shown(j) for j in neighbours]
+        for vector, *of_all in zip(self.rows.vectors(index), *shown, strict=True):
+            vector.copy_(torch.stack(of_all).mean(0))
+        self._sides[index] = side = self._make_side(index)
+        self._tallies.append(side.tally)
+        self._on_join(index)
+
+
+def make_fleet(
+    module: nn.Module,
+    dials: Dials,
+    scenario: Scenario,
+    on_join: Callable[[int], None] = lambda index: None,
+) -> Fleet:
+    """The fleet of a mode of communication."""
+    if dials.communication == "async":
+        return AsynchronousFleet(module, dials, scenario, on_join)
+    return LockstepFleet(module, dials, scenario)
+
+
+class _Once:
+    """An optimizer's closure, after whose first call something else is done.
+
+    LBFGS calls it several times a step; the average belongs to the first.
+    """
+
+    def __init__(self, closure: Closure, then: Callable[[], None]) -> None:
+        self._closure, self._then = closure, then
+        self._first = True
+
+    def __call__(self) -> Any:
+        output = self._closure()
+        if self._first:
+            self._first = False
+            self._then()
+        return output
+
+
+def _communication(dials: Dials, mixer: RowMixer) -> Communication:
+    if dials.communication == "sync":
+        order, every = dials.effective_order, dials.gossip_every
+        return synchronous(mixer, order, every, AtOnce())
+    return BehindGradient(mixer, dials.gossip_every, worker=AtOnce())
+
+
+def _totals(tallies: Sequence[Tally | Statistics]) -> Totals:
+    staleness: dict[int, int] = {}
+    for tally in tallies:
+        for steps, count in tally.staleness.items():
+            staleness[steps] = staleness.get(steps, 0) + count
+    return Totals(
+        sum(tally.exchanges for tally in tallies),
+        sum(tally.merges for tally in tallies),
+        sum(tally.bytes_sent for tally in tallies),
+        sum(tally.refused for tally in tallies),
+        dict(sorted(staleness.items())),
+    )
+
+
+def _is_finite(vectors: list[Tensor]) -> bool:
+    return all(bool(torch.isfinite(vector.sum())) for vector in vectors)

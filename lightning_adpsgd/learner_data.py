@@ -1,0 +1,116 @@
+"""The batches of each virtual learner: of a function, or its share of a data set."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+BatchesOf = Callable[[int], Iterable[Any]]
+
+
+class Shares:
+    """Deals the samples of a data set: each in one learner's epoch, in a new order.
+
+    The share of a learner in an epoch is that of torch's `DistributedSampler` with the
+    same seed, and so of Lightning's training with as many processes.
+
+    Args:
+        dataset: Has a length.
+        batch_size: Of each learner.
+        num_learners: S N.
+        seed: Of the order.
+        **loading: What torch's `DataLoader` takes, `collate_fn` say.
+
+    Raises:
+        ValueError: The data set has no length, or fewer samples than there are
+            learners.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        num_learners: int,
+        seed: int = 0,
+        **loading: Any,
+    ) -> None:
+        if not hasattr(dataset, "__len__"):
+            raise ValueError(
+                f"`data` must have a length to be dealt, got a {type(dataset).__name__}"
+                "; give a function from the number of a learner to its batches"
+            )
+        num_samples = len(dataset)  # pyright: ignore[reportArgumentType]
+        if num_samples < num_learners:
+            raise ValueError(
+                f"`data` must have a sample for each of {num_learners} learners, got "
+                f"{num_samples}"
+            )
+        self._dataset, self._batch_size, self._loading = dataset, batch_size, loading
+        self._num_learners, self._seed = num_learners, seed
+        self._epochs = [0] * num_learners
+
+    def __call__(self, learner: int) -> Iterable[Any]:
+        """The batches of a learner's next epoch."""
+        sampler = DistributedSampler(
+            self._dataset, self._num_learners, learner, seed=self._seed
+        )
+        sampler.set_epoch(self._epochs[learner])
+        self._epochs[learner] += 1
+        return DataLoader(
+            self._dataset, self._batch_size, sampler=sampler, **self._loading
+        )
+
+
+class Source:
+    """The batches of one learner, epoch after epoch.
+
+    Attributes:
+        epochs: How many have ended.
+    """
+
+    def __init__(self, batches_of: BatchesOf, learner: int) -> None:
+        self._batches_of, self._learner = batches_of, learner
+        self._batches: Iterator[Any] = iter(batches_of(learner))
+        self.epochs = 0
+
+    def next(self) -> Any:
+        """The next batch; an epoch that has ended is begun anew.
+
+        Raises:
+            ValueError: An epoch has no batch.
+        """
+        for batch in self._batches:
+            return batch
+        self.epochs += 1
+        self._batches = iter(self._batches_of(self._learner))
+        for batch in self._batches:
+            return batch
+        raise ValueError(f"learner {self._learner} was given no batch for an epoch")
+
+
+def shares_of(
+    data: DataLoader[Any] | Dataset[Any],
+    batch_size: int | None,
+    num_learners: int,
+    seed: int,
+) -> Shares:
+    """Deals the samples of a data set or of a loader's.
+
+    Args:
+        data: Of a loader the data set, `collate_fn` and `drop_last` are taken.
+        batch_size: Of each learner; by default the loader's.
+        num_learners: S N.
+        seed: Of the order.
+
+    Raises:
+        ValueError: There is no batch size.
+    """
+    if isinstance(data, DataLoader):
+        size = batch_size or data.batch_size
+        loading = {"collate_fn": data.collate_fn, "drop_last": data.drop_last}
+        dataset = data.dataset
+    else:
+        size, loading, dataset = batch_size, {}, data
+    if size is None:
+        raise ValueError("`local_batch_size` is needed with a data set, got None")
+    return Shares(dataset, size, num_learners, seed, **loading)

@@ -1,0 +1,215 @@
+"""What is trained, without a Trainer: loss of a batch, optimizer, its schedulers.
+
+A LightningModule brings all three; a plain module needs a loss function and a function
+that makes an optimizer.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.core.optimizer import (
+    _configure_optimizers,
+    _configure_schedulers_automatic_opt,
+)
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor, nn
+
+Loss = Callable[[nn.Module, Any], Tensor]
+Score = Callable[[nn.Module], float]
+MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass
+class Update:
+    """An optimizer of one super-learner, with the schedulers of its learning rate.
+
+    Args:
+        optimizer: Has state of this super-learner alone.
+        schedulers: Of that optimizer.
+    """
+
+    optimizer: torch.optim.Optimizer
+    schedulers: Sequence[LRSchedulerConfig] = ()
+
+    def __post_init__(self) -> None:
+        self._first_rates = [group["lr"] for group in self.optimizer.param_groups]
+
+    def scale(self, factor: float) -> None:
+        """Sets each learning rate to this multiple of its first value."""
+        groups = self.optimizer.param_groups
+        for group, rate in zip(groups, self._first_rates, strict=True):
+            group["lr"] = rate * factor
+
+    def passed(self, interval: str, number: int) -> None:
+        """Moves the schedulers on after a step or an epoch of this number, from 1."""
+        for config in self.schedulers:
+            if config.interval == interval and number % config.frequency == 0:
+                config.scheduler.step()  # pyright: ignore[reportCallIssue]
+
+
+class Objective:
+    """The module, and how it is trained.
+
+    Args:
+        module: A LightningModule, or any other with the two functions.
+        loss: ``loss(module, batch)`` of a plain module: a mean over the batch.
+        optimizer: ``optimizer(parameters)`` of a plain module.
+
+    Raises:
+        ValueError: Names what is missing, too many, or not supported.
+
+    Attributes:
+        module: As given.
+        device: Where it is.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss | None = None,
+        optimizer: MakeOptimizer | None = None,
+    ) -> None:
+        self.module, self._make_optimizer = module, optimizer
+        self.device = next(module.parameters()).device
+        if isinstance(module, pl.LightningModule):
+            _check_lightning(module)
+            self._loss = _of_batch(module, loss) if loss else _training_step(module)
+        elif loss is None or optimizer is None:
+            raise ValueError(
+                "`loss` and `optimizer` are needed with a plain module, a "
+                f"{type(module).__name__} here; a LightningModule has its own"
+            )
+        else:
+            self._loss = _of_batch(module, loss)
+
+    def loss(self, batch: Any, number: int = 0) -> Tensor:
+        """The mean loss of a batch, with its graph.
+
+        Args:
+            batch: On any device.
+            number: Of the batch, as a training step is told.
+
+        Raises:
+            TypeError: The module's `training_step` gave no loss.
+        """
+        if self.device.type != "cpu":
+            batch = move_data_to_device(batch, self.device)
+        output = self._loss(batch, number)
+        loss = output["loss"] if isinstance(output, dict) else output
+        if not isinstance(loss, Tensor):
+            raise TypeError(
+                "the loss of a batch must be a tensor, or under the key `loss` of a "
+                f"dictionary, got {type(loss).__name__}"
+            )
+        return loss
+
+    def make_update(self) -> Update:
+        """An optimizer without state, over the module's parameters."""
+        if self._make_optimizer is not None:
+            parameters = [p for p in self.module.parameters() if p.requires_grad]
+            return Update(self._make_optimizer(parameters))
+        assert isinstance(self.module, pl.LightningModule)
+        return _configured(self.module)
+
+    def score(
+        self, evaluate: Score | Iterable[Any] | None, samples_in: Callable[[Any], int]
+    ) -> Score | None:
+        """A function of the module as it is; of batches, their mean loss per sample."""
+        if evaluate is None or callable(evaluate):
+            return evaluate
+        batches = list(evaluate)
+        counts = [samples_in(batch) for batch in batches]
+
+        def mean_loss(module: nn.Module) -> float:
+            losses = [float(self.loss(batch)) for batch in batches]
+            pairs = zip(losses, counts, strict=True)
+            return sum(loss * count for loss, count in pairs) / sum(counts)
+
+        return mean_loss
+
+    @contextmanager
+    def without_logging(self) -> Iterator[None]:
+        """`self.log` does nothing: there is no Trainer whose loggers it would reach."""
+        names = (
+            ("log", "log_dict") if isinstance(self.module, pl.LightningModule) else ()
+        )
+        for name in names:
+            vars(self.module)[name] = _do_nothing
+        try:
+            yield
+        finally:
+            for name in names:
+                del vars(self.module)[name]
+
+
+@contextmanager
+def own_generators(device: torch.device) -> Iterator[None]:
+    """What is drawn inside leaves the generators of this process as they were."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        yield
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Layers in evaluation mode, no graphs, and training draws as if nothing was."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    device = next(module.parameters()).device
+    try:
+        with torch.no_grad(), own_generators(device):
+            yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def _do_nothing(*arguments: Any, **named: Any) -> None:
+    """Takes the place of `self.log`."""
+
+
+def _check_lightning(module: pl.LightningModule) -> None:
+    if not module.automatic_optimization:
+        raise ValueError(
+            "`module` must use automatic optimization, which "
+            f"{type(module).__name__}.automatic_optimization switches off: its "
+            "gradients and its step are made for it"
+        )
+
+
+def _of_batch(module: nn.Module, loss: Loss) -> Callable[[Any, int], Any]:
+    return lambda batch, number: loss(module, batch)
+
+
+def _training_step(module: pl.LightningModule) -> Callable[[Any, int], Any]:
+    """Its training step, told the number of the batch if it asks for it."""
+    if "batch_idx" in inspect.signature(module.training_step).parameters:
+        return lambda batch, number: module.training_step(batch, number)
+    return lambda batch, number: module.training_step(batch)
+
+
+def _configured(module: pl.LightningModule) -> Update:
+    with warnings.catch_warnings():
+        # A scheduler is made for each super-learner, before any of their steps.
+        warnings.simplefilter("ignore")
+        configured: Any = module.configure_optimizers()
+        optimizers, schedulers, monitor = _configure_optimizers(configured)
+        configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+    if len(optimizers) != 1:
+        raise ValueError(
+            "`configure_optimizers` must give one optimizer, got "
+            f"{len(optimizers)} of {type(module).__name__}"
+        )
+    if any(config.reduce_on_plateau for config in configs):
+        raise ValueError(
+            "`configure_optimizers` must not give `ReduceLROnPlateau`: there is no "
+            "Trainer here whose metrics it could watch; use `lr_schedule`"
+        )
+    return Update(optimizers[0], configs)

@@ -1,0 +1,90 @@
+"""What a run on the virtual cluster has done: a curve, and what was counted."""
+
+import csv
+import math
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+from lightning_adpsgd.fleet import Totals
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a run stood at one moment.
+
+    Attributes:
+        samples: That all learners have seen.
+        steps: Optimizer steps, mean over the super-learners.
+        seconds: Simulated.
+        loss: Training loss, mean over all steps since the last point; NaN at the start.
+        held_out_loss: What `evaluate` says of the consensus model; NaN without it.
+        consensus_distance: ``sqrt(mean_i |w_i - mean w|^2)``.
+        relative_distance: The same over ``|mean w|``.
+        local_min: Least of what `evaluate` says of each super-learner's own weights;
+            NaN, as the next two, where `local_losses` did not ask for it.
+        local_mean: Their mean.
+        local_max: The largest of them.
+        learning_rate: Of the step made last, in the first parameter group.
+        wall_seconds: Of this machine, since `fit` began; not compared, because it alone
+            differs from run to run.
+    """
+
+    samples: int
+    steps: float
+    seconds: float
+    loss: float
+    held_out_loss: float
+    consensus_distance: float
+    relative_distance: float
+    local_min: float
+    local_mean: float
+    local_max: float
+    learning_rate: float
+    wall_seconds: float = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run has done, as of its end.
+
+    Attributes:
+        points: The curve, from the start to the end.
+        samples: That all learners have seen.
+        seconds: Simulated.
+        steps: Optimizer steps of each super-learner.
+        totals: Exchanges, merges, bytes, staleness.
+        diverged: Why the run ended early, if it did: a loss that is not finite.
+    """
+
+    points: list[Point]
+    samples: int
+    seconds: float
+    steps: list[int]
+    totals: Totals
+    diverged: str = ""
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of simulated time; NaN before any has passed."""
+        return self.samples / self.seconds if self.seconds else math.nan
+
+    def column(self, name: str) -> list[float]:
+        """One field of all points, ``report.column("loss")`` say."""
+        return [getattr(point, name) for point in self.points]
+
+    def rows(self) -> list[dict[str, float]]:
+        """The points as plain dictionaries."""
+        return [asdict(point) for point in self.points]
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Writes the points, whole or not at all, and returns the path."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        with unfinished.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, [field.name for field in fields(Point)])
+            writer.writeheader()
+            writer.writerows(self.rows())
+        unfinished.replace(path)
+        return path

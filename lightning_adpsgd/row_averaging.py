@@ -1,0 +1,368 @@
+"""How super-learners average that share one process: rounds and exchanges of rows.
+
+The arithmetic is the engine's: `mixing.average` and `mixing.keep_change` in a round;
+`replica`, `wire` and `node` in an exchange. What is missing is transport and threads:
+the two ends of an exchange lie in the same memory, and when it happens is said from
+outside (`timeline`).
+"""
+
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_adpsgd.background import AtOnce
+from lightning_adpsgd.matrices import identity, with_gain
+from lightning_adpsgd.mixing import (
+    Order,
+    Schedule,
+    Statistics,
+    Tally,
+    average,
+    keep_change,
+    leave_out_if_not_finite,
+)
+from lightning_adpsgd.node import Node, ShardMerge
+from lightning_adpsgd.replica import (
+    Part,
+    Replica,
+    averaging_dtype,
+    to_averaging_dtype,
+)
+from lightning_adpsgd.streams import has_streams
+from lightning_adpsgd.timeline import Exchange, parts_of
+from lightning_adpsgd.wire import Codec, make_codec
+
+_CHUNK_ELEMENTS = 1 << 20
+_CACHED, _LEAST_STRETCH = 1 << 18, 1 << 12  # elements
+_MOST_ROWS = 128  # a product takes S times as many operations as there are weights
+_NO_WAIT = timedelta()  # nothing is waited for
+
+
+class RowMixer:
+    """Applies rounds of a schedule to all rows at once; a `mixing.Mixer`.
+
+    Rows do not change between `take_snapshot` and `mix`, which follows at once, so that
+    there is no copy of them. They are worked on in stretches, of which those of all
+    rows fit into a core's cache.
+
+    Args:
+        matrices: [S, P] for each dtype.
+        schedule: The mixing matrices.
+        hidden: Whether a round is joined later, after other gradients: its changes are
+            then kept, `finish` hands them out, and `take_in` adds that of a row, which
+            may need a gradient at its weights before. Otherwise `mix` adds them.
+
+    Attributes:
+        tally: Of all rows together; its staleness counts rounds.
+    """
+
+    def __init__(
+        self, matrices: Sequence[Tensor], schedule: Schedule, hidden: bool
+    ) -> None:
+        self._matrices, self._schedule, self._hidden = matrices, schedule, hidden
+        self.device = matrices[0].device
+        self._length = max(_LEAST_STRETCH, _CACHED // schedule.num_super_learners)
+        if has_streams(self.device):  # no cache is worth as many launches
+            self._length = max(matrix.shape[1] for matrix in matrices)
+        self._changes = [self._room(matrix) for matrix in matrices]
+        self._round, self._waiting = 0, set[int]()
+        size = schedule.num_super_learners
+        self._refused = torch.zeros(size, dtype=torch.bool, device=self.device)
+        self._num_refused = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.tally = Tally()
+
+    def take_snapshot(self) -> None:
+        """The rows stay as they are until `mix`."""
+
+    @torch.no_grad()
+    def mix(self) -> None:
+        """Computes ``gamma (sum_j T[j, i] w_j - w_i)`` of each row."""
+        mixing = self._mixing()
+        self._refused.zero_()
+        for matrix, changes in zip(self._matrices, self._changes, strict=True):
+            for place in range(0, matrix.shape[1], self._length):
+                stretch = matrix[:, place : place + self._length]
+                begin = place if self._hidden else 0
+                change = changes[:, begin : begin + stretch.shape[1]]
+                self._mix(stretch.to(change.dtype), mixing, change)
+                if not self._hidden:
+                    stretch.add_(change)
+            row_bytes = matrix.shape[1] * changes.dtype.itemsize
+            self.tally.bytes_sent += self._bytes_of(row_bytes)
+        self._round += 1
+        self._num_refused += self._refused.sum()
+        self.tally.exchanges += self._schedule.num_super_learners
+
+    def finish(self) -> None:
+        """Hands out the changes."""
+        if self._hidden:
+            self._waiting = set(range(self._schedule.num_super_learners))
+        self.tally.merges += self._schedule.num_super_learners
+
+    @torch.no_grad()
+    def take_in(self, row: int) -> None:
+        """Adds what was handed to a row, once, whatever the row has become."""
+        if row in self._waiting:
+            self._waiting.remove(row)
+            for matrix, change in zip(self._matrices, self._changes, strict=True):
+                matrix[row].add_(change[row])
+
+    def statistics(self) -> Statistics:
+        """What was done so far; a GPU is awaited for that."""
+        return self.tally.snapshot()._replace(refused=int(self._num_refused))
+
+    def _room(self, matrix: Tensor) -> Tensor:
+        length = matrix.shape[1] if self._hidden else self._length
+        dtype = averaging_dtype(matrix.dtype)
+        return torch.zeros(len(matrix), length, dtype=dtype, device=matrix.device)
+
+    def _mix(self, rows: Tensor, mixing: Tensor, into: Tensor) -> None:
+        if self._schedule.is_mean(self._round):
+            torch.sub(rows.mean(0), rows, out=into).mul_(self._schedule.gain)
+            self._refused |= leave_out_if_not_finite(into)
+            return
+        if _multiplies_well(rows):
+            torch.mm(mixing.to(rows), rows, out=into)
+            if math.isfinite(into.sum().item()):
+                return
+        # Row for row: in a product, what is not a number becomes everybody's.
+        parts, own = parts_of(self._schedule, self._round), list(rows)
+        for i, (part, change) in enumerate(zip(parts, into, strict=True)):
+            average(own, part.takes, change)
+            self._refused[i] |= keep_change(change, own[i], self._schedule.gain)
+
+    def _mixing(self) -> Tensor:
+        """``(T_gamma - 1)^T`` of this round."""
+        mixing = with_gain(self._schedule.mixing(self._round), self._schedule.gain)
+        return (mixing - identity(len(mixing))).T
+
+    def _bytes_of(self, row_bytes: int) -> int:
+        """What all rows send in this round."""
+        if self._schedule.is_mean(self._round):  # a ring all-reduce
+            return 2 * row_bytes * (self._schedule.num_super_learners - 1)
+        parts = parts_of(self._schedule, self._round)
+        others = (len({*part.gives} - {i}) for i, part in enumerate(parts))
+        return row_bytes * sum(others)
+
+
+class Side:
+    """The communication side of one row, merged at the boundaries of its steps.
+
+    Args:
+        vectors: w, one for each dtype, of real numbers.
+        order: Whether merges come after the update or before it.
+        num_learners: N; with several of them a change is merged a step later, because
+            the learners of a node gather it while the next step computes.
+
+    Attributes:
+        replica: x and d.
+        parts: Of all its chunks, in order.
+        tally: What it has done.
+    """
+
+    def __init__(
+        self, vectors: list[Tensor], order: Order, num_learners: int = 1
+    ) -> None:
+        self._order, self._vectors = order, vectors
+        self.replica = Replica(vectors, _CHUNK_ELEMENTS, threading.Condition())
+        self._merger = (
+            ShardMerge(vectors, self.replica, Node(), _NO_WAIT, AtOnce())
+            if num_learners > 1
+            else None
+        )
+        self.parts = [p for chunk in self.replica.chunks for p in chunk.parts]
+        self._ages: list[int] = []
+        self.tally = Tally()
+
+    def before_update(self) -> None:
+        """A gradient is ready."""
+        if self._order == "average_then_step":
+            self._merge()
+
+    def after_update(self) -> None:
+        """The optimizer has changed w."""
+        self.replica.step += 1
+        if self._order == "step_then_average":
+            self._merge()
+
+    def ended(self, first_step: int, num_bytes: int, finite: bool) -> None:
+        """Counts an exchange that read the weights of a step, for the next merge."""
+        self.tally.bytes_sent += num_bytes
+        self.tally.exchanges += finite
+        self.tally.refused += not finite
+        self._ages.append(first_step)
+
+    def shown(self) -> list[Tensor]:
+        """x, one vector for each of w."""
+        found = []
+        parts = iter(self.parts)
+        for vector in self._vectors:
+            found.append(into := to_averaging_dtype(vector))
+            place = 0
+            while place < len(into):
+                part = next(parts)
+                part.read(into[place : place + len(part)])
+                place += len(part)
+        return found
+
+    @torch.no_grad()
+    def _merge(self) -> None:
+        if self._merger is None:
+            self.replica.merge()
+        else:
+            self._merger.finish()
+            self._merger.begin()
+        if self._ages:
+            for step in self._ages:
+                late = 0 if self._merger is None else 1
+                self.tally.merged(self.replica.step - step + late)
+            self.tally.merges += 1
+            self._ages.clear()
+
+
+class _Read(NamedTuple):
+    """What one end of an exchange read: a message for each part, and when."""
+
+    messages: list[Tensor]
+    step: int
+
+
+class Exchanges:
+    """The exchanges under way between sides, from what is read to what is changed.
+
+    Both ends are read when an exchange begins. (The engine reads chunk by chunk while
+    it goes on; each of its chunks is an exchange in this sense.)
+
+    Args:
+        sides: By the number of the super-learner; may change.
+        wire_dtype: What travels; none: the weights as they are.
+        device: Of the weights.
+    """
+
+    def __init__(
+        self,
+        sides: Mapping[int, Side],
+        wire_dtype: torch.dtype | None,
+        device: torch.device,
+    ) -> None:
+        self._sides, self._wire_dtype = sides, wire_dtype
+        self._device = device
+        self._read: dict[Exchange, tuple[_Read, _Read]] = {}
+        self._codecs: dict[tuple[int, int, int], dict[torch.dtype, Codec]] = {}
+        # Memory that was used is used again: the system takes its time to give any.
+        self._free = defaultdict[tuple[torch.dtype, int], list[Tensor]](list)
+
+    @torch.no_grad()
+    def begin(self, exchange: Exchange) -> None:
+        """Reads both ends."""
+        mine, theirs = (self._read_end(exchange, end) for end in exchange.ends)
+        self._read[exchange] = mine, theirs
+
+    @torch.no_grad()
+    def end(self, exchange: Exchange) -> None:
+        """Changes both ends by what was read: ``d += a (theirs - mine)``."""
+        mine, theirs = self._read.pop(exchange)
+        sides = [self._sides[end] for end in exchange.ends]
+        num_bytes = sum(message.nbytes for message in mine.messages)
+        finite = True
+        for *parts, my_message, their_message in zip(
+            sides[0].parts, sides[1].parts, mine.messages, theirs.messages, strict=True
+        ):
+            finite &= self._change(exchange, parts, my_message, their_message)
+        sides[0].ended(mine.step, num_bytes, finite)
+        sides[1].ended(theirs.step, num_bytes, finite)
+        self._give_back([*mine.messages, *theirs.messages])
+
+    def drop(self, exchange: Exchange) -> None:
+        """Forgets what was read."""
+        for read in self._read.pop(exchange):
+            self._give_back(read.messages)
+
+    def forget(self, super_learner: int) -> None:
+        """Forgets what the lanes of a super-learner remember; it has failed."""
+        for lane in [key for key in self._codecs if super_learner in key[:2]]:
+            del self._codecs[lane]
+
+    def _read_end(self, exchange: Exchange, end: int) -> _Read:
+        codecs, messages = self._codecs_of(exchange, end), []
+        for part in self._sides[end].parts:
+            codec = codecs[part.dtype]
+            message = self._memory(codec.dtype, codec.length(len(part)))
+            weights = message
+            if codec.dtype != part.dtype:
+                weights = self._memory(part.dtype, len(part))
+            part.read(weights)
+            if weights is not message:
+                codec.encode(weights, message, part.place)
+                self._give_back([weights])
+            messages.append(message)
+        return _Read(messages, self._sides[end].replica.step)
+
+    def _change(
+        self, exchange: Exchange, parts: list[Part], mine: Tensor, theirs: Tensor
+    ) -> bool:
+        asker, asked = (self._codecs_of(exchange, end) for end in exchange.ends)
+        part, dtype = parts[0], parts[0].dtype
+        # In the place of their message where that has room for it.
+        change = self._memory(dtype, len(part)) if theirs.dtype != dtype else theirs
+        # A codec that remembers must see the messages at both ends, and the first one
+        # may overwrite this.
+        kept = self._copy_of(theirs) if asked[dtype].remembers else None
+        finite = asker[dtype].change(mine, theirs, change, part.place)
+        if finite:
+            part.add(change, exchange.weight)
+            # The change of the other end is the opposite, to the last bit.
+            parts[1].add(change, -exchange.weight)
+        if kept is not None:
+            asked[dtype].change(kept, mine, change, part.place)
+            self._give_back([kept])
+        if change is not theirs:
+            self._give_back([change])
+        return finite
+
+    def _codecs_of(self, exchange: Exchange, end: int) -> dict[torch.dtype, Codec]:
+        lane = (exchange.asker, exchange.asked, end)
+        if lane not in self._codecs:
+            dtypes = {part.dtype for part in self._sides[end].parts}
+            self._codecs[lane] = {d: make_codec(self._wire_dtype, d) for d in dtypes}
+        return self._codecs[lane]
+
+    def _copy_of(self, message: Tensor) -> Tensor:
+        return self._memory(message.dtype, len(message)).copy_(message)
+
+    def _memory(self, dtype: torch.dtype, length: int) -> Tensor:
+        free = self._free[dtype, length]
+        return (
+            free.pop()
+            if free
+            else torch.empty(length, dtype=dtype, device=self._device)
+        )
+
+    def _give_back(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            self._free[tensor.dtype, len(tensor)].append(tensor)
+
+
+def _multiplies_well(rows: Tensor) -> bool:
+    """Whether a product of matrices is exact to rounding, and faster than sums of rows.
+
+    On accelerators, and where `torch.set_float32_matmul_precision` allows it, products
+    are taken in fewer bits than the weights have.
+    """
+    full = torch.get_float32_matmul_precision() == "highest"
+    return rows.device.type == "cpu" and full and len(rows) <= _MOST_ROWS
+
+
+def message_bytes(side: Side, wire_dtype: torch.dtype | None) -> int:
+    """Of the messages about all parts of a side, in one direction."""
+    codecs = {part.dtype: make_codec(wire_dtype, part.dtype) for part in side.parts}
+    return sum(
+        codecs[part.dtype].dtype.itemsize * codecs[part.dtype].length(len(part))
+        for part in side.parts
+    )

@@ -1,0 +1,120 @@
+"""The weights of many super-learners as rows of one matrix per dtype, and one module.
+
+The module's parameters and buffers are pointed at the row of whoever is to compute, at
+no more cost than a few addresses. Which of them are averaged, and so lie in a row, is
+what `parameters` says; the others (integer buffers) are kept for each row beside it.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lightning_adpsgd.parameters import FlatParameters
+from lightning_adpsgd.replica import as_real
+
+
+class Place(NamedTuple):
+    """Where a tensor of the module lies in each row.
+
+    Attributes:
+        name: Of the tensor in the module.
+        matrix: Number of the matrix.
+        offset: Of its first element in the row.
+        shape: Of the tensor.
+        stride: Of the tensor.
+    """
+
+    name: str
+    matrix: int
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+class Rows:
+    """One row of weights for each super-learner; all begin as the module is.
+
+    Args:
+        module: On its final device and in its final dtype; it holds row 0 afterwards.
+        num_rows: How many.
+        shards: Rows are padded to a multiple of this length.
+
+    Attributes:
+        matrices: [num_rows, P] for each dtype, [num_rows, 2 P] real numbers for a
+            complex one.
+        places: Of the parameters and buffers that lie in the rows.
+    """
+
+    def __init__(self, module: nn.Module, num_rows: int, shards: int = 1) -> None:
+        vectors = FlatParameters(module, shards).vectors
+        whole = [vector.repeat(num_rows, 1) for vector in vectors]
+        addresses = [vector.untyped_storage().data_ptr() for vector in vectors]
+        self._whole = whole
+        self.matrices = [_as_real_rows(matrix) for matrix in whole]
+        self.places: list[Place] = []
+        self._tensors: list[tuple[Tensor, list[Tensor]]] = []
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            address = tensor.untyped_storage().data_ptr()
+            if address in addresses:
+                number = addresses.index(address)
+                place = _place_of(name, tensor, number)
+                self.places.append(place)
+                self._tensors.append((tensor, _views(whole[number], place)))
+            else:
+                copies = [tensor.detach().clone() for _ in range(num_rows)]
+                self._tensors.append((tensor, copies))
+        self._held = -1
+        self.hold(0)
+
+    def hold(self, row: int) -> None:
+        """Points the module at a row: what changes the one changes the other."""
+        if row == self._held:
+            return
+        for tensor, views in self._tensors:
+            tensor.data = views[row]
+        self._held = row
+
+    def release(self) -> None:
+        """Gives the module memory of its own, with what it holds at present."""
+        for tensor, _ in self._tensors:
+            tensor.data = tensor.data.clone()
+        self._held = -1
+
+    def vectors(self, row: int) -> list[Tensor]:
+        """The row in each matrix."""
+        return [matrix[row] for matrix in self.matrices]
+
+    def stacked(self, place: Place, num_rows: int) -> Tensor:
+        """A tensor of the module in each of the first rows, [row, ...], as a view."""
+        matrix = self._whole[place.matrix]
+        shape = (num_rows, *place.shape)
+        return matrix.as_strided(shape, (matrix.shape[1], *place.stride), place.offset)
+
+    def copy_beside(self, source: int, target: int) -> None:
+        """Copies what is kept beside the rows."""
+        for _, views in self._tensors:
+            if not _lies_in(views[source], self.matrices):
+                views[target].copy_(views[source])
+
+
+def _place_of(name: str, tensor: Tensor, number: int) -> Place:
+    offset, stride = tensor.storage_offset(), tensor.stride()
+    return Place(name, number, int(offset), tensor.shape, stride)
+
+
+def _views(matrix: Tensor, place: Place) -> list[Tensor]:
+    length = matrix.shape[1]
+    return [
+        matrix.as_strided(place.shape, place.stride, row * length + place.offset)
+        for row in range(len(matrix))
+    ]
+
+
+def _as_real_rows(matrix: Tensor) -> Tensor:
+    return as_real(matrix).view(len(matrix), -1) if matrix.is_complex() else matrix
+
+
+def _lies_in(tensor: Tensor, matrices: list[Tensor]) -> bool:
+    address = tensor.untyped_storage().data_ptr()
+    return any(m.untyped_storage().data_ptr() == address for m in matrices)

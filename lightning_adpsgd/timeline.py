@@ -1,0 +1,494 @@
+"""What super-learners do when, on a simulated clock: steps, exchanges, rounds.
+
+The rules are those of the engine: whom a super-learner asks in which round is its
+schedule's word, who may ask and with what weight is in `protocol`, what `link_budget`
+allows is in `pacing`. Here they run in simulated time, without weights, so that the
+same events carry weights in `virtual` and only counters in a prediction of throughput.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Literal, NamedTuple
+
+from lightning_adpsgd.clock import (
+    Agenda,
+    Compute,
+    Crossing,
+    Link,
+    Network,
+    StepTimes,
+)
+from lightning_adpsgd.mixing import Schedule
+from lightning_adpsgd.pacing import Pacer
+from lightning_adpsgd.protocol import UnderWay, due_round, exchange_weight
+from lightning_adpsgd.shares import Part, Topology
+
+# Of what happens at the same time: what was on its way lands, then steps end, and then
+# exchanges begin, which find the weights of all who stepped at that time.
+_LANDING, _STEPPING, _ASKING = range(3)
+
+
+class Change(NamedTuple):
+    """A super-learner that fails or joins.
+
+    Attributes:
+        seconds: When, in simulated time.
+        super_learner: Its number.
+        what: "fails": its edges are dropped, exchanges under way with it change
+            nothing, and the topology is that of the remaining ones in their order.
+            "joins": it takes the mean of its neighbours' weights and begins once these
+            have crossed. Whose first change is to join is absent before.
+    """
+
+    seconds: float
+    super_learner: int
+    what: Literal["fails", "joins"]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Who takes part, and what they are made of.
+
+    Args:
+        topology: Who averages with whom.
+        num_super_learners: S, those that join later counted.
+        super_learner_size: N; learner n of super-learner i has number i N + n.
+        mixing_gain: gamma.
+        gossip_every: Optimizer steps per round.
+        compute: How long learners compute for a step.
+        link: Of each learner, to its counterparts in other super-learners.
+        inner_link: Of each learner, to the others of its super-learner.
+        seed: Of the times and of topologies drawn at random.
+        changes: Failures and joins.
+
+    Raises:
+        ValueError: There is no such topology of so many, at the start or after one of
+            the changes, or a change is impossible.
+    """
+
+    topology: Topology
+    num_super_learners: int
+    super_learner_size: int = 1
+    mixing_gain: float = 1.0
+    gossip_every: int = 1
+    compute: Compute = field(default_factory=Compute)
+    link: Link = field(default_factory=Link)
+    inner_link: Link = field(default_factory=Link)
+    seed: int = 0
+    changes: Sequence[Change] = ()
+
+    def __post_init__(self) -> None:
+        live = set(self.first_members())
+        self.schedule(len(live))
+        for change in self.in_order():
+            self._check(change, live)
+            live ^= {change.super_learner}
+            self.schedule(len(live))
+
+    def in_order(self) -> list[Change]:
+        """The changes by their time."""
+        return sorted(self.changes, key=lambda change: change.seconds)
+
+    def first_members(self) -> list[int]:
+        """Those that are there from the start, in ascending order."""
+        first: dict[int, str] = {}
+        for change in self.in_order():
+            first.setdefault(change.super_learner, change.what)
+        return [i for i in range(self.num_super_learners) if first.get(i) != "joins"]
+
+    def schedule(self, num_members: int) -> Schedule:
+        """The mixing matrices of so many members."""
+        return Schedule(self.topology, num_members, self.mixing_gain, self.seed)
+
+    def gradient_end(
+        self, times: StepTimes, index: int, begin: float, gradient_bytes: float
+    ) -> float:
+        """When the slowest learner has its gradient and all have the mean of them."""
+        size = self.super_learner_size
+        slowest = max(times.end(index * size + n, begin) for n in range(size))
+        return slowest + self.inner_link.allreduce_seconds(gradient_bytes, size)
+
+    def _check(self, change: Change, live: set[int]) -> None:
+        index, is_member = change.super_learner, change.super_learner in live
+        if not 0 <= index < self.num_super_learners:
+            raise ValueError(
+                f"`changes` must name super-learners from 0 to "
+                f"{self.num_super_learners - 1}, got {change}"
+            )
+        if change.what == "fails" and (not is_member or len(live) == 1):
+            why = "the last of all" if is_member else "not there"
+            raise ValueError(
+                f"super-learner {index} cannot fail, it is {why}: {change}"
+            )
+        if change.what == "joins" and is_member:
+            raise ValueError(
+                f"super-learner {index} cannot join, it is there: {change}"
+            )
+
+
+@lru_cache(maxsize=32)
+def parts_of(schedule: Schedule, round: int) -> tuple[Part, ...]:
+    """What each super-learner takes and gives in a round, checked."""
+    period = schedule.topology.period(schedule.num_super_learners)
+    if period and round >= period:
+        return parts_of(schedule, round % period)
+    return tuple(schedule.part(i, round) for i in range(schedule.num_super_learners))
+
+
+# --- in lockstep
+
+
+def lockstep(
+    scenario: Scenario, num_bytes: float, hidden: bool, from_start: bool = False
+) -> Iterator[list[float]]:
+    """When each super-learner has made its k-th step, for k = 1, 2, ..., without end.
+
+    Nobody waits for more than it must: for those that it takes from or gives to in a
+    round, and in a round of exact means, which is an all-reduce, for all.
+
+    Args:
+        scenario: Who takes part.
+        num_bytes: Of the weights, as they travel.
+        hidden: Whether a round runs beside the gradient of the next step and is joined
+            before its update; otherwise it comes after the update.
+        from_start: Whether the first gradient has a hidden round beside it.
+    """
+    times = StepTimes(scenario.compute, scenario.seed)
+    ends, round = [0.0] * scenario.num_super_learners, 0
+    # Steps made when a round begins, counted as the engine counts them.
+    for step in itertools.count(int(from_start) if hidden else 1):
+        ready = [
+            scenario.gradient_end(times, i, begin, num_bytes)
+            for i, begin in enumerate(ends)
+        ]
+        if step > 0 and due_round(step, scenario.gossip_every) is not None:
+            begins = ends if hidden else ready
+            averaged = _averaged_at(scenario, round, begins, num_bytes)
+            ready = [max(pair) for pair in zip(ready, averaged, strict=True)]
+            round += 1
+        ends = ready
+        yield ends
+
+
+def _averaged_at(
+    scenario: Scenario, round: int, begins: list[float], num_bytes: float
+) -> list[float]:
+    """When each has the average of weights that are ready at these times."""
+    schedule = scenario.schedule(len(begins))
+    size, shard = scenario.super_learner_size, num_bytes / scenario.super_learner_size
+    gather = scenario.inner_link.allgather_seconds(num_bytes, size)
+    if schedule.is_mean(round):
+        num = schedule.num_super_learners
+        end = max(begins) + scenario.link.allreduce_seconds(shard, num) + gather
+        return [end] * len(begins)
+    return [
+        _crossed_at(part, i, begins, shard, scenario.link) + gather
+        for i, part in enumerate(parts_of(schedule, round))
+    ]
+
+
+def _crossed_at(
+    part: Part, index: int, begins: list[float], shard: float, link: Link
+) -> float:
+    others = ({*part.takes} - {index}, {*part.gives} - {index})
+    if not any(others):
+        return begins[index]
+    begin = max(begins[j] for j in (index, *others[0], *others[1]))
+    return begin + link.seconds(max(map(len, others)) * shard)
+
+
+# --- asynchronously
+
+
+class Exchange:
+    """One exchange of two super-learners.
+
+    Attributes:
+        asker: Who asked.
+        asked: Who answers.
+        weight: a in ``d += a (theirs - mine)``.
+        begun: Whether the weights of both were read.
+        crossing: Its bytes, while they are on the links.
+    """
+
+    crossing: Crossing | None
+
+    def __init__(self, asker: int, asked: int, weight: float) -> None:
+        self.asker, self.asked, self.weight = asker, asked, weight
+        self.begun, self.crossing = False, None
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Both."""
+        return self.asker, self.asked
+
+    def other(self, end: int) -> int:
+        """The end that is not this one."""
+        return self.asked if end == self.asker else self.asker
+
+
+class Stepped(NamedTuple):
+    """A super-learner has a gradient: it updates its weights and merges."""
+
+    seconds: float
+    super_learner: int
+
+
+class Begun(NamedTuple):
+    """An exchange begins: both ends' weights are read."""
+
+    seconds: float
+    exchange: Exchange
+
+
+class Ended(NamedTuple):
+    """An exchange ends: both ends are changed by what was read."""
+
+    seconds: float
+    exchange: Exchange
+
+
+class Dropped(NamedTuple):
+    """An exchange that had begun ends without changing anything."""
+
+    seconds: float
+    exchange: Exchange
+
+
+class Failed(NamedTuple):
+    """A super-learner is gone."""
+
+    seconds: float
+    super_learner: int
+
+
+class Joined(NamedTuple):
+    """A super-learner takes the mean of its neighbours."""
+
+    seconds: float
+    super_learner: int
+    neighbours: list[int]
+
+
+Event = Stepped | Begun | Ended | Dropped | Failed | Joined
+
+
+class _Member:
+    """What a super-learner remembers on the asynchronous timeline.
+
+    Attributes:
+        steps: Optimizer steps.
+        last_exchange_step: How many these were when an exchange last ended.
+        waiting: Whether it waits for an exchange, as `max_staleness` asks.
+        asking: Peers that it has asked, or is about to, and that have not finished.
+        due: Those of them that are to be asked once more after that.
+    """
+
+    def __init__(self, pacer: Pacer) -> None:
+        self.pacer, self.under_way = pacer, UnderWay()
+        self.steps = self.last_exchange_step = 0
+        self.waiting = False
+        self.asking, self.due = set[int](), set[int]()
+
+
+class Asynchronous:
+    """The asynchronous timeline: an endless iterator of events.
+
+    A super-learner steps as fast as it computes. After its step it asks those that its
+    schedule names; an exchange takes two latencies (question and answer) and the time
+    that its bytes need on the links that it shares, and holds nobody up.
+
+    Args:
+        scenario: Who takes part.
+        weight_bytes: Of the weights as they are, which gradients and joins take.
+        message_bytes: Of the weights as they travel in an exchange, in one direction.
+        link_budget: Bytes per second that a learner sends on average; none: no bound.
+        max_staleness: Steps after which a super-learner without an exchange waits for
+            one; none: it never waits.
+
+    Attributes:
+        members: The numbers of those that take part at present, in ascending order.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        weight_bytes: float,
+        message_bytes: float,
+        link_budget: float | None = None,
+        max_staleness: int | None = None,
+    ) -> None:
+        self._scenario, self._weight_bytes = scenario, weight_bytes
+        # Each learner carries its shard over its own link.
+        self._shard_bytes = message_bytes / scenario.super_learner_size
+        self._link_budget, self._max_staleness = link_budget, max_staleness
+        self._agenda = Agenda()
+        self._network = Network(scenario.link.bandwidth, self._agenda, _LANDING)
+        self._times = StepTimes(scenario.compute, scenario.seed)
+        self._exchanges = dict[Exchange, None]()
+        self._states: dict[int, _Member] = {}
+        self._events = deque[Event]()
+        self._seat(scenario.first_members())
+        for index in self.members:
+            self._enter_member(index, begin=0.0)
+        for change in scenario.in_order():
+            act = self._fail if change.what == "fails" else self._join
+            self._agenda.enter(change.seconds, _LANDING, act, change.super_learner)
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        while not self._events:
+            self._agenda.happen()
+        return self._events.popleft()
+
+    # --- who is there
+
+    def _seat(self, members: list[int]) -> None:
+        self.members = members
+        self._places = {index: place for place, index in enumerate(members)}
+        self._schedule = self._scenario.schedule(len(members))
+
+    def _enter_member(self, index: int, begin: float) -> None:
+        self._states[index] = _Member(Pacer(self._link_budget, self._now))
+        self._compute(index, begin)
+
+    def _fail(self, index: int) -> None:
+        del self._states[index]
+        self._seat([i for i in self.members if i != index])
+        for exchange in [e for e in self._exchanges if index in e.ends]:
+            self._drop(exchange, exchange.other(index))
+        for state in self._states.values():
+            state.asking.discard(index)
+            state.due.discard(index)
+        self._events.append(Failed(self._agenda.now, index))
+        for waiting in [i for i, state in self._states.items() if state.waiting]:
+            self._wait_or_go_on(waiting)
+
+    def _drop(self, exchange: Exchange, survivor: int) -> None:
+        del self._exchanges[exchange]
+        self._states[survivor].under_way.leave(exchange.other(survivor))
+        if exchange.crossing is not None:
+            self._network.drop(exchange.crossing)
+        if exchange.begun:
+            self._events.append(Dropped(self._agenda.now, exchange))
+
+    def _join(self, index: int) -> None:
+        self._seat(sorted([*self.members, index]))
+        neighbours = self._peers(index)
+        now, size = self._agenda.now, self._scenario.super_learner_size
+        shard = self._weight_bytes / size
+        begin = now + self._scenario.link.seconds(len(neighbours) * shard)
+        self._enter_member(index, begin)
+        self._events.append(Joined(now, index, neighbours))
+
+    def _peers(self, index: int) -> list[int]:
+        places = self._schedule.topology.peers(self._places[index], len(self.members))
+        return [self.members[place] for place in places]
+
+    def _now(self) -> float:
+        return self._agenda.now
+
+    # --- steps
+
+    def _compute(self, index: int, begin: float) -> None:
+        end = self._scenario.gradient_end(self._times, index, begin, self._weight_bytes)
+        self._agenda.enter(end, _STEPPING, self._step, index, self._states[index])
+
+    def _step(self, index: int, state: _Member) -> None:
+        if self._states.get(index) is not state:  # it has failed meanwhile
+            return
+        state.steps += 1
+        self._events.append(Stepped(self._agenda.now, index))
+        self._wait_or_go_on(index)
+
+    def _wait_or_go_on(self, index: int) -> None:
+        state, peers = self._states[index], self._peers_if_stale(index)
+        state.waiting = bool(peers)
+        for peer in peers:
+            self._call(index, peer)
+        if not peers:
+            self._go_on(index, state)
+
+    def _peers_if_stale(self, index: int) -> list[int]:
+        state, limit = self._states[index], self._max_staleness
+        if limit is None or state.steps - state.last_exchange_step <= limit:
+            return []
+        return self._peers(index)
+
+    def _go_on(self, index: int, state: _Member) -> None:
+        round = due_round(state.steps, self._scenario.gossip_every)
+        if round is not None:
+            for place in self._schedule.asks(self._places[index], round):
+                self._call(index, self.members[place])
+        self._compute(index, self._agenda.now)
+
+    # --- exchanges
+
+    def _call(self, index: int, peer: int) -> None:
+        """An exchange is due; if one is being asked for already, then after it."""
+        state = self._states[index]
+        if peer in state.asking:
+            state.due.add(peer)
+            return
+        state.asking.add(peer)
+        ask = (self._ask, index, peer, state)
+        self._agenda.enter(self._agenda.now, _ASKING, *ask)
+
+    def _ask(self, index: int, peer: int, state: _Member) -> None:
+        if self._states.get(index) is not state or peer not in state.asking:
+            return  # one of the two has failed meanwhile
+        mine = state.under_way.enter(peer)
+        if not mine:  # what is under way with that peer is as good
+            state.asking.discard(peer)
+            state.due.discard(peer)
+            return
+        other = self._states[peer]
+        theirs = other.under_way.enter(index, asked=True)
+        weight = exchange_weight(self._scenario.mixing_gain, mine, theirs)
+        exchange = Exchange(index, peer, weight)
+        self._exchanges[exchange] = None
+        # Who asks waits until its budget allows, who is asked sends at once.
+        delay = state.pacer.charge(self._shard_bytes)
+        other.pacer.charge(self._shard_bytes)
+        self._agenda.enter(self._agenda.now + delay, _ASKING, self._begin, exchange)
+
+    def _begin(self, exchange: Exchange) -> None:
+        if exchange not in self._exchanges:
+            return
+        exchange.begun = True
+        self._events.append(Begun(self._agenda.now, exchange))
+        crossed = partial(self._crossed, exchange)
+        crossing = self._network.begin(exchange.ends, self._shard_bytes, crossed)
+        exchange.crossing = crossing
+
+    def _crossed(self, exchange: Exchange) -> None:
+        exchange.crossing = None
+        # The question goes one way before, the last byte of the answer the other after.
+        seconds = self._agenda.now + 2 * self._scenario.link.latency
+        self._agenda.enter(seconds, _LANDING, self._end, exchange)
+
+    def _end(self, exchange: Exchange) -> None:
+        if exchange not in self._exchanges:
+            return
+        del self._exchanges[exchange]
+        for end in exchange.ends:
+            state = self._states[end]
+            state.under_way.leave(exchange.other(end))
+            state.last_exchange_step = state.steps
+        self._events.append(Ended(self._agenda.now, exchange))
+        self._ask_again(exchange)
+        for end in exchange.ends:
+            if self._states[end].waiting:
+                self._wait_or_go_on(end)
+
+    def _ask_again(self, exchange: Exchange) -> None:
+        state, peer = self._states[exchange.asker], exchange.asked
+        state.asking.discard(peer)
+        if peer in state.due:
+            state.due.discard(peer)
+            self._call(exchange.asker, peer)

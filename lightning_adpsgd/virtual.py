@@ -1,0 +1,530 @@
+"""Many super-learners in one process, on a simulated clock: which algorithm learns how.
+
+`VirtualCluster` trains S super-learners of N learners each, with the topologies, modes
+and arithmetic of the strategies, one gradient after the other on one device. How long
+steps and messages take is simulated, and so decides, as it would on a cluster, who
+meets whom and how stale that is. The same seed gives the same run, bit for bit.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_adpsgd.batched import BatchedGradients, Stacked
+from lightning_adpsgd.clock import Compute, Link, check_positive
+from lightning_adpsgd.dials import CommunicationName, Dials
+from lightning_adpsgd.fleet import make_fleet
+from lightning_adpsgd.learner_data import BatchesOf, Source, shares_of
+from lightning_adpsgd.mixing import Order
+from lightning_adpsgd.objective import (
+    Loss,
+    MakeOptimizer,
+    Objective,
+    Score,
+    Update,
+    evaluating,
+    own_generators,
+)
+from lightning_adpsgd.report import Point, Report
+from lightning_adpsgd.timeline import Change, Scenario
+from lightning_adpsgd.topology import TopologyLike, find_topology
+
+
+class VirtualCluster:
+    """S super-learners of N learners each, in one process and on one device.
+
+    The dials are those of `HADPSGDStrategy` and mean the same. The control, synchronous
+    SGD with allreduce, is one super-learner of all learners.
+
+    Args:
+        module: A LightningModule (its `training_step` and `configure_optimizers` are
+            used, without a Trainer), or any module with `loss` and `optimizer`. On its
+            final device; its weights are where all start, and after `fit` it holds the
+            consensus model.
+        num_super_learners: S, those that join later counted.
+        super_learner_size: N.
+        topology: As for the strategy.
+        communication: As for the strategy.
+        loss: ``loss(module, batch)``, a mean over the batch; by default the module's
+            training step.
+        optimizer: ``optimizer(parameters)``; by default what the module configures.
+            Each super-learner has its own.
+        order: As for the strategy.
+        mixing_gain: As for the strategy.
+        gossip_every: As for the strategy.
+        wire_dtype: As for the strategy.
+        link_budget: As for the strategy, per simulated second.
+        max_staleness: As for the strategy.
+        compute: How long a learner computes for a step.
+        link: Of each learner, to its counterparts in other super-learners.
+        inner_link: Of each learner, to the others of its super-learner.
+        changes: Super-learners that fail or join, in "async".
+        gradient_clip: Largest norm of a super-learner's gradient; none: any.
+        samples_in: Samples of a batch; by default the length of its first tensor.
+        vectorize: Whether the gradients of a round are taken in one pass over stacked
+            weights, in lockstep and for modules that allow it (`batched`).
+        seed: Of everything drawn at random: times, topologies, order of samples,
+            dropout.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+
+    Attributes:
+        fleet: Weights, simulated time, and what was counted.
+        samples: That all learners have seen.
+        learning_rate: Of the step made last, in the first parameter group.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        num_super_learners: int,
+        super_learner_size: int = 1,
+        topology: TopologyLike = "ring",
+        communication: CommunicationName = "async",
+        *,
+        loss: Loss | None = None,
+        optimizer: MakeOptimizer | None = None,
+        order: Order | None = None,
+        mixing_gain: float = 1.0,
+        gossip_every: int = 1,
+        wire_dtype: torch.dtype | None = None,
+        link_budget: float | None = None,
+        max_staleness: int | None = None,
+        compute: Compute | None = None,
+        link: Link | None = None,
+        inner_link: Link | None = None,
+        changes: Sequence[Change] = (),
+        gradient_clip: float | None = None,
+        samples_in: Callable[[Any], int] = extract_batch_size,
+        vectorize: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if gradient_clip is not None:
+            check_positive("gradient_clip", gradient_clip)
+        dials, self.scenario = dials_and_scenario(
+            num_super_learners=num_super_learners,
+            super_learner_size=super_learner_size,
+            topology=topology,
+            communication=communication,
+            order=order,
+            mixing_gain=mixing_gain,
+            gossip_every=gossip_every,
+            wire_dtype=wire_dtype,
+            link_budget=link_budget,
+            max_staleness=max_staleness,
+            compute=compute,
+            link=link,
+            inner_link=inner_link,
+            changes=changes,
+            seed=seed,
+        )
+        self.module = module
+        self._objective = Objective(module, loss, optimizer)
+        self.fleet = make_fleet(module, dials, self.scenario, self._renew)
+        self._updates = [
+            self._objective.make_update() for _ in range(num_super_learners)
+        ]
+        self._gradient_clip, self._samples_in = gradient_clip, samples_in
+        self._sources: list[list[Source]] = []
+        self._batched = self._make_batched(communication) if vectorize else None
+        self._dice = _Dice(seed, self._objective.device)
+        self.samples = 0
+        self.learning_rate = self._updates[0].optimizer.param_groups[0]["lr"]
+
+    @property
+    def num_learners(self) -> int:
+        """L = S N."""
+        return self.scenario.num_super_learners * self.scenario.super_learner_size
+
+    def weights(self) -> list[Tensor]:
+        """The weights of all super-learners as rows, [S, P] for each dtype."""
+        size = self.scenario.num_super_learners
+        return [matrix[:size] for matrix in self.fleet.rows.matrices]
+
+    # --- training
+
+    def fit(
+        self,
+        data: BatchesOf | DataLoader[Any] | Dataset[Any],
+        max_samples: int,
+        *,
+        local_batch_size: int | None = None,
+        lr_schedule: Callable[[int], float] | None = None,
+        evaluate: Score | Iterable[Any] | None = None,
+        every_samples: int | None = None,
+        local_losses: bool = False,
+        max_seconds: float = math.inf,
+        on_point: Callable[[Point], None] | None = None,
+    ) -> Report:
+        """Trains until all learners together have seen enough; again to go on.
+
+        Args:
+            data: ``batches_of(learner)`` gives the batches of one epoch of that learner
+                and is called anew when they end. Or a data set, or a loader of one: its
+                samples are dealt to the learners in a new order in each epoch. A
+                further `fit` goes on with the data of the first.
+            max_samples: Of all learners together, since the cluster was made.
+            local_batch_size: Of each learner, if `data` is a data set; the batch size
+                of a loader by default.
+            lr_schedule: Factor on the learning rates after so many samples of all
+                learners; in the place of schedulers that the module configures, which
+                count a super-learner's own steps.
+            evaluate: What to say of the consensus model at each point: a function of
+                the module, or batches whose mean loss it is.
+            every_samples: Between two points; a twentieth of all by default.
+            local_losses: Whether to evaluate each super-learner's own weights too.
+            max_seconds: Of simulated time, since the cluster was made.
+            on_point: Called with each point as it comes.
+
+        Returns:
+            The curve and what was counted. A loss that is not finite ends the run, and
+            the report says so.
+
+        Raises:
+            ValueError: A value is out of its bounds.
+        """
+        if max_samples <= self.samples:
+            raise ValueError(
+                f"`max_samples` must be more than the {self.samples} that this cluster "
+                f"has seen, got {max_samples}"
+            )
+        check_positive("every_samples", 1 if every_samples is None else every_samples)
+        if lr_schedule is not None and any(u.schedulers for u in self._updates):
+            raise ValueError(
+                "`lr_schedule` takes the place of the schedulers that "
+                "`configure_optimizers` gives; leave one of the two out"
+            )
+        every = every_samples or -(-(max_samples - self.samples) // 20)
+        score = self._objective.score(evaluate, self._samples_in)
+        curve = _Curve(self, score, local_losses, on_point)
+        with self._dice.in_place(), self._objective.without_logging():
+            self._deal(data, local_batch_size)
+            curve.add()
+            self._run(curve, max_samples, max_seconds, every, lr_schedule)
+        self.fleet.hold_consensus()
+        return Report(
+            curve.points,
+            self.samples,
+            self.fleet.seconds,
+            list(self.fleet.steps),
+            self.fleet.totals(),
+            curve.diverged,
+        )
+
+    def _run(
+        self,
+        curve: "_Curve",
+        max_samples: int,
+        max_seconds: float,
+        every: int,
+        lr_schedule: Callable[[int], float] | None,
+    ) -> None:
+        next_point, losses = self.samples + every, list[Tensor]()
+        while self.samples < max_samples and self.fleet.seconds < max_seconds:
+            losses += self._round(lr_schedule)
+            if self.samples >= next_point:
+                next_point = self.samples + every
+                curve.add(losses)
+                losses = []
+                if curve.diverged:
+                    return
+        if losses:
+            curve.add(losses)
+
+    def _round(self, lr_schedule: Callable[[int], float] | None) -> list[Tensor]:
+        """Steps until one may look: one step, or in lockstep one of everybody."""
+        if self._batched is not None:
+            return self._batched_round(self._batched, lr_schedule)
+        losses = [self._next_step(lr_schedule)]
+        while not self.fleet.between_rounds:
+            losses.append(self._next_step(lr_schedule))
+        return losses
+
+    def _next_step(self, lr_schedule: Callable[[int], float] | None) -> Tensor:
+        index = self.fleet.turn()
+        batches, number = self._next_batches(index), self.fleet.steps[index]
+
+        def gradient() -> Tensor:
+            return self._gradient(self._updates[index], batches, number)
+
+        return self._step(index, batches, gradient, lr_schedule)
+
+    def _batched_round(
+        self, batched: BatchedGradients, lr_schedule: Callable[[int], float] | None
+    ) -> list[Tensor]:
+        batches = [self._next_batches(index) for index in self.fleet.members]
+        found = batched(batches)
+        losses = []
+        for place, of_index in enumerate(batches):
+            index = self.fleet.turn()
+
+            def gradient(
+                index: int = index, place: int = place, own: list[Any] = of_index
+            ) -> Tensor:
+                if found is None:  # batches of different shapes
+                    number = self.fleet.steps[index]
+                    return self._gradient(self._updates[index], own, number)
+                return self._take_gradient(found, place)
+
+            losses.append(self._step(index, of_index, gradient, lr_schedule))
+        return losses
+
+    def _step(
+        self,
+        index: int,
+        batches: list[Any],
+        gradient: Callable[[], Tensor],
+        lr_schedule: Callable[[int], float] | None,
+    ) -> Tensor:
+        """One step of one super-learner; returns the mean loss of its learners."""
+        update = self._updates[index]
+        if lr_schedule is not None:
+            update.scale(lr_schedule(self.samples))
+        self.learning_rate = update.optimizer.param_groups[0]["lr"]
+        loss = self.fleet.update(update.optimizer.step, gradient)
+        update.passed("step", self.fleet.steps[index])
+        self.samples += sum(self._samples_in(batch) for batch in batches)
+        return loss
+
+    def _take_gradient(self, found: Stacked, place: int) -> Tensor:
+        gradients, losses = found
+        for parameter, stacked in gradients.items():
+            parameter.grad = stacked[place]
+        self._clip()
+        return losses[place]
+
+    def _next_batches(self, index: int) -> list[Any]:
+        """One for each learner; at the end of an epoch schedulers are told."""
+        sources = self._sources[index]
+        epochs = sources[0].epochs
+        batches = [source.next() for source in sources]
+        if sources[0].epochs > epochs:
+            self._updates[index].passed("epoch", sources[0].epochs)
+        return batches
+
+    def _gradient(self, update: Update, batches: list[Any], number: int) -> Tensor:
+        """Leaves the mean of the learners' gradients in the module."""
+        update.optimizer.zero_grad()
+        loss = self._add_gradient(batches[0], number, len(batches))
+        if len(batches) > 1:
+            # What a buffer has become in the first learner is that of all, as in DDP.
+            buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+            for batch in batches[1:]:
+                loss = loss + self._add_gradient(batch, number, len(batches))
+            for buffer, kept in buffers:
+                buffer.copy_(kept)
+        self._clip()
+        return loss
+
+    def _clip(self) -> None:
+        if self._gradient_clip is not None:
+            parameters = self.module.parameters()
+            nn.utils.clip_grad_norm_(parameters, self._gradient_clip)
+
+    def _add_gradient(self, batch: Any, number: int, num_learners: int) -> Tensor:
+        loss = self._objective.loss(batch, number) / num_learners
+        loss.backward()
+        return loss.detach()
+
+    def _make_batched(self, communication: CommunicationName) -> BatchedGradients:
+        if communication == "async":
+            raise ValueError(
+                '`vectorize` must be False with `communication="async"`, where '
+                "super-learners take their gradients at different times, got True"
+            )
+        if isinstance(self._updates[0].optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                "`vectorize` must be False with LBFGS, which asks for several "
+                "gradients in one step, got True"
+            )
+        size = self.scenario.num_super_learners
+        return BatchedGradients(self._objective, self.fleet.rows, size)
+
+    def _renew(self, index: int) -> None:
+        """Who joins has an optimizer without state."""
+        self._updates[index] = self._objective.make_update()
+
+    def _deal(
+        self,
+        data: BatchesOf | DataLoader[Any] | Dataset[Any],
+        local_batch_size: int | None,
+    ) -> None:
+        if self._sources:
+            return
+        if isinstance(data, DataLoader | Dataset):
+            seed, num = self.scenario.seed, self.num_learners
+            data = shares_of(data, local_batch_size, num, seed)
+        size = self.scenario.super_learner_size
+        self._sources = [
+            [Source(data, i * size + n) for n in range(size)]
+            for i in range(self.scenario.num_super_learners)
+        ]
+
+
+class _Curve:
+    """The points of one `fit`.
+
+    Args:
+        cluster: What it is the curve of.
+        score: Of the weights in the module; none: they have no score.
+        scores_all: Whether to score each super-learner's own weights too.
+        on_point: Called with each point.
+
+    Attributes:
+        points: So far.
+        diverged: Why the last point is the end; empty otherwise.
+    """
+
+    def __init__(
+        self,
+        cluster: VirtualCluster,
+        score: Score | None,
+        scores_all: bool,
+        on_point: Callable[[Point], None] | None,
+    ) -> None:
+        self._cluster, self._score, self._on_point = cluster, score, on_point
+        self._scores_all = scores_all
+        self._begin = time.perf_counter()
+        self.points: list[Point] = []
+        self.diverged = ""
+
+    def add(self, losses: Sequence[Tensor] = ()) -> None:
+        """Adds a point, after steps that had these losses."""
+        cluster, loss = self._cluster, _mean([float(x) for x in losses])
+        if losses and not math.isfinite(loss):
+            samples = cluster.samples
+            self.diverged = f"the training loss was {loss} after {samples} samples"
+        distance, relative_distance = self._take_consensus()
+        held_out_loss, own = self._score_held(), self._own_scores()
+        point = Point(
+            samples=cluster.samples,
+            steps=_mean(cluster.fleet.steps),
+            seconds=cluster.fleet.seconds,
+            loss=loss,
+            held_out_loss=held_out_loss,
+            consensus_distance=distance,
+            relative_distance=relative_distance,
+            local_min=min(own),
+            local_mean=_mean(own),
+            local_max=max(own),
+            learning_rate=cluster.learning_rate,
+            wall_seconds=time.perf_counter() - self._begin,
+        )
+        self.points.append(point)
+        if self._on_point is not None:
+            self._on_point(point)
+
+    def _take_consensus(self) -> tuple[float, float]:
+        fleet = self._cluster.fleet
+        try:
+            consensus = fleet.consensus()
+        except FloatingPointError:  # no weights are finite, nor is their mean
+            return math.nan, math.nan
+        fleet.hold_consensus()
+        return consensus.distance, consensus.relative_distance
+
+    def _own_scores(self) -> list[float]:
+        if not self._scores_all:
+            return [math.nan]
+        fleet, scores = self._cluster.fleet, []
+        for index in fleet.members:
+            fleet.hold(index)
+            scores.append(self._score_held())
+        return scores
+
+    def _score_held(self) -> float:
+        if self._score is None:
+            return math.nan
+        with evaluating(self._cluster.module):
+            return float(self._score(self._cluster.module))
+
+
+class _Dice:
+    """A generator of random numbers of one cluster, in the place of the common one.
+
+    Args:
+        seed: Of the generator.
+        device: Where the module is, which has a generator of its own.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed, self._device = seed, device
+        self._states: list[Tensor] | None = None
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Draws come from here, and go on where they stopped before."""
+        with own_generators(self._device):
+            if self._states is None:
+                torch.manual_seed(self._seed)
+            else:
+                torch.set_rng_state(self._states[0])
+                if self._device.type == "cuda":
+                    torch.cuda.set_rng_state(self._states[1], self._device)
+            yield
+            self._states = [torch.get_rng_state()]
+            if self._device.type == "cuda":
+                self._states.append(torch.cuda.get_rng_state(self._device))
+
+
+def dials_and_scenario(
+    *,
+    num_super_learners: int,
+    super_learner_size: int,
+    topology: TopologyLike,
+    compute: Compute | None,
+    link: Link | None,
+    inner_link: Link | None,
+    changes: Sequence[Change],
+    **dials: Any,
+) -> tuple[Dials, Scenario]:
+    """How to average, and who takes part, checked.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+    """
+    if num_super_learners < 1:
+        raise ValueError(
+            f"`num_super_learners` must be at least 1, got {num_super_learners}"
+        )
+    if isinstance(super_learner_size, str):
+        raise ValueError(
+            "`super_learner_size` must be a number here, where no machine has any "
+            f"learners of its own, got {super_learner_size!r}"
+        )
+    checked = Dials(
+        topology=find_topology(topology),
+        super_learner_size=super_learner_size,
+        # What a simulated cluster has no use for has no effect.
+        cpu_share=1.0,
+        after_evaluation="restore",
+        save_learners=False,
+        timeout=timedelta(minutes=5),
+        **dials,
+    )
+    scenario = Scenario(
+        checked.topology,
+        num_super_learners,
+        super_learner_size,
+        checked.mixing_gain,
+        checked.gossip_every,
+        compute or Compute(),
+        link or Link(),
+        inner_link or Link(),
+        checked.seed,
+        tuple(changes),
+    )
+    return checked, scenario
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

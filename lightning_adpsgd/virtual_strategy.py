@@ -1,0 +1,309 @@
+"""Many virtual super-learners behind Lightning's Trainer, on one device.
+
+A batch of the Trainer is a local step of one super-learner, whose turn simulated time
+decides: samples, steps and everything logged are those of all together. The averages
+are those of `fleet`; here are Lightning's hooks into it.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_adpsgd.clock import Compute, Link
+from lightning_adpsgd.consensus import Consensus
+from lightning_adpsgd.dials import CommunicationName
+from lightning_adpsgd.fleet import Fleet, make_fleet
+from lightning_adpsgd.mixing import Order, Statistics
+from lightning_adpsgd.timeline import Change
+from lightning_adpsgd.topology import TopologyLike
+from lightning_adpsgd.virtual import dials_and_scenario
+
+_State = defaultdict[Any, Any]
+# They read or change the weights of whoever happens to be in the module.
+_OF_ONE_MODEL = (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
+
+
+class VirtualHADPSGDStrategy(SingleDeviceStrategy):
+    """S super-learners that take turns on one device, on a simulated clock.
+
+    The Trainer's loader feeds them all: each batch goes to the super-learner whose turn
+    it is, in the order of simulated time in "async" and round robin otherwise. A batch
+    is the mean gradient of a super-learner, with N learners in it that of all N.
+    Learning rate schedules count the steps of all, S times as many as each makes.
+
+    Validation sees the consensus model, checkpoints hold it, and training ends in it. A
+    resumed run starts from it, with the optimizer state of the first super-learner in
+    all and simulated time at 0.
+
+    Args:
+        num_super_learners: S, those that join later counted.
+        super_learner_size: N.
+        topology: As for `HADPSGDStrategy`.
+        communication: As for `HADPSGDStrategy`.
+        order: As for `HADPSGDStrategy`.
+        mixing_gain: As for `HADPSGDStrategy`.
+        gossip_every: As for `HADPSGDStrategy`.
+        wire_dtype: As for `HADPSGDStrategy`.
+        link_budget: As for `HADPSGDStrategy`, per simulated second.
+        max_staleness: As for `HADPSGDStrategy`.
+        compute: How long a learner computes for a step.
+        link: Of each learner, to its counterparts in other super-learners.
+        inner_link: Of each learner, to the others of its super-learner.
+        changes: Super-learners that fail or join, in "async".
+        seed: Of simulated times and of topologies drawn at random.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+
+    Attributes:
+        last_consensus: How far apart the super-learners were when their mean was last
+            taken.
+    """
+
+    strategy_name = "hadpsgd_virtual"
+
+    def __init__(
+        self,
+        num_super_learners: int = 8,
+        super_learner_size: int = 1,
+        topology: TopologyLike = "ring",
+        communication: CommunicationName = "async",
+        *,
+        order: Order | None = None,
+        mixing_gain: float = 1.0,
+        gossip_every: int = 1,
+        wire_dtype: torch.dtype | None = None,
+        link_budget: float | None = None,
+        max_staleness: int | None = None,
+        compute: Compute | None = None,
+        link: Link | None = None,
+        inner_link: Link | None = None,
+        changes: Sequence[Change] = (),
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self._dials, self._scenario = dials_and_scenario(
+            num_super_learners=num_super_learners,
+            super_learner_size=super_learner_size,
+            topology=topology,
+            communication=communication,
+            order=order,
+            mixing_gain=mixing_gain,
+            gossip_every=gossip_every,
+            wire_dtype=wire_dtype,
+            link_budget=link_budget,
+            max_staleness=max_staleness,
+            compute=compute,
+            link=link,
+            inner_link=inner_link,
+            changes=changes,
+            seed=seed,
+        )
+        self._devices: list[torch.device] = []
+        self._states: list[_State] = []
+        self._fleet: Fleet | None = None
+        self._turn = -1
+        self._statistics: Statistics | None = None
+        self.last_consensus: Consensus | None = None
+
+    @classmethod
+    @override
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """The name is registered by `lightning_adpsgd.registration`."""
+
+    # --- what it is, and what it has done
+
+    @property
+    def parallel_devices(self) -> list[torch.device]:
+        """What the Trainer was given; one, or `setup` refuses them."""
+        return self._devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device]) -> None:
+        self._devices = list(devices)
+        self._root_device = self._devices[0]
+
+    @property
+    def num_super_learners(self) -> int:
+        """S."""
+        return self._scenario.num_super_learners
+
+    @property
+    def fleet(self) -> Fleet | None:
+        """Weights and simulated time of all super-learners; none outside `fit`."""
+        return self._fleet
+
+    def gossip_statistics(self) -> Statistics | None:
+        """What all super-learners' communication has done; none before `fit`."""
+        if self._fleet is not None:
+            totals = self._fleet.totals()
+            self._statistics = Statistics(exposed_seconds=0.0, **totals._asdict())
+        return self._statistics
+
+    # --- set-up and end
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        fits = trainer.state.fn == TrainerFn.FITTING
+        if fits:
+            _refuse_unsupported(trainer, self._devices)
+        super().setup(trainer)
+        if fits:
+            self._begin(trainer)
+
+    def _begin(self, trainer: pl.Trainer) -> None:
+        if len(self.optimizers) != 1:
+            raise ValueError(
+                "`configure_optimizers` must give one optimizer to "
+                f'`strategy="hadpsgd_virtual"`, got {len(self.optimizers)}'
+            )
+        assert self.model is not None
+        self._fleet = make_fleet(self.model, self._dials, self._scenario, self._renew)
+        num = self.num_super_learners
+        self._states = [defaultdict(dict) for _ in range(num)]
+        # Before the first hook that sees the end of training.
+        vars(trainer.fit_loop)["on_run_end"] = partial(self._end_run, trainer)
+
+    def _end_run(self, trainer: pl.Trainer) -> None:
+        self._enter_consensus()
+        type(trainer.fit_loop).on_run_end(trainer.fit_loop)
+
+    @override
+    def teardown(self) -> None:
+        if self._fleet is not None:
+            self.gossip_statistics()
+            self._fleet.rows.release()
+            self._fleet = None
+            assert self.lightning_module is not None
+            vars(self.lightning_module.trainer.fit_loop).pop("on_run_end", None)
+        super().teardown()
+
+    def _renew(self, index: int) -> None:
+        """Who joins has an optimizer without state."""
+        self._states[index] = defaultdict(dict)
+
+    # --- the step
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self._fleet is not None and self._turn < 0:
+            # Kept until its optimizer step, over the batches that are accumulated.
+            self._turn = self._fleet.turn()
+            self.optimizers[0].state = self._states[self._turn]
+        super().on_train_batch_start(batch, batch_idx)
+
+    @override
+    def optimizer_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], Any],
+        model: pl.LightningModule | torch.nn.Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        assert self._fleet is not None
+        step = partial(super().optimizer_step, optimizer, model=model, **kwargs)
+        output = self._fleet.update(step, closure)
+        self._turn = -1
+        return output
+
+    # --- evaluation and checkpoints: the consensus model
+
+    @override
+    def on_validation_start(self) -> None:
+        super().on_validation_start()
+        self._enter_consensus()
+
+    @override
+    def on_validation_end(self) -> None:
+        self._leave_consensus()
+        super().on_validation_end()
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The consensus model."""
+        if self._fleet is None:
+            return super().lightning_module_state_dict()
+        self._enter_consensus()
+        state = {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in super().lightning_module_state_dict().items()
+        }
+        self._leave_consensus()
+        return state
+
+    def _enter_consensus(self) -> None:
+        if self._fleet is not None:
+            self.last_consensus = self._fleet.consensus()
+            self._fleet.hold_consensus()
+
+    def _leave_consensus(self) -> None:
+        # Whose turn is over leaves the module to the next.
+        if self._fleet is not None and self._turn >= 0:
+            self._fleet.hold(self._turn)
+
+    @override
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """Of the first super-learner."""
+        if self._fleet is None:
+            return super().optimizer_state(optimizer)
+        mine = self.optimizers[0].state
+        self.optimizers[0].state = self._states[self._fleet.members[0]]
+        state = deepcopy(super().optimizer_state(optimizer))
+        self.optimizers[0].state = mine
+        return state
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        super().load_optimizer_state_dict(checkpoint)
+        loaded = self.optimizers[0].state
+        for index in range(self.num_super_learners):
+            copies = {weight: deepcopy(kept) for weight, kept in loaded.items()}
+            self._states[index] = defaultdict(dict, copies)
+
+
+def _refuse_unsupported(trainer: pl.Trainer, devices: Sequence[torch.device]) -> None:
+    """Refuses what has no meaning for super-learners that take turns.
+
+    Raises:
+        ValueError: Names the argument, what it may be, and what it is.
+    """
+    if len(devices) > 1 or trainer.num_nodes > 1:
+        raise ValueError(
+            '`devices` and `num_nodes` must be 1 with `strategy="hadpsgd_virtual"`, '
+            f"which simulates all learners on one device, got {len(devices)} and "
+            f'{trainer.num_nodes}; to use them all, `strategy="hadpsgd"`'
+        )
+    module = trainer.lightning_module
+    if not module.automatic_optimization:
+        raise ValueError(
+            "`automatic_optimization` must be True with "
+            '`strategy="hadpsgd_virtual"`, whose turns begin and end with a step of '
+            f"the Trainer, got False in {type(module).__name__}"
+        )
+    for callback in getattr(trainer, "callbacks", ()):
+        if isinstance(callback, _OF_ONE_MODEL):
+            raise ValueError(
+                f"`callbacks` must hold no {type(callback).__name__} with "
+                '`strategy="hadpsgd_virtual"`: it would see the weights of whichever '
+                "super-learner made the last step"
+            )

@@ -1,0 +1,147 @@
+"""One pass over stacked weights is what a loop over super-learners computes."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_adpsgd.virtual import VirtualCluster
+
+Batch = tuple[Tensor, Tensor]
+
+
+def batches_of(learner: int) -> Iterator[Batch]:
+    generator = torch.Generator().manual_seed(learner)
+    for size in itertools.cycle((8, 8, 5)):  # for all alike, but for learner 1
+        size += learner == 1 and size == 5
+        inputs = torch.randn(size, 6, generator=generator, dtype=torch.float64)
+        yield inputs, inputs.abs().argmax(1) % 3
+
+
+def module(*more: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = (nn.Linear(6, 12), *more, nn.Tanh(), nn.Linear(12, 12), nn.Linear(12, 3))
+    return nn.Sequential(*layers).double()
+
+
+def loss(module: nn.Module, batch: Batch) -> Tensor:
+    return nn.functional.cross_entropy(module(batch[0]), batch[1])
+
+
+def cluster(trained: nn.Module, vectorize: bool, *where: Any, **more: Any) -> Any:
+    given: dict[str, Any] = {
+        "loss": loss,
+        "optimizer": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+        "communication": "sync",
+        "samples_in": lambda batch: len(batch[1]),
+        **more,
+    }
+    return VirtualCluster(trained, 4, *where, vectorize=vectorize, **given)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.output = nn.LSTM(2, 4), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.output(self.lstm(inputs.view(-1, 3, 2).transpose(0, 1))[0][-1])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"order": "average_then_step"},
+        {"communication": "delay_by_one"},
+        {"super_learner_size": 3},
+        {"gradient_clip": 0.05},
+        {"trained": Recurrent},
+    ],
+    ids=str,
+)
+def test_it_is_what_the_loop_computes(more: dict[str, Any]) -> None:
+    """Every third batch cannot be stacked, and is taken in the loop."""
+
+    def make(vectorize: bool) -> Any:
+        torch.manual_seed(0)
+        dials = {name: given for name, given in more.items() if name != "trained"}
+        return cluster(more.get("trained", module)().double(), vectorize, **dials)
+
+    batched, looped = make(True), make(False)
+    for each in (batched, looped):
+        each.fit(batches_of, 600)
+    torch.testing.assert_close(
+        batched.weights()[0], looped.weights()[0], atol=1e-12, rtol=0
+    )
+
+
+def test_frozen_weights_stay_and_tied_ones_are_one() -> None:
+    def make() -> nn.Sequential:
+        torch.manual_seed(1)
+        made = module(nn.Linear(12, 12))
+        made[0].requires_grad_(False)
+        made[3].weight = made[1].weight
+        return made
+
+    batched, looped = cluster(make(), True), cluster(make(), False)
+    before = batched.module[0].weight.clone()
+    for each in (batched, looped):
+        each.fit(batches_of, 600)
+    torch.testing.assert_close(
+        batched.weights()[0], looped.weights()[0], atol=1e-12, rtol=0
+    )
+    # To rounding: a third of three equal weights is not always that weight.
+    torch.testing.assert_close(batched.module[0].weight, before, atol=1e-14, rtol=0)
+
+
+def test_dropout_draws_differently_for_each_row() -> None:
+    def same(learner: int) -> Iterator[Batch]:
+        return batches_of(0)
+
+    batched = cluster(module(nn.Dropout(0.5)), True)
+    batched.fit(same, 40, every_samples=40)
+    rows = batched.weights()[0]
+    assert batched.fleet.consensus().distance > 0
+    assert not torch.equal(rows[0], rows[2])
+
+
+@pytest.mark.parametrize(
+    ("trained", "more", "message"),
+    [
+        (module, {"communication": "async"}, '`communication="async"`, where'),
+        (
+            lambda: module(nn.BatchNorm1d(12)),
+            {},
+            "a module with buffers, .* got `1.running_mean` of shape",
+        ),
+        (
+            module,
+            {"optimizer": lambda p: torch.optim.LBFGS(p)},
+            "with LBFGS, which asks for several gradients",
+        ),
+    ],
+)
+def test_what_cannot_be_one_pass_is_refused(
+    trained: Any, more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        cluster(trained(), True, **more)
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.layer(inputs)
+        return outputs if outputs.sum() > 0 else -outputs
+
+
+def test_a_module_that_cannot_run_over_stacked_weights_is_refused() -> None:
+    with pytest.raises(ValueError, match="`vectorize` must be False for this module"):
+        cluster(Branches().double(), True).fit(batches_of, 100)

@@ -1,0 +1,70 @@
+"""What batches each virtual learner gets."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+)
+from typing_extensions import override
+
+from lightning_adpsgd.learner_data import Shares, Source, shares_of
+
+DATA = TensorDataset(torch.arange(24))
+
+
+def epoch(shares: Shares, learner: int) -> list[int]:
+    return [value for (batch,) in shares(learner) for value in batch.tolist()]
+
+
+def test_shares_are_those_of_the_distributed_sampler() -> None:
+    shares = shares_of(DATA, 3, num_learners=4, seed=5)
+    for number in range(3):
+        for learner in range(4):
+            sampler = DistributedSampler(DATA, 4, learner, seed=5)
+            sampler.set_epoch(number)
+            assert epoch(shares, learner) == list(sampler)
+
+
+def test_each_sample_is_in_one_share_and_the_order_changes() -> None:
+    shares = shares_of(DATA, 3, num_learners=4, seed=0)
+    first, second = ([x for i in range(4) for x in epoch(shares, i)] for _ in "ab")
+    assert sorted(first) == sorted(second) == list(range(24))
+    assert first != second
+
+
+def test_a_loader_gives_its_data_set_its_batch_size_and_its_collation() -> None:
+    loader = DataLoader(DATA, 5, collate_fn=len, drop_last=True)
+    shares = shares_of(loader, None, num_learners=2, seed=0)
+    assert list(shares(0)) == [5, 5]
+    assert list(shares_of(loader, 3, 2, 0)(1)) == [3, 3, 3, 3]
+
+
+def test_a_source_counts_the_epochs_that_have_ended() -> None:
+    source = Source(lambda learner: [10 * learner, 10 * learner + 1], 3)
+    assert [source.next() for _ in range(4)] == [30, 31, 30, 31]
+    assert source.epochs == 1
+    assert source.next() == 30
+    assert source.epochs == 2
+
+
+class Endless(IterableDataset[int]):
+    @override
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+
+def test_data_that_cannot_be_dealt_is_refused() -> None:
+    with pytest.raises(ValueError, match="must have a length to be dealt, got a Endl"):
+        shares_of(Endless(), 1, num_learners=2, seed=0)
+    with pytest.raises(ValueError, match="a sample for each of 25 learners, got 24"):
+        shares_of(DATA, 1, num_learners=25, seed=0)
+    with pytest.raises(ValueError, match="`local_batch_size` is needed"):
+        shares_of(DATA, None, num_learners=2, seed=0)
+    with pytest.raises(ValueError, match="learner 2 was given no batch"):
+        Source(lambda learner: [], 2).next()

@@ -1,0 +1,143 @@
+"""What is trained without a Trainer."""
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from typing_extensions import override
+
+from lightning_adpsgd.objective import Objective, evaluating
+
+
+class Module(pl.LightningModule):
+    """Configures what it is given; logs, and returns its loss in a dictionary."""
+
+    def __init__(self, configured: Any = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.configured, self.numbers = configured, list[int]()
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Tensor]:
+        self.numbers.append(batch_idx)
+        self.log("loss", loss := (batch * self.weight).sum())
+        self.log_dict({"again": loss})
+        return {"loss": loss}
+
+    @override
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.5)
+        return self.configured(optimizer) if self.configured else optimizer
+
+
+class WithoutNumber(Module):
+    @override
+    def training_step(self, batch: Tensor) -> Tensor:  # pyright: ignore
+        return batch.sum()
+
+
+def test_a_training_step_gives_the_loss_and_may_log_without_a_trainer(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    module = Module()
+    objective = Objective(module)
+    with objective.without_logging():
+        assert objective.loss(torch.tensor([1.0, 2.0]), 7).item() == 3.0
+    assert module.numbers == [7]
+    assert not recwarn
+    assert "log" not in vars(module)
+    assert Objective(WithoutNumber()).loss(torch.ones(2)).item() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("configured", "interval"),
+    [
+        (lambda o: ([o], [StepLR(o, 2)]), "epoch"),
+        (lambda o: {"optimizer": o, "lr_scheduler": StepLR(o, 2)}, "epoch"),
+        (
+            lambda o: {
+                "optimizer": o,
+                "lr_scheduler": {"scheduler": StepLR(o, 2), "interval": "step"},
+            },
+            "step",
+        ),
+    ],
+)
+def test_schedulers_move_on_with_steps_or_epochs(
+    configured: Any, interval: str
+) -> None:
+    update = Objective(Module(configured)).make_update()
+    rates = []
+    for number in range(1, 5):
+        update.optimizer.step()
+        for each in ("step", "epoch"):
+            if each != interval:
+                update.passed(each, number)
+        update.passed(interval, number)
+        rates.append(update.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.5, 0.05, 0.05, 0.005])
+
+
+def test_every_super_learner_has_an_optimizer_of_its_own() -> None:
+    objective = Objective(Module())
+    first, second = objective.make_update(), objective.make_update()
+    first.scale(0.5)
+    assert first.optimizer.param_groups[0]["lr"] == 0.25
+    assert second.optimizer.param_groups[0]["lr"] == 0.5
+    first.scale(2.0)  # of the first rate, not of the last
+    assert first.optimizer.param_groups[0]["lr"] == 1.0
+
+
+def test_a_score_is_the_mean_loss_per_sample_in_evaluation_mode() -> None:
+    module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Dropout(0.5))
+    nn.init.ones_(module[0].weight)  # pyright: ignore
+    objective = Objective(
+        module, lambda m, x: m(x).mean(), lambda p: torch.optim.SGD(p, 1.0)
+    )
+    score = objective.score([torch.ones(3, 1), torch.full((1, 1), 5.0)], len)
+    assert score is not None
+    state = torch.get_rng_state()
+    with evaluating(module):
+        assert not torch.is_grad_enabled()
+        assert score(module) == 2.0
+        torch.rand(5)
+    assert module[1].training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("configured", "message"),
+    [
+        (lambda o: [o, o], "must give one optimizer, got 2 of Module"),
+        (
+            lambda o: {
+                "optimizer": o,
+                "lr_scheduler": {"scheduler": ReduceLROnPlateau(o), "monitor": "x"},
+            },
+            "must not give `ReduceLROnPlateau`",
+        ),
+    ],
+)
+def test_optimizers_without_a_meaning_here_are_refused(
+    configured: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Objective(Module(configured)).make_update()
+
+
+def test_manual_optimization_and_missing_functions_are_refused() -> None:
+    module = Module()
+    module.automatic_optimization = False
+    with pytest.raises(ValueError, match="must use automatic optimization"):
+        Objective(module)
+    with pytest.raises(ValueError, match="`loss` and `optimizer` are needed"):
+        Objective(nn.Linear(1, 1), loss=lambda m, b: m(b))
+
+
+def test_a_step_without_a_loss_is_refused() -> None:
+    objective = Objective(Module(), loss=lambda m, b: None)  # pyright: ignore
+    with pytest.raises(TypeError, match="got NoneType"):
+        objective.loss(torch.ones(2))

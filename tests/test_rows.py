@@ -1,0 +1,83 @@
+"""Weights as rows, and a module that holds any of them."""
+
+import torch
+from torch import nn
+
+from lightning_adpsgd.rows import Rows
+
+
+class Mixed(nn.Module):
+    """Two dtypes, tied weights, a complex one, buffers of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 2, bias=False)
+        self.tied = nn.Linear(3, 2, bias=False)
+        self.tied.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(2)
+        self.wide = nn.Parameter(torch.arange(4.0, dtype=torch.float64).view(2, 2).T)
+        self.waves = nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
+        self.register_buffer("table", torch.ones(2), persistent=False)
+
+
+def test_all_rows_begin_as_the_module_is_and_tied_weights_take_one_place() -> None:
+    module = Mixed()
+    before = {n: p.detach().clone() for n, p in module.named_parameters()}
+    rows = Rows(module, 3)
+    lengths = {matrix.dtype: matrix.shape for matrix in rows.matrices}
+    # Complex numbers are a vector of their own, of real ones.
+    assert sorted(tuple(m.shape) for m in rows.matrices) == [(3, 4), (3, 4), (3, 14)]
+    assert lengths[torch.float64] == (3, 4)
+    for row in range(3):
+        rows.hold(row)
+        for name, parameter in module.named_parameters():
+            assert torch.equal(parameter, before[name])
+        assert module.tied.weight is module.first.weight
+
+
+def test_what_changes_a_held_module_changes_its_row_alone() -> None:
+    module = Mixed()
+    rows = Rows(module, 3)
+    others = [matrix[[0, 2]].clone() for matrix in rows.matrices]
+    rows.hold(1)
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.add_(1)
+    for matrix, before in zip(rows.matrices, others, strict=True):
+        assert torch.equal(matrix[[0, 2]], before)
+        # The imaginary numbers have nothing added.
+        assert (matrix[1] == before[0] + 1).sum() in (2, 4, 14)
+
+
+def test_buffers_that_are_not_averaged_are_kept_for_each_row() -> None:
+    module = Mixed()
+    rows = Rows(module, 2)
+    counter = module.norm.num_batches_tracked
+    assert counter is not None
+    rows.hold(1)
+    module.norm(torch.randn(4, 2))
+    assert counter.item() == 1
+    rows.hold(0)
+    assert counter.item() == 0
+    rows.copy_beside(1, 0)
+    assert counter.item() == 1
+
+
+def test_rows_are_padded_for_shards() -> None:
+    rows = Rows(nn.Linear(3, 1), 2, shards=3)
+    assert rows.matrices[0].shape == (2, 6)
+    assert rows.matrices[0][:, 4:].tolist() == [[0.0, 0.0]] * 2
+
+
+def test_gradients_belong_to_the_row_that_was_held() -> None:
+    module = nn.Linear(2, 1, bias=False)
+    rows = Rows(module, 2)
+    rows.matrices[0][1] *= 3
+    gradients = []
+    for row in range(2):
+        rows.hold(row)
+        module.zero_grad()
+        module(torch.ones(1, 2)).square().sum().backward()
+        assert module.weight.grad is not None
+        gradients.append(module.weight.grad)
+    torch.testing.assert_close(gradients[1], 3 * gradients[0])

@@ -1,0 +1,273 @@
+"""What happens when on the simulated clock, against arithmetic by hand."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from lightning_adpsgd.clock import Compute, Link
+from lightning_adpsgd.timeline import (
+    Asynchronous,
+    Begun,
+    Change,
+    Dropped,
+    Ended,
+    Event,
+    Failed,
+    Joined,
+    Scenario,
+    Stepped,
+    lockstep,
+)
+from lightning_adpsgd.topology import find_topology
+from tests.helpers import topologies_of
+
+WEIGHTS = 100.0  # bytes
+
+
+def scenario(num: int, topology: Any = "ring", **arguments: Any) -> Scenario:
+    return Scenario(find_topology(topology), num, **arguments)
+
+
+def until(timeline: Asynchronous, seconds: float) -> list[Event]:
+    """All events before this time."""
+    return list(itertools.takewhile(lambda e: e.seconds < seconds, timeline))
+
+
+def asynchronous(given: Scenario, **arguments: Any) -> Asynchronous:
+    return Asynchronous(given, WEIGHTS, WEIGHTS, **arguments)
+
+
+def of(kind: Any, events: Iterable[Event]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def steps(events: Iterable[Event]) -> Counter[int]:
+    return Counter(event.super_learner for event in of(Stepped, events))
+
+
+def ends(given: Scenario, num_steps: int, hidden: bool, **more: Any) -> list:
+    return list(itertools.islice(lockstep(given, WEIGHTS, hidden, **more), num_steps))
+
+
+# --- in lockstep
+
+
+def test_a_round_after_the_step_waits_for_the_neighbours_alone() -> None:
+    given = scenario(5, compute=Compute(1.0, slow={0: 3.0}))
+    first, second = ends(given, 2, hidden=False)
+    assert first == [3.0, 3.0, 1.0, 1.0, 3.0]
+    # 2 and 3 now wait for 1 and 4, who had to wait for 0.
+    assert second == [6.0, 6.0, 4.0, 4.0, 6.0]
+
+
+def test_a_round_of_exact_means_waits_for_all_and_takes_an_allreduce() -> None:
+    given = scenario(4, "complete", compute=Compute(1.0, slow={2: 2.0}))
+    assert ends(given, 2, hidden=False) == [[2.0] * 4, [4.0] * 4]
+    link = Link(bandwidth=50.0, latency=0.1)
+    given = scenario(4, "complete", link=link)
+    # 6 turns with a quarter of 100 bytes each.
+    assert ends(given, 1, hidden=False)[0] == pytest.approx([1 + 6 * (0.1 + 0.5)] * 4)
+
+
+def test_a_round_takes_the_bytes_of_all_neighbours_over_one_link() -> None:
+    given = scenario(5, link=Link(bandwidth=100.0, latency=0.25))
+    assert ends(given, 2, hidden=False) == [[1 + 2.25] * 5, [2 * 3.25] * 5]
+
+
+def test_a_hidden_round_costs_only_what_is_longer_than_the_gradient() -> None:
+    for seconds, bandwidth in ((1.0, 250.0), (2.0, 100.0)):
+        given = scenario(5, link=Link(bandwidth))
+        assert ends(given, 3, hidden=True) == [
+            [1.0] * 5,  # no round is under way yet
+            [1.0 + seconds] * 5,
+            [1.0 + 2 * seconds] * 5,
+        ]
+        assert ends(given, 1, hidden=True, from_start=True) == [[seconds] * 5]
+
+
+def test_rounds_come_every_third_step() -> None:
+    given = scenario(3, "complete", gossip_every=3, compute=Compute(1, slow={0: 2.0}))
+    found = ends(given, 4, hidden=False)
+    assert found[:3] == [[2.0, 1.0, 1.0], [4.0, 2.0, 2.0], [6.0] * 3]
+    hidden = ends(given, 4, hidden=True)
+    assert hidden[2:] == [[6.0, 3.0, 3.0], [8.0, 6.0, 6.0]]
+
+
+def test_a_super_learner_is_as_fast_as_its_slowest_learner_and_its_allreduce() -> None:
+    given = scenario(
+        2,
+        super_learner_size=2,
+        compute=Compute(1.0, slow={3: 5.0}),
+        inner_link=Link(bandwidth=100.0),
+        link=Link(bandwidth=10.0),
+    )
+    first = next(iter(Asynchronous(given, WEIGHTS, WEIGHTS)))
+    assert first == Stepped(1.0 + 2 * 0.5, 0)
+    # The slow one's gradient, its all-reduce, its half of the weights, an all-gather.
+    assert ends(given, 1, hidden=False) == [[5.0 + 1.0 + 5.0 + 0.5] * 2]
+
+
+# --- asynchronously
+
+
+def test_a_straggler_slows_nobody_else() -> None:
+    given = scenario(4, compute=Compute(1.0, slow={1: 10.0}))
+    events = until(asynchronous(given), 100.5)
+    assert steps(events) == {0: 100, 1: 10, 2: 100, 3: 100}
+
+
+@pytest.mark.parametrize(("topology", "size"), topologies_of(2, 3, 8, 9))
+def test_at_equal_speeds_each_edge_of_a_round_is_exchanged_on_once(
+    topology: str, size: int
+) -> None:
+    given = scenario(size, topology)
+    events = until(asynchronous(given), 12.5)
+    schedule = given.schedule(size)
+    expected = Counter[frozenset[int]]()
+    for round in range(1, 13):
+        parts = [schedule.part(i, round) for i in range(size)]
+        edges = {(j, i) for i, part in enumerate(parts) for j in part.takes if j != i}
+        expected.update({frozenset(edge) for edge in edges})
+    found = Counter(frozenset(e.exchange.ends) for e in of(Ended, events))
+    assert found == expected
+
+
+def test_two_that_meet_alone_weigh_a_half_and_overlapping_ones_a_third() -> None:
+    slow = Link(bandwidth=50.0)
+    pair = until(asynchronous(scenario(2, link=slow)), 9.0)
+    assert {event.exchange.weight for event in of(Begun, pair)} == {1 / 2}
+    three = until(asynchronous(scenario(3, link=slow, mixing_gain=0.6)), 1.5)
+    # 0 asks 1 and 2, of which it has none and then one under way; 1 asks 2.
+    assert [event.exchange.weight for event in of(Begun, three)] == pytest.approx(
+        [0.6 / 2, 0.6 / 3, 0.6 / 3]
+    )
+
+
+def test_an_exchange_takes_its_bytes_and_two_latencies() -> None:
+    given = scenario(2, link=Link(bandwidth=1000.0, latency=0.05))
+    events = until(asynchronous(given), 1.9)
+    (begun,), (ended,) = of(Begun, events), of(Ended, events)
+    assert (begun.seconds, ended.seconds) == (1.0, pytest.approx(1.2))
+    assert begun.exchange is ended.exchange
+
+
+def test_exchanges_follow_one_another_no_faster_than_the_link() -> None:
+    given = scenario(2, link=Link(bandwidth=WEIGHTS / 2.5))
+    events = until(asynchronous(given), 101.0)
+    times = [event.seconds for event in of(Ended, events)]
+    # 2.5 seconds each; the next begins with a step at the latest.
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert all(2.5 <= gap <= 3.5 for gap in gaps)
+    assert steps(events) == {0: 100, 1: 100}
+
+
+def test_a_budget_bounds_the_bytes_that_are_sent() -> None:
+    events = until(asynchronous(scenario(2), link_budget=WEIGHTS / 4), 401.0)
+    assert 95 <= len(of(Ended, events)) <= 100
+
+
+def test_who_is_too_stale_waits_for_an_exchange() -> None:
+    given = scenario(2, link=Link(bandwidth=WEIGHTS / 10))
+    free = steps(until(asynchronous(given), 100.5))
+    bound = steps(until(asynchronous(given, max_staleness=2), 100.5))
+    assert free == {0: 100, 1: 100}
+    # Ten seconds to an exchange and at most three steps between two of them.
+    assert all(25 <= bound[i] <= 40 for i in (0, 1))
+
+
+def test_the_same_seed_gives_the_same_events_and_another_seed_others() -> None:
+    def times(seed: int) -> list[tuple[str, float]]:
+        given = scenario(
+            7,
+            "random_ring",
+            compute=Compute(1.0, spread=0.4),
+            link=Link(300.0, 0.1),
+            seed=seed,
+        )
+        events = until(asynchronous(given), 20.0)
+        return [(type(event).__name__, event.seconds) for event in events]
+
+    assert times(3) == times(3)
+    assert times(3) != times(4)
+
+
+# --- failures and joins
+
+
+def test_the_ring_closes_around_one_that_fails() -> None:
+    given = scenario(4, changes=[Change(10.25, 2, "fails")])
+    timeline = asynchronous(given)
+    events = until(timeline, 30.5)
+    assert timeline.members == [0, 1, 3]
+    assert of(Failed, events) == [Failed(10.25, 2)]
+    assert steps(events) == {0: 30, 1: 30, 2: 10, 3: 30}
+    later = {e.exchange.ends for e in of(Begun, events) if e.seconds > 10.25}
+    assert {frozenset(both) for both in later} == {
+        frozenset(both) for both in ((0, 1), (1, 3), (0, 3))
+    }
+
+
+def test_an_exchange_with_one_that_fails_is_dropped() -> None:
+    given = scenario(2, link=Link(1.0), changes=[Change(2.5, 1, "fails")])
+    events = until(asynchronous(given, max_staleness=1), 50.5)
+    assert len(of(Begun, events)) == len(of(Dropped, events)) == 1
+    assert of(Ended, events) == []
+    # Who waited for that exchange goes on alone.
+    assert steps(events) == {0: 50 - 1, 1: 2}
+
+
+def test_who_joins_begins_when_its_neighbours_weights_have_crossed() -> None:
+    given = scenario(4, link=Link(100.0, 0.5), changes=[Change(5.25, 1, "joins")])
+    assert given.first_members() == [0, 2, 3]
+    timeline = asynchronous(given)
+    events = until(timeline, 20.0)
+    (joined,) = of(Joined, events)
+    assert joined == Joined(5.25, 1, [0, 2])
+    first = next(e for e in of(Stepped, events) if e.super_learner == 1)
+    assert first.seconds == 5.25 + 0.5 + 2.0 + 1.0
+    assert timeline.members == [0, 1, 2, 3]
+
+
+def test_one_can_fail_and_join_again_any_number_of_times() -> None:
+    changes = [
+        change
+        for i in range(3)
+        for change in (
+            Change(3.0 + 0.1 * i, i, "fails"),
+            Change(6.0 + 0.1 * i, i, "joins"),
+            Change(9.0 + 0.1 * i, i, "fails"),
+        )
+    ]
+    given = scenario(8, "random_pairs", link=Link(40.0, 0.1), changes=changes)
+    timeline = asynchronous(given)
+    events = until(timeline, 40.0)
+    assert timeline.members == [3, 4, 5, 6, 7]
+    open_ones = [e.exchange for e in of(Begun, events)]
+    closed = [e.exchange for e in (*of(Ended, events), *of(Dropped, events))]
+    assert len(set(closed)) == len(closed)
+    # What is left is under way, at most once for each pair of those that remain.
+    left = [frozenset(e.ends) for e in set(open_ones) - set(closed)]
+    assert len(set(left)) == len(left)
+    assert {i for both in left for i in both} <= {3, 4, 5, 6, 7}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([Change(1.0, 9, "fails")], "must name super-learners from 0 to 3"),
+        ([Change(1.0, 0, "fails"), Change(2.0, 0, "fails")], "it is not there"),
+        ([Change(1.0, 0, "fails"), Change(2.0, 0, "joins")] * 2, "fail"),
+        ([Change(1.0, i, "fails") for i in range(4)], "it is the last of all"),
+    ],
+)
+def test_impossible_changes_are_refused(changes: list[Change], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        scenario(4, changes=changes)
+
+
+def test_a_change_that_leaves_no_such_topology_is_refused() -> None:
+    with pytest.raises(ValueError, match="power of two super-learners, got 3"):
+        scenario(4, "hypercube", changes=[Change(1.0, 0, "fails")])

@@ -1,0 +1,511 @@
+"""The virtual cluster on modules, data and clusters of all kinds."""
+
+import csv
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from typing_extensions import override
+
+import lightning_adpsgd
+from lightning_adpsgd.clock import Compute, Link
+from lightning_adpsgd.report import Report
+from lightning_adpsgd.timeline import Change
+from lightning_adpsgd.virtual import VirtualCluster
+from tests.helpers import topologies_of
+
+Batch = tuple[Tensor, Tensor]
+TEACHER = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+
+
+def batches(seed: int, size: int = 8) -> Iterator[Batch]:
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        inputs = torch.randn(size, 6, generator=generator)
+        yield inputs, (inputs @ TEACHER).argmax(1)
+
+
+def batches_of(learner: int) -> Iterator[Batch]:
+    return batches(1 + learner)
+
+
+def held_out() -> list[Batch]:
+    return list(itertools.islice(batches(12345, 64), 4))
+
+
+def classify(module: nn.Module, batch: Batch) -> Tensor:
+    return nn.functional.cross_entropy(module(batch[0]), batch[1])
+
+
+def perceptron(*more: nn.Module) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 16), *more, nn.ReLU(), nn.Linear(16, 3))
+
+
+def cluster(size: int = 4, module: nn.Module | None = None, **given: Any) -> Any:
+    return VirtualCluster(
+        module or perceptron(),
+        size,
+        **{
+            "loss": classify,
+            "optimizer": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
+            **given,
+        },
+    )
+
+
+UNEVEN: dict[str, Any] = {
+    "compute": Compute(1.0, spread=0.3, slow={1: 4.0}),
+    "link": Link(bandwidth=2000.0, latency=0.05),
+}
+MODES: list[dict[str, Any]] = [
+    {"communication": "sync"},
+    {"communication": "sync", "order": "average_then_step"},
+    {"communication": "delay_by_one"},
+    {"communication": "async"},
+    {"communication": "async", "order": "average_then_step"},
+]
+
+
+# --- the same seed, the same run
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_same_seed_gives_the_same_run_to_the_last_bit(mode: Any, size: int) -> None:
+    def run(seed: int) -> tuple[Report, list[Tensor]]:
+        virtual = cluster(
+            5,
+            perceptron(nn.Dropout(0.2)),
+            super_learner_size=size,
+            topology="random_ring",
+            seed=seed,
+            **UNEVEN,
+            **mode,
+        )
+        torch.manual_seed(torch.seed())  # what was drawn before makes no difference
+        report = virtual.fit(batches_of, 2000, evaluate=held_out(), local_losses=True)
+        return report, virtual.weights()
+
+    (first, weights), (second, again) = run(3), run(3)
+    assert all(map(torch.equal, weights, again))
+    # Of numbers, for a NaN is equal to none.
+    assert str([p.__dict__ | {"wall_seconds": 0} for p in first.points]) == str(
+        [p.__dict__ | {"wall_seconds": 0} for p in second.points]
+    )
+    assert (first.totals, first.steps) == (second.totals, second.steps)
+    assert not torch.equal(run(4)[1][0], weights[0])
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_looking_more_often_changes_nothing(mode: Any) -> None:
+    rarely, often = (cluster(3, **UNEVEN, **mode) for _ in range(2))
+    rarely.fit(batches_of, 1200, every_samples=1200)
+    often.fit(batches_of, 1200, every_samples=50, evaluate=held_out())
+    assert torch.equal(rarely.weights()[0], often.weights()[0])
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_to_go_on_is_one_longer_run(mode: Any) -> None:
+    whole, halves = (
+        cluster(3, perceptron(nn.Dropout(0.3)), **UNEVEN, **mode) for _ in range(2)
+    )
+    whole.fit(batches_of, 1200)
+    halves.fit(batches_of, 600)
+    torch.rand(3)
+    report = halves.fit(batches_of, 1200)
+    assert torch.equal(whole.weights()[0], halves.weights()[0])
+    assert report.samples == 1200
+    assert report.points[0].samples == 600
+
+
+def test_the_common_generator_is_left_as_it_was() -> None:
+    virtual = cluster(2, perceptron(nn.Dropout(0.5)))
+    state = torch.get_rng_state()
+    virtual.fit(batches_of, 100)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# --- it learns, and says what it did
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_every_mode_learns(mode: Any) -> None:
+    report = cluster(4, **mode).fit(batches_of, 12_000, evaluate=held_out())
+    first, last = report.points[0], report.points[-1]
+    assert first.held_out_loss == pytest.approx(math.log(3), rel=0.2)
+    assert last.held_out_loss < 0.3
+    assert last.loss < 0.5
+    assert math.isnan(first.loss)
+    assert not report.diverged
+
+
+@pytest.mark.parametrize(("topology", "size"), topologies_of(3, 64))
+def test_any_topology_runs_asynchronously_at_odd_and_large_sizes(
+    topology: str, size: int
+) -> None:
+    link, compute = Link(bandwidth=1e5, latency=0.05), UNEVEN["compute"]
+    virtual = cluster(size, topology=topology, link=link, compute=compute)
+    report = virtual.fit(batches_of, 8 * 6 * size)
+    assert report.totals.exchanges > size
+    assert math.isfinite(report.points[-1].loss)
+
+
+def test_the_curve_has_a_point_at_the_start_and_then_every_so_many_samples() -> None:
+    seen = []
+    report = cluster(2).fit(
+        batches_of, 100, every_samples=40, evaluate=lambda m: 7.0, on_point=seen.append
+    )
+    assert report.column("samples") == [0, 40, 80, 104]
+    assert report.column("held_out_loss") == [7.0] * 4
+    assert report.points == seen
+    assert report.column("seconds") == [0.0, 3.0, 5.0, 7.0]
+    assert report.steps == [7, 6]
+    assert report.samples_per_second == 104 / 7
+
+
+def test_points_of_a_lockstep_come_between_rounds() -> None:
+    report = cluster(4, communication="sync").fit(batches_of, 100, every_samples=40)
+    assert report.column("samples") == [0, 64, 128]
+    assert report.column("steps") == [0, 2, 4]
+
+
+def test_local_losses_are_of_each_super_learners_own_weights() -> None:
+    virtual = cluster(3, **UNEVEN)
+    report = virtual.fit(batches_of, 900, evaluate=held_out(), local_losses=True)
+    last, own = report.points[-1], []
+    module = perceptron()
+    for row in virtual.weights()[0]:
+        nn.utils.vector_to_parameters(row, module.parameters())
+        losses = [classify(module, batch).item() for batch in held_out()]
+        own.append(sum(losses) / len(losses))
+    assert last.local_min == pytest.approx(min(own))
+    assert last.local_mean == pytest.approx(sum(own) / 3)
+    assert last.local_max == pytest.approx(max(own))
+
+
+def test_the_module_ends_as_the_consensus_model() -> None:
+    virtual = cluster(4, communication="sync")
+    report = virtual.fit(batches_of, 640)
+    mean = nn.utils.parameters_to_vector(virtual.module.parameters())
+    torch.testing.assert_close(mean, virtual.weights()[0].mean(0))
+    distance = (virtual.weights()[0] - mean).square().sum(1).mean().sqrt()
+    last = report.points[-1]
+    assert last.consensus_distance == pytest.approx(distance.item(), rel=1e-5)
+    assert last.relative_distance == pytest.approx(
+        (distance / mean.norm()).item(), rel=1e-5
+    )
+
+
+def test_a_report_is_written_as_a_table(tmp_path: Path) -> None:
+    report = cluster(2).fit(batches_of, 100)
+    path = report.to_csv(tmp_path / "runs" / "curve.csv")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in rows[1:]] == report.column("loss")[1:]
+    assert list(rows[0]) == list(report.rows()[0])
+    assert [file.name for file in path.parent.iterdir()] == ["curve.csv"]
+
+
+def test_bytes_are_those_of_the_messages() -> None:
+    num_weights = 6 * 16 + 16 + 16 * 3 + 3
+    full, half = (cluster(4, wire_dtype=d) for d in (None, torch.bfloat16))
+    lockstep = cluster(4, communication="sync")
+    for virtual, width in ((full, 4), (half, 2), (lockstep, 8)):  # two neighbours
+        totals = virtual.fit(batches_of, 640).totals
+        assert totals.bytes_sent == totals.exchanges * width * num_weights
+
+
+# --- what a straggler does
+
+
+def test_a_straggler_delays_all_in_lockstep_and_only_itself_in_async() -> None:
+    slow: dict[str, Any] = {"compute": Compute(1.0, slow={2: 10.0})}
+    reports = {
+        mode: cluster(4, communication=mode, **slow).fit(batches_of, 3200)
+        for mode in ("sync", "async")
+    }
+    assert reports["sync"].samples_per_second == pytest.approx(4 * 8 / 10)
+    # Three learners and a tenth of one.
+    assert reports["async"].samples_per_second == pytest.approx(3.1 * 8, rel=0.02)
+    assert reports["async"].steps[2] == pytest.approx(400 / 31, abs=1)
+    # What the slow one is given waits ten times as long for its boundary.
+    assert max(reports["async"].totals.staleness) == 1
+    assert reports["sync"].totals.staleness == {0: 4 * 100}
+
+
+def test_slow_links_make_exchanges_stale() -> None:
+    def staleness(bandwidth: float) -> dict[int, int]:
+        virtual = cluster(4, link=Link(bandwidth))
+        return virtual.fit(batches_of, 1600).totals.staleness
+
+    message = 4 * (6 * 16 + 16 + 16 * 3 + 3)
+    assert set(staleness(math.inf)) == {1}
+    assert min(staleness(message / 5)) >= 5
+
+
+# --- failures and joins
+
+
+def test_who_fails_leaves_the_consensus_and_who_joins_takes_it_up() -> None:
+    virtual = cluster(
+        4, changes=[Change(10.5, 1, "fails"), Change(30.5, 1, "joins")], **UNEVEN
+    )
+    virtual.fit(batches_of, 10**6, max_seconds=20.0)
+    assert virtual.fleet.members == [0, 2, 3]
+    steps = virtual.fleet.steps[1]
+    alone = virtual.weights()[0][1].clone()
+    virtual.fit(batches_of, 10**6, max_seconds=28.0)
+    assert virtual.fleet.steps[1] == steps
+    assert torch.equal(virtual.weights()[0][1], alone)
+    report = virtual.fit(batches_of, 10**6, max_seconds=80.0, evaluate=held_out())
+    assert virtual.fleet.members == [0, 1, 2, 3]
+    assert virtual.fleet.steps[1] > steps
+    assert report.points[-1].held_out_loss < 1.0
+
+
+def test_a_joiner_starts_from_the_mean_of_its_neighbours_without_momentum() -> None:
+    virtual = cluster(3, topology="complete", changes=[Change(5.5, 1, "joins")])
+    fleet, seen = virtual.fleet, []
+    take_in = fleet._take_in
+
+    def noting(index: int, neighbours: list[int]) -> None:
+        shown = [fleet.shown(j)[0] for j in neighbours]
+        take_in(index, neighbours)
+        seen.append((index, torch.stack(shown).mean(0), fleet.shown(index)[0]))
+
+    fleet._take_in = noting
+    virtual.fit(batches_of, 10**6, max_seconds=6.0)
+    ((index, mean, own),) = seen
+    assert index == 1
+    assert torch.equal(own, mean)
+    assert not virtual._updates[1].optimizer.state
+
+
+# --- modules of all kinds
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm = nn.LSTM(2, 12, num_layers=2, bidirectional=True, batch_first=True)
+        self.output = nn.Linear(24, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.output(self.lstm(inputs.view(-1, 3, 2))[0][:, -1])
+
+
+def test_an_lstm_learns() -> None:
+    virtual = cluster(3, Recurrent(), optimizer=lambda p: torch.optim.Adam(p, 0.01))
+    report = virtual.fit(batches_of, 6000, evaluate=held_out())
+    assert report.points[-1].held_out_loss < 0.5
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_statistics_of_batch_norm_are_averaged_and_counts_are_not(mode: Any) -> None:
+    norm = nn.BatchNorm1d(16)
+    virtual = cluster(3, perceptron(norm), topology="complete", **mode)
+    report = virtual.fit(batches_of, 3000, evaluate=held_out())
+    assert norm.num_batches_tracked is not None
+    assert norm.num_batches_tracked.item() == virtual.fleet.steps[0]
+    assert norm.running_mean is not None
+    held = []
+    for i in range(3):
+        virtual.fleet.hold(i)
+        held.append(norm.running_mean.clone())
+    virtual.fleet.hold_consensus()
+    torch.testing.assert_close(
+        norm.running_mean, torch.stack(held).mean(0), atol=0.05, rtol=0.05
+    )
+    assert report.points[-1].held_out_loss < 0.5
+
+
+def test_in_a_super_learner_batch_norm_keeps_the_first_learners_statistics() -> None:
+    norm = nn.BatchNorm1d(6, momentum=1.0)
+    virtual = cluster(1, nn.Sequential(norm, nn.Linear(6, 3)), super_learner_size=3)
+    virtual.fit(batches_of, 24)
+    virtual.fleet.hold(0)
+    inputs, _ = next(batches_of(0))
+    torch.testing.assert_close(norm.running_mean, inputs.mean(0))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.output = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.output(self.second(self.first(inputs).relu()).relu())
+
+
+def test_tied_weights_stay_tied() -> None:
+    virtual = cluster(3, Tied(), **UNEVEN)
+    report = virtual.fit(batches_of, 6000, evaluate=held_out())
+    assert virtual.module.second.weight is virtual.module.first.weight
+    assert virtual.weights()[0].shape == (3, 36 + 6 + 6 + 21)
+    assert report.points[-1].held_out_loss < 0.7
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_half_precision_is_averaged_in_single(mode: Any) -> None:
+    def loss(module: nn.Module, batch: Batch) -> Tensor:
+        outputs = module(batch[0].bfloat16()).float()
+        return nn.functional.cross_entropy(outputs, batch[1])
+
+    virtual = cluster(3, perceptron().bfloat16(), loss=loss, communication=mode)
+    report = virtual.fit(batches_of, 6000, evaluate=held_out())
+    assert report.points[-1].held_out_loss < 0.6
+
+
+@pytest.mark.parametrize("wire_dtype", [torch.bfloat16, torch.float16, torch.int8])
+def test_coarse_messages_cost_little_loss(wire_dtype: torch.dtype) -> None:
+    def loss(dtype: torch.dtype | None) -> float:
+        virtual = cluster(4, wire_dtype=dtype, compute=Compute(1.0, spread=0.2))
+        return (
+            virtual.fit(batches_of, 8000, evaluate=held_out()).points[-1].held_out_loss
+        )
+
+    assert loss(wire_dtype) < 1.3 * loss(None) + 0.05
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_run_that_diverges_ends_early_and_says_so(mode: Any) -> None:
+    virtual = cluster(4, optimizer=lambda p: torch.optim.SGD(p, 1e20), **mode)
+    report = virtual.fit(batches_of, 10**6, every_samples=500, evaluate=held_out())
+    assert "the training loss was nan after" in report.diverged
+    assert report.samples < 10_000
+    assert math.isnan(report.points[-1].loss)
+
+
+def test_a_diverged_super_learner_does_not_take_the_others_with_it() -> None:
+    def poisoned(learner: int) -> Iterator[Batch]:
+        for inputs, classes in batches_of(learner):
+            yield inputs * (math.nan if learner == 1 else 1.0), classes
+
+    virtual = cluster(4)
+    report = virtual.fit(poisoned, 400, every_samples=100)
+    assert report.diverged
+    assert report.totals.refused > 0
+    finite = virtual.weights()[0].isfinite().all(1)
+    assert finite.tolist() == [True, False, True, True]
+    assert math.isfinite(report.points[-1].consensus_distance)
+
+
+def test_lbfgs_averages_once_a_step() -> None:
+    virtual = cluster(
+        2,
+        communication="sync",
+        order="average_then_step",
+        optimizer=lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=4),
+    )
+    report = virtual.fit(batches_of, 640)
+    assert report.totals.merges == 2 * 40
+
+
+def test_gradients_are_clipped_by_their_norm() -> None:
+    virtual = cluster(
+        1, optimizer=lambda p: torch.optim.SGD(p, 1.0), gradient_clip=1e-3
+    )
+    before = virtual.weights()[0].clone()
+    virtual.fit(batches_of, 8)
+    moved = (virtual.weights()[0] - before).norm()
+    assert moved.item() == pytest.approx(1e-3, rel=1e-3)
+
+
+# --- LightningModules and data sets
+
+
+class Lit(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = perceptron()
+
+    @override
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = classify(self.net, batch)
+        self.log("train_loss", loss)
+        return loss
+
+    @override
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.2)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5**n)
+        return [optimizer], [scheduler]
+
+
+def data_set(num_samples: int = 96) -> TensorDataset:
+    return TensorDataset(*next(batches(5, num_samples)))
+
+
+def test_a_lightning_module_trains_on_the_shares_of_its_loader() -> None:
+    loader = DataLoader(data_set(), batch_size=8, shuffle=True)
+    virtual = VirtualCluster(Lit(), 4, topology="ring", communication="sync")
+    report = virtual.fit(loader, 96 * 3)
+    assert report.steps == [9] * 4
+    # Three steps to an epoch, and the first epoch that has ended halves the rate.
+    assert report.points[-1].learning_rate == pytest.approx(0.2 * 0.5**2)
+
+
+def test_a_learning_rate_schedule_counts_the_samples_of_all() -> None:
+    virtual = cluster(2)
+    report = virtual.fit(
+        batches_of, 96, every_samples=16, lr_schedule=lambda samples: samples / 100
+    )
+    # Of the step that brought the last samples: 8 before it is counted.
+    assert report.column("learning_rate")[1:] == pytest.approx(
+        [0.05 * (n - 8) / 100 for n in report.column("samples")[1:]]
+    )
+
+
+def test_the_class_is_public() -> None:
+    assert lightning_adpsgd.VirtualCluster is VirtualCluster
+
+
+# --- refused
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"size": 0}, "`num_super_learners` must be at least 1, got 0"),
+        ({"super_learner_size": 0}, "`super_learner_size` must be at least 1, got 0"),
+        ({"super_learner_size": "node"}, "`super_learner_size` must be a number"),
+        ({"mixing_gain": 2.0}, r"`mixing_gain` must be in \(0, 1\], got 2.0"),
+        ({"communication": "later"}, "`communication` must be one of"),
+        ({"size": 3, "topology": "hypercube"}, "power of two super-learners, got 3"),
+        ({"communication": "sync", "wire_dtype": torch.int8}, "`wire_dtype` applies"),
+        (
+            {"communication": "sync", "changes": [Change(1.0, 0, "fails")]},
+            "`changes` apply to",
+        ),
+        ({"gradient_clip": 0.0}, "`gradient_clip` must be positive and finite, got 0"),
+        ({"loss": None}, "`loss` and `optimizer` are needed with a plain module"),
+    ],
+    ids=str,
+)
+def test_impossible_clusters_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cluster(**given)
+
+
+def test_impossible_runs_are_refused() -> None:
+    virtual = cluster(2)
+    virtual.fit(batches_of, 80)
+    with pytest.raises(ValueError, match="more than the 80 that this cluster has seen"):
+        virtual.fit(batches_of, 80)
+    with pytest.raises(ValueError, match="`every_samples` must be positive"):
+        virtual.fit(batches_of, 90, every_samples=-1)
+    lit = VirtualCluster(Lit(), 2)
+    with pytest.raises(ValueError, match="`lr_schedule` takes the place of the"):
+        lit.fit(data_set(), 96, local_batch_size=8, lr_schedule=lambda n: 1.0)
