@@ -157,7 +157,9 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         """What all super-learners' communication has done; none before `fit`."""
         if self._fleet is not None:
             totals = self._fleet.totals()
-            self._statistics = Statistics(exposed_seconds=0.0, **totals._asdict())
+            self._statistics = Statistics(
+                exposed_seconds=0.0, peer_ages={}, **totals._asdict()
+            )
         return self._statistics
 
     # --- set-up and end
