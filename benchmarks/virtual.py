@@ -17,8 +17,8 @@ from typing_extensions import override
 from benchmarks import workload
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row, take_turns
-from lightning_adpsgd.clock import Compute, Link
-from lightning_adpsgd.virtual import VirtualCluster
+from lightning_adpsgd.virtual.clock import Compute, Link
+from lightning_adpsgd.virtual.cluster import VirtualCluster
 
 LEARNERS, STEPS = 16, 8
 LEARNING_RATE = 0.01

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lightning_adpsgd.fabric import HADPSGDFabricStrategy as HADPSGDFabricStrategy
     from lightning_adpsgd.strategy import HADPSGDStrategy as HADPSGDStrategy
     from lightning_adpsgd.topology import Topology as Topology
-    from lightning_adpsgd.virtual import VirtualCluster as VirtualCluster
+    from lightning_adpsgd.virtual.cluster import VirtualCluster as VirtualCluster
 
 __version__ = "0.1.0"
 
@@ -22,7 +22,7 @@ _HOME = {
     "HADPSGDFabricStrategy": "fabric",
     "HADPSGDStrategy": "strategy",
     "Topology": "topology",
-    "VirtualCluster": "virtual",
+    "VirtualCluster": "virtual.cluster",
 }
 
 __all__ = [

@@ -94,7 +94,7 @@ def _make_strategy(**dials: Any) -> Any:
 
 
 def _make_virtual_strategy(**dials: Any) -> Any:
-    from lightning_adpsgd.virtual_strategy import VirtualHADPSGDStrategy
+    from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
 
     return VirtualHADPSGDStrategy(**dials)
 

@@ -37,19 +37,9 @@ CORE = (
     "protocol",
     "exchange",
     "gossip",
-    "clock",
-    "timeline",
     "dials",
     "signals",
     "consensus",
-    "rows",
-    "row_averaging",
-    "fleet",
-    "objective",
-    "learner_data",
-    "report",
-    "batched",
-    "virtual",
     "groups",
     "failures",
     "compatibility",
@@ -64,31 +54,47 @@ CORE = (
     "averages",
     "pruning",
     "strategy",
-    "virtual_strategy",
     "checkpoints",
     "fabric",
+    "virtual",
     "wandb_log",
     "runs",
     "loggers",
     "callbacks",
     "cli",
 )
-# The same within `callbacks`.
-CALLBACKS = (
-    "reporting",
-    "clock",
-    "curve",
-    "allreduce",
-    "learners",
-    "gossip",
-    "algorithms",
-    "progress",
-    "convergence",
-    "probe",
-    "contraction",
-    "consensus",
-    "__init__",
-)
+# The same within packages.
+WITHIN = {
+    "callbacks": (
+        "reporting",
+        "clock",
+        "curve",
+        "allreduce",
+        "learners",
+        "gossip",
+        "algorithms",
+        "progress",
+        "convergence",
+        "probe",
+        "contraction",
+        "consensus",
+        "__init__",
+    ),
+    "virtual": (
+        "clock",
+        "timeline",
+        "rows",
+        "row_averaging",
+        "fleet",
+        "objective",
+        "learner_data",
+        "report",
+        "batched",
+        "cluster",
+        "strategy",
+        "__init__",
+    ),
+}
 BESIDE = ("registration", "__init__")
 # A module of the first kinds imports none of the later ones.
 ASR_TOWER = ("scoring", "decoding", "data", "model")
@@ -114,7 +120,8 @@ def core_modules() -> list[str]:
 
 
 def core_files() -> list[Path]:
-    return sorted([*PACKAGE.glob("*.py"), *(PACKAGE / "callbacks").glob("*.py")])
+    within = (path for name in WITHIN for path in (PACKAGE / name).glob("*.py"))
+    return sorted([*PACKAGE.glob("*.py"), *within])
 
 
 def files_of(module: str) -> list[Path]:
@@ -155,7 +162,6 @@ def test_a_module_imports_only_those_below_it(module: str) -> None:
             "fabric",
             "topology",
             "virtual",
-            "virtual_strategy",
         }
     else:
         allowed = {*CORE[: CORE.index(module)], "registration"}
@@ -163,15 +169,19 @@ def test_a_module_imports_only_those_below_it(module: str) -> None:
         assert own_imports(path) - {module} <= allowed
 
 
-def test_the_callbacks_import_only_those_below_them() -> None:
-    files = files_of("callbacks")
-    assert {path.stem for path in files} == set(CALLBACKS)
+@pytest.mark.parametrize("package", WITHIN)
+def test_a_package_has_floors_of_its_own(package: str) -> None:
+    floors = WITHIN[package]
+    files = files_of(package)
+    assert {path.stem for path in files} == set(floors)
     for path in files:
-        below = {*CALLBACKS[: CALLBACKS.index(path.stem)]}
-        assert own_imports(path, f"{NAME}.callbacks") <= below, path.stem
+        below = {*floors[: floors.index(path.stem)]}
+        assert own_imports(path, f"{NAME}.{package}") <= below, path.stem
 
 
-@pytest.mark.parametrize("path", core_files(), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", core_files(), ids=lambda path: "/".join(path.parts[-2:])
+)
 def test_the_core_needs_no_speech_library(path: Path) -> None:
     roots = {name.partition(".")[0] for name in imports(path)}
     assert not roots & SPEECH_LIBRARIES

@@ -18,13 +18,14 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_adpsgd.batched import BatchedGradients, Stacked
-from lightning_adpsgd.clock import Compute, Link, check_positive
 from lightning_adpsgd.dials import CommunicationName, Dials
-from lightning_adpsgd.fleet import make_fleet
-from lightning_adpsgd.learner_data import BatchesOf, Source, shares_of
 from lightning_adpsgd.mixing import Order
-from lightning_adpsgd.objective import (
+from lightning_adpsgd.topology import TopologyLike, find_topology
+from lightning_adpsgd.virtual.batched import BatchedGradients, Stacked
+from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
+from lightning_adpsgd.virtual.fleet import make_fleet
+from lightning_adpsgd.virtual.learner_data import BatchesOf, Source, shares_of
+from lightning_adpsgd.virtual.objective import (
     Loss,
     MakeOptimizer,
     Objective,
@@ -33,9 +34,8 @@ from lightning_adpsgd.objective import (
     evaluating,
     own_generators,
 )
-from lightning_adpsgd.report import Point, Report
-from lightning_adpsgd.timeline import Change, Scenario
-from lightning_adpsgd.topology import TopologyLike, find_topology
+from lightning_adpsgd.virtual.report import Point, Report
+from lightning_adpsgd.virtual.timeline import Change, Scenario
 
 
 class VirtualCluster:

@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 from lightning_adpsgd.callbacks import GossipMonitor
-from lightning_adpsgd.clock import Compute, Link
-from lightning_adpsgd.timeline import Change
-from lightning_adpsgd.virtual import VirtualCluster
-from lightning_adpsgd.virtual_strategy import VirtualHADPSGDStrategy
+from lightning_adpsgd.virtual.clock import Compute, Link
+from lightning_adpsgd.virtual.cluster import VirtualCluster
+from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
+from lightning_adpsgd.virtual.timeline import Change
 from tests.learners import LR, Quadratic, Rows, loader
 
 TEACHER = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))

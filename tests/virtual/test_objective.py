@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from typing_extensions import override
 
-from lightning_adpsgd.objective import Objective, evaluating
+from lightning_adpsgd.virtual.objective import Objective, evaluating
 
 
 class Module(pl.LightningModule):

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 import lightning_adpsgd
-from lightning_adpsgd.clock import Compute, Link
-from lightning_adpsgd.report import Report
-from lightning_adpsgd.timeline import Change
-from lightning_adpsgd.virtual import VirtualCluster
+from lightning_adpsgd.virtual.clock import Compute, Link
+from lightning_adpsgd.virtual.cluster import VirtualCluster
+from lightning_adpsgd.virtual.report import Report
+from lightning_adpsgd.virtual.timeline import Change
 from tests.helpers import topologies_of
 
 Batch = tuple[Tensor, Tensor]

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from lightning_adpsgd.rows import Rows
+from lightning_adpsgd.virtual.rows import Rows
 
 
 class Mixed(nn.Module):

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from lightning_adpsgd.clock import Compute, Link
-from lightning_adpsgd.timeline import (
+from lightning_adpsgd.topology import find_topology
+from lightning_adpsgd.virtual.clock import Compute, Link
+from lightning_adpsgd.virtual.timeline import (
     Asynchronous,
     Begun,
     Change,
@@ -21,7 +22,6 @@ from lightning_adpsgd.timeline import (
     Stepped,
     lockstep,
 )
-from lightning_adpsgd.topology import find_topology
 from tests.helpers import topologies_of
 
 WEIGHTS = 100.0  # bytes

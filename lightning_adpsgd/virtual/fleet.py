@@ -24,9 +24,14 @@ from lightning_adpsgd.mixing import (
     synchronous,
 )
 from lightning_adpsgd.replica import averaging_dtype, to_averaging_dtype
-from lightning_adpsgd.row_averaging import Exchanges, RowMixer, Side, message_bytes
-from lightning_adpsgd.rows import Rows
-from lightning_adpsgd.timeline import (
+from lightning_adpsgd.virtual.row_averaging import (
+    Exchanges,
+    RowMixer,
+    Side,
+    message_bytes,
+)
+from lightning_adpsgd.virtual.rows import Rows
+from lightning_adpsgd.virtual.timeline import (
     Asynchronous,
     Begun,
     Dropped,

@@ -35,7 +35,7 @@ from lightning_adpsgd.replica import (
     to_averaging_dtype,
 )
 from lightning_adpsgd.streams import has_streams
-from lightning_adpsgd.timeline import Exchange, parts_of
+from lightning_adpsgd.virtual.timeline import Exchange, parts_of
 from lightning_adpsgd.wire import Codec, make_codec
 
 _CHUNK_ELEMENTS = 1 << 20

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lightning_adpsgd.clock import Agenda, Compute, Link, Network, StepTimes
+from lightning_adpsgd.virtual.clock import Agenda, Compute, Link, Network, StepTimes
 
 
 def run(agenda: Agenda) -> None:

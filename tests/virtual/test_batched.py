@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_adpsgd.virtual import VirtualCluster
+from lightning_adpsgd.virtual.cluster import VirtualCluster
 
 Batch = tuple[Tensor, Tensor]
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from lightning_adpsgd.fleet import Totals
+from lightning_adpsgd.virtual.fleet import Totals
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
-from lightning_adpsgd.clock import Compute, Link
 from lightning_adpsgd.matrices import with_gain
 from lightning_adpsgd.mixing import synchronous
 from lightning_adpsgd.shares import Topology
 from lightning_adpsgd.topology import find_topology
-from lightning_adpsgd.virtual import VirtualCluster
+from lightning_adpsgd.virtual.clock import Compute, Link
+from lightning_adpsgd.virtual.cluster import VirtualCluster
 from tests.helpers import (
     ALL_TOPOLOGIES,
     mixing_rounds,

@@ -15,8 +15,8 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from typing_extensions import override
 
-from lightning_adpsgd.objective import Objective
-from lightning_adpsgd.rows import Rows
+from lightning_adpsgd.virtual.objective import Objective
+from lightning_adpsgd.virtual.rows import Rows
 
 Stacked = tuple[dict[nn.Parameter, Tensor], Tensor]
 """Gradients and losses, [row, ...]."""

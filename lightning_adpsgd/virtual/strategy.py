@@ -24,14 +24,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.clock import Compute, Link
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import CommunicationName
-from lightning_adpsgd.fleet import Fleet, make_fleet
 from lightning_adpsgd.mixing import Order, Statistics
-from lightning_adpsgd.timeline import Change
 from lightning_adpsgd.topology import TopologyLike
-from lightning_adpsgd.virtual import dials_and_scenario
+from lightning_adpsgd.virtual.clock import Compute, Link
+from lightning_adpsgd.virtual.cluster import dials_and_scenario
+from lightning_adpsgd.virtual.fleet import Fleet, make_fleet
+from lightning_adpsgd.virtual.timeline import Change
 
 _State = defaultdict[Any, Any]
 # They read or change the weights of whoever happens to be in the module.

@@ -13,7 +13,7 @@ from torch.utils.data import (
 )
 from typing_extensions import override
 
-from lightning_adpsgd.learner_data import Shares, Source, shares_of
+from lightning_adpsgd.virtual.learner_data import Shares, Source, shares_of
 
 DATA = TensorDataset(torch.arange(24))
 

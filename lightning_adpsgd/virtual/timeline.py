@@ -13,7 +13,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
-from lightning_adpsgd.clock import (
+from lightning_adpsgd.mixing import Schedule
+from lightning_adpsgd.pacing import Pacer
+from lightning_adpsgd.protocol import UnderWay, due_round, exchange_weight
+from lightning_adpsgd.shares import Part, Topology
+from lightning_adpsgd.virtual.clock import (
     Agenda,
     Compute,
     Crossing,
@@ -21,10 +25,6 @@ from lightning_adpsgd.clock import (
     Network,
     StepTimes,
 )
-from lightning_adpsgd.mixing import Schedule
-from lightning_adpsgd.pacing import Pacer
-from lightning_adpsgd.protocol import UnderWay, due_round, exchange_weight
-from lightning_adpsgd.shares import Part, Topology
 
 # Of what happens at the same time: what was on its way lands, then steps end, and then
 # exchanges begin, which find the weights of all who stepped at that time.
