@@ -8,6 +8,7 @@ CORPUS ?=
 PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 QUICK ?=
+ONLY ?=
 
 # The first interpreter that runs, is recent enough and can make an environment. A name
 # on the path is not enough: version managers leave names of interpreters that are absent.
@@ -17,10 +18,10 @@ PYTHON ?= $(shell for name in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench peers clean
+.PHONY: help demo test lint bench notebooks peers clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s%s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-10s%s\n", $$1, $$2}' Makefile
 
 demo: $(STAMP) ## from audio to word error rate; CORPUS=path/to/tree for your own speech
 ifeq ($(strip $(CORPUS)),)
@@ -40,6 +41,9 @@ lint: $(STAMP) ## formatting, rules, types
 
 bench: $(STAMP) ## measurements, each beside its limit: benchmarks/results; QUICK=1 for few
 	$(BIN)/python -m benchmarks $(if $(strip $(QUICK)),--quick)
+
+notebooks: $(STAMP) ## runs all notebooks and writes their outputs; ONLY="00 05" for some
+	OMP_NUM_THREADS=1 $(BIN)/python -m notebooks.run $(ONLY)
 
 peers: $(PEERS_STAMP) ## other libraries to compare with, in an environment of their own
 

@@ -1,0 +1,1 @@
+"""Notebooks that answer a question each, and what executes them."""

@@ -1,0 +1,107 @@
+"""Every notebook runs, shows what is committed, and fits into its time and size."""
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+pytest.importorskip("matplotlib")
+
+from nbformat import NotebookNode
+
+from notebooks import run
+
+MOST_BYTES = 300_000
+MACHINE = re.compile(r"/(root|home|tmp|work|Users|mnt|opt|usr|var)/\w|ipykernel_\d")
+WIDGET = "application/vnd.jupyter.widget"
+
+NOTEBOOKS = run.notebooks()
+each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def outputs(notebook: NotebookNode) -> Iterator[NotebookNode]:
+    for cell in code_cells(notebook):
+        yield from cell.outputs
+
+
+def texts(output: NotebookNode) -> Iterator[str]:
+    """All that an output holds but its pictures."""
+    yield output.get("text", "")
+    for kind, content in output.get("data", {}).items():
+        if not kind.startswith("image/"):
+            yield str(content)
+
+
+def kinds(cell: NotebookNode) -> set[str]:
+    """Streams by name and displays by type: what a reader sees below a cell."""
+    shown: set[str] = set()
+    for output in cell.outputs:
+        shown |= {output.name} if "name" in output else set(output.get("data", {}))
+    return shown
+
+
+def test_there_are_notebooks() -> None:
+    assert NOTEBOOKS
+
+
+@pytest.mark.timeout(run.SECONDS + 60)
+@each
+def test_a_notebook_runs_and_shows_what_is_committed(path: Path) -> None:
+    executed = code_cells(run.execute(path))
+    committed = code_cells(run.read(path))
+    for cell, expected in zip(executed, committed, strict=True):
+        assert kinds(cell) == kinds(expected), cell.source
+
+
+@each
+def test_every_cell_was_run_once_and_in_order(path: Path) -> None:
+    counts = [cell.execution_count for cell in code_cells(run.read(path))]
+    assert counts == list(range(1, len(counts) + 1))
+
+
+@each
+def test_no_output_is_an_error_a_warning_or_a_widget(path: Path) -> None:
+    for output in outputs(run.read(path)):
+        assert output.output_type != "error"
+        assert output.get("name") != "stderr", output.text
+        assert not any(kind.startswith(WIDGET) for kind in output.get("data", {}))
+
+
+@each
+def test_no_output_names_the_machine(path: Path) -> None:
+    names = {socket.gethostname(), os.path.expanduser("~"), str(run.FOLDER.parent)}
+    for output in outputs(run.read(path)):
+        for text in texts(output):
+            assert not MACHINE.search(text), text
+            assert not [name for name in names if len(name) > 3 and name in text]
+
+
+@each
+def test_a_notebook_is_small(path: Path) -> None:
+    assert path.stat().st_size < MOST_BYTES
+    assert "widgets" not in run.read(path).metadata
+
+
+@each
+def test_a_notebook_begins_with_a_question_and_its_answer(path: Path) -> None:
+    first = run.read(path).cells[0]
+    title, *answer = first.source.splitlines()
+    assert first.cell_type == "markdown"
+    assert title.startswith("# ")
+    assert title.endswith("?")
+    assert len(" ".join(answer)) > 200
+
+
+@each
+def test_the_list_of_notebooks_names_it(path: Path) -> None:
+    listed = (run.FOLDER / "README.md").read_text(encoding="utf-8")
+    assert f"]({path.name})" in listed
