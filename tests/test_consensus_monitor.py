@@ -138,6 +138,16 @@ def test_the_spectral_contraction_is_the_second_eigenvalue() -> None:
     assert half == pytest.approx((1 + (1 + 2 * math.cos(math.pi / 4)) / 3) / 2)
 
 
+@pytest.mark.parametrize("size", [4, 8, 16, 64])
+def test_the_spectral_contraction_of_drawn_rounds_is_that_of_the_squared_distance(
+    size,
+) -> None:
+    ring = spectral_contraction(find_topology("random_ring"), size, 1.0, 0)
+    pairs = spectral_contraction(find_topology("random_pairs"), size, 1.0, 0)
+    assert ring**2 == pytest.approx((size - 3) / (3 * (size - 1)))
+    assert pairs**2 == pytest.approx((size - 2) / (2 * (size - 1)))
+
+
 def test_more_super_learners_than_can_be_reckoned_give_no_number() -> None:
     ring = find_topology("ring")
     assert math.isnan(spectral_contraction(ring, 129, 1.0, 0))

@@ -102,10 +102,19 @@ def spectral_contraction(
 ) -> float:
     """What one round leaves of the slowest disagreement; NaN above 128.
 
-    Of a topology drawn at random, over its first 64 rounds.
+    Of a topology drawn at random, to which all disagreements are alike: the root of what
+    its first 64 rounds leave of the squared distance, on average.
     """
     if not 1 < size <= _MOST_SUPER_LEARNERS:
         return math.nan
-    rounds = range(topology.period(size) or _WINDOW)
-    matrices = (topology.matrix(size, number, seed) for number in rounds)
-    return contraction([with_gain(mixing, gain) for mixing in matrices])
+    period = topology.period(size)
+    numbers = range(period or _WINDOW)
+    matrices = (topology.matrix(size, number, seed) for number in numbers)
+    rounds = [with_gain(mixing, gain) for mixing in matrices]
+    return contraction(rounds) if period else _left_on_average(rounds)
+
+
+def _left_on_average(rounds: list[Tensor]) -> float:
+    noise = identity(len(rounds[0])) - complete(len(rounds[0]))
+    ratios = [_ratio(_mixed(noise, mixing), noise) for mixing in rounds]
+    return math.sqrt(sum(ratios) / len(ratios))
