@@ -1,7 +1,7 @@
 """How notebooks show things: colours, axes, tables, and no chatter.
 
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart; lines also
-differ in their dashes and markers.
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart; lines
+also differ in their dashes and markers.
 """
 
 import logging

@@ -7,6 +7,9 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy import HADPSGDStrategy
+from lightning_adpsgd.virtual_strategy import VirtualHADPSGDStrategy
+
+_Ours = HADPSGDStrategy | VirtualHADPSGDStrategy
 
 
 class Algorithm(NamedTuple):
@@ -18,6 +21,11 @@ class Algorithm(NamedTuple):
     num_super_learners: int
     super_learner_size: int
 
+    @property
+    def num_learners(self) -> int:
+        """L = S N."""
+        return self.num_super_learners * self.super_learner_size
+
 
 def algorithm_of(trainer: Trainer) -> Algorithm:
     """Named as in the papers; other dials by communication and topology.
@@ -25,8 +33,10 @@ def algorithm_of(trainer: Trainer) -> Algorithm:
     Under a strategy of Lightning's own, all learners are one super-learner.
     """
     strategy, num_learners = trainer.strategy, trainer.world_size
-    if isinstance(strategy, HADPSGDStrategy) and strategy.num_super_learners > 1:
+    if isinstance(strategy, _Ours) and strategy.num_super_learners > 1:
         return _gossiping(strategy)
+    if isinstance(strategy, VirtualHADPSGDStrategy):
+        num_learners = strategy.super_learner_size
     if num_learners == 1:
         return Algorithm("sgd", "none", "none", 1, 1)
     name = getattr(strategy, "strategy_name", type(strategy).__name__)
@@ -35,7 +45,18 @@ def algorithm_of(trainer: Trainer) -> Algorithm:
     return Algorithm(name, "complete", "allreduce", 1, num_learners)
 
 
-def _gossiping(strategy: HADPSGDStrategy) -> Algorithm:
+def batches_per_step(trainer: Trainer) -> int:
+    """Batches of the Trainer's loader in one step of all learners.
+
+    One of each learner, but a virtual super-learner takes one for all of its learners.
+    """
+    strategy = trainer.strategy
+    if isinstance(strategy, VirtualHADPSGDStrategy):
+        return strategy.num_super_learners
+    return trainer.world_size
+
+
+def _gossiping(strategy: _Ours) -> Algorithm:
     dials, size = strategy.dials, strategy.super_learner_size
     topology, communication = dials.topology.name, dials.communication
     settings = {

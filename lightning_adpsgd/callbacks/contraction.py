@@ -102,8 +102,8 @@ def spectral_contraction(
 ) -> float:
     """What one round leaves of the slowest disagreement; NaN above 128.
 
-    Of a topology drawn at random, to which all disagreements are alike: the root of what
-    its first 64 rounds leave of the squared distance, on average.
+    Of a topology drawn at random, to which all disagreements are alike: the root of
+    what its first 64 rounds leave of the squared distance, on average.
     """
     if not 1 < size <= _MOST_SUPER_LEARNERS:
         return math.nan

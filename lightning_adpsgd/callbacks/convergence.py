@@ -20,7 +20,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.callbacks.algorithms import algorithm_of
+from lightning_adpsgd.callbacks.algorithms import algorithm_of, batches_per_step
 from lightning_adpsgd.callbacks.clock import Monitor
 from lightning_adpsgd.callbacks.learners import exposed_seconds
 from lightning_adpsgd.callbacks.progress import NONE_YET, Losses, Progress
@@ -97,7 +97,7 @@ class ConvergenceMonitor(Monitor):
 
     def _forget(self) -> None:
         self._losses, self._marks = Losses(), 0
-        self._local_batch, self._peak_lr = 0, math.nan
+        self._loader_batch, self._peak_lr = 0, math.nan
         self._begin = time.perf_counter()
         self.progress: Progress | None = None
         self.diverged = False
@@ -133,7 +133,7 @@ class ConvergenceMonitor(Monitor):
         batch_idx: int,
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        self._local_batch = max(self._local_batch, extract_batch_size(batch))
+        self._loader_batch = max(self._loader_batch, extract_batch_size(batch))
         if (loss := loss_of(trainer, outputs)) is not None:
             self._losses.add(loss)
 
@@ -203,7 +203,7 @@ class ConvergenceMonitor(Monitor):
             "epochs": figures.epochs,
             "train_seconds": figures.train_seconds,
             "wall_seconds": time.perf_counter() - self._begin,
-            "global_batch": self._batch_per_step(trainer) * trainer.world_size,
+            "global_batch": self._global_batch(trainer),
         }
         return {f"convergence/{name}": value for name, value in values.items()}
 
@@ -232,9 +232,9 @@ class ConvergenceMonitor(Monitor):
             write_run(self.run, self._runs)
 
     def _row(self, trainer: Trainer) -> Run:
-        algorithm, local = algorithm_of(trainer), self._batch_per_step(trainer)
+        algorithm, batch = algorithm_of(trainer), self._global_batch(trainer)
         name = self._algorithm or algorithm.name
-        batch, seed = local * trainer.world_size, self._seed
+        seed = self._seed
         if seed is None and "PL_GLOBAL_SEED" in os.environ:
             seed = int(os.environ["PL_GLOBAL_SEED"])
         lr = None if math.isnan(self._peak_lr) else self._peak_lr
@@ -246,7 +246,7 @@ class ConvergenceMonitor(Monitor):
             num_super_learners=algorithm.num_super_learners,
             super_learner_size=algorithm.super_learner_size,
             global_batch=batch,
-            local_batch=local,
+            local_batch=batch // algorithm.num_learners,
             lr=lr,
             seed=seed,
             diverged=self.diverged,
@@ -275,8 +275,9 @@ class ConvergenceMonitor(Monitor):
         value = trainer.callback_metrics.get(self._wer) if self._wer else None
         return None if value is None else float(value)
 
-    def _batch_per_step(self, trainer: Trainer) -> int:
-        return self._local_batch * trainer.accumulate_grad_batches
+    def _global_batch(self, trainer: Trainer) -> int:
+        summed = self._loader_batch * trainer.accumulate_grad_batches
+        return summed * batches_per_step(trainer)
 
     # --- checkpoints
 

@@ -76,6 +76,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         ValueError: A value is out of its bounds.
 
     Attributes:
+        dials: The settings, checked.
         last_consensus: How far apart the super-learners were when their mean was last
             taken.
     """
@@ -102,7 +103,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self._dials, self._scenario = dials_and_scenario(
+        self.dials, self._scenario = dials_and_scenario(
             num_super_learners=num_super_learners,
             super_learner_size=super_learner_size,
             topology=topology,
@@ -149,6 +150,11 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         return self._scenario.num_super_learners
 
     @property
+    def super_learner_size(self) -> int:
+        """N."""
+        return self._scenario.super_learner_size
+
+    @property
     def fleet(self) -> Fleet | None:
         """Weights and simulated time of all super-learners; none outside `fit`."""
         return self._fleet
@@ -180,7 +186,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
                 f'`strategy="hadpsgd_virtual"`, got {len(self.optimizers)}'
             )
         assert self.model is not None
-        self._fleet = make_fleet(self.model, self._dials, self._scenario, self._renew)
+        self._fleet = make_fleet(self.model, self.dials, self._scenario, self._renew)
         num = self.num_super_learners
         self._states = [defaultdict(dict) for _ in range(num)]
         # Before the first hook that sees the end of training.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
-from lightning_adpsgd.callbacks import GossipMonitor
+from lightning_adpsgd.callbacks import ConvergenceMonitor, GossipMonitor
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
 from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
@@ -158,6 +158,23 @@ def test_the_mean_of_all_is_changed_by_gradients_alone() -> None:
     trainer_of(strategy).fit(module, loader(60))
     expected = -LR / 5 * Rows(60).rows.sum(0)
     torch.testing.assert_close(module.weight.detach(), expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("dials", "name", "batch", "local"),
+    [((4, 1), "adpsgd", 32, 8), ((2, 4), "hadpsgd", 16, 2), ((1, 4), "all", 8, 2)],
+)
+def test_the_row_of_a_run_names_the_virtual_learners(
+    dials: tuple[int, int], name: str, batch: int, local: int
+) -> None:
+    monitor = ConvergenceMonitor(algorithm=name if name == "all" else None)
+    strategy, held_out = virtual(*dials), data(160, 2)
+    trainer = trainer_of(strategy, callbacks=[monitor])
+    trainer.fit(Classifier(), data(160, 1), held_out)
+    assert (run := monitor.run) is not None
+    assert (run.algorithm, run.global_batch, run.local_batch) == (name, batch, local)
+    assert (run.num_super_learners, run.super_learner_size) == dials
+    assert run.global_samples == 160
 
 
 def test_accumulated_batches_are_of_one_turn() -> None:
