@@ -4,9 +4,11 @@ Colours are those of Okabe and Ito, which colour-blind readers can tell apart; l
 also differ in their dashes and markers.
 """
 
+import csv
 import logging
 import warnings
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,3 +84,10 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def curve(folder: Path, x: str, y: str) -> tuple[list[float], list[float]]:
+    """Two columns of the `metrics.csv` that a `CSVLogger` wrote, where both are."""
+    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row.get(x) and row.get(y)]
+    return [float(row[x]) for row in rows], [float(row[y]) for row in rows]
