@@ -7,7 +7,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy import HADPSGDStrategy
-from lightning_adpsgd.virtual_strategy import VirtualHADPSGDStrategy
+from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
 
 _Ours = HADPSGDStrategy | VirtualHADPSGDStrategy
 
