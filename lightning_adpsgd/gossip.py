@@ -273,10 +273,13 @@ class Gossip(Communication):
         # other's question, nor one for a straggler's.
         for due in self._due.values():
             due.set()
+        # Nobody who is waited for rests to spare a link or the cores.
+        self._hurry.set()
         self._wait_until(
             lambda: step - self._last_exchange_step <= limit,
             f"an exchange, as `max_staleness={limit}` asks",
         )
+        self._hurry.clear()
 
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
         # Exchanges time out by themselves, so that this ends within two timeouts.

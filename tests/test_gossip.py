@@ -14,6 +14,7 @@ from torch import Tensor
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.mixing import Order, Schedule
 from lightning_adpsgd.node import Node
+from lightning_adpsgd.pacing import CoreShare
 from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import PeerLost, ThreadTransport
 from tests.helpers import (
@@ -403,6 +404,21 @@ def test_the_age_of_a_peer_is_the_steps_since_an_exchange_with_it() -> None:
         for _ in range(2):
             step(vectors[0], gossips[0])
         assert gossips[0].statistics().peer_ages == {1: 2, 2: 5}
+
+
+def test_a_learner_that_is_too_stale_rests_for_nobodys_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CoreShare, "pause_s", lambda self: 1000.0)
+    vectors, gossips = engines(random_rows(2), "complete", max_staleness=1)
+
+    def train(index: int) -> None:
+        for _ in range(5):
+            step(vectors[index], gossips[index], 1.0)
+
+    with running(gossips):
+        together([lambda i=i: train(i) for i in range(2)])
+        assert all(gossip.statistics().exchanges >= 2 for gossip in gossips)
 
 
 @pytest.mark.parametrize(("name", "size"), [*topologies_of(3), ("hypercube", 4)])
