@@ -1,7 +1,7 @@
 """What `adpsgd` keeps of solo's speed over longer windows, which hold many exchanges.
 
 `hidden` compares many methods and gives each a few seconds. Where cores are contended
-an engine that has just begun may pause for up to 30 (`cpu_share`), so that a short
+an engine that has just begun may pause for up to ten (`cpu_share`), so that a short
 window can miss what exchanges cost. Here two methods take turns at longer windows.
 """
 
@@ -17,7 +17,7 @@ from benchmarks.timing import spread
 
 METHOD = "adpsgd"
 LAYOUT = Layout(num_hosts=4, per_host=1)
-TASK = Task(seconds=25.0)
+TASK = Task(seconds=20.0)
 TURNS = 3
 BOUNDS = {"1 Gbit/s": 0.85, "200 Mbit/s": 0.97}
 

@@ -98,7 +98,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
         gossip_every: int = 1,
         wire_dtype: torch.dtype | None = None,
         link_budget: float | None = None,
-        cpu_share: float = 0.03,
+        cpu_share: float = 0.1,
         max_staleness: int | None = None,
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,

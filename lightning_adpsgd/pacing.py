@@ -13,7 +13,7 @@ _OVERHEAD = 3.5
 # A training thread that is kept from a core for less than this share of the time has
 # the cores that it needs.
 _CONTENDED = 0.05
-_LONGEST_PAUSE_S = 30.0
+_LONGEST_PAUSE_S = 10.0
 
 
 class Pacer:

@@ -83,11 +83,11 @@ def test_where_the_training_queues_exchanges_keep_to_their_share(
     assert cores.pause_s() == 0.0
 
 
-def test_no_pause_is_longer_than_half_a_minute(clock: Clock, cores: CoreShare) -> None:
+def test_no_pause_is_longer_than_ten_seconds(clock: Clock, cores: CoreShare) -> None:
     clock.run(1.0, busy=0.5, queueing=0.5)
     cores.pause_s()
     cores.spent(1000.0)
-    assert cores.pause_s() == pytest.approx(30.0)
+    assert cores.pause_s() == pytest.approx(10.0)
 
 
 def test_a_whole_share_is_no_bound(clock: Clock) -> None:
