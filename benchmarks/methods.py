@@ -83,11 +83,20 @@ class Reading(NamedTuple):
             the engine counts them.
         process_s: Of processor time, all threads.
         thread_s: Of processor time, the training thread.
+        exchanges: As the engine counts them; 0 under methods that count nothing.
     """
 
     exposed_s: float
     process_s: float
     thread_s: float
+    exchanges: int = 0
+
+
+class Counted(NamedTuple):
+    """What the engine counts; nothing under methods that have none."""
+
+    exposed_s: float = 0.0
+    exchanges: int = 0
 
 
 class Trace(NamedTuple):
@@ -124,7 +133,7 @@ class Feed(IterableDataset[Batch]):
         # Numbers of the first and the last counted step. After a meeting, the second
         # step is the first to begin with communication under way.
         self._first, self._last = WARMUP + 1, -1
-        self.exposed: Callable[[], float] = lambda: 0.0
+        self.counted: Callable[[], Counted] = Counted
 
     @override
     def __iter__(self) -> Iterator[Batch]:
@@ -154,7 +163,9 @@ class Feed(IterableDataset[Batch]):
         )
 
     def _read(self) -> Reading:
-        return Reading(self.exposed(), time.process_time(), time.thread_time())
+        exposed_s, exchanges = self.counted()
+        times = time.process_time(), time.thread_time()
+        return Reading(exposed_s, *times, exchanges)
 
     def meet(self, name: str) -> None:
         """Waits for all learners, without a process group."""
@@ -198,7 +209,7 @@ class Module(L.LightningModule):
         super().__init__()
         self.model = model
         self._feed = feed
-        feed.exposed = self._exposed_seconds
+        feed.counted = self._counted
         self.local: Tensor | None = None
 
     @override
@@ -218,13 +229,14 @@ class Module(L.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return workload.make_optimizer(self.model)
 
-    def _exposed_seconds(self) -> float:
-        """What the engine counts; nothing under strategies that count nothing."""
+    def _counted(self) -> Counted:
         strategy = self.trainer.strategy
         if not isinstance(strategy, HADPSGDStrategy):
-            return 0.0
-        statistics = strategy.gossip_statistics()
-        return statistics.exposed_seconds if statistics is not None else 0.0
+            return Counted()
+        found = strategy.gossip_statistics()
+        if found is None:
+            return Counted()
+        return Counted(found.exposed_seconds, found.exchanges)
 
 
 def through_trainer(strategy: str) -> Callable[[Place, Task], Trace]:
