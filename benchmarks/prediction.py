@@ -22,6 +22,7 @@ from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from benchmarks.workload import BATCH, make_model, weights_of
 from lightning_adpsgd.calibration import (
+    Arithmetic,
     Calibration,
     Wire,
     measure_arithmetic,
@@ -79,12 +80,12 @@ _NOTES = [
 ]
 
 
-def _described(calibration: Calibration) -> str:
-    found = calibration
+def _described(found: Calibration) -> str:
     return (
         f"{found.bandwidth / 1e6:.1f} MB/s each way, {1e6 * found.latency:.0f} µs; "
-        f"a round {1e9 * found.round:.2f} and an all-reduce {1e9 * found.gradient:.2f} "
-        f"ns a byte beside the link; a step {1e3 * (found.step_seconds or 0):.1f} ms, "
+        f"ns a byte: round {1e9 * found.round:.2f}, all-reduce "
+        f"{1e9 * found.gradient:.2f}, copy in memory {1e9 * found.copy:.2f}, merge "
+        f"{1e9 * found.merge:.2f}; a step {1e3 * (found.step_seconds or 0):.1f} ms, "
         f"of which {1e3 * found.step_processor_seconds:.1f} ms of processor"
     )
 
@@ -95,14 +96,13 @@ def _described(calibration: Calibration) -> str:
 def calibrate(link: str) -> Calibration:
     """The numbers of two hosts at this rate."""
     num_bytes = weights_of(make_model()).nbytes
-    arithmetic = measure_arithmetic(num_bytes)
     with hosts.emulated(2, RATES[link]) as emulated:
 
-        def program(place: Place) -> Wire:
+        def program(place: Place) -> tuple[Wire, Arithmetic]:
             dist.init_process_group("gloo")
-            return measure_wire(num_bytes)
+            return measure_wire(num_bytes), measure_arithmetic(num_bytes)
 
-        wire, _ = learners.run(program, 2, LIMIT_S, emulated)
+        (wire, arithmetic), _ = learners.run(program, 2, LIMIT_S, emulated)
         alone = run(SOLO, 2, emulated)
     return Calibration(
         **wire._asdict(),

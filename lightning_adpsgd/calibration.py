@@ -84,15 +84,17 @@ class Calibration:
     def costs(self, learners_per_machine: int = 1) -> Costs:
         """Of the processor, for learners that share a machine.
 
-        Where all wait for one another, they also want their cores at the same moment.
+        Where all wait for one another, they also want their cores at the same moment:
+        to copy weights before a round and to merge after it, or to copy gradients into
+        buckets and back. What else a round takes beside its link is waiting.
         """
-        crowd = max(1.0, learners_per_machine / self.cores)
+        crowd = max(1.0, learners_per_machine / self.cores) - 1
         return Costs(
-            round=crowd * self.round,
-            gradient=crowd * self.gradient,
+            round=self.round + crowd * min(self.round, self.copy + self.merge),
+            gradient=self.gradient + crowd * min(self.gradient, 2 * self.copy),
             exchange=self.exchange,
             merge=self.merge,
-            step=(crowd - 1) * self.step_processor_seconds,
+            step=crowd * self.step_processor_seconds,
         )
 
     def write(self, path: str | Path) -> Path:

@@ -37,7 +37,7 @@ Mode = Literal["sync", "delay_by_one", "async", "allreduce"]
 BUCKET_BYTES = 25 << 20
 """Of gradients that torch's DDP reduces together while the rest is computed."""
 
-_LOCAL = 64  # super-learners: an exchange knows neighbours, not how many others are
+_LOCAL = 32  # super-learners: an exchange knows neighbours, not how many others are
 _DRAWS = 4096  # of a super-learner's slowest learner, for its mean
 _MEASURED = 200  # steps of a random timeline
 _SETTLED, _FURTHEST = 50, 6000  # and before them, the latter with a straggler far away
@@ -86,7 +86,7 @@ class Costs:
     """What communication takes of the processor, in seconds per byte of the weights.
 
     Args:
-        round: Of a round in which all wait, for each peer: what its links do not hide.
+        round: Of a round in which all wait: what its links do not hide.
         gradient: Of a DDP step: what links and the backward pass do not hide.
         exchange: Of the arithmetic of an exchange, which a fast link waits for.
         merge: Of a step boundary that has something to merge.
@@ -291,12 +291,10 @@ class _Meeting(NamedTuple):
     Attributes:
         others: Numbers of those that each meets and its own, [S, d]; none: of all.
         seconds: Of the crossing, [S].
-        num_peers: Whose weights the busiest averages, one for an all-reduce.
     """
 
     others: Tensor | None
     seconds: Tensor
-    num_peers: int
 
     def latest(self, begins: Tensor) -> Tensor:
         """Of each one's meeting, [S] of [S]."""
@@ -354,10 +352,7 @@ def _round_step(
 ) -> _Seconds:
     if scenario.num_super_learners == 1:
         return _Seconds(float(steps.gradient().mean()), 0.0)
-    per_peer = costs.round * workload.weight_bytes / scenario.gossip_every
-    rounds = itertools.islice(_rounds(workload, scenario), _num_rounds(scenario))
-    num_peers = [meeting.num_peers for meeting in rounds]
-    work = per_peer * sum(num_peers) / len(num_peers) + costs.step
+    work = costs.round * workload.weight_bytes / scenario.gossip_every + costs.step
     hidden = mode == "delay_by_one"
     if steps.vary:
         ends = _ends(workload, scenario, hidden, steps, work)
@@ -416,7 +411,7 @@ def _meeting(workload: Workload, scenario: Scenario, round: int) -> _Meeting:
     gather = scenario.inner_link.allgather_seconds(workload.weight_bytes, size)
     if schedule.is_mean(round):
         seconds = scenario.link.allreduce_seconds(shard, num) + gather
-        return _Meeting(None, torch.full((num,), seconds, dtype=torch.float64), 1)
+        return _Meeting(None, torch.full((num,), seconds, dtype=torch.float64))
     parts = parts_of(schedule, round)
     met = [sorted({*part.takes, *part.gives} | {i}) for i, part in enumerate(parts)]
     messages = [
@@ -428,7 +423,7 @@ def _meeting(workload: Workload, scenario: Scenario, round: int) -> _Meeting:
         for count in messages
     ]
     crossing = torch.tensor(seconds, dtype=torch.float64)
-    return _Meeting(_padded(met), crossing, max(messages))
+    return _Meeting(_padded(met), crossing)
 
 
 def _padded(rows: list[list[int]]) -> Tensor:
@@ -502,11 +497,17 @@ def _observe(
         return _Seen(0.0, 0.0, {})
     local = _neighbourhood(workload, scenario, costs)
     num, size = local.num_super_learners, local.super_learner_size
-    degree = len(local.topology.part(0, num, 0).takes)
     crossing = local.link.seconds(workload.message_bytes / size)
-    begin = 5 * step + 2 * degree * crossing
+    num_peers = len(local.topology.part(0, num, 0).takes) - 1
+    anybody = local.topology.period(num) == 0
+    if anybody and num_peers * crossing > step * scenario.gossip_every:
+        # Each asks another peer at each step, until all pairs are under way at once.
+        num_peers = scenario.num_super_learners - 1
+        if num_peers >= num:
+            return _Seen(step / crossing, 1.0, {round(num_peers * crossing / step): 1})
+    begin = 10 * step + 2 * num_peers * crossing
     timeline = Asynchronous(local, workload.weight_bytes, workload.message_bytes)
-    seen = itertools.takewhile(lambda event: event.seconds < 5 * begin, timeline)
+    seen = itertools.takewhile(lambda event: event.seconds < 3 * begin, timeline)
     late = int(size > 1)  # what a super-learner has gathered is merged a step later
     return _count(seen, begin, late)
 

@@ -62,6 +62,9 @@ CORE = (
     "loggers",
     "callbacks",
     "cli",
+    "prediction",
+    "calibration",
+    "__main__",
 )
 # The same within packages.
 WITHIN = {

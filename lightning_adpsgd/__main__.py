@@ -1,0 +1,228 @@
+"""The command line: measure a machine, and predict the speed of a cluster of such.
+
+python -m lightning_adpsgd calibrate --out machine.json
+python -m lightning_adpsgd predict --calibration machine.json --learners 64
+"""
+
+import argparse
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from lightning_adpsgd import calibration
+from lightning_adpsgd.calibration import Calibration
+from lightning_adpsgd.clock import Compute, Link
+from lightning_adpsgd.prediction import Mode, Prediction, Workload, predict
+from lightning_adpsgd.topology import TOPOLOGIES
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+_PATIENCE = timedelta(minutes=5)
+_MODES: tuple[tuple[str, Mode], ...] = (
+    ("ddp", "allreduce"),
+    ("sync", "sync"),
+    ("delay_by_one", "delay_by_one"),
+    ("async", "async"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns 0, or 2 after an error that it has printed."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        chosen.command(chosen)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lightning_adpsgd",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+    _add_calibrate(commands)
+    _add_predict(commands)
+    return parser
+
+
+# --- calibrate
+
+
+def _add_calibrate(commands: _Commands) -> None:
+    add = commands.add_parser(
+        "calibrate",
+        help="measure this machine and its link",
+        description="Measures memory, arithmetic and a link. Without --master the link "
+        "is this machine's loopback; with it, run the same command on two machines, "
+        "with --rank 0 on that of the address and --rank 1 on the other.",
+    )
+    add.add_argument("--out", type=Path, default=Path("calibration.json"))
+    add.add_argument("--master", metavar="HOST:PORT", help="address of rank 0")
+    add.add_argument("--rank", type=int, choices=(0, 1), default=0)
+    add.add_argument(
+        "--weight-mb", type=float, default=64.0, help="of the float32 weights sent"
+    )
+    add.add_argument("--step-s", type=float, help="seconds of your training step")
+    add.set_defaults(command=_calibrate)
+
+
+def _calibrate(chosen: argparse.Namespace) -> None:
+    num_bytes = int(chosen.weight_mb * 1e6)
+    if chosen.master is not None:
+        wire = _measure_wire(chosen.master, chosen.rank, num_bytes)
+    else:
+        wire = _measure_loopback(num_bytes)
+    if chosen.rank:
+        print("measured; rank 0 writes the file")
+        return
+    found = Calibration(
+        **wire._asdict(),
+        **calibration.measure_arithmetic(num_bytes)._asdict(),
+        cores=calibration.num_cores(),
+        step_seconds=chosen.step_s,
+    )
+    print(_described(found))
+    print(f"written: {found.write(chosen.out)}")
+
+
+def _measure_loopback(num_bytes: int) -> calibration.Wire:
+    """With a second process of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        master = f"127.0.0.1:{probe.getsockname()[1]}"
+    words = [sys.executable, "-m", "lightning_adpsgd", "calibrate", "--rank", "1"]
+    words += ["--master", master, "--weight-mb", str(num_bytes / 1e6)]
+    peer = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    try:
+        return _measure_wire(master, 0, num_bytes)
+    finally:
+        peer.terminate()
+        peer.wait()
+
+
+def _measure_wire(master: str, rank: int, num_bytes: int) -> calibration.Wire:
+    dist.init_process_group(
+        "gloo", f"tcp://{master}", timeout=_PATIENCE, rank=rank, world_size=2
+    )
+    try:
+        return calibration.measure_wire(num_bytes)
+    finally:
+        dist.destroy_process_group()
+
+
+def _described(found: Calibration) -> str:
+    return (
+        f"link {8e-9 * found.bandwidth:.2f} Gbit/s each way, "
+        f"{1e6 * found.latency:.0f} us; memory {1e-9 / found.copy:.1f} GB/s copied; "
+        f"an exchange {1e-9 / found.exchange:.2f} GB/s of arithmetic; "
+        f"{found.cores} cores"
+    )
+
+
+# --- predict
+
+
+def _add_predict(commands: _Commands) -> None:
+    add = commands.add_parser("predict", help="the speed of a cluster of such machines")
+    add.add_argument("--calibration", type=Path, required=True, metavar="FILE")
+    add.add_argument("--learners", type=int, required=True)
+    add.add_argument("--super-learner-size", type=int, default=1, metavar="N")
+    add.add_argument("--topology", choices=sorted(TOPOLOGIES), default="ring")
+    add.add_argument("--weight-mb", type=float, default=172.6, help="of the model")
+    add.add_argument("--local-batch", type=int, default=128)
+    add.add_argument("--step-s", type=float, help="in place of the calibration's")
+    add.add_argument("--spread", type=float, default=0.0, help="of the step, in log")
+    add.add_argument(
+        "--slow", type=float, default=1.0, help="by what factor the last learner is"
+    )
+    add.add_argument("--gbit", type=float, help="link, in place of the calibration's")
+    add.add_argument("--inner-gbit", type=float, help="inside a super-learner")
+    add.add_argument("--wire-dtype", choices=("bfloat16", "float16", "int8"))
+    add.add_argument("--learners-per-machine", type=int, default=1)
+    add.add_argument("--samples", type=float, help="of all epochs: adds hours")
+    add.set_defaults(command=_predict)
+
+
+def _predict(chosen: argparse.Namespace) -> None:
+    found = calibration.read(chosen.calibration)
+    num_super_learners, rest = divmod(chosen.learners, chosen.super_learner_size)
+    if rest or chosen.learners < 1:
+        raise ValueError(
+            f"`--super-learner-size` must divide `--learners`, got "
+            f"{chosen.super_learner_size} and {chosen.learners}"
+        )
+    compute, link = _compute(chosen, found), _with_rate(found.link, chosen.gbit)
+    rows = [
+        (
+            name,
+            predict(
+                _workload(chosen, mode),
+                num_super_learners,
+                chosen.super_learner_size,
+                compute=compute,
+                link=link,
+                inner_link=_with_rate(link, chosen.inner_gbit),
+                topology=chosen.topology,
+                communication=mode,
+                costs=found.costs(chosen.learners_per_machine),
+            ),
+        )
+        for name, mode in _MODES
+    ]
+    print("\n".join(_table(rows, chosen.samples)))
+
+
+def _workload(chosen: argparse.Namespace, mode: Mode) -> Workload:
+    name = chosen.wire_dtype if mode == "async" else None
+    dtype = getattr(torch, name) if name else None
+    return Workload(chosen.weight_mb * 1e6, chosen.local_batch, dtype)
+
+
+def _compute(chosen: argparse.Namespace, found: Calibration) -> Compute:
+    step_s = chosen.step_s or found.step_seconds
+    if step_s is None:
+        raise ValueError(
+            "how long is a step? Give `--step-s`, to `predict` or to `calibrate`"
+        )
+    slow = {chosen.learners - 1: chosen.slow}
+    return Compute(step_s, chosen.spread, slow if chosen.slow != 1 else {})
+
+
+def _with_rate(link: Link, gbit: float | None) -> Link:
+    return link if gbit is None else replace(link, bandwidth=gbit * 1e9 / 8)
+
+
+def _table(
+    rows: Sequence[tuple[str, Prediction]], samples: float | None
+) -> Iterator[str]:
+    heads = ["", "samples/s", "steps/s", "exposed", "exchanges/step", "staleness"]
+    heads += ["hours"] * (samples is not None)
+    yield "".join(f"{head:>15}" for head in heads)
+    for name, found in rows:
+        cells = [
+            name,
+            f"{found.samples_per_second:,.0f}",
+            f"{found.steps_per_second:.3f}",
+            f"{found.exposed:.1%}",
+            f"{found.exchanges_per_step:.2f}",
+            f"{found.mean_staleness:.1f}",
+        ]
+        if samples is not None:
+            cells.append(f"{found.hours(samples):.2f}")
+        yield "".join(f"{cell:>15}" for cell in cells)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
