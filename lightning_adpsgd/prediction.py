@@ -351,7 +351,8 @@ def _round_step(
     workload: Workload, scenario: Scenario, costs: Costs, mode: Mode, steps: _Steps
 ) -> _Seconds:
     if scenario.num_super_learners == 1:
-        return _Seconds(float(steps.gradient().mean()), 0.0)
+        computed = steps.means()
+        return _Seconds(float(computed + steps.inside(computed)), 0.0)
     work = costs.round * workload.weight_bytes / scenario.gossip_every + costs.step
     hidden = mode == "delay_by_one"
     if steps.vary:

@@ -78,13 +78,13 @@ def test_a_bad_number_is_named_with_its_line(
 def test_a_file_that_is_not_whole_is_refused_with_its_line(file: Path) -> None:
     lines = file.read_text().splitlines()
     file.write_text("\n".join(lines[:4]))
-    with pytest.raises(ValueError, match="machine.json:4: is not JSON"):
+    with pytest.raises(ValueError, match=r"machine\.json:4: is not JSON"):
         read(file)
     file.write_text("[1]")
-    with pytest.raises(ValueError, match="machine.json:1: must be an object"):
+    with pytest.raises(ValueError, match=r"machine\.json:1: must be an object"):
         read(file)
     file.write_text('{\n "bandwidth": 1\n}\n')
-    with pytest.raises(ValueError, match="machine.json:3: ends without copy, cores"):
+    with pytest.raises(ValueError, match=r"machine\.json:3: ends without copy, cores"):
         read(file)
 
 

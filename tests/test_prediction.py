@@ -78,6 +78,11 @@ def test_all_wait_for_the_slowest_of_random_steps() -> None:
     assert found.steps_per_second == pytest.approx(1 / larger, rel=0.03)
 
 
+def test_one_learner_alone_computes() -> None:
+    found = [speed(1, communication=m, compute=Compute(0.5, 0.3)) for m in MODES[:3]]
+    assert [f.steps_per_second for f in found] == pytest.approx([2.0] * 3)
+
+
 # --- links
 
 
