@@ -29,8 +29,8 @@ from lightning_adpsgd.calibration import (
     measure_wire,
     num_cores,
 )
-from lightning_adpsgd.clock import Compute
 from lightning_adpsgd.prediction import Mode, Prediction, Workload, predict
+from lightning_adpsgd.virtual.clock import Compute
 
 WAIT_S, SECONDS, LIMIT_S = 0.25, 4.0, 120.0
 RATES = {"1 Gbit/s": "1gbit", "200 Mbit/s": "200mbit"}

@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 from lightning_adpsgd import calibration
 from lightning_adpsgd.calibration import Calibration
-from lightning_adpsgd.clock import Compute, Link
 from lightning_adpsgd.prediction import Mode, Prediction, Workload, predict
 from lightning_adpsgd.topology import TOPOLOGIES
+from lightning_adpsgd.virtual.clock import Compute, Link
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_adpsgd.clock import Link
 from lightning_adpsgd.mixing import RoundMixer, Schedule
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.prediction import BUCKET_BYTES, Costs
@@ -32,6 +31,7 @@ from lightning_adpsgd.transport import (
     DistributedTransport,
     one_behind,
 )
+from lightning_adpsgd.virtual.clock import Link
 from lightning_adpsgd.wire import make_codec
 
 _PATIENCE = timedelta(minutes=2)

@@ -16,9 +16,10 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.clock import Compute, Link, check_positive
 from lightning_adpsgd.protocol import due_round
-from lightning_adpsgd.timeline import (
+from lightning_adpsgd.topology import TOPOLOGIES, TopologyLike, find_topology
+from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
+from lightning_adpsgd.virtual.timeline import (
     Asynchronous,
     Begun,
     Ended,
@@ -28,7 +29,6 @@ from lightning_adpsgd.timeline import (
     Stepped,
     parts_of,
 )
-from lightning_adpsgd.topology import TOPOLOGIES, TopologyLike, find_topology
 from lightning_adpsgd.wire import make_codec
 
 Mode = Literal["sync", "delay_by_one", "async", "allreduce"]

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from lightning_adpsgd.clock import Compute, Link
 from lightning_adpsgd.prediction import (
     BUCKET_BYTES,
     Costs,
@@ -16,8 +15,9 @@ from lightning_adpsgd.prediction import (
     overlapped,
     predict,
 )
-from lightning_adpsgd.timeline import Scenario, lockstep
 from lightning_adpsgd.topology import find_topology
+from lightning_adpsgd.virtual.clock import Compute, Link
+from lightning_adpsgd.virtual.timeline import Scenario, lockstep
 
 MODES: tuple[Mode, ...] = ("sync", "delay_by_one", "async", "allreduce")
 WEIGHTS = 100.0  # bytes: one bucket
