@@ -235,7 +235,9 @@ def measure_wire(num_bytes: int) -> Wire:
     """
     if dist.get_world_size() != 2:
         raise ValueError(f"a link has two ends, got {dist.get_world_size()} processes")
-    transport = DistributedTransport(dist.new_group(backend="gloo"))
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    transport = DistributedTransport(group)
     weights = torch.randn(num_bytes // 4)
     latency = _ping(transport)
     crossing = _together(lambda: _swap(transport, weights))
