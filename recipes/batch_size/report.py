@@ -1,0 +1,124 @@
+"""The report of a sweep: RESULTS.md and its figures."""
+
+from pathlib import Path
+
+from recipes.batch_size import plots
+from recipes.batch_size.limits import Limit, limits, ratio
+from recipes.batch_size.outcomes import write_whole
+from recipes.batch_size.search import Best
+from recipes.batch_size.settings import BASELINE, Cell
+from recipes.batch_size.sweep import Sweep
+from recipes.batch_size.workloads import Workload
+from recipes.demo.facts import provenance
+
+MARGINS = (0.05, 0.10)
+
+
+def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
+    """Writes RESULTS.md, its figures as PNG and SVG, and prints the tables.
+
+    Args:
+        out: Folder.
+        sweep: With all its runs.
+        workload: What was trained.
+    """
+    batches = sweep.settings.batches
+    figures = {"loss": plots.loss_against_batch(sweep, MARGINS)}
+    figures |= {f"curves-{batch}": plots.curves(sweep, batch) for batch in batches}
+    for name, figure in figures.items():
+        for kind in ("png", "svg"):
+            figure.savefig(out / f"{name}.{kind}", dpi=150)
+    tables = "\n\n".join([loss_table(sweep), limit_table(sweep)])
+    parts = [
+        f"# Results: {workload.name}",
+        _facts(sweep, workload),
+        "![loss against batch](loss.png)",
+        tables,
+        _READING,
+        *(f"![learning curves](curves-{batch}.png)" for batch in batches),
+    ]
+    write_whole(out / "RESULTS.md", "\n\n".join(parts) + "\n")
+    print(f"\n{tables}\n\nreport: {out / 'RESULTS.md'}")
+    return out / "RESULTS.md"
+
+
+_READING = """\
+Losses are held-out cross-entropies of the consensus model, mean [least, greatest] over
+the seeds, at the learning rate (after the @) that was best for that algorithm and batch;
+`!` marks a best rate at an edge of the grid, `-` a cell in which every rate diverged. A
+limit is the batch at which the loss of the mean over the seeds leaves the margin, linear
+in the logarithm of the batch between two that were trained; `>=` where it never does, 0
+where the smallest batch already has. The ratio is that to SSGD's limit, with the central
+95 % of a bootstrap over seeds; a `>=` of either makes it a bound."""
+
+
+def loss_table(sweep: Sweep) -> str:
+    """Losses by algorithm and batch, as Markdown."""
+    batches = (sweep.settings.baseline_batch, *sweep.settings.batches)
+    rows = [
+        [name, *(_loss(sweep.bests.get(Cell(name, batch))) for batch in batches)]
+        for name in sweep.settings.algorithms
+    ]
+    return _table(["loss", *(f"batch {batch}" for batch in batches)], rows)
+
+
+def limit_table(sweep: Sweep) -> str:
+    """Limits and their ratios to SSGD's, as Markdown."""
+    heads = [f"{what}, {m:.0%}" for m in MARGINS for what in ("limit", "ratio")]
+    rows = [
+        [name, *(cell for m in MARGINS for cell in _limit(sweep, name, m))]
+        for name in sweep.settings.algorithms
+    ]
+    return _table(["largest batch within", *heads], rows)
+
+
+def _limit(sweep: Sweep, algorithm: str, margin: float) -> tuple[str, str]:
+    bests, baseline = sweep.bests, sweep.baseline
+    seeds = range(sweep.settings.seeds)
+    found = limits(bests, baseline, margin, seeds)
+    if algorithm == BASELINE:
+        return _bound(found[algorithm]), "1"
+    interval = ratio(bests, baseline, margin, algorithm)
+    figures = f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+    return _bound(found[algorithm]), figures
+
+
+def _bound(found: Limit) -> str:
+    return f"{'>= ' if found.open else ''}{found.batch:.0f}"
+
+
+def _loss(best: Best | None) -> str:
+    if best is None:
+        return ""
+    losses = best.losses.values()
+    if max(losses) == float("inf"):
+        return "-"
+    spread = f"[{min(losses):.3f}, {max(losses):.3f}]"
+    return f"{best.mean:.3f} {spread} @ {best.rate:.3g}{'!' if best.at_edge else ''}"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _facts(sweep: Sweep, workload: Workload) -> str:
+    settings, outcomes = sweep.settings, sweep.outcomes
+    seconds = sum(outcome.wall_seconds for outcome in outcomes)
+    diverged = sum(bool(outcome.diverged) for outcome in outcomes)
+    facts = {
+        **provenance(),
+        "workload": f"{workload.name}: {len(workload.train[0])} samples, "
+        f"{workload.num_classes} classes",
+        "learners": f"{settings.num_learners} virtual ones, times of steps lognormal "
+        f"with spread {settings.spread:g}, weights cross a link in "
+        f"{settings.exchange:g} steps; hadpsgd in super-learners of "
+        f"{settings.super_learner_size}",
+        "schedule": f"{settings.epochs} epochs; rate from 1/{settings.rise} of the peak "
+        f"to the peak in {settings.warmup_epochs:g}, then x {settings.decay:.3g} per "
+        "epoch; momentum 0; "
+        f"gradient clip {settings.gradient_clip}, mixing gain {settings.mixing_gain:g}",
+        "runs": f"{len(outcomes)} of {settings.seeds} seeds, {diverged} diverged, "
+        f"{seconds / 60:.0f} minutes of one core",
+    }
+    return "\n".join(f"- {name}: {fact}" for name, fact in facts.items())
