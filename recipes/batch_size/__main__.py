@@ -13,9 +13,12 @@ SPEECH = Settings()
 CLASSIFIER = Settings(
     baseline_batch=256,
     batches=(1024, 2048, 4096),
-    min_rate=0.125,
-    max_rate=64.0,
-    epochs=12,
+    min_rate=1 / 32,
+    max_rate=16.0,
+    epochs=24,
+    warmup_epochs=4.0,
+    decay=0.84,
+    points=12,
 )
 QUICK = Settings(
     algorithms=("ssgd", "sdpsgd", "adpsgd"),
@@ -128,7 +131,9 @@ def _run(options: argparse.Namespace, settings: Settings) -> None:
     elif options.workload == "classifier":
         workload = classifier()
     else:
-        folders = prepared_speech(options.data, options.out, options.minutes, options.cores)
+        folders = prepared_speech(
+            options.data, options.out, options.minutes, options.cores
+        )
         workload = speech(*folders, options.layers, options.hidden)
     sweep = run_sweep(workload, settings, options.out)
     write_report(options.out, sweep, workload)

@@ -91,7 +91,10 @@ def ratio(
     seeds = sorted(set.intersection(*(set(best.losses) for best in bests.values())))
     dice = np.random.default_rng(0)
     drawn = [
-        _ratio(limits(bests, baseline, margin, list(dice.choice(seeds, len(seeds)))), algorithm)
+        _ratio(
+            limits(bests, baseline, margin, list(dice.choice(seeds, len(seeds)))),
+            algorithm,
+        )
         for _ in range(draws)
     ]
     value = _ratio(limits(bests, baseline, margin, seeds), algorithm)

@@ -104,7 +104,10 @@ def _in_csv(value: Any) -> Any:
 
 
 def _from_text(row: dict[str, str]) -> Outcome:
-    values: dict[str, Any] = {"algorithm": row["algorithm"], "diverged": row["diverged"]}
+    values: dict[str, Any] = {
+        "algorithm": row["algorithm"],
+        "diverged": row["diverged"],
+    }
     for name in ("batch", "step", "seed"):
         values[name] = int(row[name])
     for name in ("rate", "loss", "staleness", "distance"):

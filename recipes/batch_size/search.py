@@ -2,8 +2,10 @@
 
 A cell (an algorithm at a batch) begins at one learning rate and one seed and goes on
 until the best rate of those tried has both its neighbours of the grid tried and, like
-those of its neighbours that did not diverge, all seeds. Nothing but the outcomes decides
-what is next, so that a sweep which was interrupted goes on as if it had not been.
+those of its neighbours that are close behind, all seeds. The papers' own rule is trained
+too: a rate that is proportional to the batch, from the baseline's best. Nothing but the
+outcomes decides what is next, so that a sweep which was interrupted goes on as if it had
+not been.
 """
 
 import math
@@ -16,6 +18,9 @@ from recipes.batch_size.settings import BASELINE, Cell, Run, Settings
 
 Losses = dict[int, dict[int, float]]
 """Of one cell: step of the grid, seed, loss."""
+
+# A neighbour whose loss is larger than this times the best is not trained further.
+_CLOSE = 1.03
 
 
 class Best(NamedTuple):
@@ -61,18 +66,30 @@ def missing(cell: Cell, cells: Mapping[Cell, Losses], settings: Settings) -> lis
     untried = [Run(cell, step, 0) for step in around if step not in losses]
     if untried:
         return untried[:1]
-    trained = [step for step in around if math.isfinite(_mean(losses[step]))]
-    return [
+    close = [step for step in around if _is_close(losses[step], losses[best])]
+    todo = [
         Run(cell, step, seed)
-        for step in trained
+        for step in close
         for seed in range(settings.seeds)
         if seed not in losses[step]
     ]
+    return todo or _by_the_rule(cell, cells, settings)
 
 
-def first_step(
+def rule_step(
     cell: Cell, cells: Mapping[Cell, Losses], settings: Settings
-) -> int:
+) -> int | None:
+    """The rate that the papers' rule gives a cell: in proportion to the batch.
+
+    It starts from the baseline's best rate; none where the grid does not reach it.
+    """
+    baseline = next(settings.cells())
+    best = best_of(cells[baseline], settings).step
+    step = best + round(2 * math.log2(cell.batch / baseline.batch))
+    return step if step in settings.grid else None
+
+
+def first_step(cell: Cell, cells: Mapping[Cell, Losses], settings: Settings) -> int:
     """Where a cell begins: at what was best for the batch before it, or for SSGD."""
     batches = (settings.baseline_batch, *settings.batches)
     before = batches[max(0, batches.index(cell.batch) - 1)]
@@ -94,6 +111,30 @@ def best_of(losses: Losses, settings: Settings) -> Best:
     complete = {k: v for k, v in losses.items() if len(v) >= settings.seeds}
     step = _best_step(complete or losses)
     return Best(step, losses[step], step in (settings.grid[0], settings.grid[-1]))
+
+
+def at_rule(cells: Mapping[Cell, Losses], settings: Settings) -> dict[Cell, Best]:
+    """Each cell at the rate that the papers' rule gives it, where it was trained."""
+    steps = {cell: rule_step(cell, cells, settings) for cell in cells}
+    return {
+        cell: Best(step, cells[cell][step], at_edge=False)
+        for cell, step in steps.items()
+        if step is not None and len(cells[cell].get(step, {})) >= settings.seeds
+    }
+
+
+def _by_the_rule(
+    cell: Cell, cells: Mapping[Cell, Losses], settings: Settings
+) -> list[Run]:
+    step = rule_step(cell, cells, settings)
+    if step is None:
+        return []
+    done = cells[cell].get(step, {})
+    return [Run(cell, step, n) for n in range(settings.seeds) if n not in done]
+
+
+def _is_close(losses: Mapping[int, float], best: Mapping[int, float]) -> bool:
+    return math.isfinite(_mean(losses)) and _mean(losses) <= _CLOSE * _mean(best)
 
 
 def _best_step(losses: Losses) -> int:

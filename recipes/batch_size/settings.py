@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 from lightning_adpsgd.registration import NAMES
 
 BASELINE = "ssgd"
-ALGORITHMS = (BASELINE, "sdpsgd", "adpsgd", "adpsgd_random", "d1psgd", "hadpsgd")
+ALGORITHMS = (
+    BASELINE,
+    "sdpsgd",
+    "sdpsgd_random",
+    "adpsgd",
+    "adpsgd_random",
+    "d1psgd",
+    "hadpsgd",
+)
 # Beside the papers' own: a random ring whose learners wait for one another.
 EXTRA: dict[str, dict[str, Any]] = {
     "sdpsgd_random": {"topology": "random_ring", "communication": "sync"}
@@ -76,22 +84,22 @@ class Settings:
     """
 
     algorithms: tuple[str, ...] = ALGORITHMS
-    baseline_batch: int = 64
-    batches: tuple[int, ...] = (128, 256, 512, 1024)
+    baseline_batch: int = 128
+    batches: tuple[int, ...] = (256, 512, 1024)
     seeds: int = 3
     min_rate: float = 0.25
     max_rate: float = 64.0
     num_learners: int = 16
     super_learner_size: int = 4
-    epochs: int = 8
-    warmup_epochs: float = 2.0
+    epochs: int = 6
+    warmup_epochs: float = 1.5
     rise: int = 8
     decay: float = 2**-0.5
     spread: float = 0.2
     exchange: float = 0.1
     gradient_clip: float | None = None
-    mixing_gain: float = 1.0
-    points: int = 8
+    mixing_gain: float = 0.5
+    points: int = 6
 
     def __post_init__(self) -> None:
         unknown = set(self.algorithms) - {BASELINE, *NAMES, *EXTRA}

@@ -1,5 +1,6 @@
 """What is trained: samples in memory, a model, a loss."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,7 +146,7 @@ def _teacher(dice: torch.Generator) -> Callable[[Tensor], Tensor]:
     widths = (_DIMENSIONS, 64, 64, _CLASSES)
     first, second, last = (
         torch.randn(rows, columns, generator=dice) / rows**0.5
-        for rows, columns in zip(widths, widths[1:], strict=False)
+        for rows, columns in itertools.pairwise(widths)
     )
     return lambda x: torch.tanh(2 * torch.tanh(2 * x @ first) @ second) @ last
 
