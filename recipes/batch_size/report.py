@@ -1,5 +1,6 @@
 """The report of a sweep: RESULTS.md and its figures."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from recipes.batch_size import plots
@@ -24,11 +25,19 @@ def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
     """
     batches = sweep.settings.batches
     figures = {"loss": plots.loss_against_batch(sweep, MARGINS)}
-    figures |= {f"curves-{batch}": plots.curves(sweep, batch) for batch in batches}
+    figures |= {f"curves-{b}": plots.curves(sweep, b) for b in batches}
     for name, figure in figures.items():
         for kind in ("png", "svg"):
             figure.savefig(out / f"{name}.{kind}", dpi=150)
-    tables = "\n\n".join([loss_table(sweep), limit_table(sweep)])
+    tables = "\n\n".join(
+        [
+            "Each at its own best learning rate:",
+            loss_table(sweep, sweep.bests),
+            limit_table(sweep),
+            "At the papers' rule: a rate in proportion to the batch, from the baseline's:",
+            loss_table(sweep, sweep.at_rule),
+        ]
+    )
     parts = [
         f"# Results: {workload.name}",
         _facts(sweep, workload),
@@ -44,19 +53,25 @@ def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
 
 _READING = """\
 Losses are held-out cross-entropies of the consensus model, mean [least, greatest] over
-the seeds, at the learning rate (after the @) that was best for that algorithm and batch;
-`!` marks a best rate at an edge of the grid, `-` a cell in which every rate diverged. A
-limit is the batch at which the loss of the mean over the seeds leaves the margin, linear
-in the logarithm of the batch between two that were trained; `>=` where it never does, 0
-where the smallest batch already has. The ratio is that to SSGD's limit, with the central
-95 % of a bootstrap over seeds; a `>=` of either makes it a bound."""
+the seeds, at the learning rate after the @, which was best for that algorithm and
+batch; `!` marks a best rate at an edge of the grid, "diverged" a cell in which some
+seed did at every rate. A limit is the batch at which the mean loss over the seeds
+leaves the margin above the baseline's, linear in the logarithm of the batch between two
+that were trained; `>=` where it never does, `<` where the smallest batch already has.
+The ratio is that to SSGD's limit, with the central 95 % of a bootstrap over seeds;
+beside a `>=` or `<` it is a bound."""
 
 
-def loss_table(sweep: Sweep) -> str:
-    """Losses by algorithm and batch, as Markdown."""
+def loss_table(sweep: Sweep, cells: Mapping[Cell, Best]) -> str:
+    """Losses by algorithm and batch, as Markdown.
+
+    Args:
+        sweep: Says which algorithms and batches.
+        cells: Each at a learning rate.
+    """
     batches = (sweep.settings.baseline_batch, *sweep.settings.batches)
     rows = [
-        [name, *(_loss(sweep.bests.get(Cell(name, batch))) for batch in batches)]
+        [name, *(_loss(cells.get(Cell(name, batch))) for batch in batches)]
         for name in sweep.settings.algorithms
     ]
     return _table(["loss", *(f"batch {batch}" for batch in batches)], rows)
@@ -78,6 +93,8 @@ def _limit(sweep: Sweep, algorithm: str, margin: float) -> tuple[str, str]:
     found = limits(bests, baseline, margin, seeds)
     if algorithm == BASELINE:
         return _bound(found[algorithm]), "1"
+    if not found[algorithm].batch or not found[BASELINE].batch:
+        return f"< {sweep.settings.batches[0]}", ""
     interval = ratio(bests, baseline, margin, algorithm)
     figures = f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
     return _bound(found[algorithm]), figures
@@ -92,7 +109,7 @@ def _loss(best: Best | None) -> str:
         return ""
     losses = best.losses.values()
     if max(losses) == float("inf"):
-        return "-"
+        return f"diverged @ {best.rate:.3g}"
     spread = f"[{min(losses):.3f}, {max(losses):.3f}]"
     return f"{best.mean:.3f} {spread} @ {best.rate:.3g}{'!' if best.at_edge else ''}"
 

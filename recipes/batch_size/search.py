@@ -2,10 +2,10 @@
 
 A cell (an algorithm at a batch) begins at one learning rate and one seed and goes on
 until the best rate of those tried has both its neighbours of the grid tried and, like
-those of its neighbours that are close behind, all seeds. The papers' own rule is trained
-too: a rate that is proportional to the batch, from the baseline's best. Nothing but the
-outcomes decides what is next, so that a sweep which was interrupted goes on as if it had
-not been.
+those of its neighbours that are close behind, all seeds. The papers' own rule is
+trained too: a rate in proportion to the batch, from the baseline's best. Nothing but
+the outcomes decides what is next, so that a sweep which was interrupted goes on as if
+it had not been.
 """
 
 import math

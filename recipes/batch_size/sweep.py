@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from recipes.batch_size.outcomes import Outcome, load, save, write_table, write_whole
-from recipes.batch_size.search import Best, best_of, by_cell, missing
+from recipes.batch_size.search import Best, at_rule, best_of, by_cell, missing
 from recipes.batch_size.settings import Cell, Run, Settings
 from recipes.batch_size.training import train
 from recipes.batch_size.workloads import Workload
@@ -46,6 +46,11 @@ class Sweep(NamedTuple):
             for cell in self.settings.cells()
             if cell in cells
         }
+
+    @property
+    def at_rule(self) -> dict[Cell, Best]:
+        """Each cell at the rate of the papers' rule, where the grid holds it."""
+        return at_rule(by_cell(self.outcomes), self.settings)
 
     def at_best_rate(self, cell: Cell) -> list[Outcome]:
         """The runs of a cell at its best learning rate, all seeds."""
@@ -115,5 +120,6 @@ def claim(out: Path, workload: Workload, settings: Settings) -> None:
     if changed:
         raise SettingsChanged(
             f"`out` {out} holds runs with another {', '.join(changed)} "
-            f"({', '.join(repr(before.get(k)) for k in changed)}): choose another folder"
+            f"({', '.join(repr(before.get(k)) for k in changed)}): choose another "
+            "folder"
         )
