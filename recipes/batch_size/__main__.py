@@ -1,4 +1,4 @@
-"""Command line: `python -m recipes.batch_size --out runs/batch_size [--quick]`."""
+"""Command line: `python -m recipes.batch_size [--out FOLDER] [--quick]`."""
 
 import argparse
 import sys
@@ -6,32 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from recipes.batch_size.settings import ALGORITHMS, EXTRA, Settings
+from recipes.batch_size.settings import (
+    ALGORITHMS,
+    CLASSIFIER,
+    EXTRA,
+    QUICK,
+    SPEECH,
+    Settings,
+)
 from recipes.switchboard.pipeline import StageError
-
-SPEECH = Settings()
-CLASSIFIER = Settings(
-    baseline_batch=256,
-    batches=(1024, 2048, 4096),
-    min_rate=1 / 32,
-    max_rate=16.0,
-    epochs=24,
-    warmup_epochs=4.0,
-    decay=0.84,
-    points=12,
-)
-QUICK = Settings(
-    algorithms=("ssgd", "sdpsgd", "adpsgd"),
-    baseline_batch=64,
-    batches=(128, 256),
-    seeds=2,
-    min_rate=0.25,
-    max_rate=4.0,
-    num_learners=4,
-    epochs=2,
-    warmup_epochs=0.5,
-    points=4,
-)
 
 
 def parser() -> argparse.ArgumentParser:

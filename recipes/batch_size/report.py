@@ -34,7 +34,7 @@ def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
             "Each at its own best learning rate:",
             loss_table(sweep, sweep.bests),
             limit_table(sweep),
-            "At the papers' rule: a rate in proportion to the batch, from the baseline's:",
+            "At the papers' rule, rates in proportion to batches from the baseline's:",
             loss_table(sweep, sweep.at_rule),
         ]
     )

@@ -144,3 +144,28 @@ class Settings:
 
 def _step(rate: float) -> int:
     return round(2 * math.log2(rate))
+
+
+SPEECH = Settings()
+CLASSIFIER = Settings(
+    baseline_batch=256,
+    batches=(1024, 2048, 4096),
+    min_rate=1 / 32,
+    max_rate=16.0,
+    epochs=24,
+    warmup_epochs=4.0,
+    decay=0.84,
+    points=12,
+)
+QUICK = Settings(
+    algorithms=("ssgd", "sdpsgd", "adpsgd"),
+    baseline_batch=64,
+    batches=(128, 256),
+    seeds=2,
+    min_rate=0.25,
+    max_rate=4.0,
+    num_learners=4,
+    epochs=2,
+    warmup_epochs=0.5,
+    points=4,
+)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.batch_size.__main__ import QUICK, main
+from recipes.batch_size.__main__ import main
 from recipes.batch_size.limits import Limit, limit, limits, ratio
 from recipes.batch_size.outcomes import (
     Outcome,
@@ -17,7 +17,7 @@ from recipes.batch_size.outcomes import (
     write_table,
 )
 from recipes.batch_size.search import Best, at_rule, best_of, by_cell, missing
-from recipes.batch_size.settings import Cell, Run, Settings
+from recipes.batch_size.settings import QUICK, Cell, Run, Settings
 from recipes.batch_size.sweep import SettingsChanged, next_runs, run_sweep
 from recipes.batch_size.training import dials_of, make_cluster, schedule_of, train
 from recipes.batch_size.workloads import Workload, batches_of, classifier
