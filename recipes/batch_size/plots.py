@@ -5,7 +5,7 @@ also differ in their dashes and markers.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -27,24 +27,28 @@ _STYLES = {
 }
 
 
-def loss_against_batch(sweep: Sweep, margins: Sequence[float]) -> Figure:
-    """Held-out loss at each algorithm's best rate, mean and range over the seeds.
+def loss_against_batch(
+    sweep: Sweep, cells: Mapping[Cell, Best], margins: Sequence[float]
+) -> Figure:
+    """Held-out loss at a learning rate of each cell, mean and range over the seeds.
 
     Args:
         sweep: With all its runs.
+        cells: Each at the learning rate that is shown.
         margins: Drawn as lines above the baseline's loss.
     """
     figure, axes = _axes("global batch (samples)", "held-out loss (nats)")
     _draw_margins(axes, sweep, margins)
     for algorithm in sweep.settings.algorithms:
-        points = _finite(sweep, algorithm)
+        points = _finite(cells, algorithm)
         if points:
             _draw_spread(axes, algorithm, points)
+    _name_diverged(axes, cells)
     axes.set_xscale("log", base=2)
-    batches = [sweep.settings.baseline_batch, *sweep.settings.batches]
+    batches = sorted({cell.batch for cell in cells})
     axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left")
     return figure
 
 
@@ -77,12 +81,31 @@ def _draw_margins(axes: Axes, sweep: Sweep, margins: Sequence[float]) -> None:
         )
 
 
-def _finite(sweep: Sweep, algorithm: str) -> list[tuple[int, Best]]:
-    return [
+def _finite(cells: Mapping[Cell, Best], algorithm: str) -> list[tuple[int, Best]]:
+    return sorted(
         (cell.batch, best)
-        for cell, best in sweep.bests.items()
+        for cell, best in cells.items()
         if cell.algorithm == algorithm and math.isfinite(best.mean)
-    ]
+    )
+
+
+def _name_diverged(axes: Axes, cells: Mapping[Cell, Best]) -> None:
+    """Above the batches at which an algorithm has no loss to show."""
+    names: dict[int, list[str]] = {}
+    for cell, best in cells.items():
+        if not math.isfinite(best.mean):
+            names.setdefault(cell.batch, []).append(cell.algorithm)
+    for batch, diverged in names.items():
+        axes.annotate(
+            "\n".join(["diverged:", *diverged]),
+            (batch, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(-3, 0),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=7,
+        )
 
 
 def _draw_spread(

@@ -7,12 +7,12 @@ from recipes.batch_size import plots
 from recipes.batch_size.limits import Limit, limits, ratio
 from recipes.batch_size.outcomes import write_whole
 from recipes.batch_size.search import Best
-from recipes.batch_size.settings import BASELINE, Cell
+from recipes.batch_size.settings import BASELINE, Cell, Settings
 from recipes.batch_size.sweep import Sweep
 from recipes.batch_size.workloads import Workload
 from recipes.demo.facts import provenance
 
-MARGINS = (0.05, 0.10)
+MARGINS = (0.05, 0.10, 0.25, 0.50)
 
 
 def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
@@ -24,7 +24,10 @@ def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
         workload: What was trained.
     """
     batches = sweep.settings.batches
-    figures = {"loss": plots.loss_against_batch(sweep, MARGINS)}
+    figures = {
+        "loss": plots.loss_against_batch(sweep, sweep.bests, MARGINS),
+        "rule": plots.loss_against_batch(sweep, sweep.at_rule, MARGINS),
+    }
     figures |= {f"curves-{b}": plots.curves(sweep, b) for b in batches}
     for name, figure in figures.items():
         for kind in ("png", "svg"):
@@ -41,8 +44,9 @@ def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
     parts = [
         f"# Results: {workload.name}",
         _facts(sweep, workload),
-        "![loss against batch](loss.png)",
+        "![loss against batch, each at its best rate](loss.png)",
         tables,
+        "![loss against batch, rates in proportion to it](rule.png)",
         _READING,
         *(f"![learning curves](curves-{batch}.png)" for batch in batches),
     ]
@@ -120,22 +124,38 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def _facts(sweep: Sweep, workload: Workload) -> str:
-    settings, outcomes = sweep.settings, sweep.outcomes
-    seconds = sum(outcome.wall_seconds for outcome in outcomes)
-    diverged = sum(bool(outcome.diverged) for outcome in outcomes)
     facts = {
         **provenance(),
         "workload": f"{workload.name}: {len(workload.train[0])} samples, "
         f"{workload.num_classes} classes",
-        "learners": f"{settings.num_learners} virtual ones, times of steps lognormal "
-        f"with spread {settings.spread:g}, weights cross a link in "
-        f"{settings.exchange:g} steps; hadpsgd in super-learners of "
-        f"{settings.super_learner_size}",
-        "schedule": f"{settings.epochs} epochs; rate from 1/{settings.rise} of the peak "
-        f"to the peak in {settings.warmup_epochs:g}, then x {settings.decay:.3g} per "
-        "epoch; momentum 0; "
-        f"gradient clip {settings.gradient_clip}, mixing gain {settings.mixing_gain:g}",
-        "runs": f"{len(outcomes)} of {settings.seeds} seeds, {diverged} diverged, "
-        f"{seconds / 60:.0f} minutes of one core",
+        "learners": _learners(sweep.settings),
+        "schedule": _schedule(sweep.settings),
+        "runs": _effort(sweep),
     }
     return "\n".join(f"- {name}: {fact}" for name, fact in facts.items())
+
+
+def _learners(settings: Settings) -> str:
+    return (
+        f"{settings.num_learners} virtual ones; times of steps lognormal with spread "
+        f"{settings.spread:g}, weights cross a link in {settings.exchange:g} steps; "
+        f"hadpsgd in super-learners of {settings.super_learner_size}; mixing gain "
+        f"{settings.mixing_gain:g} where asynchronous"
+    )
+
+
+def _schedule(settings: Settings) -> str:
+    return (
+        f"{settings.epochs} epochs; from 1/{settings.rise} of the peak rate to all of "
+        f"it in {settings.warmup_epochs:g}, then x {settings.decay:.3g} per epoch; "
+        f"momentum 0; gradient clip {settings.gradient_clip}"
+    )
+
+
+def _effort(sweep: Sweep) -> str:
+    seconds = sum(outcome.wall_seconds for outcome in sweep.outcomes)
+    diverged = sum(bool(outcome.diverged) for outcome in sweep.outcomes)
+    return (
+        f"{len(sweep.outcomes)}, {diverged} of them diverged, {sweep.settings.seeds} "
+        f"seeds, {seconds / 60:.0f} minutes of one core that others used too"
+    )

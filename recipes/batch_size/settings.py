@@ -130,10 +130,11 @@ class Settings:
 
     def cells(self) -> Iterator[Cell]:
         """In the order of work: small batches first, SSGD before the others."""
-        yield Cell(BASELINE, self.baseline_batch)
+        yield (baseline := Cell(BASELINE, self.baseline_batch))
         for batch in self.batches:
             for algorithm in sorted(self.algorithms, key=lambda name: name != BASELINE):
-                yield Cell(algorithm, batch)
+                if (cell := Cell(algorithm, batch)) != baseline:
+                    yield cell
 
     def in_common(self) -> dict[str, Any]:
         """What runs must have in common in order to be compared."""

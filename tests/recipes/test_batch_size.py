@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def best(*losses: float) -> Best:
 # --- the search
 
 
-def search(settings: Settings, loss_of: dict[int, float]) -> list[Run]:
+def search(settings: Settings, loss_of: Mapping[int, float]) -> list[Run]:
     """The runs of the baseline, if losses depend on the rate alone."""
     outcomes: list[Outcome] = []
     while todo := missing(BASELINE, by_cell(outcomes), settings):
