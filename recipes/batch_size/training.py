@@ -8,9 +8,9 @@ import torch
 
 from lightning_adpsgd import VirtualCluster
 from lightning_adpsgd.asr.schedule import PaperSchedule
-from lightning_adpsgd.clock import Compute, Link
 from lightning_adpsgd.registration import NAMES
-from lightning_adpsgd.report import Point, Report
+from lightning_adpsgd.virtual.clock import Compute, Link
+from lightning_adpsgd.virtual.report import Point, Report
 from recipes.batch_size.outcomes import Outcome
 from recipes.batch_size.settings import BASELINE, EXTRA, Run, Settings
 from recipes.batch_size.workloads import Workload, batches_of
@@ -58,7 +58,7 @@ def make_cluster(run: Run, workload: Workload, settings: Settings) -> VirtualClu
     """The learners of a run, all at the same start.
 
     SSGD is one learner with the whole batch: what an allreduce of equal learners is, to
-    rounding (`tests/test_virtual_ties.py`), at the cost of fewer and larger gradients.
+    rounding (`tests/virtual/test_ties.py`), at the cost of fewer and larger gradients.
     """
     torch.manual_seed(run.seed)
     model = workload.make()
