@@ -88,7 +88,7 @@ def ratio(
         algorithm: Whose limit.
         draws: Of the bootstrap.
     """
-    seeds = sorted(set.intersection(*(set(best.losses) for best in bests.values())))
+    seeds = sorted(bests[baseline].losses)
     dice = np.random.default_rng(0)
     drawn = [
         _ratio(
@@ -107,5 +107,5 @@ def _ratio(found: Mapping[str, Limit], algorithm: str) -> float:
 
 
 def _mean(best: Best, seeds: Sequence[int]) -> float:
-    losses = [best.losses[seed] for seed in seeds]
-    return sum(losses) / len(losses) if losses else math.inf
+    """Infinite where a seed was left out because another diverged."""
+    return sum(best.losses.get(seed, math.inf) for seed in seeds) / len(seeds)

@@ -95,10 +95,13 @@ def _limit(sweep: Sweep, algorithm: str, margin: float) -> tuple[str, str]:
     bests, baseline = sweep.bests, sweep.baseline
     seeds = range(sweep.settings.seeds)
     found = limits(bests, baseline, margin, seeds)
+    if algorithm not in found:
+        return "", ""
     if algorithm == BASELINE:
         return _bound(found[algorithm]), "1"
     if not found[algorithm].batch or not found[BASELINE].batch:
-        return f"< {sweep.settings.batches[0]}", ""
+        smallest = min(cell.batch for cell in bests if cell.algorithm == algorithm)
+        return f"< {smallest}", ""
     interval = ratio(bests, baseline, margin, algorithm)
     figures = f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
     return _bound(found[algorithm]), figures

@@ -39,12 +39,12 @@ class Sweep(NamedTuple):
 
     @property
     def bests(self) -> dict[Cell, Best]:
-        """Each cell, of those that have any run, at its best learning rate."""
+        """Each cell that is finished, at its best learning rate."""
         cells = by_cell(self.outcomes)
         return {
             cell: best_of(cells[cell], self.settings)
             for cell in self.settings.cells()
-            if cell in cells
+            if cell in cells and not missing(cell, cells, self.settings)
         }
 
     @property

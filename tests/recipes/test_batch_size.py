@@ -141,6 +141,12 @@ def test_limits_are_of_the_mean_over_the_seeds() -> None:
     assert found["adpsgd"].batch == pytest.approx(256)
 
 
+def test_a_batch_at_which_all_rates_diverge_is_beyond_the_limit() -> None:
+    """Such a cell has one seed alone: no more are trained."""
+    interval = ratio(made_up_cells(best(math.inf)), BASELINE, 0.10, "adpsgd")
+    assert interval == pytest.approx((1.0, 1.0, 1.0))
+
+
 def test_seeds_that_agree_leave_no_interval() -> None:
     interval = ratio(made_up_cells(best(1.2, 1.2)), BASELINE, 0.10, "adpsgd")
     assert interval == pytest.approx((2.0, 2.0, 2.0))
