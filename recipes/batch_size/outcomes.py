@@ -100,7 +100,7 @@ def _as_text(outcome: Outcome) -> dict[str, Any]:
 def _in_csv(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return " ".join(map(str, map(_in_csv, value)))
-    return f"{value:.5g}" if isinstance(value, float) else value
+    return f"{value:.8g}" if isinstance(value, float) else value
 
 
 def _from_text(row: dict[str, str]) -> Outcome:

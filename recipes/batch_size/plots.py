@@ -16,7 +16,8 @@ from recipes.batch_size.search import Best
 from recipes.batch_size.settings import Cell
 from recipes.batch_size.sweep import Sweep
 
-_STYLES = {
+# By algorithm: colour, dashes, marker.
+STYLES = {
     "ssgd": ("#000000", "-", "o"),
     "sdpsgd": ("#E69F00", "--", "s"),
     "adpsgd": ("#D55E00", "-.", "^"),
@@ -27,18 +28,15 @@ _STYLES = {
 }
 
 
-def loss_against_batch(
-    sweep: Sweep, cells: Mapping[Cell, Best], margins: Sequence[float]
-) -> Figure:
+def loss_against_batch(sweep: Sweep, cells: Mapping[Cell, Best]) -> Figure:
     """Held-out loss at a learning rate of each cell, mean and range over the seeds.
 
     Args:
         sweep: With all its runs.
         cells: Each at the learning rate that is shown.
-        margins: Drawn as lines above the baseline's loss.
     """
     figure, axes = _axes("global batch (samples)", "held-out loss (nats)")
-    _draw_margins(axes, sweep, margins)
+    _draw_margins(axes, sweep)
     for algorithm in sweep.settings.algorithms:
         points = _finite(cells, algorithm)
         if points:
@@ -64,18 +62,18 @@ def curves(sweep: Sweep, batch: int) -> Figure:
     return figure
 
 
-def _draw_margins(axes: Axes, sweep: Sweep, margins: Sequence[float]) -> None:
+def _draw_margins(axes: Axes, sweep: Sweep) -> None:
     loss = sweep.bests[sweep.baseline].mean
-    for margin in (0.0, *margins):
+    for margin in (0.0, *sweep.settings.margins):
         axes.axhline(loss * (1 + margin), color="#888888", linewidth=0.8, alpha=0.7)
         text = f"+{margin:.0%}" if margin else "baseline"
         axes.annotate(
             text,
             (1.0, loss * (1 + margin)),
             xycoords=("axes fraction", "data"),
-            xytext=(-2, 2),
+            xytext=(3, 0),
             textcoords="offset points",
-            ha="right",
+            va="center",
             fontsize=7,
             color="#555555",
         )
@@ -111,7 +109,7 @@ def _name_diverged(axes: Axes, cells: Mapping[Cell, Best]) -> None:
 def _draw_spread(
     axes: Axes, algorithm: str, points: Sequence[tuple[int, Best]]
 ) -> None:
-    colour, dash, marker = _STYLES[algorithm]
+    colour, dash, marker = STYLES[algorithm]
     means = [best.mean for _, best in points]
     below = [best.mean - min(best.losses.values()) for _, best in points]
     above = [max(best.losses.values()) - best.mean for _, best in points]
@@ -130,7 +128,7 @@ def _draw_spread(
 
 def _draw_curve(axes: Axes, algorithm: str, outcomes: Sequence[Outcome]) -> None:
     """The mean over the seeds, and their range as a band."""
-    colour, dash, marker = _STYLES[algorithm]
+    colour, dash, marker = STYLES[algorithm]
     rows = list(zip(*(outcome.losses for outcome in outcomes), strict=False))
     samples = outcomes[0].samples[: len(rows)]
     means = [sum(row) / len(row) for row in rows]

@@ -12,8 +12,6 @@ from recipes.batch_size.sweep import Sweep
 from recipes.batch_size.workloads import Workload
 from recipes.demo.facts import provenance
 
-MARGINS = (0.05, 0.10, 0.25, 0.50)
-
 
 def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
     """Writes RESULTS.md, its figures as PNG and SVG, and prints the tables.
@@ -25,8 +23,8 @@ def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
     """
     batches = sweep.settings.batches
     figures = {
-        "loss": plots.loss_against_batch(sweep, sweep.bests, MARGINS),
-        "rule": plots.loss_against_batch(sweep, sweep.at_rule, MARGINS),
+        "loss": plots.loss_against_batch(sweep, sweep.bests),
+        "rule": plots.loss_against_batch(sweep, sweep.at_rule),
     }
     figures |= {f"curves-{b}": plots.curves(sweep, b) for b in batches}
     for name, figure in figures.items():
@@ -62,8 +60,7 @@ batch; `!` marks a best rate at an edge of the grid, "diverged" a cell in which 
 seed did at every rate. A limit is the batch at which the mean loss over the seeds
 leaves the margin above the baseline's, linear in the logarithm of the batch between two
 that were trained; `>=` where it never does, `<` where the smallest batch already has.
-The ratio is that to SSGD's limit, with the central 95 % of a bootstrap over seeds;
-beside a `>=` or `<` it is a bound."""
+The ratio is that to SSGD's limit, with the central 95 % of a bootstrap over seeds."""
 
 
 def loss_table(sweep: Sweep, cells: Mapping[Cell, Best]) -> str:
@@ -83,9 +80,10 @@ def loss_table(sweep: Sweep, cells: Mapping[Cell, Best]) -> str:
 
 def limit_table(sweep: Sweep) -> str:
     """Limits and their ratios to SSGD's, as Markdown."""
-    heads = [f"{what}, {m:.0%}" for m in MARGINS for what in ("limit", "ratio")]
+    margins = sweep.settings.margins
+    heads = [f"{what}, {m:.0%}" for m in margins for what in ("limit", "ratio")]
     rows = [
-        [name, *(cell for m in MARGINS for cell in _limit(sweep, name, m))]
+        [name, *(cell for m in margins for cell in _limit(sweep, name, m))]
         for name in sweep.settings.algorithms
     ]
     return _table(["largest batch within", *heads], rows)
@@ -102,9 +100,15 @@ def _limit(sweep: Sweep, algorithm: str, margin: float) -> tuple[str, str]:
     if not found[algorithm].batch or not found[BASELINE].batch:
         smallest = min(cell.batch for cell in bests if cell.algorithm == algorithm)
         return f"< {smallest}", ""
+    bound = _bound(found[algorithm])
+    if found[algorithm].open and found[BASELINE].open:
+        return bound, ""
     interval = ratio(bests, baseline, margin, algorithm)
-    figures = f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
-    return _bound(found[algorithm]), figures
+    sign = ">= " * found[algorithm].open + "<= " * found[BASELINE].open
+    return (
+        bound,
+        f"{sign}{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]",
+    )
 
 
 def _bound(found: Limit) -> str:

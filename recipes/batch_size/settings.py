@@ -78,6 +78,7 @@ class Settings:
         gradient_clip: Largest norm of a super-learner's gradient; none: any.
         mixing_gain: Part of each average that the asynchronous algorithms take.
         points: Of a learning curve, the start not counted.
+        margins: Above the baseline's loss, within which a batch is not too large.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -100,6 +101,7 @@ class Settings:
     gradient_clip: float | None = None
     mixing_gain: float = 0.5
     points: int = 6
+    margins: tuple[float, ...] = (0.05, 0.10)
 
     def __post_init__(self) -> None:
         unknown = set(self.algorithms) - {BASELINE, *NAMES, *EXTRA}
@@ -138,7 +140,7 @@ class Settings:
 
     def in_common(self) -> dict[str, Any]:
         """What runs must have in common in order to be compared."""
-        varied = ("algorithms", "batches", "seeds", "min_rate", "max_rate")
+        varied = ("algorithms", "batches", "seeds", "min_rate", "max_rate", "margins")
         named = {k: v for k, v in asdict(self).items() if k not in varied}
         return {**named, "largest_batch": self.largest_batch}
 
@@ -147,7 +149,7 @@ def _step(rate: float) -> int:
     return round(2 * math.log2(rate))
 
 
-SPEECH = Settings()
+SPEECH = Settings(margins=(0.05, 0.10, 0.25, 0.50))
 CLASSIFIER = Settings(
     baseline_batch=256,
     batches=(1024, 2048, 4096),
