@@ -91,6 +91,7 @@ def rule_step(
 
 def first_step(cell: Cell, cells: Mapping[Cell, Losses], settings: Settings) -> int:
     """Where a cell begins: at what was best for the batch before it, or for SSGD."""
+    grid = settings.grid
     batches = (settings.baseline_batch, *settings.batches)
     before = batches[max(0, batches.index(cell.batch) - 1)]
     for other in (
@@ -99,8 +100,8 @@ def first_step(cell: Cell, cells: Mapping[Cell, Losses], settings: Settings) -> 
         Cell(BASELINE, before),
     ):
         if other in cells:
-            return _best_step(cells[other])
-    return settings.grid[len(settings.grid) // 2]
+            return min(max(_best_step(cells[other]), grid[0]), grid[-1])
+    return grid[len(grid) // 2]
 
 
 def best_of(losses: Losses, settings: Settings) -> Best:

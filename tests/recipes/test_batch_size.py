@@ -85,6 +85,13 @@ def test_the_search_leaves_rates_that_diverge_downwards() -> None:
     assert -1 in {run.step for run in search(settings, loss_of)}
 
 
+def test_a_cell_begins_within_the_grid() -> None:
+    settings = Settings(baseline_batch=64, batches=(128,), min_rate=2, max_rate=4)
+    cells = {BASELINE: {-4: {0: 1.0}}}
+    (first,) = missing(Cell("adpsgd", 128), cells, settings)
+    assert first.rate == 2.0
+
+
 def test_the_best_rate_is_that_of_the_mean_over_the_seeds() -> None:
     """Seed 0 alone would take step 1; a rate at which a seed diverged is out."""
     losses = {
