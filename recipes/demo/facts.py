@@ -27,10 +27,7 @@ def facts_of(runs: Sequence[Settings], corpus: str) -> dict[str, str]:
     """
     train = runs[0].train
     return {
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="minutes"),
-        "command": " ".join([Path(sys.executable).name, *_command()]),
-        "commit": _commit(),
-        "machine": _machine(),
+        **provenance(),
         "packages": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
         "corpus": corpus,
         "model": (
@@ -43,6 +40,16 @@ def facts_of(runs: Sequence[Settings], corpus: str) -> dict[str, str]:
         ),
         "schedule": _schedule(train),
         "time": _times(runs),
+    }
+
+
+def provenance() -> dict[str, str]:
+    """When, how, from which commit and on which machine."""
+    return {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="minutes"),
+        "command": " ".join([Path(sys.executable).name, *_command()]),
+        "commit": _commit(),
+        "machine": _machine(),
     }
 
 

@@ -1,0 +1,126 @@
+"""Command line: `python -m recipes.batch_size [--out FOLDER] [--quick]`."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from recipes.batch_size.settings import (
+    ALGORITHMS,
+    CLASSIFIER,
+    EXTRA,
+    QUICK,
+    SPEECH,
+    Settings,
+)
+from recipes.switchboard.pipeline import StageError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    arguments = argparse.ArgumentParser(
+        prog="python -m recipes.batch_size",
+        description="How large a batch does each algorithm bear? Trains virtual "
+        "learners on one core. Interrupted, the same command goes on; finished, it "
+        "writes tables and plots again.",
+    )
+    add = arguments.add_argument
+    add("--out", type=Path, default=Path("runs/batch_size"), help="default %(default)s")
+    add("--workload", choices=("speech", "classifier"), default="speech")
+    add("--quick", action="store_true", help="a small sweep of the classifier")
+    add(
+        "--data",
+        type=Path,
+        help="folder of a finished recipes.demo or recipes.switchboard, for its "
+        "features and alignment; prepared below --out if left out",
+    )
+    add("--minutes", type=float, default=24.0, help="of speech to generate")
+    add("--layers", type=int, default=1, help="of the speech model (%(default)s)")
+    add("--hidden", type=int, default=32, help="its cells per direction (%(default)s)")
+    add("--cores", type=int, default=2, help="to prepare speech with (%(default)s)")
+    for name, kind, what in _DIALS:
+        add(f"--{name.replace('_', '-')}", type=kind, help=what)
+    return arguments
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+_DIALS: tuple[tuple[str, Callable[[str], object], str], ...] = (
+    ("algorithms", _names, f"default {','.join(ALGORITHMS)}; also {','.join(EXTRA)}"),
+    ("baseline_batch", int, "global batch of SSGD that all are compared with"),
+    ("batches", _numbers, "global batches, 128,256 say"),
+    ("seeds", int, "how many"),
+    ("min_rate", float, "lowest peak learning rate"),
+    ("max_rate", float, "highest peak learning rate"),
+    ("num_learners", int, "of each algorithm"),
+    ("epochs", int, "passes over the samples"),
+    ("warmup_epochs", float, "of them"),
+    ("gradient_clip", float, "largest norm of a gradient"),
+    ("mixing_gain", float, "part of each average that is taken, if asynchronous"),
+    ("exchange", float, "time for the weights to cross a link, in steps"),
+    ("spread", float, "of the logarithm of the time of a step"),
+)
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """Those of the workload, with what the command line changes.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+    """
+    chosen = CLASSIFIER if options.workload == "classifier" else SPEECH
+    settings = QUICK if options.quick else chosen
+    given = {name: getattr(options, name) for name, *_ in _DIALS}
+    return replace(settings, **{k: v for k, v in given.items() if v is not None})
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the sweep; 0 when the report is written, 1 with a message if it cannot be."""
+    command_line = parser()
+    options = command_line.parse_args(arguments)
+    try:
+        settings = settings_of(options)
+    except ValueError as error:
+        command_line.error(str(error))
+    try:
+        _run(options, settings)
+    except (StageError, ValueError, FileExistsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _run(options: argparse.Namespace, settings: Settings) -> None:
+    import torch  # not needed for the help, as what these import
+
+    from recipes.batch_size.prepare import prepared_speech
+    from recipes.batch_size.report import write_report
+    from recipes.batch_size.sweep import run_sweep
+    from recipes.batch_size.workloads import classifier, speech
+
+    torch.set_num_threads(1)  # the gradients are too small for two
+    if options.quick:
+        workload = classifier(num_train=2048, num_held_out=256)
+    elif options.workload == "classifier":
+        workload = classifier()
+    else:
+        folders = prepared_speech(
+            options.data, options.out, options.minutes, options.cores
+        )
+        workload = speech(*folders, options.layers, options.hidden)
+    sweep = run_sweep(workload, settings, options.out)
+    write_report(options.out, sweep, workload)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The largest batch that costs little loss, and how sure that is.
+
+Between two batches of the sweep the loss is taken to be linear in the logarithm of the
+batch. The interval is the bootstrap's over seeds: it draws seeds with replacement, the
+same ones for all cells because a seed means the same start and order of samples
+everywhere. With three seeds it is a coarse one.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from recipes.batch_size.search import Best
+from recipes.batch_size.settings import BASELINE, Cell
+
+
+class Limit(NamedTuple):
+    """How large a batch may be.
+
+    Attributes:
+        batch: The largest within the margin; 0 if none is.
+        open: Whether it is the largest that was tried, so that the limit may be larger.
+    """
+
+    batch: float
+    open: bool
+
+
+class Interval(NamedTuple):
+    """A figure and the central 95 % of the bootstrap."""
+
+    value: float
+    low: float
+    high: float
+
+
+def limit(curve: Mapping[int, float], largest_loss: float) -> Limit:
+    """The batch at which a curve of losses first exceeds a loss.
+
+    Args:
+        curve: Loss by batch; infinite where training diverged.
+        largest_loss: That is still within the margin.
+    """
+    batches = sorted(curve)
+    if not batches or not curve[batches[0]] <= largest_loss:
+        return Limit(0.0, False)
+    for before, batch in itertools.pairwise(batches):
+        if not curve[batch] <= largest_loss:
+            part = (largest_loss - curve[before]) / (curve[batch] - curve[before])
+            return Limit(before * (batch / before) ** part, False)
+    return Limit(float(batches[-1]), True)
+
+
+def limits(
+    bests: Mapping[Cell, Best], baseline: Cell, margin: float, seeds: Sequence[int]
+) -> dict[str, Limit]:
+    """The limit of each algorithm, its losses the means over these seeds.
+
+    Args:
+        bests: Each cell at its best learning rate.
+        baseline: The cell whose loss may be exceeded by the margin.
+        margin: 0.05 for 5 %.
+        seeds: Repeated as often as they count.
+    """
+    largest_loss = (1 + margin) * _mean(bests[baseline], seeds)
+    curves: dict[str, dict[int, float]] = {}
+    for cell, best in bests.items():
+        curves.setdefault(cell.algorithm, {})[cell.batch] = _mean(best, seeds)
+    return {name: limit(curve, largest_loss) for name, curve in curves.items()}
+
+
+def ratio(
+    bests: Mapping[Cell, Best],
+    baseline: Cell,
+    margin: float,
+    algorithm: str,
+    draws: int = 1000,
+) -> Interval:
+    """An algorithm's limit over SSGD's, with its interval.
+
+    Args:
+        bests: Each cell at its best learning rate.
+        baseline: The cell whose loss may be exceeded by the margin.
+        margin: 0.05 for 5 %.
+        algorithm: Whose limit.
+        draws: Of the bootstrap.
+    """
+    seeds = sorted(bests[baseline].losses)
+    dice = np.random.default_rng(0)
+    drawn = [
+        _ratio(
+            limits(bests, baseline, margin, list(dice.choice(seeds, len(seeds)))),
+            algorithm,
+        )
+        for _ in range(draws)
+    ]
+    value = _ratio(limits(bests, baseline, margin, seeds), algorithm)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Interval(value, float(low), float(high))
+
+
+def _ratio(found: Mapping[str, Limit], algorithm: str) -> float:
+    return found[algorithm].batch / found[BASELINE].batch
+
+
+def _mean(best: Best, seeds: Sequence[int]) -> float:
+    """Infinite where a seed was left out because another diverged."""
+    return sum(best.losses.get(seed, math.inf) for seed in seeds) / len(seeds)

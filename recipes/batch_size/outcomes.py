@@ -1,0 +1,119 @@
+"""What runs came to: one file for each, written whole or not at all, and one table."""
+
+import csv
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from recipes.batch_size.settings import Cell, Run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run.
+
+    Attributes:
+        algorithm: Its name.
+        batch: Global.
+        step: Of the grid of learning rates.
+        seed: Of the run.
+        rate: Peak learning rate.
+        loss: Held-out, of the consensus model at the end; infinite after divergence.
+        diverged: Why the run is called so; empty otherwise.
+        staleness: Mean over the merges, in optimizer steps.
+        distance: Relative consensus distance, the largest on the curve.
+        simulated_seconds: In units of the mean time of a learner's step.
+        wall_seconds: Of the machine that computed it.
+        samples: Of all learners, at each point of the curve.
+        losses: Held-out, at each point of the curve.
+    """
+
+    algorithm: str
+    batch: int
+    step: int
+    seed: int
+    rate: float
+    loss: float
+    diverged: str = ""
+    staleness: float = math.nan
+    distance: float = math.nan
+    simulated_seconds: float = math.nan
+    wall_seconds: float = math.nan
+    samples: tuple[int, ...] = ()
+    losses: tuple[float, ...] = field(default=(), repr=False)
+
+    @property
+    def run(self) -> Run:
+        """What it is the outcome of."""
+        return Run(Cell(self.algorithm, self.batch), self.step, self.seed)
+
+
+def save(folder: Path, outcome: Outcome) -> None:
+    """Writes one file into the folder, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / f"{outcome.run.key}.json", json.dumps(asdict(outcome)))
+
+
+def load(folder: Path) -> list[Outcome]:
+    """All that are in the folder, in the order of batch, algorithm, rate, seed."""
+    outcomes = [_from_json(path) for path in folder.glob("*.json")]
+    return sorted(outcomes, key=lambda o: (o.batch, o.algorithm, o.step, o.seed))
+
+
+def write_table(path: Path, outcomes: Iterable[Outcome]) -> None:
+    """Writes them as CSV; curves are numbers between spaces."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [f.name for f in fields(Outcome)])
+        writer.writeheader()
+        writer.writerows(_as_text(outcome) for outcome in outcomes)
+    os.replace(partial, path)
+
+
+def read_table(path: Path) -> list[Outcome]:
+    """What `write_table` has written."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [_from_text(row) for row in csv.DictReader(file)]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file that is never seen half written."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _from_json(path: Path) -> Outcome:
+    values = json.loads(path.read_text(encoding="utf-8"))
+    curves = {name: tuple(values[name]) for name in ("samples", "losses")}
+    return Outcome(**{**values, **curves})
+
+
+def _as_text(outcome: Outcome) -> dict[str, Any]:
+    return {name: _in_csv(value) for name, value in asdict(outcome).items()}
+
+
+def _in_csv(value: Any) -> Any:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return " ".join(map(str, map(_in_csv, value)))
+    return f"{value:.8g}" if isinstance(value, float) else value
+
+
+def _from_text(row: dict[str, str]) -> Outcome:
+    values: dict[str, Any] = {
+        "algorithm": row["algorithm"],
+        "diverged": row["diverged"],
+    }
+    for name in ("batch", "step", "seed"):
+        values[name] = int(row[name])
+    for name in ("rate", "loss", "staleness", "distance"):
+        values[name] = float(row[name])
+    for name in ("simulated_seconds", "wall_seconds"):
+        values[name] = float(row[name])
+    values["samples"] = tuple(map(int, row["samples"].split()))
+    values["losses"] = tuple(map(float, row["losses"].split()))
+    return Outcome(**values)

@@ -1,0 +1,168 @@
+"""The report of a sweep: RESULTS.md and its figures."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from recipes.batch_size import plots
+from recipes.batch_size.limits import Limit, limits, ratio
+from recipes.batch_size.outcomes import write_whole
+from recipes.batch_size.search import Best
+from recipes.batch_size.settings import BASELINE, Cell, Settings
+from recipes.batch_size.sweep import Sweep
+from recipes.batch_size.workloads import Workload
+from recipes.demo.facts import provenance
+
+
+def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
+    """Writes RESULTS.md, its figures as PNG and SVG, and prints the tables.
+
+    Args:
+        out: Folder.
+        sweep: With all its runs.
+        workload: What was trained.
+    """
+    batches = sweep.settings.batches
+    figures = {
+        "loss": plots.loss_against_batch(sweep, sweep.bests),
+        "rule": plots.loss_against_batch(sweep, sweep.at_rule),
+    }
+    figures |= {f"curves-{b}": plots.curves(sweep, b) for b in batches}
+    for name, figure in figures.items():
+        for kind in ("png", "svg"):
+            figure.savefig(out / f"{name}.{kind}", dpi=150)
+    tables = "\n\n".join(
+        [
+            "Each at its own best learning rate:",
+            loss_table(sweep, sweep.bests),
+            limit_table(sweep),
+            "At the papers' rule, rates in proportion to batches from the baseline's:",
+            loss_table(sweep, sweep.at_rule),
+        ]
+    )
+    parts = [
+        f"# Results: {workload.name}",
+        _facts(sweep, workload),
+        "![loss against batch, each at its best rate](loss.png)",
+        tables,
+        "![loss against batch, rates in proportion to it](rule.png)",
+        _READING,
+        *(f"![learning curves](curves-{batch}.png)" for batch in batches),
+    ]
+    write_whole(out / "RESULTS.md", "\n\n".join(parts) + "\n")
+    print(f"\n{tables}\n\nreport: {out / 'RESULTS.md'}")
+    return out / "RESULTS.md"
+
+
+_READING = """\
+Losses are held-out cross-entropies of the consensus model, mean [least, greatest] over
+the seeds, at the learning rate after the @, which was best for that algorithm and
+batch; `!` marks a best rate at an edge of the grid, "diverged" a cell in which some
+seed did at every rate. A limit is the batch at which the mean loss over the seeds
+leaves the margin above the baseline's, linear in the logarithm of the batch between two
+that were trained; `>=` where it never does, `<` where the smallest batch already has.
+The ratio is that to SSGD's limit, with the central 95 % of a bootstrap over seeds."""
+
+
+def loss_table(sweep: Sweep, cells: Mapping[Cell, Best]) -> str:
+    """Losses by algorithm and batch, as Markdown.
+
+    Args:
+        sweep: Says which algorithms and batches.
+        cells: Each at a learning rate.
+    """
+    batches = (sweep.settings.baseline_batch, *sweep.settings.batches)
+    rows = [
+        [name, *(_loss(cells.get(Cell(name, batch))) for batch in batches)]
+        for name in sweep.settings.algorithms
+    ]
+    return _table(["loss", *(f"batch {batch}" for batch in batches)], rows)
+
+
+def limit_table(sweep: Sweep) -> str:
+    """Limits and their ratios to SSGD's, as Markdown."""
+    margins = sweep.settings.margins
+    heads = [f"{what}, {m:.0%}" for m in margins for what in ("limit", "ratio")]
+    rows = [
+        [name, *(cell for m in margins for cell in _limit(sweep, name, m))]
+        for name in sweep.settings.algorithms
+    ]
+    return _table(["largest batch within", *heads], rows)
+
+
+def _limit(sweep: Sweep, algorithm: str, margin: float) -> tuple[str, str]:
+    bests, baseline = sweep.bests, sweep.baseline
+    seeds = range(sweep.settings.seeds)
+    found = limits(bests, baseline, margin, seeds)
+    if algorithm not in found:
+        return "", ""
+    if algorithm == BASELINE:
+        return _bound(found[algorithm]), "1"
+    if not found[algorithm].batch or not found[BASELINE].batch:
+        smallest = min(cell.batch for cell in bests if cell.algorithm == algorithm)
+        return f"< {smallest}", ""
+    bound = _bound(found[algorithm])
+    if found[algorithm].open and found[BASELINE].open:
+        return bound, ""
+    interval = ratio(bests, baseline, margin, algorithm)
+    sign = ">= " * found[algorithm].open + "<= " * found[BASELINE].open
+    return (
+        bound,
+        f"{sign}{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]",
+    )
+
+
+def _bound(found: Limit) -> str:
+    return f"{'>= ' if found.open else ''}{found.batch:.0f}"
+
+
+def _loss(best: Best | None) -> str:
+    if best is None:
+        return ""
+    losses = best.losses.values()
+    if max(losses) == float("inf"):
+        return f"diverged @ {best.rate:.3g}"
+    spread = f"[{min(losses):.3f}, {max(losses):.3f}]"
+    return f"{best.mean:.3f} {spread} @ {best.rate:.3g}{'!' if best.at_edge else ''}"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _facts(sweep: Sweep, workload: Workload) -> str:
+    facts = {
+        **provenance(),
+        "workload": f"{workload.name}: {len(workload.train[0])} samples, "
+        f"{workload.num_classes} classes",
+        "learners": _learners(sweep.settings),
+        "schedule": _schedule(sweep.settings),
+        "runs": _effort(sweep),
+    }
+    return "\n".join(f"- {name}: {fact}" for name, fact in facts.items())
+
+
+def _learners(settings: Settings) -> str:
+    return (
+        f"{settings.num_learners} virtual ones; times of steps lognormal with spread "
+        f"{settings.spread:g}, weights cross a link in {settings.exchange:g} steps; "
+        f"hadpsgd in super-learners of {settings.super_learner_size}; mixing gain "
+        f"{settings.mixing_gain:g} where asynchronous"
+    )
+
+
+def _schedule(settings: Settings) -> str:
+    return (
+        f"{settings.epochs} epochs; from 1/{settings.rise} of the peak rate to all of "
+        f"it in {settings.warmup_epochs:g}, then x {settings.decay:.3g} per epoch; "
+        f"momentum 0; gradient clip {settings.gradient_clip}"
+    )
+
+
+def _effort(sweep: Sweep) -> str:
+    seconds = sum(outcome.wall_seconds for outcome in sweep.outcomes)
+    diverged = sum(bool(outcome.diverged) for outcome in sweep.outcomes)
+    return (
+        f"{len(sweep.outcomes)}, {diverged} of them diverged, {sweep.settings.seeds} "
+        f"seeds, {seconds / 60:.0f} minutes of one core that others used too"
+    )

@@ -1,0 +1,174 @@
+"""What a sweep varies, and what all its runs have in common."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from lightning_adpsgd.registration import NAMES
+
+BASELINE = "ssgd"
+ALGORITHMS = (
+    BASELINE,
+    "sdpsgd",
+    "sdpsgd_random",
+    "adpsgd",
+    "adpsgd_random",
+    "d1psgd",
+    "hadpsgd",
+)
+# Beside the papers' own: a random ring whose learners wait for one another.
+EXTRA: dict[str, dict[str, Any]] = {
+    "sdpsgd_random": {"topology": "random_ring", "communication": "sync"}
+}
+
+
+class Cell(NamedTuple):
+    """An algorithm at a global batch: what has a best learning rate of its own."""
+
+    algorithm: str
+    batch: int
+
+
+class Run(NamedTuple):
+    """One training.
+
+    Attributes:
+        cell: Algorithm and global batch.
+        step: Peak learning rate, as a step of the grid: the rate is 2^(step / 2).
+        seed: Of start, order of samples, times and topology.
+    """
+
+    cell: Cell
+    step: int
+    seed: int
+
+    @property
+    def rate(self) -> float:
+        """Peak learning rate, for the global batch."""
+        return 2 ** (self.step / 2)
+
+    @property
+    def key(self) -> str:
+        """Name of its file."""
+        return f"{self.cell.algorithm}-{self.cell.batch}-{self.step}-{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Of a sweep.
+
+    Args:
+        algorithms: Names of the strategies, "ssgd" (one super-learner of all) among
+            them.
+        baseline_batch: Global batch at which SSGD alone is trained: the loss that the
+            others are held against.
+        batches: Global batches of all algorithms, from small to large.
+        seeds: How many, from 0.
+        min_rate: The lowest peak learning rate; the grid goes on by factors of sqrt(2).
+        max_rate: The highest.
+        num_learners: Of every algorithm.
+        super_learner_size: Of "hadpsgd".
+        epochs: Passes over the training samples, for every batch.
+        warmup_epochs: Of them, until the peak rate.
+        rise: Peak rate over the rate at the start.
+        decay: Factor of the rate per epoch afterwards.
+        spread: Of the logarithm of the time that a learner computes for a step.
+        exchange: Time in which the weights of a model cross a link, in steps.
+        gradient_clip: Largest norm of a super-learner's gradient; none: any.
+        mixing_gain: Part of each average that the asynchronous algorithms take.
+        points: Of a learning curve, the start not counted.
+        margins: Above the baseline's loss, within which a batch is not too large.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+    """
+
+    algorithms: tuple[str, ...] = ALGORITHMS
+    baseline_batch: int = 128
+    batches: tuple[int, ...] = (256, 512, 1024)
+    seeds: int = 3
+    min_rate: float = 0.25
+    max_rate: float = 64.0
+    num_learners: int = 16
+    super_learner_size: int = 4
+    epochs: int = 6
+    warmup_epochs: float = 1.5
+    rise: int = 8
+    decay: float = 2**-0.5
+    spread: float = 0.2
+    exchange: float = 0.1
+    gradient_clip: float | None = None
+    mixing_gain: float = 0.5
+    points: int = 6
+    margins: tuple[float, ...] = (0.05, 0.10)
+
+    def __post_init__(self) -> None:
+        unknown = set(self.algorithms) - {BASELINE, *NAMES, *EXTRA}
+        if unknown or BASELINE not in self.algorithms:
+            raise ValueError(
+                f"`algorithms` must hold {BASELINE!r} and names of {[*NAMES, *EXTRA]}, "
+                f"got {self.algorithms}"
+            )
+        for batch in (self.baseline_batch, *self.batches):
+            if batch % self.num_learners or self.largest_batch % batch:
+                raise ValueError(
+                    "`batches` must be multiples of the number of learners "
+                    f"{self.num_learners} and divide the largest of them "
+                    f"{self.largest_batch}, got {batch}"
+                )
+        if self.seeds < 1:
+            raise ValueError(f"`seeds` must be at least 1, got {self.seeds}")
+
+    @property
+    def largest_batch(self) -> int:
+        """The corpus is cut to a multiple of it, so that all see the same samples."""
+        return max(self.baseline_batch, *self.batches)
+
+    @property
+    def grid(self) -> range:
+        """Steps of the learning rates."""
+        return range(_step(self.min_rate), _step(self.max_rate) + 1)
+
+    def cells(self) -> Iterator[Cell]:
+        """In the order of work: small batches first, SSGD before the others."""
+        yield (baseline := Cell(BASELINE, self.baseline_batch))
+        for batch in self.batches:
+            for algorithm in sorted(self.algorithms, key=lambda name: name != BASELINE):
+                if (cell := Cell(algorithm, batch)) != baseline:
+                    yield cell
+
+    def in_common(self) -> dict[str, Any]:
+        """What runs must have in common in order to be compared."""
+        varied = ("algorithms", "batches", "seeds", "min_rate", "max_rate", "margins")
+        named = {k: v for k, v in asdict(self).items() if k not in varied}
+        return {**named, "largest_batch": self.largest_batch}
+
+
+def _step(rate: float) -> int:
+    return round(2 * math.log2(rate))
+
+
+SPEECH = Settings(margins=(0.05, 0.10, 0.25, 0.50))
+CLASSIFIER = Settings(
+    baseline_batch=256,
+    batches=(1024, 2048, 4096),
+    min_rate=1 / 32,
+    max_rate=16.0,
+    epochs=24,
+    warmup_epochs=4.0,
+    decay=0.84,
+    points=12,
+)
+QUICK = Settings(
+    algorithms=("ssgd", "sdpsgd", "adpsgd"),
+    baseline_batch=64,
+    batches=(128, 256),
+    seeds=2,
+    min_rate=0.25,
+    max_rate=4.0,
+    num_learners=4,
+    epochs=2,
+    warmup_epochs=0.5,
+    points=4,
+)

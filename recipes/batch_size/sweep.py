@@ -1,0 +1,125 @@
+"""The sweep: trains what is missing, one run after the other."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from recipes.batch_size.outcomes import Outcome, load, save, write_table, write_whole
+from recipes.batch_size.search import Best, at_rule, best_of, by_cell, missing
+from recipes.batch_size.settings import Cell, Run, Settings
+from recipes.batch_size.training import train
+from recipes.batch_size.workloads import Workload
+
+# What the search was seen to need: rates of one seed, and three of all seeds.
+_RATES_OF_ONE_SEED = 2
+
+
+class SettingsChanged(ValueError):
+    """A folder holds runs of other settings."""
+
+
+class Sweep(NamedTuple):
+    """What a sweep has come to.
+
+    Attributes:
+        settings: Of all runs.
+        outcomes: All that there are.
+    """
+
+    settings: Settings
+    outcomes: Sequence[Outcome]
+
+    @property
+    def baseline(self) -> Cell:
+        """SSGD at the small batch."""
+        return next(self.settings.cells())
+
+    @property
+    def bests(self) -> dict[Cell, Best]:
+        """Each cell that is finished, at its best learning rate."""
+        cells = by_cell(self.outcomes)
+        return {
+            cell: best_of(cells[cell], self.settings)
+            for cell in self.settings.cells()
+            if cell in cells and not missing(cell, cells, self.settings)
+        }
+
+    @property
+    def at_rule(self) -> dict[Cell, Best]:
+        """Each cell at the rate of the papers' rule, where the grid holds it."""
+        return at_rule(by_cell(self.outcomes), self.settings)
+
+    def at_best_rate(self, cell: Cell) -> list[Outcome]:
+        """The runs of a cell at its best learning rate, all seeds."""
+        step = self.bests[cell].step
+        return [o for o in self.outcomes if o.run.cell == cell and o.step == step]
+
+
+def run_sweep(workload: Workload, settings: Settings, out: Path) -> Sweep:
+    """Trains every run that is missing and writes `results.csv`.
+
+    Args:
+        workload: Its training samples are cut to a multiple of the largest batch.
+        settings: Of all runs.
+        out: Folder; a run that is there is not trained again.
+
+    Raises:
+        SettingsChanged: The folder holds runs of other settings.
+    """
+    claim(out, workload, settings)
+    workload, runs = workload.cut(settings.largest_batch), out / "runs"
+    outcomes = load(runs)
+    with tqdm(initial=len(outcomes), unit="run", smoothing=0.05) as bar:
+        while todo := next_runs(outcomes, settings):
+            bar.total = len(outcomes) + expected(outcomes, settings)
+            for run in todo:
+                bar.set_description(f"{run.cell.algorithm} {run.cell.batch}")
+                outcomes.append(train(run, workload, settings))
+                save(runs, outcomes[-1])
+                bar.update()
+    write_table(out / "results.csv", load(runs))
+    return Sweep(settings, load(runs))
+
+
+def next_runs(outcomes: Sequence[Outcome], settings: Settings) -> list[Run]:
+    """Those of the first cell that is not finished; none at the end."""
+    cells = by_cell(outcomes)
+    todo = (missing(cell, cells, settings) for cell in settings.cells())
+    return next(filter(None, todo), [])
+
+
+def expected(outcomes: Sequence[Outcome], settings: Settings) -> int:
+    """About how many runs there are still to be."""
+    cells = by_cell(outcomes)
+    each = _RATES_OF_ONE_SEED + 3 * settings.seeds
+    left = 0
+    for cell in settings.cells():
+        done = sum(map(len, cells.get(cell, {}).values()))
+        left += max(1, each - done) if missing(cell, cells, settings) else 0
+    return left
+
+
+def claim(out: Path, workload: Workload, settings: Settings) -> None:
+    """Notes what the runs of a folder have in common, or checks that they do.
+
+    Raises:
+        SettingsChanged: They do not.
+    """
+    path = out / "settings.json"
+    common = {"workload": workload.name, **settings.in_common()}
+    common["samples"] = len(workload.train[0])
+    if not path.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(common, indent=1))
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    changed = sorted(k for k in common if before.get(k) != common[k])
+    if changed:
+        raise SettingsChanged(
+            f"`out` {out} holds runs with another {', '.join(changed)} "
+            f"({', '.join(repr(before.get(k)) for k in changed)}): choose another "
+            "folder"
+        )

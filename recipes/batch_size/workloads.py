@@ -1,0 +1,172 @@
+"""What is trained: samples in memory, a model, a loss."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lightning_adpsgd.asr.data import ChunkDataset, SpeechData
+from lightning_adpsgd.asr.features import CONTEXT, add_differences
+from lightning_adpsgd.asr.model import AcousticModel, frame_cross_entropy
+
+Samples = tuple[Tensor, Tensor]
+_DIMENSIONS, _CLASSES, _WIDTH = 64, 32, 128
+_SHIFT, _WRONG_LABELS = 0.5, 0.1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A task.
+
+    Args:
+        name: "speech" or "classifier".
+        train: Inputs and labels, `[sample, ...]` each.
+        held_out: The same of other samples.
+        make: A model at its start; drawn from the common generator.
+        loss: Of the model on inputs and labels, a mean.
+        num_classes: C; a model that has learnt nothing has the loss ln C.
+    """
+
+    name: str
+    train: Samples
+    held_out: Samples
+    make: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, Samples], Tensor]
+    num_classes: int
+
+    def cut(self, multiple: int) -> "Workload":
+        """The same with a number of training samples that this number divides.
+
+        Raises:
+            ValueError: There are fewer samples than that.
+        """
+        inputs, labels = self.train
+        length = len(inputs) // multiple * multiple
+        if not length:
+            raise ValueError(
+                f"`batches` must not exceed the {len(inputs)} training samples, got "
+                f"{multiple}"
+            )
+        cut = (inputs[:length], labels[:length])
+        return Workload(
+            self.name, cut, self.held_out, self.make, self.loss, self.num_classes
+        )
+
+
+def batches_of(
+    samples: Samples, batch: int, num_shares: int, seed: int
+) -> Callable[[int], Iterator[Samples]]:
+    """Each learner's batches, epoch after epoch.
+
+    Step k of an epoch takes the k-th stretch of `batch` samples of one order, which the
+    seed alone decides, and the learners take equal parts of it: the same samples in the
+    same steps, whatever the number of shares.
+
+    Args:
+        samples: A multiple of `batch` of them.
+        batch: Global.
+        num_shares: Learners; 1 takes whole batches.
+        seed: Of the order.
+    """
+    inputs, labels = samples
+    share = batch // num_shares
+
+    def of(learner: int) -> Iterator[Samples]:
+        dice = torch.Generator().manual_seed(seed)
+        while True:
+            order = torch.randperm(len(inputs), generator=dice)
+            for part in order.view(-1, num_shares, share)[:, learner]:
+                yield inputs[part], labels[part]
+
+    return of
+
+
+def speech(features: Path, alignment: Path, num_layers: int, hidden: int) -> Workload:
+    """Frames of speech to HMM states, by the acoustic model of the papers in small.
+
+    Args:
+        features: Folder of the stage `features` of `recipes/switchboard`.
+        alignment: Folder of its stage `align`.
+        num_layers: Bidirectional LSTM layers.
+        hidden: Their cells per direction, and the width of the bottleneck.
+    """
+    data = SpeechData(features, alignment)
+    train, held_out = (_chunks(data.dataset(split)) for split in ("train", "dev"))
+    num_states = 1 + int(max(train[1].max(), held_out[1].max()))
+
+    def make() -> nn.Module:
+        return AcousticModel(
+            num_states,
+            input_size=train[0].shape[-1],
+            num_layers=num_layers,
+            hidden_size=hidden,
+            bottleneck_size=hidden,
+        )
+
+    return Workload("speech", train, held_out, make, _frame_loss, num_states)
+
+
+def _frame_loss(model: nn.Module, samples: Samples) -> Tensor:
+    return frame_cross_entropy(model(samples[0]), samples[1])
+
+
+def _chunks(dataset: ChunkDataset) -> Samples:
+    """All of them, the deltas added once and not in every step."""
+    frames, labels = zip(*(dataset[i] for i in range(len(dataset))), strict=True)
+    inputs = add_differences(torch.stack(frames).float())
+    margin = (inputs.shape[1] - dataset.chunk) // 2
+    assert 0 <= margin <= CONTEXT
+    return inputs[:, margin : margin + dataset.chunk].contiguous(), torch.stack(labels)
+
+
+def classifier(num_train: int = 16_384, num_held_out: int = 2_048) -> Workload:
+    """Points to classes, a tenth of the training labels wrong, by a ReLU network.
+
+    The classes are those of a random network of two tanh layers; the points are normal
+    around a mean that is not zero, which makes one direction of the loss steep.
+
+    Args:
+        num_train: Training samples.
+        num_held_out: Others, all with their right labels.
+    """
+    dice = torch.Generator().manual_seed(0)
+    teacher = _teacher(dice)
+    train, held_out = (_points(n, teacher, dice) for n in (num_train, num_held_out))
+    wrong = torch.rand(num_train, generator=dice) < _WRONG_LABELS
+    other = torch.randint(_CLASSES, (num_train,), generator=dice)
+    train = (train[0], torch.where(wrong, other, train[1]))
+    return Workload("classifier", train, held_out, _network, _label_loss, _CLASSES)
+
+
+def _teacher(dice: torch.Generator) -> Callable[[Tensor], Tensor]:
+    widths = (_DIMENSIONS, 64, 64, _CLASSES)
+    first, second, last = (
+        torch.randn(rows, columns, generator=dice) / rows**0.5
+        for rows, columns in itertools.pairwise(widths)
+    )
+    return lambda x: torch.tanh(2 * torch.tanh(2 * x @ first) @ second) @ last
+
+
+def _points(
+    number: int, teacher: Callable[[Tensor], Tensor], dice: torch.Generator
+) -> Samples:
+    points = torch.randn(number, _DIMENSIONS, generator=dice)
+    return points + _SHIFT, teacher(points).argmax(1)
+
+
+def _network() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(_DIMENSIONS, _WIDTH),
+        nn.ReLU(),
+        nn.Linear(_WIDTH, _WIDTH),
+        nn.ReLU(),
+        nn.Linear(_WIDTH, _CLASSES),
+    )
+
+
+def _label_loss(model: nn.Module, samples: Samples) -> Tensor:
+    return functional.cross_entropy(model(samples[0]), samples[1])

@@ -1,0 +1,305 @@
+"""The sweep over batch sizes: its search, its limits, its samples, and a whole one."""
+
+import itertools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from recipes.batch_size.__main__ import main
+from recipes.batch_size.limits import Limit, limit, limits, ratio
+from recipes.batch_size.outcomes import (
+    Outcome,
+    load,
+    read_table,
+    save,
+    write_table,
+)
+from recipes.batch_size.search import Best, at_rule, best_of, by_cell, missing
+from recipes.batch_size.settings import QUICK, Cell, Run, Settings
+from recipes.batch_size.sweep import SettingsChanged, next_runs, run_sweep
+from recipes.batch_size.training import dials_of, make_cluster, schedule_of, train
+from recipes.batch_size.workloads import Workload, batches_of, classifier
+
+BASELINE = Cell("ssgd", 64)
+TINY = Settings(
+    algorithms=("ssgd", "adpsgd_random"),
+    baseline_batch=64,
+    batches=(128,),
+    seeds=2,
+    min_rate=0.5,
+    max_rate=1.0,
+    num_learners=4,
+    epochs=2,
+    warmup_epochs=1.0,
+    points=2,
+)
+
+
+def tiny_workload() -> Workload:
+    return classifier(num_train=300, num_held_out=64).cut(128)
+
+
+def outcome(run: Run, loss: float) -> Outcome:
+    why = "" if math.isfinite(loss) else "made up"
+    return Outcome(*run.cell, run.step, run.seed, run.rate, loss, why)
+
+
+def best(*losses: float) -> Best:
+    return Best(0, dict(enumerate(losses)), at_edge=False)
+
+
+# --- the search
+
+
+def search(settings: Settings, loss_of: Mapping[int, float]) -> list[Run]:
+    """The runs of the baseline, if losses depend on the rate alone."""
+    outcomes: list[Outcome] = []
+    while todo := missing(BASELINE, by_cell(outcomes), settings):
+        outcomes += [outcome(run, loss_of[run.step]) for run in todo]
+    return [o.run for o in outcomes]
+
+
+def test_the_best_rate_gets_all_seeds_and_its_neighbours_one() -> None:
+    settings = Settings(baseline_batch=64, min_rate=0.5, max_rate=8.0)
+    loss_of = {step: 1 + abs(step - 5) for step in settings.grid}  # best: 2^(5/2)
+    runs = search(settings, loss_of)
+    seeds = {step: {r.seed for r in runs if r.step == step} for step in settings.grid}
+    assert seeds[5] == {0, 1, 2}
+    assert seeds[4] == seeds[6] == {0}
+    assert len(runs) == len(set(runs))
+
+
+def test_a_neighbour_that_is_close_behind_gets_all_seeds() -> None:
+    settings = Settings(baseline_batch=64, min_rate=1.0, max_rate=4.0)
+    runs = search(settings, {0: 9.0, 1: 1.02, 2: 1.0, 3: 1.04, 4: 9.0})
+    assert sum(run.step == 1 for run in runs) == 3
+    assert sum(run.step == 3 for run in runs) == 1
+
+
+def test_the_search_leaves_rates_that_diverge_downwards() -> None:
+    settings = Settings(baseline_batch=64, min_rate=0.5, max_rate=8.0, seeds=1)
+    loss_of = {step: math.inf if step > -1 else 1.0 for step in settings.grid}
+    assert -1 in {run.step for run in search(settings, loss_of)}
+
+
+def test_a_cell_begins_within_the_grid() -> None:
+    settings = Settings(baseline_batch=64, batches=(128,), min_rate=2, max_rate=4)
+    cells = {BASELINE: {-4: {0: 1.0}}}
+    (first,) = missing(Cell("adpsgd", 128), cells, settings)
+    assert first.rate == 2.0
+
+
+def test_the_best_rate_is_that_of_the_mean_over_the_seeds() -> None:
+    """Seed 0 alone would take step 1; a rate at which a seed diverged is out."""
+    losses = {
+        0: {0: 1.2, 1: 1.0},
+        1: {0: 1.0, 1: 1.4},
+        2: {0: 0.5, 1: math.inf},
+        3: {0: 0.1},
+    }
+    settings = Settings(seeds=2, min_rate=1.0, max_rate=4.0)
+    chosen = best_of(losses, settings)
+    assert (chosen.step, chosen.mean, chosen.at_edge) == (0, 1.1, True)
+    assert not best_of(losses, Settings(seeds=2, min_rate=0.5, max_rate=4.0)).at_edge
+
+
+def test_the_rule_is_a_rate_in_proportion_to_the_batch() -> None:
+    settings = Settings(
+        baseline_batch=64, batches=(256,), seeds=1, min_rate=0.5, max_rate=8.0
+    )
+    wide = Cell("adpsgd", 256)
+    four_times = {1: {0: 1.0}, 5: {0: 2.0}}  # 2^(1/2) and 2^(5/2)
+    found = at_rule({BASELINE: {1: {0: 1.0}}, wide: four_times}, settings)
+    assert found[wide].rate == pytest.approx(4 * found[BASELINE].rate)
+    assert found[wide].mean == 2.0
+
+
+# --- limits
+
+
+def test_a_limit_lies_between_batches_in_their_logarithm() -> None:
+    assert limit({64: 1.0, 256: 1.2}, 1.1).batch == pytest.approx(128)
+    assert limit({64: 1.0, 256: math.inf}, 1.1) == Limit(64.0, False)
+    assert limit({64: 1.0, 256: 1.1}, 1.1) == Limit(256.0, True)
+    assert limit({64: 1.2, 256: 1.0}, 1.1) == Limit(0.0, False)
+
+
+def test_losses_beyond_the_first_that_is_too_large_do_not_count() -> None:
+    assert limit({64: 1.0, 128: 2.0, 256: 1.0}, 1.5).batch == pytest.approx(64 * 2**0.5)
+
+
+def made_up_cells(wide: Best) -> dict[Cell, Best]:
+    """SSGD leaves 10 % at 128; the other where `wide`, its loss at 512, says."""
+    return {
+        BASELINE: best(1.0, 1.0),
+        Cell("ssgd", 256): best(1.2, 1.2),
+        Cell("adpsgd", 128): best(1.0, 1.0),
+        Cell("adpsgd", 512): wide,
+    }
+
+
+def test_limits_are_of_the_mean_over_the_seeds() -> None:
+    cells = made_up_cells(best(1.1, 1.3))
+    found = limits(cells, BASELINE, 0.10, [0, 1])
+    assert found["ssgd"].batch == pytest.approx(128)
+    assert found["adpsgd"].batch == pytest.approx(256)
+
+
+def test_a_batch_at_which_all_rates_diverge_is_beyond_the_limit() -> None:
+    """Such a cell has one seed alone: no more are trained."""
+    interval = ratio(made_up_cells(best(math.inf)), BASELINE, 0.10, "adpsgd")
+    assert interval == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_seeds_that_agree_leave_no_interval() -> None:
+    interval = ratio(made_up_cells(best(1.2, 1.2)), BASELINE, 0.10, "adpsgd")
+    assert interval == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_the_interval_spans_the_seeds() -> None:
+    """Alone, seed 0 gives 512 (4 times SSGD's limit) and seed 1 128 * 4^(1/4)."""
+    interval = ratio(made_up_cells(best(1.1, 1.4)), BASELINE, 0.10, "adpsgd")
+    assert interval.low == pytest.approx(4**0.25)
+    assert interval.high == pytest.approx(4.0)
+    assert interval.value == pytest.approx(4**0.4)
+
+
+# --- the same samples
+
+
+@pytest.mark.parametrize("num_shares", [1, 2, 4])
+def test_a_step_takes_the_same_samples_however_many_learners_share_it(
+    num_shares: int,
+) -> None:
+    samples = (torch.arange(24), torch.arange(24))
+    whole = batches_of(samples, 8, 1, seed=3)(0)
+    of = batches_of(samples, 8, num_shares, seed=3)
+    for shares in itertools.islice(zip(*map(of, range(num_shares)), strict=True), 6):
+        together = torch.cat([inputs for inputs, _ in shares])
+        assert torch.equal(together, next(whole)[0])
+
+
+def test_an_epoch_takes_every_sample_once() -> None:
+    samples = (torch.arange(24), torch.arange(24))
+    for batch in (4, 8, 24):
+        steps = itertools.islice(batches_of(samples, batch, 1, seed=0)(0), 24 // batch)
+        assert sorted(torch.cat([x for x, _ in steps]).tolist()) == list(range(24))
+
+
+def test_all_algorithms_begin_at_the_same_weights() -> None:
+    settings = Settings(num_learners=8, super_learner_size=4)
+    workload = tiny_workload()
+    rows = [
+        row
+        for algorithm in settings.algorithms
+        for row in make_cluster(
+            Run(Cell(algorithm, 128), 0, 5), workload, settings
+        ).weights()[0]
+    ]
+    assert all(torch.equal(row, rows[0]) for row in rows)
+    assert len(rows) == 1 + 8 * 5 + 2
+
+
+def test_super_learners_are_of_hadpsgd_alone() -> None:
+    sizes = {a: dials_of(a, Settings()) for a in Settings().algorithms}
+    assert sizes["hadpsgd"]["num_super_learners"] == 4
+    assert sizes["ssgd"] == {"num_super_learners": 1}
+    assert {sizes[a]["num_super_learners"] for a in sizes} == {1, 4, 16}
+
+
+def test_the_rate_rises_from_a_part_of_the_peak_to_it() -> None:
+    run, settings = Run(BASELINE, 4, 0), Settings(warmup_epochs=2.0, rise=8, decay=0.5)
+    schedule = schedule_of(run, 100, settings)
+    assert [schedule.rate(n) for n in (0, 200, 201, 301)] == [0.5, 4.0, 2.0, 1.0]
+
+
+# --- runs
+
+
+def test_a_run_that_diverges_is_marked_and_does_not_raise() -> None:
+    workload = tiny_workload()
+    for step in (10, 40):  # hopeless after a while; not finite at once
+        done = train(Run(Cell("adpsgd_random", 128), step, 0), workload, TINY)
+        assert done.diverged
+        assert done.loss == math.inf
+
+
+def test_a_run_is_the_same_twice() -> None:
+    run, workload = Run(Cell("adpsgd_random", 128), -2, 1), tiny_workload()
+    first, second = (train(run, workload, TINY) for _ in range(2))
+    assert first.losses == second.losses
+    assert first.staleness == second.staleness > 0
+
+
+def test_outcomes_survive_their_files(tmp_path: Path) -> None:
+    run = Run(Cell("adpsgd", 128), 3, 1)
+    done = Outcome("adpsgd", 128, 3, 1, run.rate, 1.25, "", 1.5, 0.25, 8.0, 0.5)
+    done = Outcome(**{**vars(done), "samples": (0, 128), "losses": (3.5, 1.25)})
+    save(tmp_path, done)
+    assert load(tmp_path) == [done]
+    write_table(tmp_path / "results.csv", [done])
+    (read,) = read_table(tmp_path / "results.csv")
+    assert read.run == run
+    assert (read.samples, read.losses, read.loss) == (done.samples, done.losses, 1.25)
+
+
+# --- a whole sweep
+
+
+def test_a_sweep_that_was_interrupted_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run_sweep(tiny_workload(), TINY, tmp_path / "whole")
+    count = itertools.count()
+
+    def interrupted(*arguments: object) -> Outcome:
+        if next(count) == 5:
+            raise KeyboardInterrupt
+        return train(*arguments)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr("recipes.batch_size.sweep.train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(tiny_workload(), TINY, tmp_path / "parts")
+    assert len(load(tmp_path / "parts" / "runs")) == 5
+    again = run_sweep(tiny_workload(), TINY, tmp_path / "parts")
+    assert [o.run for o in again.outcomes] == [o.run for o in whole.outcomes]
+    assert [o.losses for o in again.outcomes] == [o.losses for o in whole.outcomes]
+    assert next(count) == len(whole.outcomes) + 1  # none was trained twice
+    assert next_runs(again.outcomes, TINY) == []
+
+
+def test_a_folder_takes_no_runs_of_other_settings(tmp_path: Path) -> None:
+    run_sweep(tiny_workload(), TINY, tmp_path)
+    changed = Settings(**{**vars(TINY), "epochs": 3})
+    with pytest.raises(SettingsChanged, match="another epochs \\(2\\)"):
+        run_sweep(tiny_workload(), changed, tmp_path)
+
+
+def test_batches_that_learners_cannot_share_are_refused() -> None:
+    with pytest.raises(ValueError, match="multiples of the number of learners 16"):
+        Settings(batches=(100, 200))
+    with pytest.raises(ValueError, match="divide the largest of them 384"):
+        Settings(batches=(256, 384))
+
+
+def test_a_quick_sweep_leaves_table_figures_and_report(tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    assert main(["--quick", "--seeds", "1", "--out", str(out)]) == 0
+    report = (out / "RESULTS.md").read_text(encoding="utf-8")
+    assert all(f"| {name} |" in report for name in QUICK.algorithms)
+    assert "commit" in report
+    assert (out / "loss.png").stat().st_size > 10_000
+    assert "<svg" in (out / "loss.svg").read_text(encoding="utf-8")
+    trained = {(o.algorithm, o.batch) for o in read_table(out / "results.csv")}
+    assert len(trained) == 1 + 2 * 3
+
+
+def test_a_folder_without_speech_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "nothing"
+    assert main(["--data", str(data), "--out", str(tmp_path / "out")]) == 1
+    assert f"{data}/exp/features is not finished" in capsys.readouterr().err
