@@ -1,8 +1,11 @@
 """What several test files of the engine share: sizes, threads, small worlds."""
 
+import json
 import multiprocessing
 import pickle
 import queue
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -339,6 +342,27 @@ def forked(
         Outcome(value, error, _end(process, deadline))
         for process, (value, error) in zip(processes, outcomes, strict=True)
     ]
+
+
+def in_fresh_process(action: Callable[[str], Any], argument: str) -> Any:
+    """What a function of a module returns, as JSON, in a process of its own.
+
+    Whoever has made a Trainer has asked for GPUs, and its children may not fork again.
+    """
+    program = (
+        "import json, sys\n"
+        f"from {action.__module__} import {action.__name__} as action\n"
+        "print(json.dumps(action(sys.argv[1])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, argument],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _report(action: Callable[[int], Any], rank: int, sender: Connection) -> None:

@@ -23,7 +23,7 @@ from tests.fabric_learners import (
     strategy_of,
     train,
 )
-from tests.helpers import engine_threads, forked, num_gpus
+from tests.helpers import engine_threads, in_fresh_process, num_gpus
 from tests.learners import consensus_after, free_port, learners, loader, values
 
 ROOT = Path(__file__).parents[1]
@@ -312,17 +312,15 @@ def _training(fabric: Fabric) -> tuple[list[float], int]:
     return module.weight.tolist(), len(engine_threads())
 
 
+def train_by_fork(name: str) -> tuple[list[float], int]:
+    """What `_training` returns, in learner 0 of two."""
+    return fabric_of(f"{name}_fork", 2).launch(_training)
+
+
 @pytest.mark.skipif(num_gpus() > 0, reason="CUDA forbids to fork")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_trains_by_the_fork_launcher(name: str) -> None:
-    def launch(rank: int) -> Any:
-        for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
-            os.environ.pop(variable, None)
-        return fabric_of(f"{name}_fork", 2).launch(_training)
-
-    (result,) = forked(1, launch)
-    assert result.error == ""
-    weight, num_threads = result.value
+    weight, num_threads = in_fresh_process(train_by_fork, name)
     final = torch.tensor(weight, dtype=torch.float64)
     torch.testing.assert_close(final, consensus_after(16, 2), atol=1e-12, rtol=0)
     assert num_threads == 0

@@ -26,7 +26,7 @@ from lightning_adpsgd import HADPSGDStrategy, Topology
 from lightning_adpsgd.registration import NAMES
 from tests.helpers import (
     engine_threads,
-    forked,
+    in_fresh_process,
     mixing_rounds,
     num_gpus,
     topologies_of,
@@ -657,19 +657,18 @@ def test_meetings_that_depend_on_local_values_are_named(tmp_path: Path) -> None:
 # --- the launchers
 
 
+def train_by_fork(name: str) -> tuple[list[float], list[str]]:
+    """The final weights, and the engine's threads that are left."""
+    module = Sampled()
+    trainer_of(f"{name}_fork", 2).fit(module)
+    return module.weight.tolist(), engine_threads()
+
+
 @pytest.mark.skipif(num_gpus() > 0, reason="CUDA forbids to fork")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_trains_by_the_fork_launcher(name: str) -> None:
-    def launch(rank: int) -> Any:
-        for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
-            os.environ.pop(variable, None)
-        module = Sampled()
-        trainer_of(f"{name}_fork", 2).fit(module)
-        return module.weight.detach(), engine_threads()
-
-    (result,) = forked(1, launch)
-    assert result.error == ""
-    final, threads = result.value
+    weights, threads = in_fresh_process(train_by_fork, name)
+    final = torch.tensor(weights, dtype=torch.float64)
     torch.testing.assert_close(final, consensus_after(16, 2), atol=1e-12, rtol=0)
     assert threads == []
 
