@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_adpsgd.files import written_whole
 from lightning_adpsgd.mixing import RoundMixer, Schedule
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.prediction import BUCKET_BYTES, Costs
@@ -101,9 +102,8 @@ class Calibration:
         """Writes the file, whole or not at all, and returns its path."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        unfinished.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
-        unfinished.replace(path)
+        with written_whole(path) as file:
+            file.write(json.dumps(asdict(self), indent=1) + "\n")
         return path
 
 

@@ -9,13 +9,13 @@ Together they are the table behind a figure of loss against batch size.
 
 import csv
 import importlib.util
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from lightning_adpsgd.files import written_whole
 from lightning_adpsgd.wandb_log import last_figures
 
 SUFFIX = ".run.csv"
@@ -119,13 +119,10 @@ def write_run(run: Run, folder: str | Path) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (run.name + SUFFIX)
-    # Of this process alone: another may be writing a run of that name too.
-    partial = folder / f".{run.name}.{os.getpid()}.partial"
-    with partial.open("w", newline="", encoding="utf-8") as file:
+    with written_whole(path, newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Run)])
         writer.writeheader()
         writer.writerow(asdict(run))
-    os.replace(partial, path)
     return path
 
 

@@ -16,6 +16,7 @@ NAME = "lightning_adpsgd"
 
 # From the ground up: a module imports only those before it.
 CORE = (
+    "files",
     "matrices",
     "shares",
     "given",

@@ -7,11 +7,12 @@ LDC2002T43 (its stm and glm). Nothing is required of the folders' names in betwe
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from lightning_adpsgd.files import written_whole
 
 
 class CorpusError(ValueError):
@@ -66,13 +67,11 @@ def utterance_id(recording: str, channel: int, start_s: float, end_s: float) -> 
 
 def write_utterances(path: Path, utterances: Iterable[Utterance]) -> None:
     """Write one JSON object per line, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
+    with written_whole(path) as file:
         for utterance in utterances:
             values = dataclasses.asdict(utterance)
             values["recording"] = str(utterance.recording)
             file.write(json.dumps(values, ensure_ascii=False) + "\n")
-    os.replace(partial, path)
 
 
 def read_utterances(path: Path) -> list[Utterance]:

@@ -4,13 +4,13 @@ Silence phones: `sil` between words, `spn` for speech without known phones (unkn
 broken-off words, vocalised noise), `nsn` for other noise, `lau` for laughter.
 """
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_adpsgd.asr.corpus import CorpusError, Skipped, Utterance
 from lightning_adpsgd.asr.transcripts import normalise_word
+from lightning_adpsgd.files import written_whole
 
 UNKNOWN = "<unk>"
 SILENCE = "sil"
@@ -121,9 +121,8 @@ def write_lexicon(folder: Path, lexicon: Lexicon) -> None:
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    os.replace(partial, path)
+    with written_whole(path) as file:
+        file.writelines(f"{line}\n" for line in lines)
 
 
 def read_lexicon(folder: Path) -> Lexicon:

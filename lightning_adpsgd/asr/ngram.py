@@ -14,12 +14,13 @@ and Goodman's, from the counts of counts, where the corpus is large enough for t
 """
 
 import math
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
+
+from lightning_adpsgd.files import written_whole
 
 BEGIN, END = "<s>", "</s>"
 _IMPOSSIBLE = -99.0  # what ARPA files write for log10(0)
@@ -168,15 +169,13 @@ def write_arpa(path: Path, model: NgramModel) -> None:
     by_length: list[list[Ngram]] = [[] for _ in range(model.order)]
     for ngram in model.log10_probabilities:
         by_length[len(ngram) - 1].append(ngram)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
+    with written_whole(path) as file:
         file.write("\\data\\\n")
         for length, ngrams in enumerate(by_length, start=1):
             file.write(f"ngram {length}={len(ngrams)}\n")
         for length, ngrams in enumerate(by_length, start=1):
             _write_section(file, model, length, sorted(ngrams))
         file.write("\n\\end\\\n")
-    os.replace(partial, path)
 
 
 def _write_section(

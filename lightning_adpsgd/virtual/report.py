@@ -2,10 +2,10 @@
 
 import csv
 import math
-import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from lightning_adpsgd.files import written_whole
 from lightning_adpsgd.virtual.fleet import Totals
 
 
@@ -81,10 +81,8 @@ class Report:
         """Writes the points, whole or not at all, and returns the path."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        with unfinished.open("w", newline="", encoding="utf-8") as file:
+        with written_whole(path, newline="") as file:
             writer = csv.DictWriter(file, [field.name for field in fields(Point)])
             writer.writeheader()
             writer.writerows(self.rows())
-        unfinished.replace(path)
         return path

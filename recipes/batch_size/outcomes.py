@@ -3,12 +3,12 @@
 import csv
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from lightning_adpsgd.files import written_whole
 from recipes.batch_size.settings import Cell, Run
 
 
@@ -66,12 +66,10 @@ def load(folder: Path) -> list[Outcome]:
 
 def write_table(path: Path, outcomes: Iterable[Outcome]) -> None:
     """Writes them as CSV; curves are numbers between spaces."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", newline="", encoding="utf-8") as file:
+    with written_whole(path, newline="") as file:
         writer = csv.DictWriter(file, [f.name for f in fields(Outcome)])
         writer.writeheader()
         writer.writerows(_as_text(outcome) for outcome in outcomes)
-    os.replace(partial, path)
 
 
 def read_table(path: Path) -> list[Outcome]:
@@ -82,9 +80,8 @@ def read_table(path: Path) -> list[Outcome]:
 
 def write_whole(path: Path, text: str) -> None:
     """Writes a file that is never seen half written."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    with written_whole(path) as file:
+        file.write(text)
 
 
 def _from_json(path: Path) -> Outcome:

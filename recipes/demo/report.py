@@ -2,13 +2,13 @@
 
 import base64
 import html
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from lightning_adpsgd.asr.scoring import Errors
+from lightning_adpsgd.files import written_whole
 from recipes.demo import plots
 from recipes.demo.results import Result, table
 
@@ -146,6 +146,5 @@ def _figure(
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    with written_whole(path) as file:
+        file.write(text)

@@ -6,7 +6,6 @@ tenth hour. What is usable is written down for `prepare`, with the length of the
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from lightning_adpsgd.asr.corpus import CorpusError, CorpusTree, Skipped, find_t
 from lightning_adpsgd.asr.hub5 import part_of
 from lightning_adpsgd.asr.sphere import SphereError, read_header
 from lightning_adpsgd.asr.transcripts import side_of
+from lightning_adpsgd.files import write_json
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import Settings
 
@@ -154,6 +154,4 @@ def _stop_if_useless(
 
 def _write(path: Path, recordings: dict[str, Recording], lines: list[str]) -> None:
     values = {stem: [str(r.path), *r[1:]] for stem, r in recordings.items()}
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps({"recordings": values, "report": lines}, indent=1))
-    os.replace(partial, path)
+    write_json(path, {"recordings": values, "report": lines})

@@ -8,7 +8,6 @@ sets. `score` leaves `score.json`, and so does `baseline`.
 """
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +41,8 @@ from lightning_adpsgd.asr.scoring import (
     score as score_words,
 )
 from lightning_adpsgd.asr.store import FrameStore
-from recipes.switchboard.hmm_stages import stored_utterances, write_json
+from lightning_adpsgd.files import write_json, written_whole
+from recipes.switchboard.hmm_stages import stored_utterances
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import Settings
 
@@ -222,9 +222,8 @@ def _ctm_lines(utterance: Utterance, hypothesis: Hypothesis) -> list[str]:
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    os.replace(partial, path)
+    with written_whole(path) as file:
+        file.writelines(f"{line}\n" for line in lines)
 
 
 def _glm(settings: Settings) -> Glm:

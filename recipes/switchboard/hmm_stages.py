@@ -5,8 +5,6 @@ occurs in training), `train/labels.npy` and `dev/labels.npy` beside the stored f
 and `log.json`. `graph` leaves `HCLG.fst` and `words.txt`.
 """
 
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,17 +32,11 @@ from lightning_adpsgd.asr.graphs import (
 )
 from lightning_adpsgd.asr.lexicon import Lexicon, read_lexicon
 from lightning_adpsgd.asr.store import FrameStore, write_labels
+from lightning_adpsgd.files import write_json
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import Settings
 
 ALIGNED_SPLITS = ("train", "dev")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(value, indent=1), encoding="utf-8")
-    os.replace(partial, path)
 
 
 def stored_utterances(

@@ -1,9 +1,10 @@
 """The figures of a training run: the rows of `metrics.csv`, and their summary."""
 
 import csv
-import os
 from collections.abc import Iterable
 from pathlib import Path
+
+from lightning_adpsgd.files import written_whole
 
 Row = dict[str, float]
 
@@ -30,12 +31,10 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Writes a `metrics.csv`, whole or not at all."""
     listed = list(rows)
     names = sorted({name for row in listed for name in row})
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", newline="") as file:
+    with written_whole(path, newline="") as file:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows(listed)
-    os.replace(partial, path)
 
 
 def by_step(rows: Iterable[Row]) -> list[Row]:

@@ -6,8 +6,6 @@ with its file and line, and the count is said at the end.
 """
 
 import dataclasses
-import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -38,6 +36,7 @@ from lightning_adpsgd.asr.transcripts import (
     read_transcript,
     side_of,
 )
+from lightning_adpsgd.files import write_json
 from recipes.switchboard.check_stage import Recording, read_recordings
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import PrepareSettings, Settings
@@ -222,10 +221,8 @@ def _say(output: Path, splits: dict[str, list[Utterance]], skipped: Skipped) -> 
         lines.append(f"WARNING: no test utterances for {', '.join(sorted(missing))}")
     lines += [f"WARNING: left out: {line}" for line in skipped.report()]
     print("\n".join(f"  {line}" for line in lines), flush=True)
-    partial = output / ".summary.partial"
     counts = {"counts": skipped.counts, "seconds": skipped.seconds}
-    partial.write_text(json.dumps({"report": lines, "skipped": counts}, indent=1))
-    os.replace(partial, output / "summary.json")
+    write_json(output / "summary.json", {"report": lines, "skipped": counts})
 
 
 def _describe(split: str, utterances: list[Utterance]) -> str:

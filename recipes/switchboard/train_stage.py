@@ -34,6 +34,7 @@ from lightning_adpsgd.callbacks import (
     GossipMonitor,
     TrainingCurve,
 )
+from lightning_adpsgd.files import write_json
 from lightning_adpsgd.loggers import FinishWandb
 from lightning_adpsgd.registration import NAMES
 from recipes.switchboard.loggers import make_loggers
@@ -230,9 +231,7 @@ def _publish(settings: Settings, output: Path) -> None:
         "num_learners": settings.train.num_learners,
         **summarize_run(rows),
     }
-    partial = output / ".summary.json.partial"
-    partial.write_text(json.dumps(summary, indent=1))
-    os.replace(partial, output / "summary.json")
+    write_json(output / "summary.json", summary)
     os.replace(output / "checkpoints" / f"{_CHECKPOINT}.ckpt", output / "model.ckpt")
 
 
