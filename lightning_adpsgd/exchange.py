@@ -28,7 +28,7 @@ from torch import Tensor
 from lightning_adpsgd.pacing import Pacer
 from lightning_adpsgd.protocol import exchange_weight
 from lightning_adpsgd.replica import Chunk, Part, Replica
-from lightning_adpsgd.streams import has_streams, host_memory, to_device, to_host
+from lightning_adpsgd.streams import Mirrored, mirrored, to_device, to_host
 from lightning_adpsgd.transport import Pending, Transport, one_behind
 from lightning_adpsgd.wire import Codec, make_codec
 
@@ -52,18 +52,6 @@ class Outcome(NamedTuple):
     first_step: int
 
 
-class Buffer(NamedTuple):
-    """Bytes of one message.
-
-    Attributes:
-        host: What the network reads and writes.
-        here: Where the weights are; on a CPU the same.
-    """
-
-    host: Tensor
-    here: Tensor
-
-
 class Loan(NamedTuple):
     """The memory of one exchange.
 
@@ -72,7 +60,7 @@ class Loan(NamedTuple):
         room: For one part, bytes, where the weights are.
     """
 
-    pairs: list[tuple[Buffer, Buffer]]
+    pairs: list[tuple[Mirrored, Mirrored]]
     room: Tensor
 
 
@@ -105,14 +93,13 @@ class Buffers:
 
     def _make(self) -> Loan:
         pairs = [(self._make_buffer(), self._make_buffer()) for _ in range(2)]
-        room = torch.empty(self._room_bytes, dtype=torch.uint8, device=self._device)
-        return Loan(pairs, room)
+        return Loan(pairs, self._bytes(self._room_bytes))
 
-    def _make_buffer(self) -> Buffer:
-        host = host_memory(self._message_bytes, torch.uint8, self._device)
-        if not has_streams(self._device):
-            return Buffer(host, host)
-        return Buffer(host, torch.empty_like(host, device=self._device))
+    def _make_buffer(self) -> Mirrored:
+        return mirrored(self._bytes(self._message_bytes))
+
+    def _bytes(self, number: int) -> Tensor:
+        return torch.empty(number, dtype=torch.uint8, device=self._device)
 
 
 class Lane:
@@ -187,7 +174,7 @@ class Lane:
     def _post(
         self,
         chunk: Chunk,
-        pair: tuple[Buffer, Buffer],
+        pair: tuple[Mirrored, Mirrored],
         room: Tensor,
         pacer: Pacer,
         ended: threading.Event | None,
@@ -283,7 +270,7 @@ def _length(codec: Codec, chunk: Chunk) -> int:
     return codec.dtype.itemsize * sum(codec.length(len(p)) for p in chunk.parts)
 
 
-def _as_message(codec: Codec, chunk: Chunk, buffer: Buffer) -> _Message:
+def _as_message(codec: Codec, chunk: Chunk, buffer: Mirrored) -> _Message:
     num_bytes = _length(codec, chunk)
     host = here = buffer.host[:num_bytes].view(codec.dtype)
     if buffer.here is not buffer.host:

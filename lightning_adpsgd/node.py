@@ -19,13 +19,7 @@ from torch import Tensor
 from lightning_adpsgd.background import AtOnce, Worker
 from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import Chunk, Replica
-from lightning_adpsgd.streams import (
-    Mark,
-    has_streams,
-    host_memory,
-    to_device,
-    to_host,
-)
+from lightning_adpsgd.streams import Mark, Mirrored, mirrored, to_device, to_host
 
 
 class Node:
@@ -100,10 +94,10 @@ class ShardMerge:
         self._worker = worker or Worker("adpsgd-node", replica.device)
         self._gathering: Future[list[int]] | None = None
         self._taken, self._arrived = Mark(replica.device), Mark(replica.device)
-        self._mine = [_Shared(chunk, replica.device) for chunk in replica.chunks]
+        self._mine = [_zeros_like(chunk, replica.device) for chunk in replica.chunks]
         self._weights = _by_chunk(vectors, replica, node.size)
         self._gathered = [
-            [_Shared(chunk, replica.device) for _ in range(node.size)]
+            [_zeros_like(chunk, replica.device) for _ in range(node.size)]
             for chunk in replica.chunks
         ]
 
@@ -141,7 +135,7 @@ class ShardMerge:
         self._arrived.set()
         return numbers
 
-    def _gather_chunk(self, mine: "_Shared", gathered: list["_Shared"]) -> None:
+    def _gather_chunk(self, mine: Mirrored, gathered: list[Mirrored]) -> None:
         to_host(mine.here, mine.host)
         self._node.gather(
             mine.host, [change.host for change in gathered], self._timeout
@@ -162,14 +156,8 @@ class ShardMerge:
         self._mine[number].here.zero_()
 
 
-class _Shared:
-    """The change of a chunk of one learner: where the weights are, and on the host."""
-
-    def __init__(self, chunk: Chunk, device: torch.device) -> None:
-        self.here = torch.zeros(len(chunk), dtype=chunk.dtype, device=device)
-        self.host = self.here
-        if has_streams(device):
-            self.host = host_memory(len(chunk), chunk.dtype, device)
+def _zeros_like(chunk: Chunk, device: torch.device) -> Mirrored:
+    return mirrored(torch.zeros(len(chunk), dtype=chunk.dtype, device=device))
 
 
 def _by_chunk(

@@ -10,6 +10,7 @@ any of this: its stream does, on the device. On a CPU there is nothing to order.
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,25 @@ def host_memory(length: int, dtype: torch.dtype, device: torch.device) -> Tensor
     """Memory of the host, [length], from which a device copies without a stop."""
     pinned = has_streams(device)
     return torch.empty(length, dtype=dtype, device="cpu", pin_memory=pinned)
+
+
+class Mirrored(NamedTuple):
+    """Memory where the weights are, and on the host; on a CPU the same.
+
+    Attributes:
+        host: What the network reads and writes.
+        here: Where the weights are.
+    """
+
+    host: Tensor
+    here: Tensor
+
+
+def mirrored(here: Tensor) -> Mirrored:
+    """Memory on the host beside a vector."""
+    if not has_streams(here.device):
+        return Mirrored(here, here)
+    return Mirrored(host_memory(len(here), here.dtype, here.device), here)
 
 
 def to_host(source: Tensor, target: Tensor) -> None:
