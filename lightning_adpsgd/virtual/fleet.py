@@ -289,6 +289,7 @@ class AsynchronousFleet(Fleet):
         while not isinstance(event := next(self._timeline), Stepped):
             self._follow(event)
         self.seconds, self._turn = event
+        self._exchanges.before_change(self._turn)  # a forward may change buffers
         self.hold(self._turn)
         return self._turn
 

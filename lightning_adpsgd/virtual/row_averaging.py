@@ -229,18 +229,25 @@ class Side:
 class _Read(NamedTuple):
     """What one end of an exchange read: a message for each part, and when."""
 
-    messages: list[Tensor]
+    messages: Sequence[Tensor]
     step: int
+
+
+_Ends = list[_Read | None]
+"""Of the asker and the asked; none as long as what lies there is what was read."""
 
 
 class Exchanges:
     """The exchanges under way between sides, from what is read to what is changed.
 
-    Both ends are read when an exchange begins. (The engine reads chunk by chunk while
-    it goes on; each of its chunks is an exchange in this sense.)
+    Both ends are read as they are when an exchange begins. (The engine reads chunk by
+    chunk while it goes on; each of its chunks is an exchange in this sense.) A message
+    is written only where an end changes before the exchange has ended, or where it is
+    encoded; otherwise both are read at the end, part by part in a cache.
 
     Args:
-        sides: By the number of the super-learner; may change.
+        sides: By the number of the super-learner; may change. Before anything else
+            changes one, `before_change` must be called.
         wire_dtype: What travels; none: the weights as they are.
         device: Of the weights.
     """
@@ -253,59 +260,92 @@ class Exchanges:
     ) -> None:
         self._sides, self._wire_dtype = sides, wire_dtype
         self._device = device
-        self._read: dict[Exchange, tuple[_Read, _Read]] = {}
+        self._read: dict[Exchange, _Ends] = {}
         self._codecs: dict[tuple[int, int, int], dict[torch.dtype, Codec]] = {}
         # Memory that was used is used again: the system takes its time to give any.
         self._free = defaultdict[tuple[torch.dtype, int], list[Tensor]](list)
 
-    @torch.no_grad()
     def begin(self, exchange: Exchange) -> None:
-        """Reads both ends."""
-        mine, theirs = (self._read_end(exchange, end) for end in exchange.ends)
-        self._read[exchange] = mine, theirs
+        """From now on both ends count as read."""
+        self._read[exchange] = [None, None]
+        if self._wire_dtype is not None:
+            # An encoder may remember what it saw, and in which order.
+            self._read_ends(exchange, exchange.ends)
+
+    def before_change(self, super_learner: int) -> None:
+        """Reads what exchanges under way want of a side that is about to change."""
+        for exchange in self._read:
+            if super_learner in exchange.ends:
+                self._read_ends(exchange, (super_learner,))
 
     @torch.no_grad()
     def end(self, exchange: Exchange) -> None:
         """Changes both ends by what was read: ``d += a (theirs - mine)``."""
-        mine, theirs = self._read.pop(exchange)
+        read = self._read.pop(exchange)
+        for end in exchange.ends:
+            self.before_change(end)
         sides = [self._sides[end] for end in exchange.ends]
-        num_bytes = sum(message.nbytes for message in mine.messages)
-        finite = True
-        for *parts, my_message, their_message in zip(
-            sides[0].parts, sides[1].parts, mine.messages, theirs.messages, strict=True
-        ):
-            finite &= self._change(exchange, parts, my_message, their_message)
-        sides[0].ended(mine.step, num_bytes, finite)
-        sides[1].ended(theirs.step, num_bytes, finite)
-        self._give_back([*mine.messages, *theirs.messages])
+        finite, num_bytes = True, 0
+        for number, parts in enumerate(zip(*(s.parts for s in sides), strict=True)):
+            mine, theirs = self._messages(exchange, read, number)
+            finite &= self._change(exchange, parts, mine, theirs)
+            num_bytes += mine.nbytes
+            self._give_back([mine, theirs])
+        for side, of_end in zip(sides, read, strict=True):
+            step = side.replica.step if of_end is None else of_end.step
+            side.ended(step, num_bytes, finite)
 
     def drop(self, exchange: Exchange) -> None:
         """Forgets what was read."""
         for read in self._read.pop(exchange):
-            self._give_back(read.messages)
+            if read is not None:
+                self._give_back(read.messages)
 
     def forget(self, super_learner: int) -> None:
         """Forgets what the lanes of a super-learner remember; it has failed."""
         for lane in [key for key in self._codecs if super_learner in key[:2]]:
             del self._codecs[lane]
 
+    @torch.no_grad()
+    def _read_ends(self, exchange: Exchange, ends: Sequence[int]) -> None:
+        read = self._read[exchange]
+        for place, end in enumerate(exchange.ends):
+            if end in ends and read[place] is None:
+                read[place] = self._read_end(exchange, end)
+
     def _read_end(self, exchange: Exchange, end: int) -> _Read:
-        codecs, messages = self._codecs_of(exchange, end), []
-        for part in self._sides[end].parts:
-            codec = codecs[part.dtype]
-            message = self._memory(codec.dtype, codec.length(len(part)))
-            weights = message
-            if codec.dtype != part.dtype:
-                weights = self._memory(part.dtype, len(part))
-            part.read(weights)
-            if weights is not message:
-                codec.encode(weights, message, part.place)
-                self._give_back([weights])
-            messages.append(message)
-        return _Read(messages, self._sides[end].replica.step)
+        side = self._sides[end]
+        numbers = range(len(side.parts))
+        messages = [self._read_part(exchange, end, number) for number in numbers]
+        return _Read(messages, side.replica.step)
+
+    def _messages(
+        self, exchange: Exchange, read: _Ends, number: int
+    ) -> tuple[Tensor, Tensor]:
+        """Of both ends about one part."""
+        mine, theirs = (
+            self._read_part(exchange, end, number)
+            if of_end is None
+            else of_end.messages[number]
+            for end, of_end in zip(exchange.ends, read, strict=True)
+        )
+        return mine, theirs
+
+    def _read_part(self, exchange: Exchange, end: int, number: int) -> Tensor:
+        part = self._sides[end].parts[number]
+        codec = self._codecs_of(exchange, end)[part.dtype]
+        message = self._memory(codec.dtype, codec.length(len(part)))
+        weights = message
+        if codec.dtype != part.dtype:
+            weights = self._memory(part.dtype, len(part))
+        part.read(weights)
+        if weights is not message:
+            codec.encode(weights, message, part.place)
+            self._give_back([weights])
+        return message
 
     def _change(
-        self, exchange: Exchange, parts: list[Part], mine: Tensor, theirs: Tensor
+        self, exchange: Exchange, parts: Sequence[Part], mine: Tensor, theirs: Tensor
     ) -> bool:
         asker, asked = (self._codecs_of(exchange, end) for end in exchange.ends)
         part, dtype = parts[0], parts[0].dtype
