@@ -70,7 +70,7 @@ def loss_table(sweep: Sweep, cells: Mapping[Cell, Best]) -> str:
         sweep: Says which algorithms and batches.
         cells: Each at a learning rate.
     """
-    batches = (sweep.settings.baseline_batch, *sweep.settings.batches)
+    batches = sweep.settings.all_batches
     rows = [
         [name, *(_loss(cells.get(Cell(name, batch))) for batch in batches)]
         for name in sweep.settings.algorithms

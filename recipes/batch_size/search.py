@@ -92,7 +92,7 @@ def rule_step(
 def first_step(cell: Cell, cells: Mapping[Cell, Losses], settings: Settings) -> int:
     """Where a cell begins: at what was best for the batch before it, or for SSGD."""
     grid = settings.grid
-    batches = (settings.baseline_batch, *settings.batches)
+    batches = settings.all_batches
     before = batches[max(0, batches.index(cell.batch) - 1)]
     for other in (
         Cell(cell.algorithm, before),

@@ -110,7 +110,7 @@ class Settings:
                 f"`algorithms` must hold {BASELINE!r} and names of {[*NAMES, *EXTRA]}, "
                 f"got {self.algorithms}"
             )
-        for batch in (self.baseline_batch, *self.batches):
+        for batch in self.all_batches:
             if batch % self.num_learners or self.largest_batch % batch:
                 raise ValueError(
                     "`batches` must be multiples of the number of learners "
@@ -121,9 +121,14 @@ class Settings:
             raise ValueError(f"`seeds` must be at least 1, got {self.seeds}")
 
     @property
+    def all_batches(self) -> list[int]:
+        """That of the baseline and the others, each once, from small to large."""
+        return sorted({self.baseline_batch, *self.batches})
+
+    @property
     def largest_batch(self) -> int:
         """The corpus is cut to a multiple of it, so that all see the same samples."""
-        return max(self.baseline_batch, *self.batches)
+        return self.all_batches[-1]
 
     @property
     def grid(self) -> range:

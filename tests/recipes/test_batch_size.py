@@ -17,9 +17,10 @@ from recipes.batch_size.outcomes import (
     save,
     write_table,
 )
+from recipes.batch_size.report import loss_table
 from recipes.batch_size.search import Best, at_rule, best_of, by_cell, missing
 from recipes.batch_size.settings import QUICK, Cell, Run, Settings
-from recipes.batch_size.sweep import SettingsChanged, next_runs, run_sweep
+from recipes.batch_size.sweep import SettingsChanged, Sweep, next_runs, run_sweep
 from recipes.batch_size.training import dials_of, make_cluster, schedule_of, train
 from recipes.batch_size.workloads import Workload, batches_of, classifier
 
@@ -208,6 +209,13 @@ def test_super_learners_are_of_hadpsgd_alone() -> None:
     assert sizes["hadpsgd"]["num_super_learners"] == 4
     assert sizes["ssgd"] == {"num_super_learners": 1}
     assert {sizes[a]["num_super_learners"] for a in sizes} == {1, 4, 16}
+
+
+def test_the_baseline_s_batch_is_one_column_wherever_it_is_named() -> None:
+    settings = Settings(baseline_batch=128, batches=(512, 128, 256))
+    assert settings.all_batches == [128, 256, 512]
+    header = loss_table(Sweep(settings, []), {}).splitlines()[0]
+    assert header.count("batch 128") == 1
 
 
 def test_the_rate_rises_from_a_part_of_the_peak_to_it() -> None:
