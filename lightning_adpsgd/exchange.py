@@ -169,6 +169,11 @@ class Lane:
         self._receive_word().wait(self._timeout)
         return int(self._theirs[0])
 
+    @property
+    def heard_number(self) -> int:
+        """What came with the word that was heard last."""
+        return int(self._theirs[1])
+
     def ask(self, num_under_way: int, pacer: Pacer, ended: threading.Event) -> Outcome:
         """Asks for an exchange and makes it, as fast as the pacer allows.
 

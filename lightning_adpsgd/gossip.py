@@ -107,7 +107,8 @@ class Gossip(Communication):
       time, and by the training thread in a merge.
     - `_tally`, `_ages`, `_under_way`, `_paused`, `_last_exchange_step`,
       `_last_steps` (by peer): counters.
-    - `_asking`: by peer, the thread that asks it; `_threads`: all that run.
+    - `_asking`, `_answering`: by peer, what the thread that asks it, and the one that
+      answers it, is told; `_threads`: all that run.
     - `_error`: written by the first thread that fails, read by the training thread.
     - `_adoption`: weights to go on from, left by any thread for the training thread.
 
@@ -123,6 +124,8 @@ class Gossip(Communication):
         on_error: Called once, by the thread that lost a peer.
         on_lost: Called by a thread that lost a peer, with its number and the error,
             where peers come and go; none: they do not.
+        on_left: Called by a thread that answered a peer which now asks no more, with
+            its number, and whether it leaves the others altogether.
 
     Attributes:
         circle: Who is asked in which round.
@@ -138,9 +141,11 @@ class Gossip(Communication):
         options: GossipOptions,
         on_error: Callable[[str], None] = lambda message: None,
         on_lost: Callable[[int, PeerLost], None] | None = None,
+        on_left: Callable[[int, bool], None] = lambda peer, for_good: None,
     ) -> None:
         self._transport, self._node, self._gain = transport, node, schedule.gain
-        self._options, self._on_error, self._on_lost = options, on_error, on_lost
+        self._options, self._on_error = options, on_error
+        self._on_lost, self._on_left = on_lost, on_left
         self._state = threading.Condition()
         vectors = [as_real(vector) for vector in vectors]
         self._shards = self._shards_of(vectors)
@@ -157,6 +162,7 @@ class Gossip(Communication):
         self.circle = Circle.of(schedule, numbers, transport.index)
         self.position: Callable[[], Position] = lambda: Position(self._step)
         self._asking: dict[int, _Asking] = {}
+        self._answering: dict[int, threading.Event] = {}
         self._threads: list[threading.Thread] = []
         self._tally, self._ages = Tally(), list[int]()
         self._step = self._last_exchange_step = 0
@@ -186,7 +192,9 @@ class Gossip(Communication):
 
     def answer_peer(self, peer: int) -> None:
         """Begins to answer a peer, whoever it is, until it leaves or is lost."""
-        self._start_thread(self._answer_peer, peer, "answer")
+        with self._state:
+            gone = self._answering[peer] = threading.Event()
+        self._start_thread(lambda peer: self._answer_peer(peer, gone), peer, "answer")
 
     def drop_peer(self, peer: int) -> threading.Event:
         """Asks a peer no more; an exchange under way is made to its end if it can.
@@ -203,6 +211,13 @@ class Gossip(Communication):
         asking.gone.set()
         asking.due.set()
         return asking.ended
+
+    def forget_peer(self, peer: int) -> None:
+        """Neither asks a peer any more nor says that it was lost, when it is."""
+        with self._state:
+            if (gone := self._answering.pop(peer, None)) is not None:
+                gone.set()
+        self.drop_peer(peer)
 
     def pull(self, peer: int) -> "Future[Pulled]":
         """Asks a peer that was added for its weights; nobody's weights change.
@@ -445,7 +460,7 @@ class Gossip(Communication):
         try:
             while self._asks(asking):
                 self._wait_and_ask(peer, asking, lane)
-            lane.say(LEAVE)
+            lane.say(LEAVE, int(self._leaving.is_set()))
         except PeerLost:
             # Of one that was dropped everybody knows.
             if not asking.gone.is_set():
@@ -487,15 +502,24 @@ class Gossip(Communication):
             future.set_exception(lost)
         asking.ended.set()
 
-    def _answer_peer(self, peer: int) -> None:
+    def _answer_peer(self, peer: int, gone: threading.Event) -> None:
         lane = self._lane(peer, lane_of(peer, self._transport.index))
-        while (word := lane.hear()) != LEAVE:
-            if word == PULL:
-                lane.give(self.position())
-            elif word == ASK:
-                number = self._enter(peer, asked=True)
-                with self._under_way_with(peer) as done, self._timed():
-                    done(lane.answer(number, self._pacer))
+        try:
+            while (word := lane.hear()) != LEAVE:
+                self._answer(word, peer, lane)
+        except PeerLost:
+            if not gone.is_set():
+                raise
+        else:
+            self._on_left(peer, lane.heard_number > 0)
+
+    def _answer(self, word: int, peer: int, lane: Lane) -> None:
+        if word == PULL:
+            lane.give(self.position())
+        elif word == ASK:
+            number = self._enter(peer, asked=True)
+            with self._under_way_with(peer) as done, self._timed():
+                done(lane.answer(number, self._pacer))
 
     def _lane(self, peer: int, number: int) -> Lane:
         return Lane(
