@@ -25,6 +25,7 @@ CORE = (
     "parameters",
     "ties",
     "transport",
+    "links",
     "wire",
     "replica",
     "pacing",
@@ -74,6 +75,17 @@ CORE = (
 )
 # The same within packages.
 WITHIN = {
+    "links": (
+        "sockets",
+        "frames",
+        "facts",
+        "credentials",
+        "handshake",
+        "connection",
+        "listener",
+        "transport",
+        "__init__",
+    ),
     "callbacks": (
         "reporting",
         "clock",
@@ -199,9 +211,9 @@ def test_the_core_needs_no_speech_library(path: Path) -> None:
 
 def test_the_engine_knows_nothing_of_lightning() -> None:
     engine = CORE[: CORE.index("dials")]
-    for module in engine:
-        roots = {name.partition(".")[0] for name in imports(PACKAGE / f"{module}.py")}
-        assert "lightning" not in roots, module
+    for path in (path for module in engine for path in files_of(module)):
+        roots = {name.partition(".")[0] for name in imports(path)}
+        assert "lightning" not in roots, path
 
 
 def test_scoring_and_decoding_know_no_model_and_data_no_decoder() -> None:
