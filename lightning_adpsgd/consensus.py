@@ -25,10 +25,12 @@ class Consensus(NamedTuple):
     Attributes:
         distance: ``sqrt(mean_i |w_i - mean w|^2)`` over all weights.
         relative_distance: The same over ``|mean w|``.
+        members: How many islands were in the mean; 0 where there are none.
     """
 
     distance: float
     relative_distance: float
+    members: int = 0
 
 
 class ConsensusModel:

@@ -89,12 +89,25 @@ class GossipOptions:
 
 
 class _Asking:
-    """What the thread that asks a peer is told; `pulls` is guarded by the engine."""
+    """What the thread that asks a peer is told; `pulls` is guarded by the engine.
+
+    Attributes:
+        called: There is something to do, or to end.
+        due: An exchange is to be asked for.
+        gone: The peer is not to be asked any more.
+        ended: The thread has said its last.
+        pulls: To be answered with the peer's weights.
+    """
 
     def __init__(self) -> None:
-        self.due, self.gone = threading.Event(), threading.Event()
-        self.ended = threading.Event()
+        self.called, self.due = threading.Event(), threading.Event()
+        self.gone, self.ended = threading.Event(), threading.Event()
         self.pulls: deque[Future[Pulled]] = deque()
+
+    def call(self) -> None:
+        """An exchange is due."""
+        self.due.set()
+        self.called.set()
 
 
 class Gossip(Communication):
@@ -209,7 +222,7 @@ class Gossip(Communication):
             (ended := threading.Event()).set()
             return ended
         asking.gone.set()
-        asking.due.set()
+        asking.called.set()
         return asking.ended
 
     def forget_peer(self, peer: int) -> None:
@@ -233,7 +246,7 @@ class Gossip(Communication):
         if asking is None:
             future.set_exception(PeerLost(peer, "pulling its weights", "not connected"))
         else:
-            asking.due.set()
+            asking.called.set()
         return future
 
     def adopt(self, values: Sequence[Tensor]) -> None:
@@ -241,9 +254,22 @@ class Gossip(Communication):
         with self._state:
             self._adoption = values
 
+    @property
+    def has_adopted(self) -> bool:
+        """Whether the training thread has taken up what `adopt` was given."""
+        return self._adoption is None
+
     def put(self, values: Sequence[Tensor]) -> None:
         """Goes on from other weights at once; for the training thread."""
         self._replica.put(values)
+
+    def snapshot(self) -> list[Tensor]:
+        """What a peer would pull; for the training thread."""
+        return self._replica.snapshot()
+
+    def write(self, values: Sequence[Tensor]) -> None:
+        """Writes what is like a snapshot in the place of w, and nothing else."""
+        self._replica.spread(values, self._shards)
 
     @override
     def before_update(self) -> None:
@@ -345,10 +371,9 @@ class Gossip(Communication):
     # --- the training thread
 
     def _take_up(self) -> None:
-        with self._state:
-            values, self._adoption = self._adoption, None
-        if values is not None:
+        if (values := self._adoption) is not None:
             self._replica.put(values)
+            self._adoption = None
 
     @torch.no_grad()
     def _merge(self) -> None:
@@ -386,7 +411,7 @@ class Gossip(Communication):
     def _call_round(self, round: int) -> None:
         for peer in self.circle.asks(round):
             if (asking := self._asking.get(peer)) is not None:
-                asking.due.set()
+                asking.call()
 
     def _wait_if_too_stale(self) -> None:
         limit = self._options.max_staleness
@@ -440,13 +465,14 @@ class Gossip(Communication):
                 work(peer)
         except PeerLost as error:
             if self._on_lost is None:
-                self._fail(error)
+                self.fail(error)
             elif not self._leaving.is_set():
                 self._on_lost(peer, error)
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Ends the learner with an error of a communication thread."""
         with self._state:
             first = self._error is None and not self._leaving.is_set()
             if first:
@@ -473,24 +499,27 @@ class Gossip(Communication):
         return not over and self._error is None
 
     def _wait_and_ask(self, peer: int, asking: _Asking, lane: Lane) -> None:
-        # Cleared only if seen, or a call at the end of the pause would be lost.
         pause_s = min(10.0, self._options.timeout.total_seconds() / 4)
-        if due := asking.due.wait(pause_s):
-            if not asking.pulls:
-                self._hurry.wait(self._cores.pause_s())
+        if called := asking.called.wait(pause_s):
+            asking.called.clear()
+        self._pull_all(asking, lane)
+        # Cleared only if seen, or a call at the end of the pause would be lost.
+        if due := asking.due.is_set():
+            self._hurry.wait(self._cores.pause_s())
             asking.due.clear()
         if not self._asks(asking):
             return
-        if asking.pulls:
+        if not called:
+            lane.say(ALIVE)
+        elif due and (number := self._enter(peer)):
+            with self._under_way_with(peer) as done, self._timed():
+                done(lane.ask(number, self._pacer, self._hurry))
+
+    def _pull_all(self, asking: _Asking, lane: Lane) -> None:
+        while asking.pulls and self._asks(asking):
             # It stays in the queue meanwhile, from which it is told of a loss.
             asking.pulls[0].set_result(lane.pull())
             asking.pulls.popleft()
-            asking.due.set()  # what else was asked for meanwhile
-        elif not due:
-            lane.say(ALIVE)
-        elif number := self._enter(peer):
-            with self._under_way_with(peer) as done, self._timed():
-                done(lane.ask(number, self._pacer, self._hurry))
 
     def _give_up(self, peer: int, asking: _Asking) -> None:
         lost = PeerLost(peer, "pulling its weights", "the connection has ended")
@@ -583,7 +612,7 @@ class Gossip(Communication):
         with self._state:
             asked = list(self._asking.values())
         for asking in asked:
-            asking.due.set()
+            asking.call()
 
     def _join(self, seconds: float) -> None:
         deadline = time.perf_counter() + seconds

@@ -114,6 +114,9 @@ class Pace:
     silence_s: float = 3.0
 
 
+_PACE = Pace()
+
+
 class Watch:
     """For how long signs of life have stood still, by the observer's own clock.
 
@@ -174,7 +177,7 @@ class Membership:
         rendezvous: Rendezvous,
         member: Member,
         steps: Callable[[], int],
-        pace: Pace = Pace(),
+        pace: Pace = _PACE,
         on_roll: Callable[[Roll], None] = lambda roll: None,
         on_stopped: Callable[[], None] = lambda: None,
     ) -> None:

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 
 from torch import Tensor
@@ -116,6 +117,14 @@ class LinkTransport(Transport):
             lane: None: both.
         """
         self._lanes.drop(number, lane)
+
+    def rename(self, number: int) -> None:
+        """Takes another number, where the membership has given the old one again.
+
+        Nothing may be connected.
+        """
+        self.index = number
+        self.facts = replace(self.facts, member=number)
 
     def close(self) -> None:
         """Breaks off all lanes."""
