@@ -66,6 +66,9 @@ class Position(NamedTuple):
     epochs: int = 0
 
 
+BEGINNING = Position()
+
+
 class Pulled(NamedTuple):
     """What a pull brings.
 

@@ -263,6 +263,12 @@ class Gossip(Communication):
         """Goes on from other weights at once; for the training thread."""
         self._replica.put(values)
 
+    @torch.no_grad()
+    def merge_all(self) -> None:
+        """Merges all that was averaged; for the training thread, after `drain`."""
+        self._merge_all()
+        self._count_merge()
+
     def snapshot(self) -> list[Tensor]:
         """What a peer would pull; for the training thread."""
         return self._replica.snapshot()

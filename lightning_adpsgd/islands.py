@@ -163,12 +163,23 @@ class Island(Communication):
         self.membership.enter(self._patience.pull.total_seconds())
         self._edges.start(self._rejoin)
 
+    def depart(self) -> None:
+        """As `stop`, with all that exchanges brought merged into the weights."""
+        self._edge.stop(_GOODBYE_S)
+        self._drain()
+        self._engine.merge_all()
+        self.stop()
+
+    @property
+    def name(self) -> str:
+        """Of no other island, short enough for a file."""
+        return f"{self.membership.member.number}-{self._incarnation[:8]}"
+
     @override
     def stop(self) -> None:
-        """Drains exchanges, says goodbye, leaves the roll; within seconds."""
+        """Drains exchanges, leaves the roll, says goodbye; within seconds."""
         self._edge.stop(_GOODBYE_S)
-        if not self._engine.drain(_DRAIN_S):
-            _log.warning("an exchange was still under way after %g s", _DRAIN_S)
+        self._drain()
         self.membership.leave(_GOODBYE_S)
         self._engine.say_goodbye(_GOODBYE_S)
         self.abort()
@@ -234,9 +245,24 @@ class Island(Communication):
                 total.add(pulled.values)
         return total.mean()
 
-    def write(self, values: Sequence[Tensor]) -> None:
-        """Puts values, chunk by chunk, in the place of the weights."""
-        self._engine.write(values)
+    def average(self, vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
+        """Puts the mean over the islands that answer in the place of the weights."""
+        mean = self.mean()
+        self._engine.write(mean.values)
+        return mean.consensus
+
+    def note(self, samples: int, epochs: int) -> None:
+        """Training on a batch begins.
+
+        Samples of all islands are estimated, as if each did as much as this one.
+
+        Args:
+            samples: Of the batch.
+            epochs: That are completed.
+        """
+        members = len(self._engine.circle.numbers)
+        steps, before, _ = self.position
+        self.position = Position(steps, before + samples * members, epochs)
 
     @override
     def statistics(self) -> Statistics:
@@ -245,6 +271,10 @@ class Island(Communication):
             joined=self._edge.joined,
             lost=self._edge.lost,
         )
+
+    def _drain(self) -> None:
+        if not self._engine.drain(_DRAIN_S):
+            _log.warning("an exchange was still under way after %g s", _DRAIN_S)
 
     # --- how it comes in
 
@@ -289,15 +319,21 @@ class Island(Communication):
             if not self.membership.roll.members:
                 return None
             if (found := self._weights_of_neighbours()) is not None:
-                self._engine.put(found.values)
-                self.position = found.position
-                return found.position
+                return self._take_up(found)
         raise RuntimeError(
             f"none of the super-learners {sorted(self.membership.roll.members)} on "
             f"the roll of {self._place} gave its weights within "
             f"{self._patience.start}: see whether this machine can reach their "
             "addresses, and what they print"
         )
+
+    def _take_up(self, found: Pulled) -> Position | None:
+        if found.position.steps < self.position.steps:
+            _log.info("this island is further than the others, and keeps its weights")
+            return None
+        self._engine.put(found.values)
+        self.position = found.position
+        return found.position
 
     def _weights_of_neighbours(self) -> Pulled | None:
         """The mean of those next to whom this island will sit, as far as they answer.

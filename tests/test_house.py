@@ -58,6 +58,7 @@ CORE = (
     "job",
     "work_sharing",
     "clocks",
+    "catching_up",
     "averages",
     "pruning",
     "strategy",
