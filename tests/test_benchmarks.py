@@ -13,7 +13,9 @@ import torch
 from benchmarks import (
     hidden,
     hosts,
+    kills,
     learners,
+    mortal,
     page,
     plots,
     results,
@@ -22,6 +24,7 @@ from benchmarks import (
 )
 from benchmarks.__main__ import names
 from benchmarks.methods import LONGEST, SHORTEST, Reading, Task, Trace, rate
+from benchmarks.mortal import Outcome
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, spread, take_turns
 
@@ -297,3 +300,37 @@ def test_bounds_are_taken_from_the_rows_that_they_name() -> None:
             ": loss, of ddp's": (1.01, True),
         }.items()
     }
+
+
+def steady(begin: float, end: float, step: float = 0.5) -> list[float]:
+    return [begin + step * k for k in range(round((end - begin) / step) + 1)]
+
+
+def test_a_learner_that_another_s_death_stops_has_a_slow_window() -> None:
+    lives = {0: [steady(0, 20), steady(22, 40)], 1: [steady(0, 40)]}
+    stopped = Outcome(lives, [], kills=[(20.5, 1)])
+    # From 17 to 22: six steps of half a second and one of two.
+    assert kills.slowest_window(stopped) == pytest.approx(5 / 7 / 0.5)
+
+
+def test_a_learner_that_was_killed_itself_has_none() -> None:
+    lives = {0: [steady(0, 20), steady(30, 50)], 1: [steady(0, 50)]}
+    killed = Outcome(lives, [], kills=[(20.1, 0)])
+    assert kills.slowest_window(killed) == 1
+    assert kills.steps_per_second(killed) == [2, 2, 2]
+    assert [len(stretch) for stretch in kills.settled(killed)] == [38, 38, 98]
+
+
+def test_learners_are_killed_and_started_again(tmp_path: Path) -> None:
+    def program(life: mortal.Mortal) -> None:
+        for _ in life.batches():
+            pass
+        life.leave(torch.tensor([float(life.number)]))
+
+    first = mortal.Mortal(0, 2, 0, 0, tmp_path, 0.0)
+    outcome = mortal.run(program, first, 1.5, kill_every_s=0.5, absent_s=0.2)
+    assert len(outcome.kills) == 2
+    of_each = [sum(n == number for _, n in outcome.kills) for number in range(2)]
+    assert [len(outcome.lives[number]) - 1 for number in range(2)] == of_each
+    assert [weights.item() for weights in outcome.weights] == [0.0, 1.0]
+    assert not outcome.trouble

@@ -1,0 +1,250 @@
+"""Learners that are killed and started again, and what they leave behind.
+
+A learner is a forked process in a process group of its own. It writes each step into a
+file at once, so that a kill loses none of them, and at the end its weights. Steps are
+waits of a fixed length around a gradient of a small model: what is measured is who
+waits for whom, not how learners share the cores of this machine.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import random
+import signal
+import struct
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from benchmarks import workload
+from benchmarks.workload import NARROW, Batch
+from lightning_adpsgd.files import write_json
+
+STEP_S = 0.05
+_STAMP = struct.Struct("d")
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Mortal:
+    """One life of a learner.
+
+    Args:
+        number: Of the learner.
+        num_learners: In all.
+        life: How often it was started before.
+        port: Free for whatever a method needs; so are the hundred that follow.
+        folder: Where all learners of the run write.
+        until: When the run ends, on the machine's monotonic clock.
+    """
+
+    number: int
+    num_learners: int
+    life: int
+    port: int
+    folder: Path
+    until: float
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended."""
+        return time.monotonic() >= self.until
+
+    def make_model(self) -> nn.Module:
+        """The same weights for all learners."""
+        return workload.make_model(widths=NARROW)
+
+    def batches(self) -> Iterator[Batch]:
+        """Until the run ends; each takes as long as a step, with what is done to it."""
+        diary = os.open(self.diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        seed = 1 + self.number + self.num_learners * self.life
+        for batch in workload.batches(seed):
+            begin = time.monotonic()
+            if begin >= self.until:
+                return
+            os.write(diary, _STAMP.pack(begin))
+            yield batch
+            time.sleep(max(0.0, begin + STEP_S - time.monotonic()))
+
+    @property
+    def diary(self) -> Path:
+        """Of the steps of this life."""
+        return self.folder / f"{self.number}.{self.life}.steps"
+
+    def announce(self) -> None:
+        """Says which process this learner is, to who kills it."""
+        write_json(self.folder / f"{self.number}.pid", os.getpid())
+
+    def leave(self, weights: Tensor) -> None:
+        """Keeps the weights with which the run ended here."""
+        torch.save(weights, self.folder / f"{self.number}.weights")
+
+
+@dataclass
+class Outcome:
+    """What a run left.
+
+    Args:
+        lives: Of each learner, when its steps began, on the machine's clock.
+        weights: Of those that lived to the end.
+        kills: When, and which learner.
+        trouble: What learners said that ended by themselves in an error.
+    """
+
+    lives: dict[int, list[list[float]]]
+    weights: list[Tensor]
+    kills: list[tuple[float, int]]
+    trouble: list[str] = field(default_factory=list)
+
+
+Program = Callable[[Mortal], None]
+
+
+def run(
+    program: Program,
+    first: Mortal,
+    seconds: float,
+    kill_every_s: float | None,
+    absent_s: float,
+    seed: int = 0,
+    supervised: bool = False,
+) -> Outcome:
+    """Runs a program as each learner, and kills one of them now and then.
+
+    Args:
+        program: Of one life; it ends soon after `until`. If supervised: of a process
+            that starts all learners, and starts them again if one of them dies.
+        first: A learner as it is at the beginning; its number does not matter.
+        seconds: Length of the run.
+        kill_every_s: Seconds from one kill to the next; none: nobody is killed.
+        absent_s: After how long a killed learner is started again.
+        seed: Of who is killed.
+        supervised: Whether another process than this one starts the learners.
+    """
+    begin = time.monotonic()
+    first = replace(first, until=begin + seconds)
+    crowd = (_Supervised if supervised else _Crowd)(program, first)
+    dice, kills = random.Random(seed), list[tuple[float, int]]()
+    due = begin + (kill_every_s or seconds)
+    returns: list[tuple[float, int]] = []
+    try:
+        while (now := time.monotonic()) < first.until:
+            if kill_every_s and now >= due and due < first.until - absent_s:
+                victim = dice.choice(crowd.alive())
+                crowd.kill(victim)
+                kills.append((now, victim))
+                returns.append((now + absent_s, victim))
+                due += kill_every_s
+            while returns and now >= returns[0][0]:
+                crowd.start(returns.pop(0)[1])
+            time.sleep(0.02)
+        crowd.wait(60.0)
+    finally:
+        crowd.kill_all()
+    return _collect(first.folder, first.num_learners, kills)
+
+
+class _Crowd:
+    """The processes of all learners."""
+
+    def __init__(self, program: Program, first: Mortal) -> None:
+        self._program, self._first = program, first
+        self._context = multiprocessing.get_context("fork")
+        self._lives = [0] * first.num_learners
+        self._processes: dict[int, Any] = {}
+        self.start_all()
+
+    def start_all(self) -> None:
+        for number in range(self._first.num_learners):
+            self.start(number)
+
+    def alive(self) -> list[int]:
+        return sorted(n for n, p in self._processes.items() if p.is_alive())
+
+    def start(self, number: int) -> None:
+        mortal = replace(self._first, number=number, life=self._lives[number])
+        self._lives[number] += 1
+        process = self._context.Process(target=_live, args=(self._program, mortal))
+        process.start()
+        self._processes[number] = process
+
+    def kill(self, number: int) -> None:
+        process = self._processes[number]
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.join()
+
+    def wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for process in self._processes.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+
+    def kill_all(self) -> None:
+        for number in self._processes:
+            _Crowd.kill(self, number)
+
+
+class _Supervised(_Crowd):
+    """Learners that another process starts, and starts again; they say who they are."""
+
+    @override
+    def start_all(self) -> None:
+        super().start(0)
+
+    @override
+    def alive(self) -> list[int]:
+        return sorted(int(path.stem) for path in self._first.folder.glob("*.pid"))
+
+    @override
+    def start(self, number: int) -> None:
+        """The other process does."""
+
+    @override
+    def kill(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(int((self._first.folder / f"{number}.pid").read_text()), 9)
+
+
+def _live(program: Program, mortal: Mortal) -> None:
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    log = mortal.folder / f"{mortal.number}.{mortal.life}.log"
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    try:
+        program(mortal)
+    except BaseException:
+        traceback.print_exc()
+        (mortal.folder / f"{log.name}.trouble").write_text(traceback.format_exc())
+    sys.stderr.flush()
+    # Threads of libraries that were not joined must not hold the process.
+    os._exit(0)
+
+
+def _collect(folder: Path, size: int, kills: list[tuple[float, int]]) -> Outcome:
+    lives = {number: _lives_of(folder, number) for number in range(size)}
+    weights = [torch.load(path) for path in sorted(folder.glob("*.weights"))]
+    trouble = [path.read_text()[-500:] for path in sorted(folder.glob("*.trouble"))]
+    return Outcome(lives, weights, kills, trouble)
+
+
+def _lives_of(folder: Path, number: int) -> list[list[float]]:
+    diaries = sorted(
+        folder.glob(f"{number}.*.steps"), key=lambda p: int(p.suffixes[-2][1:])
+    )
+    return [[s for (s,) in _STAMP.iter_unpack(d.read_bytes())] for d in diaries]
