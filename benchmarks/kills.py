@@ -31,7 +31,14 @@ from torch.utils.data import DataLoader, IterableDataset
 from typing_extensions import override
 
 from benchmarks import mortal, workload
-from benchmarks.methods import PERIOD, peers_missing, plain_step, quieten, use_peers
+from benchmarks.methods import (
+    PEERS,
+    PERIOD,
+    peers_missing,
+    plain_step,
+    quieten,
+    use_peers,
+)
 from benchmarks.mortal import STEP_S, Mortal, Outcome
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
@@ -239,8 +246,6 @@ def lighthouse(port: int) -> Iterator[None]:
         "quorum_tick_ms=10, join_timeout_ms=1000, heartbeat_timeout_ms=2000)\n"
         "print('up', flush=True); time.sleep(1e6)"
     )
-    from benchmarks.methods import PEERS
-
     folders = [str(p) for p in PEERS.glob("lib/python*/site-packages")]
     words = [sys.executable, "-c", code, str(port), *folders]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -371,7 +376,7 @@ def torchft(
 
         port = life.port + 10 + life.number
         kept = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-        model, optimizers = life.make_model(), list[torch.optim.Optimizer]()
+        model = life.make_model()
 
         def load(state: dict[str, Any]) -> None:
             model.load_state_dict(state["model"])
@@ -396,7 +401,7 @@ def torchft(
         for batch in life.batches():
             step(batch)
         life.leave(workload.weights_of(model))
-        del kept, optimizers
+        del kept
 
     return program
 
