@@ -7,7 +7,6 @@ lost is lost on one lane of one peer, and the next handshake makes the lane anew
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 
 from torch import Tensor
@@ -58,16 +57,16 @@ class LinkTransport(Transport):
             Refused: The ends do not fit together; with the facts of both.
             BadCredentials: The link would leave the host, and there is no token.
         """
-        doing = f"connecting to {address}"
+        doing, lane = f"connecting to {address}", lane_of(self.index, number)
         deadline = Deadline(timeout.total_seconds())
         try:
+            self._lanes.vacate(number, lane, deadline)
             sock, facts = self._dial(number, address, deadline)
+            self._lanes.put(number, lane, sock)
         except (OSError, Malformed) as error:
             raise PeerLost(number, doing, str(error)) from error
         except Refused as error:
             raise Refused(f"super-learner {number} at {address}: {error}") from error
-        if not self._lanes.put(number, lane_of(self.index, number), sock, deadline):
-            raise PeerLost(number, doing, "what used the lane has not let go of it")
         return facts
 
     def listen(
@@ -97,8 +96,20 @@ class LinkTransport(Transport):
         """
 
         def welcome(sock: socket.socket, deadline: Deadline) -> None:
-            facts = self._answer(sock, deadline, admit)
-            on_lane(facts.member, lane_of(facts.member, self.index), facts)
+            def make_room(facts: Facts) -> str:
+                refusal = admit(facts)
+                if not refusal:
+                    lane = lane_of(facts.member, self.index)
+                    self._lanes.vacate(facts.member, lane, deadline)
+                return refusal
+
+            facts = self._answer(sock, deadline, make_room)
+            lane = lane_of(facts.member, self.index)
+            try:
+                on_lane(facts.member, lane, facts)
+            except BaseException:
+                self._lanes.drop(facts.member, lane)
+                raise
 
         check = self._credentials.check_place
         listener = Listener(address, check, welcome, bounds)
@@ -118,9 +129,8 @@ class LinkTransport(Transport):
         self._lanes.drop(number, lane)
 
     def close(self) -> None:
-        """Breaks off all lanes."""
-        for number in self._lanes.peers():
-            self._lanes.drop(number)
+        """Breaks off all lanes, for good; listeners are closed by themselves."""
+        self._lanes.close()
 
     @override
     def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
@@ -161,9 +171,7 @@ class LinkTransport(Transport):
         except BaseException:
             sock.close()
             raise
-        lane = lane_of(facts.member, self.index)
-        if not self._lanes.put(facts.member, lane, sock, deadline):
-            raise Refused(f"{facts}: what used its lane has not let go of it")
+        self._lanes.put(facts.member, lane_of(facts.member, self.index), sock)
         return facts
 
     def _prepare(
@@ -183,7 +191,7 @@ class LinkTransport(Transport):
 
 
 class _Lanes:
-    """The connections, by peer and lane; `_changed` guards the dictionary.
+    """The connections, by peer and lane; `_changed` guards all of it.
 
     A lane that is lost stays until its user has been told, so that what this one has
     still to say never gets into the connection that follows.
@@ -192,6 +200,7 @@ class _Lanes:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._connections: dict[tuple[int, int], Connection] = {}
+        self._closed = False
 
     def get(self, peer: int, lane: int) -> Connection:
         with self._changed:
@@ -200,23 +209,25 @@ class _Lanes:
             raise PeerLost(peer, f"using lane {lane}", "it is not connected")
         return connection
 
-    def put(
-        self, peer: int, lane: int, sock: socket.socket, deadline: Deadline
-    ) -> bool:
-        """Breaks off the old connection of a lane, and waits until it is let go of."""
-        key = peer, lane
-        old = self._connections.get(key)
-        if old is not None:
-            old.break_off("it has connected anew")
-        with self._changed, suppress(TimeoutError):
-            free = self._changed.wait_for(
-                lambda: key not in self._connections, deadline.left()
-            )
-            if free:
-                self._connections[key] = Connection(sock, peer, self._let_go)
-                return True
-        sock.close()
-        return False
+    def vacate(self, peer: int, lane: int, deadline: Deadline) -> None:
+        """Breaks off a lane and waits until its user was told; else `TimeoutError`."""
+        with self._changed:
+            old = self._connections.get((peer, lane))
+        if old is None:
+            return
+        old.break_off("it connects anew")
+        with self._changed:
+            while self._connections.get((peer, lane)) is old:
+                if not self._changed.wait(deadline.left()):
+                    raise TimeoutError("who used the lane before has not let go of it")
+
+    def put(self, peer: int, lane: int, sock: socket.socket) -> None:
+        """Makes a lane of a connected socket; `OSError` if that is not possible."""
+        with self._changed:
+            if self._closed or (peer, lane) in self._connections:
+                sock.close()
+                raise ConnectionAbortedError("the lane is closed, or in use")
+            self._connections[peer, lane] = Connection(sock, peer, self._let_go)
 
     def drop(self, peer: int, lane: int | None = None) -> None:
         with self._changed:
@@ -230,9 +241,12 @@ class _Lanes:
         for connection in dropped:
             connection.break_off("this end has let go of it")
 
-    def peers(self) -> set[int]:
+    def close(self) -> None:
         with self._changed:
-            return {peer for peer, _ in self._connections}
+            self._closed = True
+            peers = {peer for peer, _ in self._connections}
+        for peer in peers:
+            self.drop(peer)
 
     def _let_go(self, connection: Connection) -> None:
         with self._changed:
