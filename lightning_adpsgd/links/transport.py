@@ -4,9 +4,11 @@ A super-learner dials the peers that it asks and listens for those that ask it. 
 lost is lost on one lane of one peer, and the next handshake makes the lane anew.
 """
 
+import functools
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 from torch import Tensor
@@ -30,8 +32,8 @@ class LinkTransport(Transport):
     """Messages between super-learners that come and go.
 
     Peers are called by the numbers of the membership, of which some may be absent. Each
-    lane is used by one thread at a time; who was told that it is lost does not use it
-    again until it is there anew.
+    lane is used by one thread at a time. A lane that is made anew is for who uses it
+    from then on: a thread that used it before is told that it is lost.
 
     Args:
         facts: Of this learner; `facts.member` is its super-learner's number.
@@ -60,7 +62,6 @@ class LinkTransport(Transport):
         doing, lane = f"connecting to {address}", lane_of(self.index, number)
         deadline = Deadline(timeout.total_seconds())
         try:
-            self._lanes.vacate(number, lane, deadline)
             sock, facts = self._dial(number, address, deadline)
             self._lanes.put(number, lane, sock)
         except (OSError, Malformed) as error:
@@ -96,14 +97,7 @@ class LinkTransport(Transport):
         """
 
         def welcome(sock: socket.socket, deadline: Deadline) -> None:
-            def make_room(facts: Facts) -> str:
-                refusal = admit(facts)
-                if not refusal:
-                    lane = lane_of(facts.member, self.index)
-                    self._lanes.vacate(facts.member, lane, deadline)
-                return refusal
-
-            facts = self._answer(sock, deadline, make_room)
+            facts = self._answer(sock, deadline, admit)
             lane = lane_of(facts.member, self.index)
             try:
                 on_lane(facts.member, lane, facts)
@@ -127,6 +121,14 @@ class LinkTransport(Transport):
             lane: None: both.
         """
         self._lanes.drop(number, lane)
+
+    def rename(self, number: int) -> None:
+        """Takes another number, where the membership has given the old one again.
+
+        Nothing may be connected.
+        """
+        self.index = number
+        self.facts = replace(self.facts, member=number)
 
     def close(self) -> None:
         """Breaks off all lanes, for good; listeners are closed by themselves."""
@@ -191,66 +193,66 @@ class LinkTransport(Transport):
 
 
 class _Lanes:
-    """The connections, by peer and lane; `_changed` guards all of it.
+    """The connections, by peer and lane; `_lock` guards the dictionary.
 
-    A lane that is lost stays until its user has been told, so that what this one has
-    still to say never gets into the connection that follows.
+    A thread that has used a lane is told once when the lane has been made anew, even if
+    it looked away meanwhile: what it has still to say never gets into the connection
+    that followed. `_used` holds for each thread what it used last.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._connections: dict[tuple[int, int], Connection] = {}
+        self._used = _Used()
         self._closed = False
 
     def get(self, peer: int, lane: int) -> Connection:
-        with self._changed:
-            connection = self._connections.get((peer, lane))
+        key = peer, lane
+        with self._lock:
+            connection = self._connections.get(key)
+        used = self._used.connections.pop(key, connection)
         if connection is None:
             raise PeerLost(peer, f"using lane {lane}", "it is not connected")
+        if used is not connection:
+            raise PeerLost(peer, f"using lane {lane}", "it was connected anew")
+        self._used.connections[key] = connection
         return connection
 
-    def vacate(self, peer: int, lane: int, deadline: Deadline) -> None:
-        """Breaks off a lane and waits until its user was told; else `TimeoutError`."""
-        with self._changed:
-            old = self._connections.get((peer, lane))
-        if old is None:
-            return
-        old.break_off("it connects anew")
-        with self._changed:
-            while self._connections.get((peer, lane)) is old:
-                if not self._changed.wait(deadline.left()):
-                    raise TimeoutError("who used the lane before has not let go of it")
-
     def put(self, peer: int, lane: int, sock: socket.socket) -> None:
-        """Makes a lane of a connected socket; `OSError` if that is not possible."""
-        with self._changed:
-            if self._closed or (peer, lane) in self._connections:
+        """Makes a lane of a connected socket, in the place of an old one."""
+        key = peer, lane
+        with self._lock:
+            if self._closed:
                 sock.close()
-                raise ConnectionAbortedError("the lane is closed, or in use")
-            self._connections[peer, lane] = Connection(sock, peer, self._let_go)
+                raise ConnectionAbortedError("this end has closed its links")
+            old = self._connections.get(key)
+            tell = functools.partial(self._was_told, key)
+            self._connections[key] = Connection(sock, peer, tell)
+        if old is not None:
+            old.break_off("it was connected anew")
 
     def drop(self, peer: int, lane: int | None = None) -> None:
-        with self._changed:
+        with self._lock:
             keys = [
                 key
                 for key in self._connections
                 if key[0] == peer and lane in (None, key[1])
             ]
             dropped = [self._connections.pop(key) for key in keys]
-            self._changed.notify_all()
         for connection in dropped:
             connection.break_off("this end has let go of it")
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
             peers = {peer for peer, _ in self._connections}
         for peer in peers:
             self.drop(peer)
 
-    def _let_go(self, connection: Connection) -> None:
-        with self._changed:
-            for key, held in list(self._connections.items()):
-                if held is connection:
-                    del self._connections[key]
-            self._changed.notify_all()
+    def _was_told(self, key: tuple[int, int]) -> None:
+        self._used.connections.pop(key, None)
+
+
+class _Used(threading.local):
+    def __init__(self) -> None:
+        self.connections: dict[tuple[int, int], Connection] = {}
