@@ -297,9 +297,8 @@ class Lane:
         if ended is not None and delay > 0:
             ended.wait(delay)
         step = self._replica.step
-        self._encode(codec, chunk, going, room)
-        to_host(going.here, going.host)
-        write_seal(going.seal, [*map(checksum, going.parts_on_host), *verdicts])
+        sums = self._encode(codec, going, room)
+        write_seal(going.seal, [*sums, *verdicts])
         # Receives before sends: Gloo's notice that a receive is ready would otherwise
         # queue behind the payload and halve the bandwidth.
         pending = [
@@ -308,15 +307,24 @@ class Lane:
         ]
         return _Crossing(codec, going, coming, pending, step)
 
-    def _encode(self, codec: Codec, chunk: Chunk, going: Message, room: Tensor) -> None:
-        if going.here.dtype == chunk.dtype:  # it travels as it is
-            with self._replica.guard:
-                chunk.read(going.here)
-            return
+    def _encode(self, codec: Codec, going: Message, room: Tensor) -> list[int]:
+        """Writes the payload; returns the checksums of its parts."""
+        sums = []
         for part, message in going.by_part:
-            weights = _room_for(part, room)
-            with self._replica.guard:
-                part.read(weights)
+            self._encode_part(codec, part, message, room)
+            if going.here is going.host:  # the part is still in the core's cache
+                sums.append(checksum(message))
+        to_host(going.here, going.host)
+        return sums or [checksum(message) for message in going.parts_on_host]
+
+    def _encode_part(
+        self, codec: Codec, part: Part, message: Tensor, room: Tensor
+    ) -> None:
+        travels_as_it_is = message.dtype == part.dtype
+        weights = message if travels_as_it_is else _room_for(part, room)
+        with self._replica.guard:
+            part.read(weights)
+        if not travels_as_it_is:
             codec.encode(weights, message, part.place)
 
     def _land(
