@@ -17,6 +17,8 @@ NAME = "lightning_adpsgd"
 # From the ground up: a module imports only those before it.
 CORE = (
     "files",
+    "checkpoint_files",
+    "checkpoint_io",
     "matrices",
     "shares",
     "given",

@@ -1,0 +1,1 @@
+"""Faults on purpose, each with what must survive it."""
