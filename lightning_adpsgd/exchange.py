@@ -32,8 +32,8 @@ from lightning_adpsgd.streams import Mirrored, mirrored, to_device, to_host
 from lightning_adpsgd.transport import Pending, Transport, one_behind
 from lightning_adpsgd.wire import Codec, make_codec
 
-ASK, ALIVE, LEAVE, GRANT = 1, 2, 3, 4
-"""What an end says on a lane: the asker one of the first three, the asked the last."""
+ASK, ALIVE, LEAVE, GRANT, PULL = 1, 2, 3, 4, 5
+"""What an end says on a lane: the asked one `GRANT`, the asker the others."""
 
 _WIDEST = 8  # bytes of the widest number
 
@@ -50,6 +50,32 @@ class Outcome(NamedTuple):
     finite: bool
     bytes_sent: int
     first_step: int
+
+
+class Position(NamedTuple):
+    """How far a learner has come.
+
+    Attributes:
+        steps: Optimizer steps that its weights have seen.
+        samples: Samples that all learners had trained on, as far as it knows.
+        epochs: Epochs that it has completed.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    epochs: int = 0
+
+
+class Pulled(NamedTuple):
+    """What a pull brings.
+
+    Attributes:
+        position: Of the learner that was asked.
+        values: Its x, one tensor for each chunk, on the host.
+    """
+
+    position: Position
+    values: list[Tensor]
 
 
 class Loan(NamedTuple):
@@ -157,6 +183,37 @@ class Lane:
         """Makes the exchange that the peer, just heard, has asked for."""
         greeting = [self._post_word(GRANT, num_under_way)]
         return self._exchange(greeting, pacer, None)
+
+    def pull(self) -> Pulled:
+        """Asks for the peer's weights, as they are and in full precision.
+
+        Nobody's weights change by it, and so no mean.
+        """
+        greeting = [self._receive_word(), self._post_word(PULL, 0)]
+        for pending in greeting:
+            pending.wait(self._timeout)
+        position = torch.zeros(len(Position._fields), dtype=torch.int64, device="cpu")
+        self._receive(position)
+        values = [
+            torch.empty(len(chunk), dtype=chunk.dtype, device="cpu")
+            for chunk in self._replica.chunks
+        ]
+        for value in values:
+            self._receive(value)
+        return Pulled(Position(*position.tolist()), values)
+
+    def give(self, position: Position) -> None:
+        """Sends the weights for which the peer, just heard, has asked."""
+        values = self._replica.snapshot()
+        numbers = torch.tensor(position, dtype=torch.int64, device="cpu")
+        self._post_word(GRANT, 0).wait(self._timeout)
+        for tensor in (numbers, *values):
+            self._transport.post_send(self._peer, self._number, tensor).wait(
+                self._timeout
+            )
+
+    def _receive(self, into: Tensor) -> None:
+        self._transport.post_receive(self._peer, self._number, into).wait(self._timeout)
 
     def _exchange(
         self, greeting: list[Pending], pacer: Pacer, ended: threading.Event | None

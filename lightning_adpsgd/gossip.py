@@ -16,13 +16,17 @@ Both ends of an exchange compute c from the same pair of messages, so that
 For each peer there are two threads. One asks, when the schedule says so; the other
 waits to be asked and answers at once, whatever the training thread is doing. Neither
 ever waits for a third learner, so no topology can deadlock. What they say is in
-`exchange`, the two copies are in `replica`. This module decides nothing about
-optimizers and knows nothing of Lightning.
+`exchange`, the two copies are in `replica`. Peers are all there from the start to the
+end, and the loss of one is the failure of the learner; or, with `on_lost`, they come
+and go, and the loss of one ends its two threads and nothing else. This module decides
+nothing about optimizers and knows nothing of Lightning.
 """
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,14 +35,18 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_adpsgd.circle import Circle
 from lightning_adpsgd.coordination import LearnerFailed
 from lightning_adpsgd.exchange import (
     ALIVE,
     ASK,
     LEAVE,
+    PULL,
     Buffers,
     Lane,
     Outcome,
+    Position,
+    Pulled,
 )
 from lightning_adpsgd.mixing import Communication, Order, Schedule, Statistics, Tally
 from lightning_adpsgd.node import Node, ShardMerge
@@ -47,7 +55,7 @@ from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.protocol import UnderWay, due_round
 from lightning_adpsgd.replica import Replica, as_real
 from lightning_adpsgd.streams import side_stream
-from lightning_adpsgd.transport import Transport, lane_of
+from lightning_adpsgd.transport import PeerLost, Transport, lane_of
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,15 @@ class GossipOptions:
     chunk_elements: int = 1 << 20
 
 
+class _Asking:
+    """What the thread that asks a peer is told; `pulls` is guarded by the engine."""
+
+    def __init__(self) -> None:
+        self.due, self.gone = threading.Event(), threading.Event()
+        self.ended = threading.Event()
+        self.pulls: deque[Future[Pulled]] = deque()
+
+
 class Gossip(Communication):
     """The asynchronous engine of one learner.
 
@@ -90,9 +107,12 @@ class Gossip(Communication):
       time, and by the training thread in a merge.
     - `_tally`, `_ages`, `_under_way`, `_paused`, `_last_exchange_step`,
       `_last_steps` (by peer): counters.
+    - `_asking`: by peer, the thread that asks it; `_threads`: all that run.
     - `_error`: written by the first thread that fails, read by the training thread.
+    - `_adoption`: weights to go on from, left by any thread for the training thread.
 
-    The flat vectors (w) are written by the training thread alone.
+    `circle` is replaced as a whole, by the thread that knows who is there, and read by
+    the training thread. The flat vectors (w) are written by the training thread alone.
 
     Args:
         vectors: The flat weights.
@@ -101,6 +121,12 @@ class Gossip(Communication):
         schedule: Who asks whom; an exchange of two that meet alone uses a = gain / 2.
         options: How.
         on_error: Called once, by the thread that lost a peer.
+        on_lost: Called by a thread that lost a peer, with its number and the error,
+            where peers come and go; none: they do not.
+
+    Attributes:
+        circle: Who is asked in which round.
+        position: How far this learner has come, for those who pull its weights.
     """
 
     def __init__(
@@ -111,9 +137,10 @@ class Gossip(Communication):
         schedule: Schedule,
         options: GossipOptions,
         on_error: Callable[[str], None] = lambda message: None,
+        on_lost: Callable[[int, PeerLost], None] | None = None,
     ) -> None:
-        self._transport, self._node, self._schedule = transport, node, schedule
-        self._options, self._on_error = options, on_error
+        self._transport, self._node, self._gain = transport, node, schedule.gain
+        self._options, self._on_error, self._on_lost = options, on_error, on_lost
         self._state = threading.Condition()
         vectors = [as_real(vector) for vector in vectors]
         self._shards = self._shards_of(vectors)
@@ -126,12 +153,15 @@ class Gossip(Communication):
         self._buffers = Buffers(self._replica, options.wire_dtype)
         self._pacer = Pacer(options.link_budget)
         self._cores = CoreShare(options.cpu_share)
-        self._peers = schedule.topology.peers(transport.index, transport.size)
-        self._due = {peer: threading.Event() for peer in self._peers}
+        numbers = range(schedule.num_super_learners) if on_lost is None else ()
+        self.circle = Circle.of(schedule, numbers, transport.index)
+        self.position: Callable[[], Position] = lambda: Position(self._step)
+        self._asking: dict[int, _Asking] = {}
         self._threads: list[threading.Thread] = []
         self._tally, self._ages = Tally(), list[int]()
         self._step = self._last_exchange_step = 0
-        self._last_steps = dict.fromkeys(self._peers, 0)
+        self._last_steps: dict[int, int] = {}
+        self._adoption: Sequence[Tensor] | None = None
         self._under_way, self._paused = UnderWay(), False
         self._hurry, self._leaving = threading.Event(), threading.Event()
         self._error: BaseException | None = None
@@ -141,12 +171,68 @@ class Gossip(Communication):
         self._cores.watch_this_thread()
         # What this thread has queued on the weights so far comes before any exchange.
         self._replica.show(self._shards)
-        for peer in self._peers:
-            self._start_thread(self._ask_peer, peer, "ask")
-            self._start_thread(self._answer_peer, peer, "answer")
+        for peer in self.circle.peers():
+            self.add_peer(peer)
+            self.answer_peer(peer)
+
+    def add_peer(self, peer: int) -> None:
+        """Begins to ask a peer when its turn is; nothing if it is asked already."""
+        with self._state:
+            if peer in self._asking:
+                return
+            asking = self._asking[peer] = _Asking()
+            self._last_steps[peer] = self._step
+        self._start_thread(lambda peer: self._ask_peer(peer, asking), peer, "ask")
+
+    def answer_peer(self, peer: int) -> None:
+        """Begins to answer a peer, whoever it is, until it leaves or is lost."""
+        self._start_thread(self._answer_peer, peer, "answer")
+
+    def drop_peer(self, peer: int) -> threading.Event:
+        """Asks a peer no more; an exchange under way is made to its end if it can.
+
+        Returns:
+            Set when that has come.
+        """
+        with self._state:
+            asking = self._asking.pop(peer, None)
+            self._last_steps.pop(peer, None)
+        if asking is None:
+            (ended := threading.Event()).set()
+            return ended
+        asking.gone.set()
+        asking.due.set()
+        return asking.ended
+
+    def pull(self, peer: int) -> "Future[Pulled]":
+        """Asks a peer that was added for its weights; nobody's weights change.
+
+        Returns:
+            A future of them, or of the `PeerLost` that came in the way.
+        """
+        future: Future[Pulled] = Future()
+        with self._state:
+            asking = self._asking.get(peer)
+            if asking is not None:
+                asking.pulls.append(future)
+        if asking is None:
+            future.set_exception(PeerLost(peer, "pulling its weights", "not connected"))
+        else:
+            asking.due.set()
+        return future
+
+    def adopt(self, values: Sequence[Tensor]) -> None:
+        """Goes on from other weights at the next step boundary; for any thread."""
+        with self._state:
+            self._adoption = values
+
+    def put(self, values: Sequence[Tensor]) -> None:
+        """Goes on from other weights at once; for the training thread."""
+        self._replica.put(values)
 
     @override
     def before_update(self) -> None:
+        self._replica.updating = True
         if self._options.order == "average_then_step":
             self._merge()
 
@@ -156,6 +242,9 @@ class Gossip(Communication):
         self._replica.step = self._step
         if self._options.order == "step_then_average":
             self._merge()
+        if self._adoption is not None:
+            self._take_up()
+        self._replica.updating = False
         self._wait_if_too_stale()
         if (round := due_round(self._step, self._options.every)) is not None:
             self._call_round(round)
@@ -166,6 +255,14 @@ class Gossip(Communication):
             self._paused = True
         self._hurry.set()
         self._wait_until(self._is_idle, "exchanges in flight to end")
+
+    def drain(self, seconds: float) -> bool:
+        """Begins no exchange any more; returns whether those under way have ended."""
+        with self._state:
+            self._paused = True
+        self._hurry.set()
+        with self._state:
+            return self._state.wait_for(self._is_idle, seconds)
 
     @override
     def settle(self) -> None:
@@ -197,6 +294,11 @@ class Gossip(Communication):
                 f"{self._options.timeout}: their peers have not said goodbye"
             )
 
+    def say_goodbye(self, seconds: float) -> None:
+        """Tells those who are asked that this end leaves; waits that long at most."""
+        self._leave()
+        self._join(seconds)
+
     @override
     def release(self) -> None:
         with self._state:
@@ -226,6 +328,12 @@ class Gossip(Communication):
         return [shard(v, self._node.index, self._node.size) for v in vectors]
 
     # --- the training thread
+
+    def _take_up(self) -> None:
+        with self._state:
+            values, self._adoption = self._adoption, None
+        if values is not None:
+            self._replica.put(values)
 
     @torch.no_grad()
     def _merge(self) -> None:
@@ -261,8 +369,9 @@ class Gossip(Communication):
             self._state.release()
 
     def _call_round(self, round: int) -> None:
-        for peer in self._schedule.asks(self._transport.index, round):
-            self._due[peer].set()
+        for peer in self.circle.asks(round):
+            if (asking := self._asking.get(peer)) is not None:
+                asking.due.set()
 
     def _wait_if_too_stale(self) -> None:
         limit = self._options.max_staleness
@@ -271,8 +380,7 @@ class Gossip(Communication):
         step = self._step
         # All of them, and whosever turn it is: two stale ends must not wait for each
         # other's question, nor one for a straggler's.
-        for due in self._due.values():
-            due.set()
+        self._call_all()
         # Nobody who is waited for rests to spare a link or the cores.
         self._hurry.set()
         self._wait_until(
@@ -305,7 +413,9 @@ class Gossip(Communication):
     def _start_thread(self, work: Callable[[int], None], peer: int, verb: str) -> None:
         thread = threading.Thread(target=self._guard, args=(work, peer), daemon=True)
         thread.name = f"adpsgd-{verb}-{peer}"
-        self._threads.append(thread)
+        with self._state:
+            self._threads = [t for t in self._threads if t.is_alive() or not t.ident]
+            self._threads.append(thread)
         thread.start()
 
     @torch.no_grad()
@@ -313,6 +423,11 @@ class Gossip(Communication):
         try:
             with side_stream(self._replica.device):
                 work(peer)
+        except PeerLost as error:
+            if self._on_lost is None:
+                self._fail(error)
+            elif not self._leaving.is_set():
+                self._on_lost(peer, error)
         except BaseException as error:
             self._fail(error)
 
@@ -325,32 +440,62 @@ class Gossip(Communication):
         if first:
             self._on_error(str(error))
 
-    def _ask_peer(self, peer: int) -> None:
+    def _ask_peer(self, peer: int, asking: _Asking) -> None:
         lane = self._lane(peer, lane_of(self._transport.index, peer))
+        try:
+            while self._asks(asking):
+                self._wait_and_ask(peer, asking, lane)
+            lane.say(LEAVE)
+        except PeerLost:
+            # Of one that was dropped everybody knows.
+            if not asking.gone.is_set():
+                raise
+        finally:
+            self._give_up(peer, asking)
+
+    def _asks(self, asking: _Asking) -> bool:
+        over = self._leaving.is_set() or asking.gone.is_set()
+        return not over and self._error is None
+
+    def _wait_and_ask(self, peer: int, asking: _Asking, lane: Lane) -> None:
+        # Cleared only if seen, or a call at the end of the pause would be lost.
         pause_s = min(10.0, self._options.timeout.total_seconds() / 4)
-        while not self._leaving.is_set():
-            # Cleared only if seen, or a call at the end of the pause would be lost.
-            if due := self._due[peer].wait(pause_s):
+        if due := asking.due.wait(pause_s):
+            if not asking.pulls:
                 self._hurry.wait(self._cores.pause_s())
-                self._due[peer].clear()
-            if self._leaving.is_set() or self._error is not None:
-                break
-            if not due:
-                lane.say(ALIVE)
-            elif number := self._enter(peer):
-                with self._timed():
-                    outcome = lane.ask(number, self._pacer, self._hurry)
-                self._leave_exchange(peer, outcome)
-        lane.say(LEAVE)
+            asking.due.clear()
+        if not self._asks(asking):
+            return
+        if asking.pulls:
+            # It stays in the queue meanwhile, from which it is told of a loss.
+            asking.pulls[0].set_result(lane.pull())
+            asking.pulls.popleft()
+            asking.due.set()  # what else was asked for meanwhile
+        elif not due:
+            lane.say(ALIVE)
+        elif number := self._enter(peer):
+            with self._under_way_with(peer) as done, self._timed():
+                done(lane.ask(number, self._pacer, self._hurry))
+
+    def _give_up(self, peer: int, asking: _Asking) -> None:
+        lost = PeerLost(peer, "pulling its weights", "the connection has ended")
+        with self._state:
+            if self._asking.get(peer) is asking:
+                del self._asking[peer]
+            pulls, asking.pulls = asking.pulls, deque()
+        for future in pulls:
+            future.set_exception(lost)
+        asking.ended.set()
 
     def _answer_peer(self, peer: int) -> None:
         lane = self._lane(peer, lane_of(peer, self._transport.index))
         while (word := lane.hear()) != LEAVE:
-            if word == ASK:
+            if word == PULL:
+                lane.give(self.position())
+            elif word == ASK:
                 number = self._enter(peer, asked=True)
-                with self._timed():
-                    outcome = lane.answer(number, self._pacer)
-                self._leave_exchange(peer, outcome)
+                with self._under_way_with(peer) as done, self._timed():
+                    done(lane.answer(number, self._pacer))
 
     def _lane(self, peer: int, number: int) -> Lane:
         return Lane(
@@ -360,7 +505,7 @@ class Gossip(Communication):
             self._replica,
             self._buffers,
             self._options.wire_dtype,
-            self._schedule.gain,
+            self._gain,
             self._options.timeout,
         )
 
@@ -380,15 +525,27 @@ class Gossip(Communication):
                 return 0
             return self._under_way.enter(peer, asked)
 
-    def _leave_exchange(self, peer: int, outcome: Outcome) -> None:
-        with self._state:
-            self._under_way.leave(peer)
-            self._tally.bytes_sent += outcome.bytes_sent
-            self._tally.exchanges += outcome.finite
-            self._tally.refused += not outcome.finite
-            self._last_exchange_step = self._last_steps[peer] = self._step
-            self._ages.append(outcome.first_step)
-            self._state.notify_all()
+    @contextmanager
+    def _under_way_with(self, peer: int) -> Iterator[Callable[[Outcome], None]]:
+        """Ends an exchange that was begun; yields what to call with its outcome."""
+        outcomes: list[Outcome] = []
+        try:
+            yield outcomes.append
+        finally:
+            with self._state:
+                self._under_way.leave(peer)
+                for outcome in outcomes:
+                    self._count_exchange(peer, outcome)
+                self._state.notify_all()
+
+    def _count_exchange(self, peer: int, outcome: Outcome) -> None:
+        self._tally.bytes_sent += outcome.bytes_sent
+        self._tally.exchanges += outcome.finite
+        self._tally.refused += not outcome.finite
+        self._last_exchange_step = self._step
+        if peer in self._last_steps:
+            self._last_steps[peer] = self._step
+        self._ages.append(outcome.first_step)
 
     def _is_idle(self) -> bool:
         return not self._under_way.total()
@@ -396,12 +553,19 @@ class Gossip(Communication):
     def _leave(self) -> None:
         self._leaving.set()
         self._hurry.set()
-        for due in self._due.values():
-            due.set()
+        self._call_all()
+
+    def _call_all(self) -> None:
+        with self._state:
+            asked = list(self._asking.values())
+        for asking in asked:
+            asking.due.set()
 
     def _join(self, seconds: float) -> None:
         deadline = time.perf_counter() + seconds
-        for thread in self._threads:
+        with self._state:
+            threads = list(self._threads)
+        for thread in threads:
             thread.join(max(0.0, deadline - time.perf_counter()))
         if self._merger is not None:
             self._merger.stop(max(0.0, deadline - time.perf_counter()))

@@ -31,6 +31,9 @@ from lightning_adpsgd.streams import Guard, has_streams
 # Elements of a part: three of them, in float32, fit into a core's cache.
 PART_ELEMENTS = 1 << 17
 
+# For a copy of one moment: between two of these an optimizer may well have ended.
+_TRIES, _PAUSE_S = 50, 0.002
+
 
 class Part:
     """A stretch of w and d; the engine's lock guards all of it but the optimizer's w.
@@ -89,6 +92,12 @@ class Part:
         else:
             self._weights.add_(self._change)
         self.changed = False
+
+    def put(self, weights: Tensor) -> None:
+        """w = weights; d = 0."""
+        self._weights.copy_(weights)
+        self._change.zero_()
+        self._taken, self.changed = None, False
 
     def take(self, into: Tensor) -> None:
         """Moves d to another place, to be merged from there; x does not change."""
@@ -156,8 +165,9 @@ class Replica:
 
     `state` is the engine's lock. It is held for one part at a time, for operations in
     memory. `wait_seconds`, the time for which the training thread waited for it, and
-    `step` are written by the training thread alone. In `merge` it does not even wait
-    for that: a part that an exchange is working on is merged at the next boundary.
+    `step` are written by the training thread alone, and so is `updating`. In `merge` it
+    does not even wait for that: a part that an exchange is working on is merged at the
+    next boundary.
 
     Args:
         shards: w: this learner's part of each flat vector, of real numbers, all on one
@@ -171,6 +181,7 @@ class Replica:
         part_elements: Elements of the longest part.
         guard: Over d; `state`, and on a GPU the order of the streams.
         step: Optimizer steps that w has seen.
+        updating: Whether an optimizer is at work on w.
     """
 
     def __init__(
@@ -184,7 +195,7 @@ class Replica:
         self.guard = Guard(state, self.device)
         self._room: dict[torch.dtype, Tensor] = {}
         self.chunks: list[Chunk] = []
-        self.step = 0
+        self.step, self.updating = 0, False
         self.wait_seconds = 0.0
         for shard in shards:
             self._cut(shard)
@@ -195,6 +206,32 @@ class Replica:
         for chunk, stretch in zip(self.chunks, stretches, strict=True):
             with self.guard:
                 chunk.show(stretch)
+
+    def snapshot(self) -> list[Tensor]:
+        """x of all chunks as it is now, on the host; for a thread that may wait.
+
+        It is of one moment between two steps, unless an optimizer is at work nearly all
+        the time: then some elements may have seen one step more than others.
+        """
+        for _ in range(_TRIES):
+            begin = self.step
+            copies = [self._copy_of(chunk) for chunk in self.chunks]
+            if not self.updating and begin == self.step:
+                break
+            time.sleep(_PAUSE_S)
+        return copies
+
+    @torch.no_grad()
+    def put(self, values: Sequence[Tensor]) -> None:
+        """w = values, d = 0: other weights, chunk by chunk, as `snapshot` gives them.
+
+        What exchanges have changed and no merge has brought in yet goes with the old
+        weights.
+        """
+        for chunk, value in zip(self.chunks, values, strict=True):
+            for part, new in zip(chunk.parts, chunk.split(value), strict=True):
+                with self._timed_guard():
+                    part.put(new)
 
     def merge(self) -> None:
         """w += d, where an exchange changed d and is not just doing so."""
@@ -235,6 +272,12 @@ class Replica:
         for part, left in zip(chunk.parts, chunk.split(rest), strict=True):
             with self._timed_guard():
                 part.keep(left)
+
+    def _copy_of(self, chunk: Chunk) -> Tensor:
+        copy = torch.empty(len(chunk), dtype=chunk.dtype, device=self.device)
+        with self.guard:
+            chunk.read(copy)
+        return copy.cpu()
 
     def _changed_parts(self) -> Iterator[Part]:
         return (p for chunk in self.chunks for p in chunk.parts if p.changed)
