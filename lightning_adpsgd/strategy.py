@@ -8,6 +8,7 @@ learners; between super-learners the engines of `mixing` and `gossip` do the wor
 has the life of a job; here are Lightning's hooks into it.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
@@ -16,17 +17,20 @@ from typing import Any, Literal, TypeVar
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
+from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning_utilities.core.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from lightning_adpsgd import averages, clocks, pruning, signals
+from lightning_adpsgd import averages, clocks, last_good, pruning, signals
+from lightning_adpsgd.checkpoint_io import WholeCheckpointIO
 from lightning_adpsgd.compatibility import (
     check_ddp_arguments,
     refuse_unsupported,
@@ -37,6 +41,7 @@ from lightning_adpsgd.dials import DEFAULT_TIMEOUT, CommunicationName, Dials
 from lightning_adpsgd.job import NAMESPACE, Job, has_peers, set_up_job
 from lightning_adpsgd.mixing import Order, Statistics
 from lightning_adpsgd.sampling import Place
+from lightning_adpsgd.saving import SaveThread, uploads_checkpoints
 from lightning_adpsgd.startup import Seats, check_start, open_store
 from lightning_adpsgd.topology import TopologyLike, find_topology
 from lightning_adpsgd.work_sharing import WorkSharing
@@ -98,8 +103,12 @@ class HADPSGDStrategy(DDPStrategy):
             exchange waits for one; none: it never waits.
         after_evaluation: "restore" puts the local weights back after an evaluation of
             the mean, "adopt" goes on from the mean.
-        save_learners: Whether a checkpoint also holds each super-learner's weights and
-            optimizer state, so that a resume with as many goes on from there.
+        save_learners: Whether a checkpoint also holds what each learner is made of, so
+            that a resume with as many goes on exactly: weights, optimizer state,
+            schedules, generators, place in the epoch, round of gossip.
+        save_in_background: Whether training goes on while learner 0 writes a
+            checkpoint, at the cost of one more copy of it in the host's memory; for
+            callbacks the file is there when the next save begins, or the training ends.
         seed: For topologies drawn at random; the same in all learners.
         timeout: For how long a peer may say nothing before it counts as lost, and of
             every collective; by default 5 minutes, and 30 for those of Lightning.
@@ -129,6 +138,7 @@ class HADPSGDStrategy(DDPStrategy):
         max_staleness: int | None = None,
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,
+        save_in_background: bool = True,
         seed: int = 0,
         timeout: timedelta | None = None,
         work_sharing: bool = False,
@@ -161,6 +171,8 @@ class HADPSGDStrategy(DDPStrategy):
         self._decides = False
         self._saved_learner: Mapping[str, Any] | None = None
         self._statistics: Statistics | None = None
+        self._saves_in_background = save_in_background
+        self._save_thread = SaveThread()
         self.last_consensus: Consensus | None = None
 
     @classmethod
@@ -195,7 +207,28 @@ class HADPSGDStrategy(DDPStrategy):
         """What this learner's communication has done; none if nothing communicates."""
         return self._job.statistics() if self._job is not None else self._statistics
 
+    @property
+    @override
+    def checkpoint_io(self) -> CheckpointIO:
+        """What reads and writes checkpoints; by default `WholeCheckpointIO`."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = WholeCheckpointIO()
+        elif isinstance(self._checkpoint_io, _WrappingCheckpointIO):
+            # Kept if the user has given it one.
+            self._checkpoint_io.checkpoint_io = WholeCheckpointIO()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    @override
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
+
     # --- set-up and end
+
+    @override
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        last_good.choose_when_launched(self._launcher)
 
     @override
     def setup_environment(self) -> None:
@@ -271,6 +304,7 @@ class HADPSGDStrategy(DDPStrategy):
 
     def _end_run(self, trainer: pl.Trainer) -> None:
         """Ends in the consensus model before any hook sees the end of training."""
+        self._save_thread.wait()
         if self._job is not None and self._job.running:
             self.last_consensus = self._job.finish()
             averages.average_copies(trainer)
@@ -284,6 +318,12 @@ class HADPSGDStrategy(DDPStrategy):
 
     @override
     def teardown(self) -> None:
+        try:
+            self._stop_saving()
+        finally:
+            self._tear_down()
+
+    def _tear_down(self) -> None:
         if self._job is not None:
             self._job.close()
             self._statistics = self._job.statistics()
@@ -299,6 +339,15 @@ class HADPSGDStrategy(DDPStrategy):
             pruning.restore(trainer)
             vars(trainer.fit_loop).pop("on_run_end", None)
         super().teardown()
+
+    def _stop_saving(self) -> None:
+        """Waits until all is on the disk; an error of it hides none of the training."""
+        try:
+            self._save_thread.stop()
+        except Exception as error:
+            if not self._interrupted():
+                raise
+            rank_zero_warn(str(error))
 
     # --- the step
 
@@ -374,7 +423,43 @@ class HADPSGDStrategy(DDPStrategy):
             checkpoint[NAMESPACE] = self._job.gather_learners(states)
         if self._work_sharing is not None and not self._interrupted():
             checkpoint[_EPOCH] = self._work_sharing.state()
-        super().save_checkpoint(checkpoint, filepath, storage_options)
+        if not self._writes_beside(filepath):
+            self._drain()
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+        elif self.is_global_zero:
+            save = self.checkpoint_io.save_checkpoint
+            write = partial(save, path=filepath, storage_options=storage_options)
+            self._save_thread.save(checkpoint, filepath, write)
+
+    @override
+    def load_checkpoint(
+        self, checkpoint_path: Any, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        self._drain()
+        return super().load_checkpoint(checkpoint_path, weights_only)
+
+    @override
+    def remove_checkpoint(self, filepath: Any) -> None:
+        # Not before what takes its place is on the disk.
+        if self.is_global_zero:
+            remove = self.checkpoint_io.remove_checkpoint
+            self._save_thread.afterwards(partial(remove, filepath))
+
+    def _writes_beside(self, filepath: Any) -> bool:
+        trainer = self._trainer_or_none()
+        if trainer is None or trainer.state.fn != TrainerFn.FITTING:
+            return False
+        if self._interrupted() or not self._saves_in_background:
+            return False
+        # Of SLURM's checkpoint the job's end is next, and some loggers read the file.
+        at_signal = os.path.basename(filepath).startswith("hpc_ckpt_")
+        return not (at_signal or uploads_checkpoints(trainer.loggers))
+
+    def _drain(self) -> None:
+        if self._interrupted():
+            self._stop_saving()
+        else:
+            self._save_thread.wait()
 
     @override
     def load_model_state_dict(
