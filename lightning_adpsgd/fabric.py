@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, final
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.launchers.multiprocessing import (
     _MultiProcessingLauncher,
@@ -23,17 +24,18 @@ from lightning.fabric.strategies.launchers.subprocess_script import (
     _SubprocessScriptLauncher,
 )
 from lightning.fabric.strategies.strategy import _BackwardSyncControl
-from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_adpsgd.checkpoint_io import WholeCheckpointIO
 from lightning_adpsgd.compatibility import check_device
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import DEFAULT_TIMEOUT, CommunicationName, Dials
-from lightning_adpsgd.job import NAMESPACE, Job, has_peers, set_up_job
+from lightning_adpsgd.generators import generator_states, set_generator_states
+from lightning_adpsgd.job import NAMESPACE, Job, has_peers, learner_of, set_up_job
 from lightning_adpsgd.mixing import Order, Statistics
 from lightning_adpsgd.topology import TopologyLike, find_topology
 
@@ -74,8 +76,9 @@ class HADPSGDFabricStrategy(DDPStrategy):
             exchange waits for one; none: it never waits.
         after_evaluation: "restore" puts the local weights back at the end of
             `consensus`, "adopt" goes on from the mean.
-        save_learners: Whether a checkpoint also holds each super-learner's weights and
-            optimizer state, so that a resume with as many goes on from there.
+        save_learners: Whether a checkpoint also holds what each learner is made of, so
+            that a resume with as many goes on from there: weights, optimizer state,
+            generators, round of gossip. The place in the epoch is the program's.
         seed: For topologies drawn at random; the same in all learners.
         timeout: For how long a peer may say nothing before it counts as lost, and of
             every collective; by default 5 minutes, and 30 for those of Lightning.
@@ -133,6 +136,19 @@ class HADPSGDFabricStrategy(DDPStrategy):
     @override
     def register_strategies(cls, strategy_registry: Any) -> None:
         """Names are registered by `lightning_adpsgd.registration`."""
+
+    @property
+    @override
+    def checkpoint_io(self) -> CheckpointIO:
+        """What reads and writes checkpoints; by default `WholeCheckpointIO`."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = WholeCheckpointIO()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    @override
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
 
     # --- the shape of the job
 
@@ -295,25 +311,27 @@ class HADPSGDFabricStrategy(DDPStrategy):
         """The super-learners of each job, in learner 0."""
         self._meet("checkpoint of learners")
         return [
-            job.gather_learners([o.state_dict() for o in self._optimizers_of(job)])
+            job.gather_learners(
+                [o.state_dict() for o in self._optimizers_of(job)],
+                {"generators": generator_states(self.root_device)},
+            )
             for job in self._running()
         ]
 
     def _restore_learner(self, job: Job, learners: list[Any]) -> None:
-        if len(learners) != self.num_super_learners:
-            rank_zero_info(
-                f"The checkpoint holds {len(learners)} super-learners and this job has "
-                f"{self.num_super_learners}: all start from their mean."
-            )
+        size = self.super_learner_size
+        learner = learner_of(learners, self.global_rank, self.world_size, size)
+        if learner is None:
             return
-        learner = learners[self.global_rank // self.super_learner_size]
         job.enter_consensus("load of learners")
-        job.restore_weights(learner)
+        job.restore_learner(learner)
         job.leave_consensus(adopt=True)
         for optimizer, saved in zip(
             self._optimizers_of(job), learner["states"], strict=True
         ):
             optimizer.load_state_dict(saved)
+        if "generators" in learner["own"]:
+            set_generator_states(learner["own"]["generators"], self.root_device)
 
     # --- collectives: all learners come, however far apart they are
 

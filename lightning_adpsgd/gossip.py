@@ -230,6 +230,15 @@ class Gossip(Communication):
         """Goes on from other weights at once; for the training thread."""
         self._replica.put(values)
 
+    @property
+    @override
+    def step_and_round(self) -> tuple[int, int]:
+        return self._step, self._step // self._options.every
+
+    @override
+    def go_on_from(self, step: int, round: int) -> None:
+        self._step = self._last_exchange_step = self._replica.step = step
+
     @override
     def before_update(self) -> None:
         self._replica.updating = True

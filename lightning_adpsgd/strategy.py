@@ -22,7 +22,7 @@ from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.distributed.constants import default_pg_timeout
@@ -38,8 +38,17 @@ from lightning_adpsgd.compatibility import (
 )
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import DEFAULT_TIMEOUT, CommunicationName, Dials
-from lightning_adpsgd.job import NAMESPACE, Job, has_peers, set_up_job
+from lightning_adpsgd.job import (
+    NAMESPACE,
+    Job,
+    by_super_learner,
+    has_peers,
+    learner_of,
+    set_up_job,
+)
 from lightning_adpsgd.mixing import Order, Statistics
+from lightning_adpsgd.places import PlaceInEpoch
+from lightning_adpsgd.plain import gather_plain
 from lightning_adpsgd.sampling import Place
 from lightning_adpsgd.saving import SaveThread, uploads_checkpoints
 from lightning_adpsgd.startup import Seats, check_start, open_store
@@ -48,6 +57,9 @@ from lightning_adpsgd.work_sharing import WorkSharing
 
 _EPOCH = f"{NAMESPACE}/epoch"
 """What a checkpoint keeps of a shared epoch."""
+
+_SAMPLES = f"{NAMESPACE}/samples"
+"""In a checkpoint: samples that all learners together have trained on."""
 
 _Broadcast = TypeVar("_Broadcast")
 
@@ -170,6 +182,8 @@ class HADPSGDStrategy(DDPStrategy):
         self._saved_epoch: Mapping[str, Any] | None = None
         self._decides = False
         self._saved_learner: Mapping[str, Any] | None = None
+        self._saved_samples = 0
+        self._place: PlaceInEpoch | None = None
         self._statistics: Statistics | None = None
         self._saves_in_background = save_in_background
         self._save_thread = SaveThread()
@@ -242,6 +256,9 @@ class HADPSGDStrategy(DDPStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         gossips = has_peers(self.world_size, self.super_learner_size)
         alone = self.world_size == 1
+        if trainer.state.fn == TrainerFn.FITTING and self._dials.save_learners:
+            # Before optimizers, which may ask for the number of batches.
+            self._keep_place(trainer)
         if trainer.state.fn != TrainerFn.FITTING or not (gossips or alone):
             super().setup(trainer)
             return
@@ -293,11 +310,13 @@ class HADPSGDStrategy(DDPStrategy):
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
+        if self._place is not None:
+            self._place.begin()
+        saved, self._saved_learner = self._saved_learner, None
         if self._job is None:
             return
-        if self._saved_learner is not None:
-            self._job.restore_weights(self._saved_learner)
-            self._saved_learner = None
+        if saved is not None:
+            self._job.restore_learner(saved)
         if self._work_sharing is not None:
             self._work_sharing.check_loaders()
         self._job.start()
@@ -328,9 +347,10 @@ class HADPSGDStrategy(DDPStrategy):
             self._job.close()
             self._statistics = self._job.statistics()
             self._job = None
-        if self._work_sharing is not None:
-            self._work_sharing.remove()
-            self._work_sharing = None
+        for installed in (self._place, self._work_sharing):
+            if installed is not None:
+                installed.remove()
+        self._work_sharing = self._place = None
         trainer = self._trainer_or_none()
         if trainer is not None:
             signals.restore(trainer)
@@ -357,6 +377,8 @@ class HADPSGDStrategy(DDPStrategy):
             self._job.raise_if_failed()
         if self._work_sharing is not None:
             self._work_sharing.begin_batch()
+        if self._place is not None:
+            self._place.count(batch)
         super().on_train_batch_start(batch, batch_idx)
 
     @override
@@ -418,9 +440,13 @@ class HADPSGDStrategy(DDPStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        if self._dials.save_learners and self._job and not self._interrupted():
-            states = [self.optimizer_state(optimizer) for optimizer in self.optimizers]
-            checkpoint[NAMESPACE] = self._job.gather_learners(states)
+        # Without optimizer states it is a file of weights, and nobody resumes from it.
+        whole = "optimizer_states" in checkpoint and not self._interrupted()
+        if self._place is not None and whole:
+            learners = self._all_learners(checkpoint, self._place)
+            checkpoint[NAMESPACE] = learners
+            own = (one for group in learners for one in group["learners"])
+            checkpoint[_SAMPLES] = sum(one["place"]["num_samples"] for one in own)
         if self._work_sharing is not None and not self._interrupted():
             checkpoint[_EPOCH] = self._work_sharing.state()
         if not self._writes_beside(filepath):
@@ -467,21 +493,35 @@ class HADPSGDStrategy(DDPStrategy):
     ) -> None:
         super().load_model_state_dict(checkpoint, strict)
         self._saved_epoch = checkpoint.get(_EPOCH)
-        learners = checkpoint.get(NAMESPACE) or ()
-        if len(learners) == self.num_super_learners:
-            index = self.global_rank // self.super_learner_size
-            self._saved_learner = learners[index]
-        elif learners:
-            rank_zero_info(
-                f"The checkpoint holds {len(learners)} super-learners and this job has "
-                f"{self.num_super_learners}: all start from their mean."
-            )
+        self._saved_samples = checkpoint.get(_SAMPLES, 0)
+        self._saved_learner = self._learner_of(checkpoint)
+        if self._saved_learner is not None:
+            # What Lightning restores next.
+            assert isinstance(checkpoint, dict)
+            checkpoint["optimizer_states"] = self._saved_learner["states"]
+            checkpoint.update(self._saved_learner["own"].get("lightning", {}))
 
-    @override
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        saved = self._saved_learner
-        states = checkpoint if saved is None else {"optimizer_states": saved["states"]}
-        super().load_optimizer_state_dict(states)
+    def _learner_of(self, checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
+        module, saved = self.lightning_module, checkpoint.get(NAMESPACE)
+        if not saved or module is None or module.trainer.state.fn != TrainerFn.FITTING:
+            return None
+        size = self.super_learner_size
+        return learner_of(saved, self.global_rank, self.world_size, size)
+
+    def _all_learners(
+        self, checkpoint: Mapping[str, Any], place: PlaceInEpoch
+    ) -> list[Any]:
+        # Learners may have made different numbers of steps.
+        names = ("loops", "lr_schedulers", type(self.precision_plugin).__qualname__)
+        lightning = {name: checkpoint[name] for name in names if name in checkpoint}
+        own = {"lightning": lightning, "place": place.state()}
+        states = checkpoint["optimizer_states"]
+        if self._job is not None:
+            return self._job.gather_learners(states, own)
+        mine = {"states": states, "own": own}
+        return by_super_learner(
+            gather_plain(mine, self.root_device) or [], self.world_size
+        )
 
     # --- collectives and their scope
 
@@ -557,6 +597,14 @@ class HADPSGDStrategy(DDPStrategy):
     def _shares_work(self, trainer: pl.Trainer) -> bool:
         # A `fast_dev_run` is a fixed number of batches for each learner.
         return self._dials.work_sharing and not getattr(trainer, "fast_dev_run", False)
+
+    def _keep_place(self, trainer: pl.Trainer) -> None:
+        saved = self._saved_learner["own"] if self._saved_learner else {}
+        self._place = PlaceInEpoch(trainer, self.root_device, saved.get("place"))
+        if self._saved_learner is None and self.is_global_zero:
+            # With other learners no count is anybody's own; their sum stays.
+            self._place.num_samples = self._saved_samples
+        self._place.install()
 
     def _share_work(self, trainer: pl.Trainer, job: Job) -> WorkSharing:
         super_learner, learner = divmod(self.global_rank, self.super_learner_size)

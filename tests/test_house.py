@@ -18,6 +18,8 @@ NAME = "lightning_adpsgd"
 CORE = (
     "files",
     "checkpoint_files",
+    "generators",
+    "plain",
     "matrices",
     "shares",
     "given",
@@ -63,7 +65,6 @@ CORE = (
     "checkpoint_io",
     "last_good",
     "saving",
-    "generators",
     "places",
     "strategy",
     "checkpoints",
