@@ -1,13 +1,16 @@
-"""The command line: measure a machine, and predict the speed of a cluster of such.
+"""The command line: measure a machine, predict a cluster's speed, let islands meet.
 
 python -m lightning_adpsgd calibrate --out machine.json
 python -m lightning_adpsgd predict --calibration machine.json --learners 64
+python -m lightning_adpsgd rendezvous --port 29400
 """
 
 import argparse
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -17,7 +20,7 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
-from lightning_adpsgd import calibration
+from lightning_adpsgd import calibration, rendezvous
 from lightning_adpsgd.calibration import Calibration
 from lightning_adpsgd.prediction import Mode, Prediction, Workload, predict
 from lightning_adpsgd.topology import TOPOLOGIES
@@ -54,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_calibrate(commands)
     _add_predict(commands)
+    _add_rendezvous(commands)
     return parser
 
 
@@ -222,6 +226,31 @@ def _table(
         if samples is not None:
             cells.append(f"{found.hours(samples):.2f}")
         yield "".join(f"{cell:>15}" for cell in cells)
+
+
+# --- rendezvous
+
+
+def _add_rendezvous(commands: _Commands) -> None:
+    add = commands.add_parser(
+        "rendezvous",
+        help="where islands find one another",
+        description="Serves the store of `HADPSGDStrategy(islands=...)` until it is "
+        "interrupted. It keeps nothing on disk and may be started again at any time.",
+    )
+    add.add_argument("--port", type=int, required=True)
+    add.add_argument(
+        "--host", default="", help="address to listen at; all of this machine's if none"
+    )
+    add.set_defaults(command=_rendezvous)
+
+
+def _rendezvous(chosen: argparse.Namespace) -> None:
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    print(f"rendezvous at {chosen.host or '*'}:{chosen.port}", flush=True)
+    rendezvous.serve(chosen.host, chosen.port, stop)
 
 
 if __name__ == "__main__":

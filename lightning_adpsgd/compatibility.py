@@ -46,6 +46,26 @@ def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
             )
 
 
+def check_island(super_learner_size: int, world_size: int) -> None:
+    """Refuses an island that is not one super-learner of one learner.
+
+    Raises:
+        ValueError: Names the argument, its bound and its value.
+    """
+    if super_learner_size != world_size:
+        raise ValueError(
+            '`super_learner_size` must be "node" with `islands`, or the number of '
+            f"learners of the island, {world_size}: an island is one super-learner; "
+            f"got {super_learner_size}"
+        )
+    if world_size != 1:
+        raise ValueError(
+            "an island must have 1 learner in this release, got "
+            f"{world_size}: start one island for each device, each with `devices=1` "
+            "and `num_nodes=1`"
+        )
+
+
 def refuse_unsupported(
     trainer: pl.Trainer,
     strategy: ParallelStrategy,

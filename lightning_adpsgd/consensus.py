@@ -4,6 +4,7 @@ While it is entered, the module's weights are the mean, in all learners alike; t
 weights are kept aside and come back when it is left.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -25,10 +26,15 @@ class Consensus(NamedTuple):
     Attributes:
         distance: ``sqrt(mean_i |w_i - mean w|^2)`` over all weights.
         relative_distance: The same over ``|mean w|``.
+        members: How many islands were in the mean; 0 where there are none.
     """
 
     distance: float
     relative_distance: float
+    members: int = 0
+
+
+Average = Callable[[list[Tensor], list[Tensor]], Consensus]
 
 
 class ConsensusModel:
@@ -38,6 +44,8 @@ class ConsensusModel:
         flat: The weights.
         communication: Paused while the mean is in place.
         coordinator: Where learners wait until all have paused.
+        average: Replaces vectors by their mean, and tells how far others were from it:
+            the weights that were trained on, which it is given as well.
     """
 
     def __init__(
@@ -45,9 +53,10 @@ class ConsensusModel:
         flat: FlatParameters,
         communication: Communication,
         coordinator: Coordinator,
+        average: Average | None = None,
     ) -> None:
         self._flat, self._communication = flat, communication
-        self._coordinator = coordinator
+        self._coordinator, self._average = coordinator, average or _average
         self.local_weights: list[Tensor] | None = None
 
     @property
@@ -70,7 +79,7 @@ class ConsensusModel:
         self._flat.check_views()
         self.local_weights = [vector.clone() for vector in self._flat.vectors]
         self._communication.set_aside(self.local_weights)
-        return _average(self._flat.vectors, trained)
+        return self._average(self._flat.vectors, trained)
 
     @torch.no_grad()
     def leave(self, adopt: bool) -> None:

@@ -7,7 +7,9 @@ from typing import Any, Literal
 import torch
 from torch.distributed.constants import default_pg_timeout
 
+from lightning_adpsgd.circle import check_any_size
 from lightning_adpsgd.mixing import Order
+from lightning_adpsgd.rendezvous import Place
 from lightning_adpsgd.topology import Topology
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
@@ -41,6 +43,7 @@ class Dials:
     seed: int
     timeout: timedelta
     work_sharing: bool = False
+    islands: str | None = None
 
     def __post_init__(self) -> None:
         communications = ("sync", "delay_by_one", "async")
@@ -59,6 +62,8 @@ class Dials:
         for name in ("super_learner_size", "gossip_every", "max_staleness"):
             _check_positive(name, getattr(self, name))
         self._check_combinations()
+        if self.islands is not None:
+            self._check_with_islands(self.islands)
 
     @property
     def start_patience(self) -> timedelta:
@@ -74,6 +79,38 @@ class Dials:
         hidden = self.communication == "delay_by_one"
         default: Order = "average_then_step" if hidden else "step_then_average"
         return self.order or default
+
+    def _check_with_islands(self, islands: str) -> None:
+        Place.parse(islands)
+        check_any_size(self.topology)
+        refused: tuple[tuple[str, Any, Any, str], ...] = (
+            (
+                "communication",
+                self.communication,
+                "async",
+                "islands come and go, and all others wait for nobody",
+            ),
+            (
+                "max_staleness",
+                self.max_staleness,
+                None,
+                "an island may be alone, and does not wait for others",
+            ),
+            (
+                "work_sharing",
+                self.work_sharing,
+                False,
+                "the pool of batches is kept in the store of one job, and each island "
+                "is a job of its own; give each island its own part of the data, or "
+                "all of it in another order",
+            ),
+        )
+        for name, value, allowed, reason in refused:
+            if value != allowed:
+                raise ValueError(
+                    f"`{name}` must be {allowed!r} with `islands`, got {value!r}: "
+                    f"{reason}"
+                )
 
     def _check_combinations(self) -> None:
         if self.communication != "async":

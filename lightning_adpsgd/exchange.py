@@ -66,6 +66,9 @@ class Position(NamedTuple):
     epochs: int = 0
 
 
+BEGINNING = Position()
+
+
 class Pulled(NamedTuple):
     """What a pull brings.
 
@@ -168,6 +171,11 @@ class Lane:
         """Receives a word; the peer's number of exchanges is kept for what follows."""
         self._receive_word().wait(self._timeout)
         return int(self._theirs[0])
+
+    @property
+    def heard_number(self) -> int:
+        """What came with the word that was heard last."""
+        return int(self._theirs[1])
 
     def ask(self, num_under_way: int, pacer: Pacer, ended: threading.Event) -> Outcome:
         """Asks for an exchange and makes it, as fast as the pacer allows.

@@ -89,12 +89,25 @@ class GossipOptions:
 
 
 class _Asking:
-    """What the thread that asks a peer is told; `pulls` is guarded by the engine."""
+    """What the thread that asks a peer is told; `pulls` is guarded by the engine.
+
+    Attributes:
+        called: There is something to do, or to end.
+        due: An exchange is to be asked for.
+        gone: The peer is not to be asked any more.
+        ended: The thread has said its last.
+        pulls: To be answered with the peer's weights.
+    """
 
     def __init__(self) -> None:
-        self.due, self.gone = threading.Event(), threading.Event()
-        self.ended = threading.Event()
+        self.called, self.due = threading.Event(), threading.Event()
+        self.gone, self.ended = threading.Event(), threading.Event()
         self.pulls: deque[Future[Pulled]] = deque()
+
+    def call(self) -> None:
+        """An exchange is due."""
+        self.due.set()
+        self.called.set()
 
 
 class Gossip(Communication):
@@ -107,7 +120,8 @@ class Gossip(Communication):
       time, and by the training thread in a merge.
     - `_tally`, `_ages`, `_under_way`, `_paused`, `_last_exchange_step`,
       `_last_steps` (by peer): counters.
-    - `_asking`: by peer, the thread that asks it; `_threads`: all that run.
+    - `_asking`, `_answering`: by peer, what the thread that asks it, and the one that
+      answers it, is told; `_threads`: all that run.
     - `_error`: written by the first thread that fails, read by the training thread.
     - `_adoption`: weights to go on from, left by any thread for the training thread.
 
@@ -123,6 +137,8 @@ class Gossip(Communication):
         on_error: Called once, by the thread that lost a peer.
         on_lost: Called by a thread that lost a peer, with its number and the error,
             where peers come and go; none: they do not.
+        on_left: Called by a thread that answered a peer which now asks no more, with
+            its number, and whether it leaves the others altogether.
 
     Attributes:
         circle: Who is asked in which round.
@@ -138,9 +154,11 @@ class Gossip(Communication):
         options: GossipOptions,
         on_error: Callable[[str], None] = lambda message: None,
         on_lost: Callable[[int, PeerLost], None] | None = None,
+        on_left: Callable[[int, bool], None] = lambda peer, for_good: None,
     ) -> None:
         self._transport, self._node, self._gain = transport, node, schedule.gain
-        self._options, self._on_error, self._on_lost = options, on_error, on_lost
+        self._options, self._on_error = options, on_error
+        self._on_lost, self._on_left = on_lost, on_left
         self._state = threading.Condition()
         vectors = [as_real(vector) for vector in vectors]
         self._shards = self._shards_of(vectors)
@@ -157,6 +175,7 @@ class Gossip(Communication):
         self.circle = Circle.of(schedule, numbers, transport.index)
         self.position: Callable[[], Position] = lambda: Position(self._step)
         self._asking: dict[int, _Asking] = {}
+        self._answering: dict[int, threading.Event] = {}
         self._threads: list[threading.Thread] = []
         self._tally, self._ages = Tally(), list[int]()
         self._step = self._last_exchange_step = 0
@@ -186,7 +205,9 @@ class Gossip(Communication):
 
     def answer_peer(self, peer: int) -> None:
         """Begins to answer a peer, whoever it is, until it leaves or is lost."""
-        self._start_thread(self._answer_peer, peer, "answer")
+        with self._state:
+            gone = self._answering[peer] = threading.Event()
+        self._start_thread(lambda peer: self._answer_peer(peer, gone), peer, "answer")
 
     def drop_peer(self, peer: int) -> threading.Event:
         """Asks a peer no more; an exchange under way is made to its end if it can.
@@ -201,8 +222,15 @@ class Gossip(Communication):
             (ended := threading.Event()).set()
             return ended
         asking.gone.set()
-        asking.due.set()
+        asking.called.set()
         return asking.ended
+
+    def forget_peer(self, peer: int) -> None:
+        """Neither asks a peer any more nor says that it was lost, when it is."""
+        with self._state:
+            if (gone := self._answering.pop(peer, None)) is not None:
+                gone.set()
+        self.drop_peer(peer)
 
     def pull(self, peer: int) -> "Future[Pulled]":
         """Asks a peer that was added for its weights; nobody's weights change.
@@ -218,7 +246,7 @@ class Gossip(Communication):
         if asking is None:
             future.set_exception(PeerLost(peer, "pulling its weights", "not connected"))
         else:
-            asking.due.set()
+            asking.called.set()
         return future
 
     def adopt(self, values: Sequence[Tensor]) -> None:
@@ -226,9 +254,28 @@ class Gossip(Communication):
         with self._state:
             self._adoption = values
 
+    @property
+    def has_adopted(self) -> bool:
+        """Whether the training thread has taken up what `adopt` was given."""
+        return self._adoption is None
+
     def put(self, values: Sequence[Tensor]) -> None:
         """Goes on from other weights at once; for the training thread."""
         self._replica.put(values)
+
+    @torch.no_grad()
+    def merge_all(self) -> None:
+        """Merges all that was averaged; for the training thread, after `drain`."""
+        self._merge_all()
+        self._count_merge()
+
+    def snapshot(self) -> list[Tensor]:
+        """What a peer would pull; for the training thread."""
+        return self._replica.snapshot()
+
+    def write(self, values: Sequence[Tensor]) -> None:
+        """Writes what is like a snapshot in the place of w, and nothing else."""
+        self._replica.spread(values, self._shards)
 
     @property
     @override
@@ -339,10 +386,9 @@ class Gossip(Communication):
     # --- the training thread
 
     def _take_up(self) -> None:
-        with self._state:
-            values, self._adoption = self._adoption, None
-        if values is not None:
+        if (values := self._adoption) is not None:
             self._replica.put(values)
+            self._adoption = None
 
     @torch.no_grad()
     def _merge(self) -> None:
@@ -380,7 +426,7 @@ class Gossip(Communication):
     def _call_round(self, round: int) -> None:
         for peer in self.circle.asks(round):
             if (asking := self._asking.get(peer)) is not None:
-                asking.due.set()
+                asking.call()
 
     def _wait_if_too_stale(self) -> None:
         limit = self._options.max_staleness
@@ -434,13 +480,14 @@ class Gossip(Communication):
                 work(peer)
         except PeerLost as error:
             if self._on_lost is None:
-                self._fail(error)
+                self.fail(error)
             elif not self._leaving.is_set():
                 self._on_lost(peer, error)
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Ends the learner with an error of a communication thread."""
         with self._state:
             first = self._error is None and not self._leaving.is_set()
             if first:
@@ -454,7 +501,7 @@ class Gossip(Communication):
         try:
             while self._asks(asking):
                 self._wait_and_ask(peer, asking, lane)
-            lane.say(LEAVE)
+            lane.say(LEAVE, int(self._leaving.is_set()))
         except PeerLost:
             # Of one that was dropped everybody knows.
             if not asking.gone.is_set():
@@ -467,24 +514,27 @@ class Gossip(Communication):
         return not over and self._error is None
 
     def _wait_and_ask(self, peer: int, asking: _Asking, lane: Lane) -> None:
-        # Cleared only if seen, or a call at the end of the pause would be lost.
         pause_s = min(10.0, self._options.timeout.total_seconds() / 4)
-        if due := asking.due.wait(pause_s):
-            if not asking.pulls:
-                self._hurry.wait(self._cores.pause_s())
+        if called := asking.called.wait(pause_s):
+            asking.called.clear()
+        self._pull_all(asking, lane)
+        # Cleared only if seen, or a call at the end of the pause would be lost.
+        if due := asking.due.is_set():
+            self._hurry.wait(self._cores.pause_s())
             asking.due.clear()
         if not self._asks(asking):
             return
-        if asking.pulls:
+        if not called:
+            lane.say(ALIVE)
+        elif due and (number := self._enter(peer)):
+            with self._under_way_with(peer) as done, self._timed():
+                done(lane.ask(number, self._pacer, self._hurry))
+
+    def _pull_all(self, asking: _Asking, lane: Lane) -> None:
+        while asking.pulls and self._asks(asking):
             # It stays in the queue meanwhile, from which it is told of a loss.
             asking.pulls[0].set_result(lane.pull())
             asking.pulls.popleft()
-            asking.due.set()  # what else was asked for meanwhile
-        elif not due:
-            lane.say(ALIVE)
-        elif number := self._enter(peer):
-            with self._under_way_with(peer) as done, self._timed():
-                done(lane.ask(number, self._pacer, self._hurry))
 
     def _give_up(self, peer: int, asking: _Asking) -> None:
         lost = PeerLost(peer, "pulling its weights", "the connection has ended")
@@ -496,15 +546,24 @@ class Gossip(Communication):
             future.set_exception(lost)
         asking.ended.set()
 
-    def _answer_peer(self, peer: int) -> None:
+    def _answer_peer(self, peer: int, gone: threading.Event) -> None:
         lane = self._lane(peer, lane_of(peer, self._transport.index))
-        while (word := lane.hear()) != LEAVE:
-            if word == PULL:
-                lane.give(self.position())
-            elif word == ASK:
-                number = self._enter(peer, asked=True)
-                with self._under_way_with(peer) as done, self._timed():
-                    done(lane.answer(number, self._pacer))
+        try:
+            while (word := lane.hear()) != LEAVE:
+                self._answer(word, peer, lane)
+        except PeerLost:
+            if not gone.is_set():
+                raise
+        else:
+            self._on_left(peer, lane.heard_number > 0)
+
+    def _answer(self, word: int, peer: int, lane: Lane) -> None:
+        if word == PULL:
+            lane.give(self.position())
+        elif word == ASK:
+            number = self._enter(peer, asked=True)
+            with self._under_way_with(peer) as done, self._timed():
+                done(lane.answer(number, self._pacer))
 
     def _lane(self, peer: int, number: int) -> Lane:
         return Lane(
@@ -568,7 +627,7 @@ class Gossip(Communication):
         with self._state:
             asked = list(self._asking.values())
         for asking in asked:
-            asking.due.set()
+            asking.call()
 
     def _join(self, seconds: float) -> None:
         deadline = time.perf_counter() + seconds

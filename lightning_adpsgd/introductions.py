@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from importlib.metadata import version
-from itertools import zip_longest
 
 import torch
 
@@ -150,18 +149,3 @@ def _text(value: object) -> str:
     if isinstance(value, Topology):
         return value.name
     return str(value) if isinstance(value, timedelta) else repr(value)
-
-
-def first_difference(theirs: str, ours: str) -> str:
-    """The first weight in which a layout departs from that of learner 0."""
-    pairs = zip_longest(ours.split(";"), theirs.split(";"), fillvalue="")
-    mine, first = next((mine, first) for mine, first in pairs if mine != first)
-    return f"the first weight to differ is {_weight(mine)}, and there {_weight(first)}"
-
-
-def _weight(entry: str) -> str:
-    # As `FlatParameters.layout` writes it: "layer.weight:(3, 4):torch.float32".
-    if not entry:
-        return "none"
-    name, shape, dtype = entry.rsplit(":", 2)
-    return f"`{name}` of shape {shape} in {dtype}"

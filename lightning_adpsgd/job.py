@@ -6,6 +6,7 @@ step. Nothing here knows a Trainer, a loop or an optimizer: `strategy` is the fa
 that Lightning sees.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, final
@@ -21,9 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_adpsgd.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.coordination import Coordinator
 from lightning_adpsgd.dials import Dials
+from lightning_adpsgd.exchange import BEGINNING, Position
 from lightning_adpsgd.failures import FailureReport
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.groups import Groups, has_nccl, make_groups
+from lightning_adpsgd.islands import Island
+from lightning_adpsgd.links import Credentials
 from lightning_adpsgd.mixing import (
     BehindGradient,
     Communication,
@@ -35,6 +39,7 @@ from lightning_adpsgd.mixing import (
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import FlatParameters
 from lightning_adpsgd.plain import gather_plain, number_from_learner_0
+from lightning_adpsgd.rendezvous import Place
 from lightning_adpsgd.startup import check_same_layout
 from lightning_adpsgd.streams import side_stream, wait_for_stream
 from lightning_adpsgd.ties import Ties
@@ -237,11 +242,19 @@ class Job:
             wait_for_stream(device)
         return wrapped
 
-    def start(self) -> None:
+    def start(self, position: Position = BEGINNING) -> Position | None:
         """Begins to communicate, from the weights as they are; again after `finish`.
 
+        An island begins from the weights of those who are there, if there are any.
+
+        Args:
+            position: How far the training has come.
+
+        Returns:
+            How far those have come whose weights it took; none if it took none.
+
         Raises:
-            RuntimeError: It is closed.
+            RuntimeError: It is closed, or an island cannot reach the others.
         """
         if self._closed:
             raise RuntimeError(
@@ -253,10 +266,42 @@ class Job:
         if self._restored_position is not None:
             communication.go_on_from(*self._restored_position)
             self._restored_position = None
-        self._consensus = ConsensusModel(self.flat, communication, self.coordinator)
+        island = communication if isinstance(communication, Island) else None
+        self._consensus = ConsensusModel(
+            self.flat,
+            communication,
+            self.coordinator,
+            island.average if island is not None else None,
+        )
         self._communication = communication
         self.coordinator.when_failed(communication.release)
+        if island is not None:
+            island.position = position
         communication.start()
+        return island.started_from if island is not None else None
+
+    def note(self, samples: int, epochs: int) -> None:
+        """What others are to know: this learner trains on so many samples more.
+
+        Args:
+            samples: Of the batch that begins.
+            epochs: Completed.
+        """
+        if isinstance(self._communication, Island):
+            self._communication.note(samples, epochs)
+
+    def depart(self) -> str | None:
+        """Leaves the other islands in order, and keeps what they have given.
+
+        Returns:
+            A name that no other island has; none if it was not among any.
+        """
+        island = self._communication
+        if not isinstance(island, Island):
+            return None
+        island.depart()
+        self._forget_communication()
+        return island.name
 
     def finish(self, occasion: str = END_OF_TRAINING) -> Consensus | None:
         """Ends in the consensus model, which stays in the module; all learners come.
@@ -404,6 +449,8 @@ class Job:
         self._communication = self._consensus = None
 
     def _make_communication(self) -> Communication:
+        if self._dials.islands is not None:
+            return self._make_island(self._dials.islands)
         dials, vectors = self._dials, self.flat.vectors
         carrier = DeviceTransport if self.groups.on_device else DistributedTransport
         transport = carrier(self.groups.counterparts)
@@ -415,21 +462,35 @@ class Job:
             dials.seed,
         )
         if dials.communication == "async":
-            options = GossipOptions(
-                order=dials.effective_order,
-                every=dials.gossip_every,
-                wire_dtype=dials.wire_dtype,
-                link_budget=dials.link_budget,
-                cpu_share=dials.cpu_share,
-                max_staleness=dials.max_staleness,
-                timeout=dials.timeout,
-            )
-            lost_peer = self.failures.lost_peer
+            options, lost_peer = _options(dials), self.failures.lost_peer
             return Gossip(vectors, transport, node, schedule, options, lost_peer)
         mixer = RoundMixer(vectors, transport, node, schedule, dials.timeout)
         if dials.communication == "sync":
             return synchronous(mixer, dials.effective_order, dials.gossip_every)
         return BehindGradient(mixer, dials.gossip_every)
+
+    def _make_island(self, url: str) -> Island:
+        dials = self._dials
+        return Island(
+            self.flat.vectors,
+            Place.parse(url),
+            Schedule(dials.topology, 1, dials.mixing_gain, dials.seed),
+            _options(dials),
+            self.flat.layout(),
+            Credentials.from_environment(os.environ),
+        )
+
+
+def _options(dials: Dials) -> GossipOptions:
+    return GossipOptions(
+        order=dials.effective_order,
+        every=dials.gossip_every,
+        wire_dtype=dials.wire_dtype,
+        link_budget=dials.link_budget,
+        cpu_share=dials.cpu_share,
+        max_staleness=dials.max_staleness,
+        timeout=dials.timeout,
+    )
 
 
 class _AveragingClosure:

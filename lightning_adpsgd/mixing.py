@@ -103,6 +103,10 @@ class Statistics(NamedTuple):
         refused: Received vectors that were not finite and therefore left out.
         peer_ages: For each super-learner that this one exchanges with asynchronously,
             optimizer steps since the last completed exchange, or since the start.
+        members: Super-learners that are there, this one counted; 0 where their number
+            never changes.
+        joined: Super-learners that have come since this one did.
+        lost: Super-learners that have gone without a word since then.
     """
 
     exchanges: int
@@ -112,6 +116,9 @@ class Statistics(NamedTuple):
     staleness: dict[int, int]
     refused: int
     peer_ages: dict[int, int]
+    members: int = 0
+    joined: int = 0
+    lost: int = 0
 
 
 @dataclass

@@ -7,6 +7,7 @@ stay where they are. Nothing here communicates.
 """
 
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -168,3 +169,23 @@ def _view_like(vector: Tensor, place: int, tensor: Tensor) -> Tensor:
     if not dense:
         return part.view(tensor.shape)
     return part.as_strided(tensor.shape, tensor.stride())
+
+
+def first_difference(theirs: str, ours: str) -> str:
+    """The first weight in which our layout departs from theirs, as both have it.
+
+    Args:
+        theirs: `FlatParameters.layout()` at the other end.
+        ours: The same here.
+    """
+    pairs = zip_longest(ours.split(";"), theirs.split(";"), fillvalue="")
+    mine, first = next((mine, first) for mine, first in pairs if mine != first)
+    return f"the first weight to differ is {_weight(mine)}, and there {_weight(first)}"
+
+
+def _weight(entry: str) -> str:
+    # As `FlatParameters.layout` writes it: "layer.weight:(3, 4):torch.float32".
+    if not entry:
+        return "none"
+    name, shape, dtype = entry.rsplit(":", 2)
+    return f"`{name}` of shape {shape} in {dtype}"

@@ -217,9 +217,16 @@ class Replica:
             begin = self.step
             copies = [self._copy_of(chunk) for chunk in self.chunks]
             if not self.updating and begin == self.step:
-                break
+                return copies
             time.sleep(_PAUSE_S)
-        return copies
+        return [self._copy_of(chunk) for chunk in self.chunks]
+
+    @torch.no_grad()
+    def spread(self, values: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        """Writes what `snapshot` gave, or a mean of such, into shards of w's shape."""
+        stretches = (s for shard in into for s in shard.split(self._chunk_elements))
+        for value, stretch in zip(values, stretches, strict=True):
+            stretch.copy_(value)
 
     @torch.no_grad()
     def put(self, values: Sequence[Tensor]) -> None:

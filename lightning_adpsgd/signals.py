@@ -7,6 +7,7 @@ the learner that gets the signal stops, and the coordinator tells the others.
 """
 
 from functools import partial
+from pathlib import Path
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -24,6 +25,14 @@ def restore(trainer: pl.Trainer) -> None:
     """Brings Lightning's own handling back."""
     vars(trainer.fit_loop.epoch_loop).pop("_broadcast_sigterm_tensor", None)
     vars(trainer._signal_connector).pop("_sigterm_notifier_fn", None)
+
+
+def save(trainer: pl.Trainer, name: str) -> Path:
+    """Writes a checkpoint beside those of the Trainer; returns its path."""
+    chosen = getattr(trainer.checkpoint_callback, "dirpath", None)
+    path = Path(chosen or trainer.default_root_dir) / f"{name}.ckpt"
+    trainer.save_checkpoint(path)
+    return path
 
 
 def _stop_if_signalled(trainer: pl.Trainer) -> None:

@@ -32,10 +32,10 @@ from lightning_adpsgd.interfaces import (
 from lightning_adpsgd.introductions import (
     Introduction,
     disagreements,
-    first_difference,
     scattered,
     settings_of,
 )
+from lightning_adpsgd.parameters import first_difference
 from lightning_adpsgd.reachability import (
     Doorbell,
     Endpoint,

@@ -22,7 +22,8 @@ from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.distributed.constants import default_pg_timeout
@@ -30,14 +31,17 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from lightning_adpsgd import averages, clocks, last_good, pruning, signals
+from lightning_adpsgd.catching_up import batch_size, catch_up
 from lightning_adpsgd.checkpoint_io import WholeCheckpointIO
 from lightning_adpsgd.compatibility import (
     check_ddp_arguments,
+    check_island,
     refuse_unsupported,
     refuse_with_work_sharing,
 )
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import DEFAULT_TIMEOUT, CommunicationName, Dials
+from lightning_adpsgd.exchange import Position
 from lightning_adpsgd.job import (
     NAMESPACE,
     Job,
@@ -49,6 +53,7 @@ from lightning_adpsgd.job import (
 from lightning_adpsgd.mixing import Order, Statistics
 from lightning_adpsgd.places import PlaceInEpoch
 from lightning_adpsgd.plain import gather_plain
+from lightning_adpsgd.rendezvous import ENVIRONMENT_VARIABLE
 from lightning_adpsgd.sampling import Place
 from lightning_adpsgd.saving import SaveThread, uploads_checkpoints
 from lightning_adpsgd.startup import Seats, check_start, open_store
@@ -127,6 +132,11 @@ class HADPSGDStrategy(DDPStrategy):
         work_sharing: In "async", whether an epoch is a pool from which every learner
             takes batches as fast as it can, each sample once; otherwise all learners
             get equal shares.
+        islands: Where islands find one another, ``tcp://host:port`` or
+            ``tcp://host:port/job``: this job is then one super-learner, which others
+            join and leave as they come and go (docs/islands.md). By default what the
+            environment's LIGHTNING_ADPSGD_ISLANDS says; none: all super-learners are in
+            one job.
         start_method: How Lightning launches the learners of a machine.
         **ddp: What Lightning's `DDPStrategy` takes; options of DDP itself apply inside
             a super-learner.
@@ -154,6 +164,7 @@ class HADPSGDStrategy(DDPStrategy):
         seed: int = 0,
         timeout: timedelta | None = None,
         work_sharing: bool = False,
+        islands: str | None = None,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         **ddp: Any,
     ) -> None:
@@ -175,6 +186,7 @@ class HADPSGDStrategy(DDPStrategy):
             seed=seed,
             timeout=DEFAULT_TIMEOUT if timeout is None else timeout,
             work_sharing=work_sharing,
+            islands=islands or os.environ.get(ENVIRONMENT_VARIABLE) or None,
         )
         check_ddp_arguments(self._ddp_kwargs)
         self._job: Job | None = None
@@ -200,7 +212,9 @@ class HADPSGDStrategy(DDPStrategy):
     def super_learner_size(self) -> int:
         """N, the learners of each super-learner."""
         size = self._dials.super_learner_size
-        return self.num_processes if isinstance(size, str) else size
+        if not isinstance(size, str):
+            return size
+        return self.num_processes if self._dials.islands is None else self.world_size
 
     @property
     def num_super_learners(self) -> int:
@@ -254,7 +268,7 @@ class HADPSGDStrategy(DDPStrategy):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        gossips = has_peers(self.world_size, self.super_learner_size)
+        gossips = self._has_peers()
         alone = self.world_size == 1
         if trainer.state.fn == TrainerFn.FITTING and self._dials.save_learners:
             # Before optimizers, which may ask for the number of batches.
@@ -279,6 +293,12 @@ class HADPSGDStrategy(DDPStrategy):
         self.setup_optimizers(trainer)
         self.setup_precision_plugin()
         _optimizers_to_device(self.optimizers, self.root_device)
+
+    def _has_peers(self) -> bool:
+        if self._dials.islands is None:
+            return has_peers(self.world_size, self.super_learner_size)
+        check_island(self.super_learner_size, self.world_size)
+        return True
 
     def _join_job(self, trainer: pl.Trainer, model: torch.nn.Module) -> None:
         self._job = set_up_job(model, self._dials, self.super_learner_size)
@@ -319,7 +339,11 @@ class HADPSGDStrategy(DDPStrategy):
             self._job.restore_learner(saved)
         if self._work_sharing is not None:
             self._work_sharing.check_loaders()
-        self._job.start()
+        trainer = self._trainer_or_none()
+        assert trainer is not None
+        begun = Position(trainer.global_step, 0, trainer.current_epoch)
+        if (position := self._job.start(begun)) is not None:
+            catch_up(trainer, position)
 
     def _end_run(self, trainer: pl.Trainer) -> None:
         """Ends in the consensus model before any hook sees the end of training."""
@@ -332,8 +356,18 @@ class HADPSGDStrategy(DDPStrategy):
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
-        if self._job is not None:
-            self._job.fail(exception)
+        if self._job is None:
+            return
+        if self._dials.islands is not None and isinstance(exception, SIGTERMException):
+            self._leave_in_order(self._job)
+        self._job.fail(exception)
+
+    def _leave_in_order(self, job: Job) -> None:
+        """Keeps what others have given, and saves what would otherwise be lost."""
+        trainer, name = self._trainer_or_none(), job.depart()
+        if trainer is not None and name is not None:
+            path = signals.save(trainer, f"preempted-{name}")
+            rank_zero_info(f"This island has left the others and saved {path}.")
 
     @override
     def teardown(self) -> None:
@@ -375,6 +409,8 @@ class HADPSGDStrategy(DDPStrategy):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self._job is not None:
             self._job.raise_if_failed()
+            if self._dials.islands is not None:
+                self._note(batch)
         if self._work_sharing is not None:
             self._work_sharing.begin_batch()
         if self._place is not None:
@@ -593,6 +629,13 @@ class HADPSGDStrategy(DDPStrategy):
         return module is not None and module._current_fx_name in _HOOKS_OF_A_STEP
 
     # --- private
+
+    def _note(self, batch: Any) -> None:
+        trainer = self._trainer_or_none()
+        assert self._job is not None
+        assert trainer is not None
+        samples = batch_size(batch) * self.world_size
+        self._job.note(samples, trainer.current_epoch)
 
     def _shares_work(self, trainer: pl.Trainer) -> bool:
         # A `fast_dev_run` is a fixed number of batches for each learner.

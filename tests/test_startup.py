@@ -22,11 +22,10 @@ from lightning_adpsgd.introductions import (
     Introduction,
     describe,
     disagreements,
-    first_difference,
     scattered,
     settings_of,
 )
-from lightning_adpsgd.parameters import FlatParameters
+from lightning_adpsgd.parameters import FlatParameters, first_difference
 from lightning_adpsgd.reachability import (
     Doorbell,
     Endpoint,

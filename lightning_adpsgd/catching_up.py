@@ -1,0 +1,65 @@
+"""Puts a Trainer that has just begun where those are whose weights it has taken.
+
+It counts the same optimizer steps and epochs as they do, so that its learning-rate
+schedules are where theirs are and it ends when they end. The epoch that they are in
+begins at its first batch here.
+"""
+
+import warnings
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from lightning_adpsgd.exchange import Position
+
+
+def catch_up(trainer: pl.Trainer, position: Position) -> None:
+    """Goes on from a position that is further than the Trainer's; nothing if not.
+
+    Args:
+        trainer: Before its first batch.
+        position: Where the others are.
+    """
+    steps = position.steps - trainer.global_step
+    epochs = max(0, position.epochs - trainer.current_epoch)
+    if steps <= 0:
+        return
+    loop = trainer.fit_loop.epoch_loop
+    loop._batches_that_stepped += steps
+    automatic = loop.automatic_optimization.optim_progress.optimizer.step.total
+    manual = loop.manual_optimization.optim_step_progress.total
+    is_automatic = trainer.lightning_module.automatic_optimization
+    _advance(automatic if is_automatic else manual, steps)
+    current: Any = trainer.fit_loop.epoch_progress.current
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(current, name, getattr(current, name) + epochs)
+    for config in trainer.lr_scheduler_configs:
+        _step(config, steps if config.interval == "step" else epochs)
+
+
+def batch_size(batch: Any) -> int:
+    """Samples of a batch, as Lightning counts them; 0 where it cannot tell."""
+    try:
+        return extract_batch_size(batch)
+    except MisconfigurationException:
+        return 0
+
+
+def _advance(progress: Any, steps: int) -> None:
+    progress.ready += steps
+    progress.completed += steps
+
+
+def _step(config: LRSchedulerConfig, num: int) -> None:
+    """Steps a schedule as often as Lightning would have."""
+    if isinstance(config.scheduler, ReduceLROnPlateau):
+        return  # it follows the losses that it sees
+    with warnings.catch_warnings():
+        # The optimizer's steps, which torch would miss, were made elsewhere.
+        warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
+        for _ in range(num // config.frequency):
+            config.scheduler.step()  # pyright: ignore[reportCallIssue]

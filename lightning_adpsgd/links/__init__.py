@@ -1,0 +1,21 @@
+"""Links: authenticated TCP connections between super-learners that come and go."""
+
+from lightning_adpsgd.links.credentials import BadCredentials, Certificates, Credentials
+from lightning_adpsgd.links.facts import Facts
+from lightning_adpsgd.links.handshake import Malformed, Refused
+from lightning_adpsgd.links.listener import Bounds, Listener
+from lightning_adpsgd.links.sockets import Address
+from lightning_adpsgd.links.transport import LinkTransport
+
+__all__ = [
+    "Address",
+    "BadCredentials",
+    "Bounds",
+    "Certificates",
+    "Credentials",
+    "Facts",
+    "LinkTransport",
+    "Listener",
+    "Malformed",
+    "Refused",
+]

@@ -1,0 +1,120 @@
+"""Sockets of links: how they are set, how long they may take, whether they are cut."""
+
+import ipaddress
+import socket
+import struct
+import time
+from typing import NamedTuple
+
+# A host that is gone is noticed on a silent connection after 2 + 3 * 1 seconds.
+_KEEPALIVE = (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3))
+_SILENCE_MS = 5000
+# In Linux's `struct tcp_info`, after 8 bytes, the fields of which these are two.
+_INFO = struct.Struct("@8x 4x 4x 4x 4x I 4x 4x 4x 4x 4x 4x 4x I")
+
+
+class Address(NamedTuple):
+    """Where a member listens; written "host:port", or "[host]:port" for IPv6."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """The address that is written so.
+
+        Raises:
+            ValueError: It is not.
+        """
+        host, colon, port = text.rpartition(":")
+        bare = host.removeprefix("[").removesuffix("]")
+        bracketed = host != bare
+        if not (colon and bare and port.isdecimal() and int(port) < 1 << 16):
+            raise ValueError(
+                f"an address is `host:port` or `[host]:port`, got {text!r}"
+            )
+        if bracketed != (":" in bare):
+            raise ValueError(f"write IPv6 addresses as `[host]:port`, got {text!r}")
+        return cls(bare, int(port))
+
+
+class Deadline:
+    """The end of a span of time for several operations together.
+
+    Args:
+        seconds: From this moment on.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds that are left.
+
+        Raises:
+            TimeoutError: None are.
+        """
+        seconds = self._end - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError("timed out")
+        return seconds
+
+
+def tune(sock: socket.socket) -> None:
+    """Small messages leave at once, and a peer whose host is gone is noticed.
+
+    The sizes of the buffers stay with the kernel, which lets them grow with the link,
+    and further than a process may ask for.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def is_cut(sock: socket.socket) -> bool:
+    """Whether what was sent has found no acknowledgement for seconds.
+
+    `TCP_USER_TIMEOUT` would say so of a peer that is only slow to read as well: one
+    that is stopped for a while, or spares its link. The kernel of such a peer answers.
+    """
+    if not hasattr(socket, "TCP_INFO"):
+        return False
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+    unacknowledged, silence_ms = _INFO.unpack(info)
+    return unacknowledged > 0 and silence_ms > _SILENCE_MS
+
+
+def is_loopback(sock: socket.socket) -> bool:
+    """Whether the address that a socket is bound to is of this host alone."""
+    host = sock.getsockname()[0].partition("%")[0]
+    address = ipaddress.ip_address(host)
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def send_all(sock: socket.socket, data: bytes, deadline: Deadline) -> None:
+    """Sends all of it before the deadline; else raises `OSError`."""
+    sock.settimeout(deadline.left())
+    sock.sendall(data)
+
+
+def receive_all(sock: socket.socket, num_bytes: int, deadline: Deadline) -> bytes:
+    """Receives so many bytes before the deadline; else raises `OSError`.
+
+    Who calls has checked the number against a limit.
+    """
+    data = bytearray(num_bytes)
+    room = memoryview(data)
+    while room:
+        sock.settimeout(deadline.left())
+        received = sock.recv_into(room)
+        if not received:
+            raise ConnectionResetError("the other end has closed the connection")
+        room = room[received:]
+    return bytes(data)

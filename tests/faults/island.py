@@ -1,0 +1,82 @@
+"""One island as a process: a small Trainer that writes down each step that it makes.
+
+    python -m tests.faults.island tcp://host:port folder name
+
+The folder gets `name.steps`, a line for each step: its time, the step and how many
+members there are. A computation is a timed wait, so that it costs no core.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from lightning_adpsgd import HADPSGDStrategy
+from tests.learners import Rows
+
+STEP_S = 0.02
+ROWS = 64
+
+
+class Slow(pl.LightningModule):
+    """Pulls its weights to the mean of the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, dtype=torch.float64))
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        time.sleep(STEP_S)
+        return (batch - self.weight).square().mean()
+
+    @override
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.05)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)]
+
+
+class Diary(pl.Callback):
+    """Writes each step down."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a")
+
+    @override
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        statistics = trainer.strategy.gossip_statistics()  # pyright: ignore
+        words = time.monotonic(), trainer.global_step, statistics.members
+        print(*words, file=self._file, flush=True)
+
+
+def main(url: str, folder: str, name: str, max_steps: int = -1) -> None:
+    place = Path(folder)
+    torch.set_num_threads(1)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=HADPSGDStrategy(islands=url),
+        max_steps=max_steps,
+        max_epochs=-1 if max_steps < 0 else None,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=place,
+        callbacks=[Diary(place / f"{name}.steps")],
+    )
+    module = Slow()
+    trainer.fit(module, DataLoader(Rows(ROWS), batch_size=8, shuffle=True))
+    weights = ",".join(f"{value:.6f}" for value in module.weight.tolist())
+    consensus = trainer.strategy.last_consensus  # pyright: ignore
+    print(f"ended at {trainer.global_step}: {weights} of {consensus.members}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], *map(int, sys.argv[4:]))

@@ -1,0 +1,96 @@
+"""Addresses, deadlines, and whether a link is cut."""
+
+import socket
+import sys
+
+import pytest
+
+from lightning_adpsgd.links.sockets import (
+    Address,
+    Deadline,
+    is_cut,
+    is_loopback,
+    receive_all,
+    tune,
+)
+from tests.links.ends import tcp_pair
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("host:80", Address("host", 80)),
+        ("10.0.0.1:29400", Address("10.0.0.1", 29400)),
+        ("[::1]:7", Address("::1", 7)),
+    ],
+)
+def test_an_address_is_read_as_it_is_written(text: str, address: Address) -> None:
+    assert Address.parse(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":80", "host:port", "host:65536", "::1:7", "[host]:7"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\[host\]:port"):
+        Address.parse(text)
+
+
+def test_a_deadline_passes() -> None:
+    assert 0 < Deadline(60).left() <= 60
+    with pytest.raises(TimeoutError):
+        Deadline(0).left()
+
+
+def test_less_than_what_was_announced_is_an_error() -> None:
+    with tcp_pair() as (first, second):
+        first.sendall(b"abc")
+        first.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionResetError, match="has closed"):
+            receive_all(second, 4, Deadline(20))
+
+
+def test_one_who_sends_a_byte_now_and_then_gets_no_more_time() -> None:
+    with tcp_pair() as (first, second):
+        first.sendall(b"abc")
+        with pytest.raises(TimeoutError):
+            receive_all(second, 4, Deadline(0.05))
+
+
+def test_a_peer_that_reads_nothing_is_not_cut_off() -> None:
+    with tcp_pair() as (first, second):
+        tune(first)
+        second.setblocking(False)
+        first.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            first.sendall(bytes(1 << 26))
+        assert not is_cut(first)
+
+
+def test_a_link_that_acknowledges_nothing_is_cut() -> None:
+    """The kernel's own report, as it is for a network without the other host."""
+
+    class Silent(socket.socket):
+        def getsockopt(self, level: int, option: int, buflen: int = 0) -> bytes:  # type: ignore[override]
+            assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
+            info = bytearray(buflen)
+            info[24:28] = (3).to_bytes(4, sys.byteorder)  # tcpi_unacked
+            info[56:60] = silence.to_bytes(4, sys.byteorder)  # tcpi_last_ack_recv
+            return bytes(info)
+
+    with Silent() as sock:
+        for silence, cut in ((1000, False), (5001, True)):
+            assert is_cut(sock) is cut
+
+
+@pytest.mark.parametrize(
+    ("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+)
+def test_loopback_is_known(family: socket.AddressFamily, host: str) -> None:
+    with socket.socket(family) as sock:
+        try:
+            sock.bind((host, 0))
+        except OSError:
+            pytest.skip("this host has no such address")
+        assert is_loopback(sock)
