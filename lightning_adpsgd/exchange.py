@@ -16,6 +16,7 @@ thread; only messages come to the host, into pinned memory.
 """
 
 import itertools
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_adpsgd.disagreement import Disagreement
 from lightning_adpsgd.pacing import Pacer
 from lightning_adpsgd.protocol import exchange_weight
 from lightning_adpsgd.replica import Chunk, Part, Replica
@@ -45,11 +47,22 @@ class Outcome(NamedTuple):
         finite: Whether all that crossed was finite; what was not is left out.
         bytes_sent: Payload of this end.
         first_step: Optimizer steps that the weights had seen which were read first.
+        near: Whether the two ends were as near as they usually are (`disagreement`);
+            what was not is left out.
+        mine: Whether it was this end's weights that were not finite, or that were the
+            larger ones of two that were too far apart.
     """
 
     finite: bool
     bytes_sent: int
     first_step: int
+    near: bool = True
+    mine: bool = False
+
+    @property
+    def merged(self) -> bool:
+        """Whether nothing was left out."""
+        return self.finite and self.near
 
 
 class Position(NamedTuple):
@@ -160,6 +173,7 @@ class Lane:
         self._replica, self._buffers = replica, buffers
         self._gain, self._timeout = gain, timeout
         self._codecs = _codecs(replica, wire_dtype)
+        self._disagreement = Disagreement()
         words = (torch.zeros(2, dtype=torch.int64, device="cpu") for _ in range(2))
         self._mine, self._theirs = words
 
@@ -234,6 +248,7 @@ class Lane:
             outcomes = [self._land(c, greeting, room) for c in one_behind(posted)]
         for pending in greeting:  # nobody has, where there are no weights
             pending.wait(self._timeout)
+        self._disagreement.end()
         return _total(outcomes)
 
     def _post(
@@ -282,18 +297,45 @@ class Lane:
         to_device(crossing.coming.host, crossing.coming.here)
         numbers = int(self._mine[1]), int(self._theirs[1])
         weight = exchange_weight(self._gain, *numbers)
-        finite = True
+        verdicts = [_MERGED]
         for (part, mine), (_, theirs) in zip(
             crossing.going.by_part, crossing.coming.by_part, strict=True
         ):
             change = _room_for(part, room)
             # It looks at the change, so that on a GPU the coming message is free now.
-            if crossing.codec.change(mine, theirs, change, part.place):
+            is_finite = crossing.codec.change(mine, theirs, change, part.place)
+            verdict = self._judge(crossing.codec, is_finite, change, mine, theirs)
+            if verdict is _MERGED:
                 with self._replica.guard:
                     part.add(change, weight)
             else:
-                finite = False
-        return Outcome(finite, crossing.going.host.nbytes, crossing.step)
+                verdicts.append(verdict)
+        return Outcome(
+            all(verdict.finite for verdict in verdicts),
+            crossing.going.host.nbytes,
+            crossing.step,
+            all(verdict.near for verdict in verdicts),
+            any(verdict.mine for verdict in verdicts),
+        )
+
+    def _judge(
+        self,
+        codec: Codec,
+        is_finite: bool,
+        change: Tensor,
+        mine: Tensor,
+        theirs: Tensor,
+    ) -> "_Verdict":
+        """Both ends come to the same verdict, but for whose weights are to blame."""
+        if not is_finite:
+            return _Verdict(False, True, not math.isfinite(codec.norm(mine)))
+        distance = torch.linalg.vector_norm(change).item()
+        if not self._disagreement.is_unusual(distance):
+            return _MERGED
+        norm, other_norm = codec.norm(mine), codec.norm(theirs)
+        if not self._disagreement.is_far(distance, norm, other_norm):
+            return _MERGED
+        return _Verdict(True, False, norm > other_norm)
 
     def _post_word(self, word: int, num_under_way: int) -> Pending:
         self._mine[0], self._mine[1] = word, num_under_way
@@ -301,6 +343,17 @@ class Lane:
 
     def _receive_word(self) -> Pending:
         return self._transport.post_receive(self._peer, self._number, self._theirs)
+
+
+class _Verdict(NamedTuple):
+    """On one part: see `Outcome`."""
+
+    finite: bool
+    near: bool
+    mine: bool
+
+
+_MERGED = _Verdict(True, True, False)
 
 
 class _Message(NamedTuple):
@@ -355,4 +408,6 @@ def _total(outcomes: list[Outcome]) -> Outcome:
         all(o.finite for o in outcomes),
         sum(o.bytes_sent for o in outcomes),
         min((o.first_step for o in outcomes), default=0),
+        all(o.near for o in outcomes),
+        any(o.mine for o in outcomes),
     )

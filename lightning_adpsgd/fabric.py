@@ -34,6 +34,7 @@ from lightning_adpsgd.checkpoint_io import WholeCheckpointIO
 from lightning_adpsgd.compatibility import check_device
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import DEFAULT_TIMEOUT, CommunicationName, Dials
+from lightning_adpsgd.fresh import FreshState
 from lightning_adpsgd.generators import generator_states, set_generator_states
 from lightning_adpsgd.job import NAMESPACE, Job, has_peers, learner_of, set_up_job
 from lightning_adpsgd.mixing import Order, Statistics
@@ -74,6 +75,10 @@ class HADPSGDFabricStrategy(DDPStrategy):
             where they compete with the training for cores; elsewhere there is no bound.
         max_staleness: In "async", steps after which a learner without a completed
             exchange waits for one; none: it never waits.
+        max_reloads: In "async", how often a super-learner of one whose weights turn
+            infinite, not a number or far too large goes on from a peer's, with a fresh
+            optimizer, before it ends with an error; none: it goes on as it is, and
+            its peers leave it out.
         after_evaluation: "restore" puts the local weights back at the end of
             `consensus`, "adopt" goes on from the mean.
         save_learners: Whether a checkpoint also holds what each learner is made of, so
@@ -103,6 +108,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
         link_budget: float | None = None,
         cpu_share: float = 0.1,
         max_staleness: int | None = None,
+        max_reloads: int | None = 3,
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,
         seed: int = 0,
@@ -124,6 +130,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
             link_budget=link_budget,
             cpu_share=cpu_share,
             max_staleness=max_staleness,
+            max_reloads=max_reloads,
             after_evaluation=after_evaluation,
             save_learners=save_learners,
             seed=seed,
@@ -239,7 +246,9 @@ class HADPSGDFabricStrategy(DDPStrategy):
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Begins to communicate for the modules whose weights it changes."""
+        fresh = FreshState(optimizer)
         for job in self._jobs_of(optimizer):
+            job.on_reload = partial(_both, job.on_reload, fresh.restore)
             if not job.running:
                 job.start()
         self._optimizers.append(optimizer)
@@ -522,6 +531,11 @@ def _cloned(value: Any) -> Any:
 
 def _is_world(group: Any) -> bool:
     return group is None or group is dist.group.WORLD
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()
 
 
 def _nothing() -> None:

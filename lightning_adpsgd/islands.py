@@ -126,11 +126,21 @@ class Island(Communication):
             self._on_roll,
             self._on_stopped,
         )
+        self._begun = (0, 0)
         self._gossip: Gossip | None = None
         self._edges: Edges | None = None
         self._transport: LinkTransport | None = None
         self._listener: Listener | None = None
         self._was_stopped, self._is_taking_up = False, False
+
+    @property
+    @override
+    def step_and_round(self) -> tuple[int, int]:
+        return self._engine.step_and_round
+
+    @override
+    def go_on_from(self, step: int, round: int) -> None:
+        self._begun = (step, round)
 
     # --- from start to end
 
@@ -156,6 +166,7 @@ class Island(Communication):
             on_left=self._edges.on_left,
         )
         self._gossip.position = lambda: self.position
+        self._gossip.go_on_from(*self._begun)
         self._edges.attend(self._gossip)
         self._gossip.start()
         self._listen(transport)

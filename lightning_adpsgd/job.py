@@ -171,6 +171,10 @@ class Job:
         groups: The process groups of this learner.
         store: Keys of this job alone, shared by all learners.
         coordinator: Watches already.
+
+    Attributes:
+        on_reload: Called when the weights were replaced by those of a peer, because
+            they had gone astray.
     """
 
     def __init__(
@@ -195,6 +199,7 @@ class Job:
         self._statistics: Statistics | None = None
         self._restored_position: tuple[int, int] | None = None
         self._closed = False
+        self.on_reload: Callable[[], None] = lambda: None
 
     # --- what it is, and what it has done
 
@@ -436,6 +441,9 @@ class Job:
 
     # --- private
 
+    def _reloaded(self) -> None:
+        self.on_reload()
+
     def _position(self) -> tuple[int, int]:
         assert self._communication is not None
         return self._communication.step_and_round
@@ -462,7 +470,8 @@ class Job:
             dials.seed,
         )
         if dials.communication == "async":
-            options, lost_peer = _options(dials), self.failures.lost_peer
+            options = _options(dials, self._reloaded)
+            lost_peer = self.failures.lost_peer
             return Gossip(vectors, transport, node, schedule, options, lost_peer)
         mixer = RoundMixer(vectors, transport, node, schedule, dials.timeout)
         if dials.communication == "sync":
@@ -475,13 +484,13 @@ class Job:
             self.flat.vectors,
             Place.parse(url),
             Schedule(dials.topology, 1, dials.mixing_gain, dials.seed),
-            _options(dials),
+            _options(dials, self._reloaded),
             self.flat.layout(),
             Credentials.from_environment(os.environ),
         )
 
 
-def _options(dials: Dials) -> GossipOptions:
+def _options(dials: Dials, on_reload: Callable[[], None]) -> GossipOptions:
     return GossipOptions(
         order=dials.effective_order,
         every=dials.gossip_every,
@@ -490,6 +499,8 @@ def _options(dials: Dials) -> GossipOptions:
         cpu_share=dials.cpu_share,
         max_staleness=dials.max_staleness,
         timeout=dials.timeout,
+        max_reloads=dials.max_reloads,
+        on_reload=on_reload,
     )
 
 

@@ -100,7 +100,8 @@ class Statistics(NamedTuple):
         bytes_sent: Payload sent to other super-learners by this learner.
         exposed_seconds: Time that the training thread waited for communication.
         staleness: Optimizer steps between snapshot and merge, and how often.
-        refused: Received vectors that were not finite and therefore left out.
+        refused: Averages from which something was left out, because it was not finite
+            or too far away.
         peer_ages: For each super-learner that this one exchanges with asynchronously,
             optimizer steps since the last completed exchange, or since the start.
         members: Super-learners that are there, this one counted; 0 where their number
@@ -116,6 +117,8 @@ class Statistics(NamedTuple):
     staleness: dict[int, int]
     refused: int
     peer_ages: dict[int, int]
+    far: int = 0
+    reloads: int = 0
     members: int = 0
     joined: int = 0
     lost: int = 0
@@ -132,6 +135,8 @@ class Tally:
     staleness: dict[int, int] = field(default_factory=dict)
     refused: int = 0
     peer_ages: dict[int, int] = field(default_factory=dict)
+    far: int = 0
+    reloads: int = 0
 
     def snapshot(self) -> Statistics:
         """An immutable copy."""

@@ -42,6 +42,7 @@ from lightning_adpsgd.compatibility import (
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import DEFAULT_TIMEOUT, CommunicationName, Dials
 from lightning_adpsgd.exchange import Position
+from lightning_adpsgd.fresh import FreshState
 from lightning_adpsgd.job import (
     NAMESPACE,
     Job,
@@ -118,6 +119,10 @@ class HADPSGDStrategy(DDPStrategy):
             where they compete with the training for cores; elsewhere there is no bound.
         max_staleness: In "async", steps after which a learner without a completed
             exchange waits for one; none: it never waits.
+        max_reloads: In "async", how often a super-learner of one whose weights turn
+            infinite, not a number or far too large goes on from a peer's, with a fresh
+            optimizer, before it ends with an error; none: it goes on as it is, and
+            its peers leave it out.
         after_evaluation: "restore" puts the local weights back after an evaluation of
             the mean, "adopt" goes on from the mean.
         save_learners: Whether a checkpoint also holds what each learner is made of, so
@@ -158,6 +163,7 @@ class HADPSGDStrategy(DDPStrategy):
         link_budget: float | None = None,
         cpu_share: float = 0.1,
         max_staleness: int | None = None,
+        max_reloads: int | None = 3,
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,
         save_in_background: bool = True,
@@ -181,6 +187,7 @@ class HADPSGDStrategy(DDPStrategy):
             link_budget=link_budget,
             cpu_share=cpu_share,
             max_staleness=max_staleness,
+            max_reloads=max_reloads,
             after_evaluation=after_evaluation,
             save_learners=save_learners,
             seed=seed,
@@ -199,6 +206,7 @@ class HADPSGDStrategy(DDPStrategy):
         self._statistics: Statistics | None = None
         self._saves_in_background = save_in_background
         self._save_thread = SaveThread()
+        self._fresh: list[FreshState] = []
         self.last_consensus: Consensus | None = None
 
     @classmethod
@@ -293,6 +301,13 @@ class HADPSGDStrategy(DDPStrategy):
         self.setup_optimizers(trainer)
         self.setup_precision_plugin()
         _optimizers_to_device(self.optimizers, self.root_device)
+        self._fresh = [FreshState(optimizer) for optimizer in self.optimizers]
+        if self._job is not None:
+            self._job.on_reload = self._begin_optimizers_anew
+
+    def _begin_optimizers_anew(self) -> None:
+        for state in self._fresh:
+            state.restore()
 
     def _has_peers(self) -> bool:
         if self._dials.islands is None:
@@ -392,6 +407,7 @@ class HADPSGDStrategy(DDPStrategy):
             averages.restore(trainer)
             pruning.restore(trainer)
             vars(trainer.fit_loop).pop("on_run_end", None)
+        self._fresh.clear()
         super().teardown()
 
     def _stop_saving(self) -> None:

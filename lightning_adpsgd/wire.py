@@ -69,6 +69,14 @@ class Codec(ABC):
             Whether both messages were of finite weights; if not, `into` is useless.
         """
 
+    @abstractmethod
+    def norm(self, message: Tensor) -> float:
+        """Of the weights that a message is about, or a bound of it.
+
+        Infinite or not a number exactly if the weights were. It may be asked for
+        after `change`, and of any message of this codec's kind.
+        """
+
 
 class Cast(Codec):
     """Each number in a floating-point type; stateless.
@@ -95,6 +103,11 @@ class Cast(Codec):
         else:
             into.copy_(theirs).sub_(mine)
         return math.isfinite(into.sum().item())
+
+    @override
+    def norm(self, message: Tensor) -> float:
+        # Not in half precision, whose squares overflow, nor in one that did.
+        return torch.linalg.vector_norm(message, dtype=torch.float64).item()
 
 
 class Lattice(Codec):
@@ -165,6 +178,14 @@ class Lattice(Codec):
             agreed,
         )
         return bool(torch.isfinite(into.sum())) and not _is_lost(least, my_least)
+
+    @override
+    def norm(self, message: Tensor) -> float:
+        least = _fields(message)[2]
+        if _is_lost(least, least):
+            return math.inf
+        largest = _power(least.int() + _PRECISION_BITS, torch.float64)
+        return math.sqrt(BLOCK) * torch.linalg.vector_norm(largest).item()
 
 
 def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:

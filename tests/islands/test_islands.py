@@ -1,12 +1,9 @@
 """Islands over real connections: they come, meet, die, and nobody waits."""
 
-import threading
-
-import pytest
 import torch
 
 from tests.helpers import engine_threads, random_rows, until
-from tests.islands.archipelago import Trained, archipelago, rendezvous, steps_of, total
+from tests.islands.archipelago import Trained, archipelago, rendezvous, steps_of
 
 
 def test_islands_find_one_another_and_come_to_one_mean() -> None:
