@@ -251,9 +251,10 @@ class Network(pl.LightningModule):
     def __init__(self, rate: float) -> None:
         super().__init__()
         torch.manual_seed(0)
-        layers = [torch.nn.Linear(3, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)]
+        last = torch.nn.Linear(16, 1)
+        torch.nn.init.zeros_(last.weight)
+        layers = [torch.nn.Linear(3, 16), torch.nn.Tanh(), last]
         self.layers, self.rate = torch.nn.Sequential(*layers).double(), rate
-        torch.nn.init.zeros_(self.layers[2].weight)
 
     @override
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
