@@ -33,7 +33,7 @@ class Disagreement:
         Args:
             distance: Norm of what the two ends disagree about in this part.
         """
-        self._square += distance**2
+        self._square += distance * distance
         return self._num_seen >= NUM_FIRST and distance > USUAL_TIMES * self._usual
 
     def is_far(self, distance: float, norm: float, other_norm: float) -> bool:

@@ -666,6 +666,7 @@ class Gossip(Communication):
         self._tally.far += not outcome.near
         self._health.note(outcome)
         self._warn_once(peer, outcome)
+        self._tally.damaged += outcome.damaged
         self._last_exchange_step = self._step
         if peer in self._last_steps:
             self._last_steps[peer] = self._step

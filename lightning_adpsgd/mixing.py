@@ -102,6 +102,7 @@ class Statistics(NamedTuple):
         staleness: Optimizer steps between snapshot and merge, and how often.
         refused: Averages from which something was left out, because it was not finite
             or too far away.
+        damaged: Parts of vectors left out because they arrived damaged.
         peer_ages: For each super-learner that this one exchanges with asynchronously,
             optimizer steps since the last completed exchange, or since the start.
         members: Super-learners that are there, this one counted; 0 where their number
@@ -122,6 +123,7 @@ class Statistics(NamedTuple):
     members: int = 0
     joined: int = 0
     lost: int = 0
+    damaged: int = 0
 
 
 @dataclass
@@ -137,6 +139,7 @@ class Tally:
     peer_ages: dict[int, int] = field(default_factory=dict)
     far: int = 0
     reloads: int = 0
+    damaged: int = 0
 
     def snapshot(self) -> Statistics:
         """An immutable copy."""

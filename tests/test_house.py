@@ -31,6 +31,7 @@ CORE = (
     "links",
     "wire",
     "replica",
+    "messages",
     "pacing",
     "background",
     "node",

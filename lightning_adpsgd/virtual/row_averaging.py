@@ -314,7 +314,8 @@ class Exchanges:
         # A codec that remembers must see the messages at both ends, and the first one
         # may overwrite this.
         kept = self._copy_of(theirs) if asked[dtype].remembers else None
-        finite = asker[dtype].change(mine, theirs, change, part.place)
+        square = asker[dtype].change(mine, theirs, change, part.place)
+        finite = math.isfinite(square)
         if finite:
             part.add(change, exchange.weight)
             # The change of the other end is the opposite, to the last bit.

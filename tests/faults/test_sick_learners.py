@@ -269,7 +269,7 @@ class Network(pl.LightningModule):
 @pytest.mark.parametrize("rate", [1e-3, 0.1, 1.0])
 def test_no_healthy_learner_is_refused(rate: float) -> None:
     def program(rank: int) -> Any:
-        trainer = trainer_of(gossip("complete"), 3, max_epochs=4)
+        trainer = trainer_of(gossip("complete", max_staleness=2), 3, max_epochs=4)
         rows: Any = loader(300, rank, 3).dataset
         trainer.fit(Network(rate), DataLoader(rows, 2, shuffle=True))
         strategy: Any = trainer.strategy
