@@ -602,6 +602,7 @@ class Gossip(Communication):
         self._tally.bytes_sent += outcome.bytes_sent
         self._tally.exchanges += outcome.finite
         self._tally.refused += not outcome.finite
+        self._tally.damaged += outcome.damaged
         self._last_exchange_step = self._step
         if peer in self._last_steps:
             self._last_steps[peer] = self._step

@@ -101,6 +101,7 @@ class Statistics(NamedTuple):
         exposed_seconds: Time that the training thread waited for communication.
         staleness: Optimizer steps between snapshot and merge, and how often.
         refused: Received vectors that were not finite and therefore left out.
+        damaged: Parts of vectors left out because they arrived damaged.
         peer_ages: For each super-learner that this one exchanges with asynchronously,
             optimizer steps since the last completed exchange, or since the start.
         members: Super-learners that are there, this one counted; 0 where their number
@@ -119,6 +120,7 @@ class Statistics(NamedTuple):
     members: int = 0
     joined: int = 0
     lost: int = 0
+    damaged: int = 0
 
 
 @dataclass
@@ -132,6 +134,7 @@ class Tally:
     staleness: dict[int, int] = field(default_factory=dict)
     refused: int = 0
     peer_ages: dict[int, int] = field(default_factory=dict)
+    damaged: int = 0
 
     def snapshot(self) -> Statistics:
         """An immutable copy."""

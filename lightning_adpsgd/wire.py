@@ -69,6 +69,10 @@ class Codec(ABC):
             Whether both messages were of finite weights; if not, `into` is useless.
         """
 
+    @abstractmethod
+    def restore(self, mine: Tensor, theirs: Tensor) -> None:
+        """Undoes what `change` has done to their message, to call it once more."""
+
 
 class Cast(Codec):
     """Each number in a floating-point type; stateless.
@@ -95,6 +99,10 @@ class Cast(Codec):
         else:
             into.copy_(theirs).sub_(mine)
         return math.isfinite(into.sum().item())
+
+    @override
+    def restore(self, mine: Tensor, theirs: Tensor) -> None:
+        """There is nothing to undo."""
 
 
 class Lattice(Codec):
@@ -165,6 +173,10 @@ class Lattice(Codec):
             agreed,
         )
         return bool(torch.isfinite(into.sum())) and not _is_lost(least, my_least)
+
+    @override
+    def restore(self, mine: Tensor, theirs: Tensor) -> None:
+        _fields(theirs)[3].add_(_fields(mine)[3])
 
 
 def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:

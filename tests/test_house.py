@@ -28,6 +28,7 @@ CORE = (
     "links",
     "wire",
     "replica",
+    "messages",
     "pacing",
     "background",
     "node",
