@@ -18,7 +18,7 @@ from lightning_adpsgd.exchange import Position
 from lightning_adpsgd.gossip import GossipOptions
 from lightning_adpsgd.islands import Island, Patience
 from lightning_adpsgd.links import Credentials
-from lightning_adpsgd.membership import Pace
+from lightning_adpsgd.membership import Membership, Pace
 from lightning_adpsgd.mixing import Schedule
 from lightning_adpsgd.rendezvous import Place, serve
 from lightning_adpsgd.topology import find_topology
@@ -71,6 +71,11 @@ def rendezvous() -> Iterator[Server]:
         server.stop()
 
 
+def fall_silent(membership: Membership) -> None:
+    """What ends it strikes it off no more, and it writes itself in no more."""
+    membership._strike_off_oneself = lambda: None
+
+
 class Trained:
     """An island over one vector, and its steps."""
 
@@ -117,7 +122,7 @@ class Trained:
 
     def die(self) -> None:
         """Ends without a word, as a process that is killed."""
-        self.island.membership._was_in = False  # or it would strike itself off
+        fall_silent(self.island.membership)
         self.cut_off()
         self.island.abort()
 

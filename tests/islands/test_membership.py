@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lightning_adpsgd.membership import Member, Membership, Pace, Roll, Watch
 from lightning_adpsgd.rendezvous import Place, Rendezvous, RendezvousAway
 from tests.helpers import until
-from tests.islands.archipelago import PACE, Server, rendezvous
+from tests.islands.archipelago import PACE, Server, fall_silent, rendezvous
 
 NAMES = st.text(max_size=5)
 MEMBERS = st.builds(
@@ -96,16 +96,16 @@ def make(place: Place, name: str, pace: Pace = PACE, **arguments: Any) -> Member
     return one
 
 
-def fall_silent(one: Membership) -> None:
+def die(one: Membership) -> None:
     """As a process that is killed."""
-    one._was_in = False
+    fall_silent(one)
     one.leave(5.0)
 
 
 def test_numbers_are_given_in_order_and_never_twice() -> None:
     with rendezvous() as server, members(server, 3) as three:
         assert [one.member.number for one in three] == [0, 1, 2]
-        fall_silent(three[2])
+        die(three[2])
         again = make(server.place, "another incarnation")
         assert again.enter(20)
         assert again.member.number == 3
@@ -114,7 +114,7 @@ def test_numbers_are_given_in_order_and_never_twice() -> None:
 
 def test_a_silent_member_is_struck_off_and_one_that_leaves_at_once() -> None:
     with rendezvous() as server, members(server, 3) as three:
-        fall_silent(three[0])
+        die(three[0])
         until(lambda: set(three[2].roll.members) == {1, 2}, "the strike")
         three[1].leave(5)
         until(lambda: set(three[2].roll.members) == {2}, "the leave")
