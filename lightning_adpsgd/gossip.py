@@ -190,7 +190,7 @@ class Gossip(Communication):
         self._tally, self._ages = Tally(), list[int]()
         self._step = self._last_exchange_step = 0
         self._last_steps: dict[int, int] = {}
-        self._adoption: Sequence[Tensor] | None = None
+        self._adoption: tuple[Sequence[Tensor], threading.Event] | None = None
         self._under_way, self._paused = UnderWay(), False
         self._hurry, self._leaving = threading.Event(), threading.Event()
         self._error: BaseException | None = None
@@ -260,15 +260,15 @@ class Gossip(Communication):
             asking.called.set()
         return future
 
-    def adopt(self, values: Sequence[Tensor]) -> None:
-        """Goes on from other weights at the next step boundary; for any thread."""
-        with self._state:
-            self._adoption = values
+    def adopt(self, values: Sequence[Tensor]) -> threading.Event:
+        """Goes on from other weights at the next step boundary; for any thread.
 
-    @property
-    def has_adopted(self) -> bool:
-        """Whether the training thread has taken up what `adopt` was given."""
-        return self._adoption is None
+        Returns:
+            Set when the training thread has taken them up.
+        """
+        adopted = threading.Event()
+        self._adoption = values, adopted
+        return adopted
 
     def put(self, values: Sequence[Tensor]) -> None:
         """Goes on from other weights at once; for the training thread."""
@@ -309,8 +309,7 @@ class Gossip(Communication):
         self._replica.step = self._step
         if self._options.order == "step_then_average":
             self._merge()
-        if self._adoption is not None:
-            self._take_up()
+        self._take_up()
         self._replica.updating = False
         if self._health.illness is not None:
             self._recover(self._health.illness)
@@ -399,9 +398,11 @@ class Gossip(Communication):
     # --- the training thread
 
     def _take_up(self) -> None:
-        if (values := self._adoption) is not None:
+        adoption, self._adoption = self._adoption, None
+        if adoption is not None:
+            values, adopted = adoption
             self._replica.put(values)
-            self._adoption = None
+            adopted.set()
 
     @torch.no_grad()
     def _merge(self) -> None:

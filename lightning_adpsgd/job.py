@@ -285,15 +285,19 @@ class Job:
         communication.start()
         return island.started_from if island is not None else None
 
-    def note(self, samples: int, epochs: int) -> None:
-        """What others are to know: this learner trains on so many samples more.
+    def note(self, samples: int, epochs: int) -> Position | None:
+        """What others are to know, and what they have made of this learner.
 
         Args:
             samples: Of the batch that begins.
             epochs: Completed.
+
+        Returns:
+            How far others have come whose weights it had to take up since.
         """
-        if isinstance(self._communication, Island):
-            self._communication.note(samples, epochs)
+        if not isinstance(self._communication, Island):
+            return None
+        return self._communication.note(samples, epochs)
 
     def depart(self) -> str | None:
         """Leaves the other islands in order, and keeps what they have given.

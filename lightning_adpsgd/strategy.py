@@ -651,7 +651,9 @@ class HADPSGDStrategy(DDPStrategy):
         assert self._job is not None
         assert trainer is not None
         samples = batch_size(batch) * self.world_size
-        self._job.note(samples, trainer.current_epoch)
+        position = self._job.note(samples, trainer.current_epoch)
+        if position is not None:
+            catch_up(trainer, position)
 
     def _shares_work(self, trainer: pl.Trainer) -> bool:
         # A `fast_dev_run` is a fixed number of batches for each learner.
