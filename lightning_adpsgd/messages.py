@@ -24,7 +24,7 @@ from lightning_adpsgd.replica import Chunk, Part, Replica
 from lightning_adpsgd.streams import Mirrored
 from lightning_adpsgd.wire import Codec, make_codec
 
-FINE, DAMAGED, NOT_FINITE = 0, 1, 2
+FINE, DAMAGED, NOT_FINITE, FAR = 0, 1, 2, 3
 """What an end makes of a part that came: only the first is taken."""
 
 _WORD = 8  # bytes
