@@ -69,7 +69,8 @@ class Edges:
         self._asked, self._guests = set[int](), set[int]()
         self._unreachable: dict[int, _Unreachable] = {}
         self._known: dict[int, Member] = {}
-        self._gone: dict[str, bool] = {}
+        self._gone = set[str]()
+        self._met = set[str]()
         self._idle: Callable[[], None] = lambda: None
         self.joined = self.lost = 0
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -89,6 +90,7 @@ class Edges:
                 on the roll.
         """
         self._known, self._idle = self._others(), when_apart
+        self._met = {member.incarnation for member in self._known.values()}
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
@@ -111,7 +113,7 @@ class Edges:
 
     def on_lost(self, number: int, error: PeerLost) -> None:
         """A communication thread has lost a member."""
-        self._post(lambda: self._lose(number, str(error)))
+        self._post(lambda: self._lose(number, error.detail))
 
     def on_left(self, number: int, for_good: bool) -> None:
         """A member asks no more."""
@@ -155,13 +157,16 @@ class Edges:
             self._engine.fail(error)
 
     def _take_turn(self) -> None:
+        # After a stop of the process, the roll is to be read before anything is done.
+        if not self._membership.is_awake:
+            return
         with self._state:
             posted, self._posted = self._posted, []
-        for action in posted:
-            action()
-        if not (self._membership.is_awake and self._membership.is_in):
+        if not self._membership.is_in:
             self._stand_apart()
             return
+        for action in posted:
+            action()
         self._take_number()
         self._greet_and_miss()
         with self._dialing:
@@ -172,7 +177,9 @@ class Edges:
         with self._dialing:
             alone = Circle.of(self._engine.circle.schedule, (), self._transport.index)
             self._engine.circle = alone
-            self._hang_up_on(self._asked - self._guests)
+            for number in self._known:
+                self._disconnect(number)
+        self._known, self._unreachable = {}, {}
         self._idle()
 
     def _take_number(self) -> None:
@@ -185,18 +192,24 @@ class Edges:
     def _greet_and_miss(self) -> None:
         there = self._others()
         for number in there.keys() - self._known.keys():
-            self.joined += 1
-            _log.info("%s has joined", there[number])
+            self._greet(there[number])
         for number, member in self._known.items():
             if there.get(number) != member:
                 self._miss(member)
         self._known = there
 
+    def _greet(self, member: Member) -> None:
+        if member.incarnation not in self._met:
+            self._met.add(member.incarnation)
+            self.joined += 1
+            _log.info("%s has joined", member)
+
     def _miss(self, member: Member) -> None:
         """Somebody is no longer on the roll."""
-        if self._gone.pop(member.incarnation, None) is None:
-            self._warn(member, "it has shown no sign of life")
-            self._gone.pop(member.incarnation, None)
+        if member.incarnation in self._membership.left:
+            self._take_leave_of(member)
+        self._warn(member, "it has shown no sign of life")
+        self._gone.discard(member.incarnation)
         self._unreachable.pop(member.number, None)
         self._disconnect(member.number)
 
@@ -206,23 +219,23 @@ class Edges:
             return
         self._disconnect(number)
         if (member := self._known.get(number)) is not None:
-            self._avoid(member, reason)
+            self._avoid(member)
+            self._warn(member, reason)
 
-    def _avoid(self, member: Member, reason: str) -> None:
-        """Somebody on the roll cannot be reached: the ring closes around it."""
+    def _avoid(self, member: Member) -> None:
+        """The ring closes around somebody on the roll who cannot be reached."""
         before = self._unreachable.get(member.number)
         pause_s = (
             min(2 * before.pause_s, _LONGEST_PAUSE_S) if before else _FIRST_PAUSE_S
         )
         again_at = time.monotonic() + pause_s
         self._unreachable[member.number] = _Unreachable(pause_s, again_at)
-        self._warn(member, reason)
 
     def _warn(self, member: Member, reason: str) -> None:
         """Once for each member, however its loss shows."""
         if member.incarnation in self._gone:
             return
-        self._gone[member.incarnation] = True
+        self._gone.add(member.incarnation)
         self.lost += 1
         left = len(self._reachable() - {member.number}) + 1
         _log.warning(
@@ -234,11 +247,15 @@ class Edges:
 
     def _part_from(self, number: int) -> None:
         member = self._known.get(number)
-        if member is not None and member.incarnation not in self._gone:
-            self._gone[member.incarnation] = False
+        if member is not None:
             self._unreachable[number] = _Unreachable(_LONGEST_PAUSE_S, float("inf"))
-            _log.info("%s has left", member)
+            self._take_leave_of(member)
             self._disconnect(number)
+
+    def _take_leave_of(self, member: Member) -> None:
+        if member.incarnation not in self._gone:
+            self._gone.add(member.incarnation)
+            _log.info("%s has left", member)
 
     def _try_again(self) -> None:
         now = time.monotonic()
@@ -268,11 +285,15 @@ class Edges:
         try:
             self._dial(member)
         except (PeerLost, Refused) as error:
-            self._avoid(member, str(error))
+            tried_before = member.number in self._unreachable
+            self._avoid(member)
+            # The roll may be about to say that it has left.
+            if tried_before:
+                self._warn(member, getattr(error, "detail", str(error)))
             return False
         if self._unreachable.pop(member.number, None) is not None:
             _log.warning("%s can be reached again", member)
-            self._gone.pop(member.incarnation, None)
+            self._gone.discard(member.incarnation)
         return True
 
     def _dial(self, member: Member) -> None:

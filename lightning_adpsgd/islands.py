@@ -31,7 +31,14 @@ from lightning_adpsgd.edges import Edges
 from lightning_adpsgd.exchange import Position, Pulled
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.interfaces import VARIABLE, gloo_addresses
-from lightning_adpsgd.links import Address, Credentials, Facts, LinkTransport, Listener
+from lightning_adpsgd.links import (
+    Address,
+    Credentials,
+    Facts,
+    LinkTransport,
+    Listener,
+    Refused,
+)
 from lightning_adpsgd.membership import Member, Membership, Pace, Roll
 from lightning_adpsgd.mixing import Communication, Schedule, Statistics
 from lightning_adpsgd.node import Node
@@ -42,6 +49,7 @@ _log = logging.getLogger(__name__)
 # A joiner takes the mean of no more than so many of its neighbours.
 _MOST_NEIGHBOURS = 4
 _GOODBYE_S, _DRAIN_S = 2.0, 5.0
+_LOOK_S = 0.5
 
 
 _PACE = Pace()
@@ -126,11 +134,23 @@ class Island(Communication):
             self._on_roll,
             self._on_stopped,
         )
+        self._begun = (0, 0)
         self._gossip: Gossip | None = None
         self._edges: Edges | None = None
         self._transport: LinkTransport | None = None
         self._listener: Listener | None = None
-        self._was_stopped, self._is_taking_up = False, False
+        self._was_stopped, self._ended = False, False
+        self._rejoined_at: Position | None = None
+        self._refusal: Refused | None = None
+
+    @property
+    @override
+    def step_and_round(self) -> tuple[int, int]:
+        return self._engine.step_and_round
+
+    @override
+    def go_on_from(self, step: int, round: int) -> None:
+        self._begun = (step, round)
 
     # --- from start to end
 
@@ -156,6 +176,7 @@ class Island(Communication):
             on_left=self._edges.on_left,
         )
         self._gossip.position = lambda: self.position
+        self._gossip.go_on_from(*self._begun)
         self._edges.attend(self._gossip)
         self._gossip.start()
         self._listen(transport)
@@ -186,6 +207,7 @@ class Island(Communication):
 
     @override
     def abort(self) -> None:
+        self._ended = True
         self.release()
         self.membership.leave(_GOODBYE_S)
         if self._edges is not None:
@@ -240,8 +262,7 @@ class Island(Communication):
         for number in self.membership.roll.after(self.membership.member.number):
             left = deadline - time.monotonic()
             limit = min(left, self._patience.pull.total_seconds())
-            pulled = self._edge.pull(number, limit) if left > 0 else None
-            if pulled is not None:
+            if left > 0 and (pulled := self._pull(number, limit)) is not None:
                 total.add(pulled.values)
         return total.mean()
 
@@ -251,7 +272,7 @@ class Island(Communication):
         self._engine.write(mean.values)
         return mean.consensus
 
-    def note(self, samples: int, epochs: int) -> None:
+    def note(self, samples: int, epochs: int) -> Position | None:
         """Training on a batch begins.
 
         Samples of all islands are estimated, as if each did as much as this one.
@@ -259,10 +280,19 @@ class Island(Communication):
         Args:
             samples: Of the batch.
             epochs: That are completed.
+
+        Returns:
+            How far the others have come, if this island has taken up their weights
+            since the last time.
         """
+        found, self._rejoined_at = self._rejoined_at, None
+        if found is not None:
+            self.position = max(found, self.position)
+            return found
         members = len(self._engine.circle.numbers)
         steps, before, _ = self.position
         self.position = Position(steps, before + samples * members, epochs)
+        return None
 
     @override
     def statistics(self) -> Statistics:
@@ -313,13 +343,18 @@ class Island(Communication):
         self.membership.member = member._replace(addresses=addresses)
 
     def _take_up_weights(self) -> Position | None:
-        deadline = time.monotonic() + self._patience.start.total_seconds()
+        begin = time.monotonic()
+        deadline = begin + self._patience.start.total_seconds()
+        judged_at = begin + 2 * self._patience.pace.silence_s
         while time.monotonic() < deadline:
             self.membership.look(self._patience.pull.total_seconds())
             if not self.membership.roll.members:
                 return None
-            if (found := self._weights_of_neighbours()) is not None:
+            if (found := self.weights_of_neighbours()) is not None:
                 return self._take_up(found)
+            # One that has died may still be on the roll, and its port another's.
+            if self._refusal is not None and time.monotonic() > judged_at:
+                raise self._refusal
         raise RuntimeError(
             f"none of the super-learners {sorted(self.membership.roll.members)} on "
             f"the roll of {self._place} gave its weights within "
@@ -335,7 +370,7 @@ class Island(Communication):
         self.position = found.position
         return found.position
 
-    def _weights_of_neighbours(self) -> Pulled | None:
+    def weights_of_neighbours(self) -> Pulled | None:
         """The mean of those next to whom this island will sit, as far as they answer.
 
         If none does, what another one gives, the furthest first; none if nobody does.
@@ -355,8 +390,15 @@ class Island(Communication):
         return -self.membership.steps_of.get(number, 0), number
 
     def _pull_finite(self, number: int) -> Pulled | None:
-        pulled = self._edge.pull(number, self._patience.pull.total_seconds())
+        pulled = self._pull(number, self._patience.pull.total_seconds())
         return pulled if pulled is not None and _is_finite(pulled.values) else None
+
+    def _pull(self, number: int, seconds: float) -> Pulled | None:
+        try:
+            return self._edge.pull(number, seconds)
+        except Refused as error:
+            self._refusal = error
+            return None
 
     # --- what other threads call
 
@@ -369,16 +411,17 @@ class Island(Communication):
 
     def _rejoin(self) -> None:
         """After a stop of the whole process: first the others' weights, then in."""
-        if self._is_taking_up:
-            if self._engine.has_adopted:
-                self._was_stopped = self._is_taking_up = False
-                self.membership.enter()
-        elif self._was_stopped:
-            found = self._weights_of_neighbours()
-            if found is not None:
-                self._engine.adopt(found.values)
-            if found is not None or not self.membership.roll.members:
-                self._is_taking_up = True
+        if not self._was_stopped:
+            return
+        if (found := self.weights_of_neighbours()) is not None:
+            adopted = self._engine.adopt(found.values)
+            while not (adopted.wait(_LOOK_S) or self._ended):
+                pass
+            self._rejoined_at = found.position
+        elif self.membership.roll.members:
+            return
+        self._was_stopped = False
+        self.membership.enter()
 
     @property
     def _engine(self) -> Gossip:

@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 _NUM_WATCHED = 8
 _TURNS_BETWEEN_READS = 10
 _TRIES = 100
+# In the place of the number of a member's last beat.
+_GOODBYE = "goodbye"
 
 
 class Member(NamedTuple):
@@ -169,6 +171,7 @@ class Membership:
         member: This island; its number is negative before it has one.
         roll: As last read.
         steps_of: Of those members at which the thread has looked, by number.
+        left: Incarnations that went off the roll by themselves.
         away: Why the rendezvous cannot be reached at present; empty if it can.
     """
 
@@ -185,6 +188,7 @@ class Membership:
         self._on_roll, self._on_stopped = on_roll, on_stopped
         self.member, self.roll, self.away = member, Roll(), ""
         self.steps_of: dict[int, int] = {}
+        self.left = frozenset[str]()
         self._state = threading.Condition()
         self._wanted, self._ending, self._ended = False, False, False
         self._was_in, self._was_stopped, self._unread = False, False, 0
@@ -193,6 +197,7 @@ class Membership:
         self._store: Store | None = None
         self._have_beaten = set[int]()
         self._last_turn = self._away_since = time.monotonic()
+        self._began = self._last_turn, 0
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.name = "adpsgd-members"
 
@@ -235,8 +240,9 @@ class Membership:
 
     @property
     def is_awake(self) -> bool:
-        """Whether the thread has looked lately; not so just after a stop."""
-        return time.monotonic() - self._last_turn <= self._pace.silence_s
+        """Whether this process runs; not so just after a stop."""
+        trains = self._steps() >= self._began[1] + 2
+        return trains or time.monotonic() - self._last_turn <= self._pace.silence_s
 
     # --- the thread
 
@@ -252,22 +258,26 @@ class Membership:
         self._strike_off_oneself()
 
     def _take_turn(self) -> None:
-        steps, begin = self._steps(), time.monotonic()
+        self._began = time.monotonic(), self._steps()
         try:
             self._rendezvous.ask(self._meet)
         except RendezvousAway as error:
             self._note_absence(str(error))
         else:
             self._note_presence()
+        self._note_a_stop_within_the_turn()
+        self._last_turn = time.monotonic()
+
+    def _rest(self) -> None:
+        self._state.wait(self._pace.beat_s)
+        self._note_a_stop(time.monotonic() - self._last_turn)
+        self._last_turn = time.monotonic()
+
+    def _note_a_stop_within_the_turn(self) -> None:
+        begin, steps = self._began
         # Where a request hung on a cut link, the training went on all the same.
         if self._steps() < steps + 2:
             self._note_a_stop(time.monotonic() - begin)
-
-    def _rest(self) -> None:
-        begin = time.monotonic()
-        self._state.wait(self._pace.beat_s)
-        self._note_a_stop(time.monotonic() - begin)
-        self._last_turn = time.monotonic()
 
     def _note_a_stop(self, seconds: float) -> None:
         if seconds > self._pace.silence_s:
@@ -285,7 +295,9 @@ class Membership:
         self._read_roll(store, version)
         self._take_place(store)
         if silent:
-            self._show(self._change(store, lambda members: _without(members, silent)))
+            self._show(
+                store, self._change(store, lambda members: _without(members, silent))
+            )
 
     def _draw_number(self, store: Store) -> None:
         taken = max(self._stored_roll(store)[1].members, default=-1)
@@ -309,9 +321,10 @@ class Membership:
             known = dict(self.roll.members)
             roll = self._change(store, lambda members: known | members)
         self._version, self._unread = version, 0
-        self._show(roll)
+        self._show(store, roll)
 
     def _take_place(self, store: Store) -> None:
+        self._note_a_stop_within_the_turn()
         if not self._wanted or self.roll.holds(self.member):
             self._was_stopped = self._was_stopped and not self._wanted
             self._was_in = self._was_in or self._wanted
@@ -328,7 +341,7 @@ class Membership:
             self._draw_number(store)
         mine = {self.member.number: self.member}
         self._beat(store)
-        self._show(self._change(store, lambda members: {**members, **mine}))
+        self._show(store, self._change(store, lambda members: {**members, **mine}))
         self._was_in = True
 
     def _look_at_others(self, store: Store) -> tuple[str, list[str]]:
@@ -350,11 +363,14 @@ class Membership:
 
     def _strike_off_oneself(self) -> None:
         mine = [self.member.incarnation]
+
+        def leave(store: Store) -> None:
+            store.set(f"beat/{self.member.number}", f"{_GOODBYE} {self._steps()}")
+            self._change(store, lambda members: _without(members, mine))
+
         try:
             if self._was_in:
-                self._rendezvous.ask(
-                    lambda store: self._change(store, lambda m: _without(m, mine))
-                )
+                self._rendezvous.ask(leave)
         except RendezvousAway:
             _log.info("left without a word: the rendezvous is away")
         self._rendezvous.close()
@@ -379,10 +395,13 @@ class Membership:
                 return changed
         raise RendezvousAway(f"the roll changed under {_TRIES} changes of ours")
 
-    def _show(self, roll: Roll) -> None:
-        changed, self.roll = roll.members != self.roll.members, roll
-        if changed:
-            self._on_roll(roll)
+    def _show(self, store: Store, roll: Roll) -> None:
+        before, self.roll = self.roll, roll
+        if roll.members == before.members:
+            return
+        gone = [m for m in before.members.values() if not roll.holds(m)]
+        self.left |= {m.incarnation for m in gone if _has_said_goodbye(store, m)}
+        self._on_roll(roll)
 
     def _note_absence(self, reason: str) -> None:
         if not self.away:
@@ -406,6 +425,11 @@ class Membership:
                 len(self.roll.members),
             )
         self.away = ""
+
+
+def _has_said_goodbye(store: Store, member: Member) -> bool:
+    key = f"beat/{member.number}"
+    return store.check([key]) and store.get(key).decode().startswith(_GOODBYE)
 
 
 def _without(members: dict[int, Member], names: list[str]) -> dict[int, Member]:

@@ -29,6 +29,10 @@ class PeerLost(RuntimeError):
         peer: Index of the super-learner at the other end; none where it is not known.
         operation: What was being done, as a phrase.
         reason: What the layer below said.
+
+    Attributes:
+        peer: As given.
+        detail: What was being done, and what was said, without advice.
     """
 
     def __init__(self, peer: int | None, operation: str, reason: str) -> None:
@@ -38,7 +42,7 @@ class PeerLost(RuntimeError):
             "process still runs and what it printed last; if it is only slow to "
             "answer, raise `timeout`"
         )
-        self.peer = peer
+        self.peer, self.detail = peer, f"{operation}: {reason}"
 
 
 class Pending(Protocol):

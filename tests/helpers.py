@@ -282,7 +282,7 @@ class HeldTransport(Transport):
     @override
     def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
         pending = self._inner.post_receive(peer, lane, into)
-        return _Held(pending, self) if into.is_floating_point() else pending
+        return _Held(pending, self) if into.dtype == torch.uint8 else pending
 
     @override
     def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:

@@ -25,6 +25,7 @@ from lightning_adpsgd.callbacks import (
     summarize,
     total_staleness,
 )
+from lightning_adpsgd.mixing import Statistics
 
 
 class Slope(LightningModule):
@@ -52,7 +53,7 @@ class GossipingStrategy(SingleDeviceStrategy):
         self.last_consensus = SimpleNamespace(distance=2.0, relative_distance=0.5)
 
     def gossip_statistics(self):
-        return SimpleNamespace(
+        return Statistics(
             exchanges=30,
             merges=20,
             bytes_sent=1000,

@@ -1,11 +1,17 @@
 """One lane, both ends in threads: what an exchange does to two replicas."""
 
+import math
 import threading
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import NamedTuple
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_adpsgd.exchange import (
     ALIVE,
@@ -16,7 +22,13 @@ from lightning_adpsgd.exchange import (
 )
 from lightning_adpsgd.pacing import Pacer
 from lightning_adpsgd.replica import PART_ELEMENTS, Replica
-from lightning_adpsgd.transport import ThreadTransport, lane_of
+from lightning_adpsgd.transport import (
+    PeerLost,
+    Pending,
+    ThreadTransport,
+    Transport,
+    lane_of,
+)
 from tests.helpers import PATIENCE, together
 
 pytestmark = pytest.mark.usefixtures("engine_device")
@@ -36,11 +48,13 @@ def two_ends(
     chunk_elements: int = 3,
     wire_dtype: torch.dtype | None = None,
     gain: float = 1.0,
+    transports: Sequence[Transport] | None = None,
+    timeout: timedelta = PATIENCE,
 ) -> list[End]:
     """Learner 0 asks learner 1."""
     ends = []
     for transport, weights in zip(
-        ThreadTransport.connect(2), (first, second), strict=True
+        transports or ThreadTransport.connect(2), (first, second), strict=True
     ):
         state = threading.Condition()
         replica = Replica([weights], chunk_elements, state)
@@ -53,7 +67,7 @@ def two_ends(
             buffers,
             wire_dtype,
             gain,
-            PATIENCE,
+            timeout,
         )
         ends.append(End(weights, replica, lane))
     return ends
@@ -146,7 +160,7 @@ def exchange_in_one_thread(ends: list[End]) -> None:
     ):
         (codec,) = end.lane._codecs.values()
         change = torch.empty(5, dtype=each.dtype)
-        assert codec.change(mine.clone(), theirs.clone(), change, 0)
+        assert math.isfinite(codec.change(mine.clone(), theirs.clone(), change, 0))
         each.add(change, 0.5)
         end.replica.merge_all()
 
@@ -162,6 +176,105 @@ def test_a_part_that_is_not_finite_is_left_out_and_the_rest_is_averaged(
     assert [outcome.finite for outcome in exchange(ends)] == [False, False]
     assert not first[:PART_ELEMENTS].any()
     assert first[-1].item() == second[-1].item() == 0.5
+
+
+class Flipping(Transport):
+    """Flips one bit of one of the messages that are sent."""
+
+    def __init__(self, inner: Transport, number: int, place: float, bit: int) -> None:
+        self.index, self.size = inner.index, inner.size
+        self._inner, self._number = inner, number
+        self._place, self._bit = place, bit
+
+    @override
+    def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
+        return self._inner.post_receive(peer, lane, into)
+
+    @override
+    def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
+        sent = tensor.clone()
+        if self._number == 0:
+            sent.view(torch.uint8)[int(self._place * sent.nbytes)] ^= 1 << self._bit
+        self._number -= 1
+        return self._inner.post_send(peer, lane, sent)
+
+    @override
+    def post_mean(self, vector: Tensor) -> Pending:
+        return self._inner.post_mean(vector)
+
+
+SHORT_PART = 1024
+
+
+def part_length(end: End) -> int:
+    """On an accelerator a chunk is one part."""
+    return len(end.replica.chunks[0].parts[0])
+
+
+LONG = 5 * SHORT_PART + 512  # three chunks of two parts each, the last one shorter
+
+
+def flipped_ends(
+    number: int, place: float, bit: int, wire_dtype: torch.dtype | None = None
+) -> list[End]:
+    """Message 0 of an end is a word; 1, 2, 3 are chunks and 4 the last verdicts."""
+    first, second = torch.ones(LONG), torch.full((LONG,), 1.0625)
+    plain, other = ThreadTransport.connect(2)
+    transports = [plain, Flipping(other, number, place, bit)]
+    short = timedelta(seconds=0.2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning_adpsgd.replica.PART_ELEMENTS", SHORT_PART)
+        return two_ends(
+            first, second, 2 * SHORT_PART, wire_dtype, 1.0, transports, short
+        )
+
+
+@pytest.mark.parametrize("wire_dtype", [None, torch.bfloat16, torch.int8])
+@settings(max_examples=30, deadline=None)
+@given(
+    number=st.integers(1, 3),
+    place=st.floats(0, 0.97, exclude_max=True),
+    bit=st.integers(0, 7),
+)
+def test_a_part_that_arrives_damaged_is_left_out_at_both_ends(
+    wire_dtype: torch.dtype | None, number: int, place: float, bit: int
+) -> None:
+    """Wherever it is hit, and though the other end had received its own well."""
+    ends = flipped_ends(number, place, bit, wire_dtype)
+    before = [end.weights.clone() for end in ends]
+    outcomes = exchange(ends)
+    assert [(o.damaged, o.finite) for o in outcomes] == [(1, True)] * 2
+    total = ends[0].weights.double() + ends[1].weights.double()
+    assert torch.equal(total, before[0].double() + before[1].double())
+    for end, old in zip(ends, before, strict=True):
+        moved = (end.weights != old).split(2 * SHORT_PART)
+        parts = [part for chunk in moved for part in chunk.split(part_length(end))]
+        assert sorted({bool(p.all()) for p in parts}) == [False, True]
+        assert [p.any().item() for p in parts].count(False) == 1
+
+
+@pytest.mark.parametrize("number", [0, 1, 4])
+def test_a_word_or_a_seal_that_arrives_damaged_is_a_loss(number: int) -> None:
+    """It cannot be said what it was about."""
+    ends = flipped_ends(number, 0.9999999, 3)
+    with pytest.raises(PeerLost, match=r"while exchanging: a message arrived damaged"):
+        exchange(ends)
+
+
+def test_what_one_end_alone_finds_not_finite_is_left_out_at_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sums that overflow in the order of one machine need not in that of another."""
+    ends = two_ends(torch.zeros(4), torch.ones(4), chunk_elements=2)
+    (codec,) = ends[1].lane._codecs.values()
+    plain = codec.change
+    monkeypatch.setattr(
+        codec, "change", lambda *args: plain(*args) if args[-1] != 1 else math.nan
+    )
+    outcomes = exchange(ends)
+    assert [outcome.finite for outcome in outcomes] == [False, False]
+    assert ends[0].weights.tolist() == [0.5, 0.5, 0.0, 0.0]
+    assert ends[1].weights.tolist() == [0.5, 0.5, 1.0, 1.0]
 
 
 def test_words_carry_no_exchange() -> None:

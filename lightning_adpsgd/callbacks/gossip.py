@@ -4,7 +4,12 @@ from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
 from lightning_adpsgd.callbacks.clock import Monitor
-from lightning_adpsgd.callbacks.learners import LearnerRecord, record_of, summarize
+from lightning_adpsgd.callbacks.learners import (
+    LearnerRecord,
+    membership,
+    record_of,
+    summarize,
+)
 from lightning_adpsgd.callbacks.reporting import consensus_distances, gather, log
 
 
@@ -17,9 +22,10 @@ class GossipMonitor(Monitor):
     `staleness_max` and `staleness_{steps}` (the histogram, bins in use);
     `peer_age_{s}`, the most steps that a peer has made since its last completed
     exchange with super-learner s, and the mean and maximum of these ages over all
-    pairs. Under `learners/`: `global_samples`, `train_seconds`, `samples_per_second`,
-    `exposed_fraction` (waiting for communication per training time, mean over
-    learners), and the steps per second of each learner and their least and most.
+    pairs; of islands `members`, `joined` and `lost`. Under `learners/`:
+    `global_samples`, `train_seconds`, `samples_per_second`, `exposed_fraction` (waiting
+    for communication per training time, mean over learners), and the steps per second
+    of each learner and their least and most.
 
     Ages are those of the asynchronous engine at the start of the validation; staleness
     counts from the start of the training. What a strategy does not have is left out.
@@ -37,4 +43,5 @@ class GossipMonitor(Monitor):
         rows = gather(trainer, record_of(trainer, self.clock).row())
         self.records = [LearnerRecord.from_row(row) for row in rows]
         if trainer.is_global_zero:
-            log(trainer, summarize(self.records) | consensus_distances(trainer))
+            figures = summarize(self.records) | membership(trainer)
+            log(trainer, figures | consensus_distances(trainer))

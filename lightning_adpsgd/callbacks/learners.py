@@ -90,6 +90,18 @@ def gossip_statistics(trainer: Trainer) -> Any:
     return statistics() if statistics is not None else None
 
 
+def membership(trainer: Trainer) -> dict[str, float]:
+    """Who is there, came and went, where super-learners are islands; else nothing."""
+    statistics = gossip_statistics(trainer)
+    if not (statistics and statistics.members):
+        return {}
+    return {
+        "gossip/members": statistics.members,
+        "gossip/joined": statistics.joined,
+        "gossip/lost": statistics.lost,
+    }
+
+
 def summarize(records: list[LearnerRecord]) -> dict[str, float]:
     """The figures that `GossipMonitor` logs, of the records of all learners."""
     rates = [r.steps / r.train_seconds for r in records]

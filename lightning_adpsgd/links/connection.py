@@ -56,7 +56,7 @@ class Connection:
         self,
         sock: socket.socket,
         peer: int,
-        on_broken: Callable[["Connection"], None] = lambda connection: None,
+        on_broken: Callable[[], None] = lambda: None,
     ) -> None:
         sock.setblocking(False)
         self._socket, self._peer, self._on_broken = sock, peer, on_broken
@@ -112,7 +112,7 @@ class Connection:
             self._tell(doing)
 
     def _tell(self, doing: str) -> None:
-        self._on_broken(self)
+        self._on_broken()
         raise PeerLost(self._peer, doing, self._broken)
 
     def _move(self) -> int:

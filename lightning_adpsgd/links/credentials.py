@@ -70,8 +70,11 @@ class Credentials:
         """Refuses a bound socket that may not be used with these credentials.
 
         Raises:
-            BadCredentials: It leaves the host, and there is no token.
+            BadCredentials: It leaves the host, and there is no token; or a certificate
+                cannot be used.
         """
+        if self.tls is not None:
+            self.tls.context(server_side=True)
         if not (self.token or self.unprotected or is_loopback(sock)):
             raise BadCredentials(
                 f"there is no token, and {sock.getsockname()[0]} is not a loopback "
@@ -108,20 +111,26 @@ class Certificates:
         Raises:
             BadCredentials: A file cannot be read or used.
         """
-        context = self._context(server_side)
+        context = self.context(server_side)
         return context.wrap_socket(
             sock, server_side=server_side, do_handshake_on_connect=False
         )
 
-    def _context(self, server_side: bool) -> ssl.SSLContext:
+    def context(self, server_side: bool) -> ssl.SSLContext:
+        """TLS with these files, which are read anew, as they may have been renewed.
+
+        Raises:
+            BadCredentials: A file cannot be read or used.
+        """
         side = ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT
         context = ssl.SSLContext(side)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         # The authority is the job's own, so that addresses may change as they like.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
-        # An unread ticket at the closing of a connection would reset it.
-        context.num_tickets = 0
+        if server_side:
+            # An unread ticket at the closing of a connection would reset it.
+            context.num_tickets = 0
         try:
             context.load_verify_locations(self.authority)
             context.load_cert_chain(self.certificate, self.key, password="")

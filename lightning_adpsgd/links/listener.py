@@ -78,13 +78,14 @@ class Listener:
         Raises:
             OSError: The address is taken, or not one of this host.
         """
-        self._socket = _bind(self.address)
+        sock = _bind(self.address)
         try:
-            self._check(self._socket)
+            self._check(sock)
+            sock.listen()
         except BaseException:
-            self._socket.close()
+            sock.close()
             raise
-        self._socket.listen(self._bounds.pending)
+        self._socket = sock
         self.address = Address(*self._socket.getsockname()[:2])
         self._thread.start()
 

@@ -4,10 +4,10 @@ A super-learner dials the peers that it asks and listens for those that ask it. 
 lost is lost on one lane of one peer, and the next handshake makes the lane anew.
 """
 
+import functools
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -32,8 +32,8 @@ class LinkTransport(Transport):
     """Messages between super-learners that come and go.
 
     Peers are called by the numbers of the membership, of which some may be absent. Each
-    lane is used by one thread at a time; who was told that it is lost does not use it
-    again until it is there anew.
+    lane is used by one thread at a time. A lane that is made anew is for who uses it
+    from then on: a thread that used it before is told that it is lost.
 
     Args:
         facts: Of this learner; `facts.member` is its super-learner's number.
@@ -59,16 +59,15 @@ class LinkTransport(Transport):
             Refused: The ends do not fit together; with the facts of both.
             BadCredentials: The link would leave the host, and there is no token.
         """
-        doing = f"connecting to {address}"
+        doing, lane = f"connecting to {address}", lane_of(self.index, number)
         deadline = Deadline(timeout.total_seconds())
         try:
             sock, facts = self._dial(number, address, deadline)
+            self._lanes.put(number, lane, sock)
         except (OSError, Malformed) as error:
             raise PeerLost(number, doing, str(error)) from error
         except Refused as error:
             raise Refused(f"super-learner {number} at {address}: {error}") from error
-        if not self._lanes.put(number, lane_of(self.index, number), sock, deadline):
-            raise PeerLost(number, doing, "what used the lane has not let go of it")
         return facts
 
     def listen(
@@ -99,7 +98,12 @@ class LinkTransport(Transport):
 
         def welcome(sock: socket.socket, deadline: Deadline) -> None:
             facts = self._answer(sock, deadline, admit)
-            on_lane(facts.member, lane_of(facts.member, self.index), facts)
+            lane = lane_of(facts.member, self.index)
+            try:
+                on_lane(facts.member, lane, facts)
+            except BaseException:
+                self._lanes.drop(facts.member, lane)
+                raise
 
         check = self._credentials.check_place
         listener = Listener(address, check, welcome, bounds)
@@ -127,9 +131,8 @@ class LinkTransport(Transport):
         self.facts = replace(self.facts, member=number)
 
     def close(self) -> None:
-        """Breaks off all lanes."""
-        for number in self._lanes.peers():
-            self._lanes.drop(number)
+        """Breaks off all lanes, for good; listeners are closed by themselves."""
+        self._lanes.close()
 
     @override
     def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
@@ -170,9 +173,7 @@ class LinkTransport(Transport):
         except BaseException:
             sock.close()
             raise
-        lane = lane_of(facts.member, self.index)
-        if not self._lanes.put(facts.member, lane, sock, deadline):
-            raise Refused(f"{facts}: what used its lane has not let go of it")
+        self._lanes.put(facts.member, lane_of(facts.member, self.index), sock)
         return facts
 
     def _prepare(
@@ -192,60 +193,66 @@ class LinkTransport(Transport):
 
 
 class _Lanes:
-    """The connections, by peer and lane; `_changed` guards the dictionary.
+    """The connections, by peer and lane; `_lock` guards the dictionary.
 
-    A lane that is lost stays until its user has been told, so that what this one has
-    still to say never gets into the connection that follows.
+    A thread that has used a lane is told once when the lane has been made anew, even if
+    it looked away meanwhile: what it has still to say never gets into the connection
+    that followed. `_used` holds for each thread what it used last.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._connections: dict[tuple[int, int], Connection] = {}
+        self._used = _Used()
+        self._closed = False
 
     def get(self, peer: int, lane: int) -> Connection:
-        with self._changed:
-            connection = self._connections.get((peer, lane))
+        key = peer, lane
+        with self._lock:
+            connection = self._connections.get(key)
+        used = self._used.connections.pop(key, connection)
         if connection is None:
             raise PeerLost(peer, f"using lane {lane}", "it is not connected")
+        if used is not connection:
+            raise PeerLost(peer, f"using lane {lane}", "it was connected anew")
+        self._used.connections[key] = connection
         return connection
 
-    def put(
-        self, peer: int, lane: int, sock: socket.socket, deadline: Deadline
-    ) -> bool:
-        """Breaks off the old connection of a lane, and waits until it is let go of."""
+    def put(self, peer: int, lane: int, sock: socket.socket) -> None:
+        """Makes a lane of a connected socket, in the place of an old one."""
         key = peer, lane
-        old = self._connections.get(key)
+        with self._lock:
+            if self._closed:
+                sock.close()
+                raise ConnectionAbortedError("this end has closed its links")
+            old = self._connections.get(key)
+            tell = functools.partial(self._was_told, key)
+            self._connections[key] = Connection(sock, peer, tell)
         if old is not None:
-            old.break_off("it has connected anew")
-        with self._changed, suppress(TimeoutError):
-            free = self._changed.wait_for(
-                lambda: key not in self._connections, deadline.left()
-            )
-            if free:
-                self._connections[key] = Connection(sock, peer, self._let_go)
-                return True
-        sock.close()
-        return False
+            old.break_off("it was connected anew")
 
     def drop(self, peer: int, lane: int | None = None) -> None:
-        with self._changed:
+        with self._lock:
             keys = [
                 key
                 for key in self._connections
                 if key[0] == peer and lane in (None, key[1])
             ]
             dropped = [self._connections.pop(key) for key in keys]
-            self._changed.notify_all()
         for connection in dropped:
             connection.break_off("this end has let go of it")
 
-    def peers(self) -> set[int]:
-        with self._changed:
-            return {peer for peer, _ in self._connections}
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            peers = {peer for peer, _ in self._connections}
+        for peer in peers:
+            self.drop(peer)
 
-    def _let_go(self, connection: Connection) -> None:
-        with self._changed:
-            for key, held in list(self._connections.items()):
-                if held is connection:
-                    del self._connections[key]
-            self._changed.notify_all()
+    def _was_told(self, key: tuple[int, int]) -> None:
+        self._used.connections.pop(key, None)
+
+
+class _Used(threading.local):
+    def __init__(self) -> None:
+        self.connections: dict[tuple[int, int], Connection] = {}

@@ -49,14 +49,21 @@ class Diary(pl.Callback):
         self._file = path.open("a")
 
     @override
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
         statistics = trainer.strategy.gossip_statistics()  # pyright: ignore
         words = time.monotonic(), trainer.global_step, statistics.members
         print(*words, file=self._file, flush=True)
 
 
-def main(url: str, folder: str, name: str, max_steps: int = -1) -> None:
-    place = Path(folder)
+def main(url: str, folder: str, name: str, steps: str = "-1") -> None:
+    place, max_steps = Path(folder), int(steps)
     torch.set_num_threads(1)
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -79,4 +86,4 @@ def main(url: str, folder: str, name: str, max_steps: int = -1) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], *map(int, sys.argv[4:]))
+    main(*sys.argv[1:])

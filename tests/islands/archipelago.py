@@ -5,21 +5,24 @@ Their pace is faster than the default, so that a test that waits for a silence i
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_adpsgd.exchange import Position
 from lightning_adpsgd.gossip import GossipOptions
 from lightning_adpsgd.islands import Island, Patience
 from lightning_adpsgd.links import Credentials
-from lightning_adpsgd.membership import Pace
+from lightning_adpsgd.membership import Membership, Pace
 from lightning_adpsgd.mixing import Schedule
 from lightning_adpsgd.rendezvous import Place, serve
 from lightning_adpsgd.topology import find_topology
+from tests.helpers import until
 
 PACE = Pace(beat_s=0.05, silence_s=0.6)
 PATIENCE = Patience(
@@ -46,6 +49,11 @@ class Server:
         arguments = (self.place.host, self.place.port, self._stop)
         self._thread = threading.Thread(target=serve, args=arguments, daemon=True)
         self._thread.start()
+        until(self._listens, "the rendezvous")
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((self.place.host, self.place.port)) == 0
 
     def stop(self) -> None:
         if self._stop is not None and self._thread is not None:
@@ -61,6 +69,11 @@ def rendezvous() -> Iterator[Server]:
         yield server
     finally:
         server.stop()
+
+
+def fall_silent(membership: Membership) -> None:
+    """What ends it strikes it off no more, and it writes itself in no more."""
+    membership._strike_off_oneself = lambda: None
 
 
 class Trained:
@@ -93,13 +106,48 @@ class Trained:
     def exchanges(self) -> int:
         return self.island.statistics().exchanges
 
+    @property
+    def is_idle(self) -> bool:
+        engine = self.island._engine
+        return engine._is_idle() and not any(
+            asking.called.is_set() for asking in engine._asking.values()
+        )
+
+    def cut_off(self) -> None:
+        """Its connections break, as when its process is killed."""
+        assert self.island._transport is not None
+        assert self.island._listener is not None
+        self.island._listener.close()
+        self.island._transport.close()
+
     def die(self) -> None:
-        """Ends without a word, as a process that is killed: its connections close."""
-        island = self.island
-        island.membership._was_in = False  # so that it does not strike itself off
-        assert island._transport is not None
-        island._transport.close()
-        island.abort()
+        """Ends without a word, as a process that is killed."""
+        fall_silent(self.island.membership)
+        self.cut_off()
+        self.island.abort()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Its membership stands still, for so long that others strike it off."""
+        with self.island.membership._state:
+            yield
+
+    def until_it_has_rejoined(self) -> Position:
+        """Trains until it has taken up the weights of the others."""
+        found: list[Position] = []
+
+        def look() -> bool:
+            self.step()
+            position = self.island.note(0, 0)
+            found.extend([position] if position is not None else [])
+            return bool(found)
+
+        until(look, "the weights of others")
+        return found[0]
+
+    def shorter_patience(self, seconds: float) -> Patience:
+        short = timedelta(seconds=seconds)
+        return replace(PATIENCE, start=short, pull=short, mean=2 * short)
 
 
 @contextmanager
@@ -115,14 +163,20 @@ def archipelago(
         yield trained
 
 
-def steps_of(trained: list[Trained], num: int = 1, update: float = 0.0) -> None:
-    for _ in range(num):
+def train_until(
+    trained: Sequence[Trained], condition: Callable[[], bool], what: str
+) -> None:
+    """Lets all take steps that change nothing, until it holds."""
+
+    def train_and_look() -> bool:
         for one in trained:
-            one.step(update)
+            one.step()
+        return condition()
+
+    until(train_and_look, what)
 
 
-def total(trained: list[Trained]) -> Tensor:
+def total(trained: Sequence[Trained]) -> Tensor:
     """The sum of all islands' weights, with what is not merged yet."""
-    return torch.stack(
-        [torch.cat(one.island._engine.snapshot()) for one in trained]
-    ).sum(0)
+    rows = [torch.cat(one.island._engine.snapshot()) for one in trained]
+    return torch.stack(rows).sum(0)

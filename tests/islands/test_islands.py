@@ -1,50 +1,387 @@
 """Islands over real connections: they come, meet, die, and nobody waits."""
 
 import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from lightning_adpsgd.exchange import Lane, Position
+from lightning_adpsgd.links import Credentials, Refused
+from lightning_adpsgd.membership import Roll
 from tests.helpers import engine_threads, random_rows, until
-from tests.islands.archipelago import Trained, archipelago, rendezvous, steps_of, total
+from tests.islands.archipelago import (
+    Trained,
+    archipelago,
+    rendezvous,
+    total,
+    train_until,
+)
 
 
-def test_islands_find_one_another_and_come_to_one_mean() -> None:
+def all_see(trained: Sequence[Trained], num: int) -> None:
+    until(lambda: all(one.members == num for one in trained), f"a ring of {num}")
+
+
+def quiet(trained: Sequence[Trained]) -> None:
+    """Nobody asks any more, and what was under way has ended at both ends."""
+    until(lambda: all(one.is_idle for one in trained), "the end of exchanges")
+
+
+def at_once(trained: Sequence[Trained], rows: Tensor) -> None:
+    """Weights of their own for islands that have begun with equal ones."""
+    for one, row in zip(trained, rows, strict=True):
+        one.vector.copy_(row)
+
+
+def test_a_joiner_begins_with_the_weights_of_those_who_are_there() -> None:
     rows = random_rows(4)
     with rendezvous() as server, archipelago(server, rows) as trained:
-        until(lambda: all(one.members == 4 for one in trained), "the ring")
-        # A joiner begins with the weights of the others: all with those of the first.
+        all_see(trained, 4)
         for one in trained:
-            torch.testing.assert_close(one.vector, rows[0])
-        for one, row in zip(trained, rows, strict=True):
-            one.vector.copy_(row)
-        until(lambda: (steps_of(trained), min(o.exchanges for o in trained) > 9)[1], "")
+            assert torch.equal(one.vector, rows[0])
+        assert [one.island.started_from for one in trained] == [None] + 3 * [Position()]
+
+
+def test_islands_come_to_their_mean_and_end_without_a_trace() -> None:
+    rows = random_rows(4)
+    with rendezvous() as server, archipelago(server, rows) as trained:
+        all_see(trained, 4)
+        at_once(trained, rows)
         mean = rows.mean(0)
-        for one in trained:
-            until(
-                lambda o=one: (
-                    steps_of(trained),
-                    bool((o.vector - mean).abs().max() < 0.05),
-                )[1],
-                "the mean",
-            )
+        train_until(
+            trained,
+            lambda: all((one.vector - mean).abs().max() < 0.01 for one in trained),
+            "the mean",
+        )
         for one in trained:
             one.island.stop()
+        assert [one.island.statistics().lost for one in trained] == [0, 0, 0, 0]
     assert engine_threads() == []
 
 
-def test_the_death_of_one_is_survived() -> None:
+@pytest.mark.parametrize("topology", ["ring", "random_pairs", "complete"])
+def test_the_sum_is_kept_but_for_the_share_of_the_dead(topology: str) -> None:
+    rows = random_rows(4)
+    with rendezvous() as server, archipelago(server, rows, topology) as trained:
+        all_see(trained, 4)
+        at_once(trained, rows)
+        least = [one.exchanges + 5 for one in trained]
+        train_until(trained, lambda: all_reach(trained, least), "exchanges")
+        quiet(trained)
+        torch.testing.assert_close(total(trained), rows.sum(0), atol=1e-10, rtol=0)
+        dead, rest = trained[1], [trained[0], *trained[2:]]
+        share = total([dead])
+        dead.die()
+        all_see(rest, 3)
+        least = [one.exchanges + 5 for one in rest]
+        train_until(rest, lambda: all_reach(rest, least), "exchanges without the dead")
+        quiet(rest)
+        expected = rows.sum(0) - share
+        torch.testing.assert_close(total(rest), expected, atol=1e-10, rtol=0)
+
+
+def all_reach(trained: Sequence[Trained], least: Sequence[int]) -> bool:
+    return all(one.exchanges >= num for one, num in zip(trained, least, strict=True))
+
+
+def test_a_death_in_the_middle_of_an_exchange_costs_that_exchange_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every thread of the others goes on, and their sum is off by chunks at most."""
+    rows = random_rows(3, length=40)
+    with (
+        rendezvous() as server,
+        archipelago(server, rows, chunk_elements=4) as trained,
+    ):
+        all_see(trained, 3)
+        at_once(trained, rows)
+        dead, rest = trained[1], [trained[0], trained[2]]
+        killed = threading.Event()
+        land = Lane._land
+
+        def land_or_die(lane: Lane, *arguments: Any) -> Any:
+            if lane._transport is dead.island._transport and not killed.is_set():
+                killed.set()
+                dead.cut_off()
+            return land(lane, *arguments)
+
+        monkeypatch.setattr(Lane, "_land", land_or_die)
+        train_until(trained, killed.is_set, "an exchange of the one who dies")
+        dead.die()
+        all_see(rest, 2)
+        least = [one.exchanges + 5 for one in rest]
+        train_until(rest, lambda: all_reach(rest, least), "exchanges without the dead")
+        quiet(rest)
+        spread = float((rows.amax(0) - rows.amin(0)).max())
+        drift = (total([*rest, dead]) - rows.sum(0)).abs().max()
+        assert drift <= spread
+        until(lambda: [o.island.statistics().lost for o in rest] == [1, 1], "warnings")
+
+
+def test_a_join_changes_no_sum_and_the_joiner_pushes_nothing_old() -> None:
+    rows = random_rows(3)
+    with rendezvous() as server, archipelago(server, rows[:2]) as trained:
+        all_see(trained, 2)
+        at_once(trained, rows[:2])
+        before = total(trained)
+        joiner = Trained(server, 1000 + rows[2])
+        joiner.island.start()
+        try:
+            all_see([*trained, joiner], 3)
+            assert torch.equal(total(trained), before)
+            # It sits between the two, and takes their mean.
+            torch.testing.assert_close(joiner.vector, before / 2)
+            least = [one.exchanges + 3 for one in [*trained, joiner]]
+            together = [*trained, joiner]
+            train_until(together, lambda: all_reach(together, least), "exchanges")
+            assert all(one.vector.abs().max() < 100 for one in together)
+        finally:
+            joiner.island.stop()
+
+
+def test_a_joiner_comes_to_the_position_of_the_others() -> None:
+    rows = random_rows(2)
+    with rendezvous() as server, archipelago(server, rows[:1]) as (first,):
+        for _ in range(7):
+            first.island.note(samples=10, epochs=2)
+            first.step()
+        joiner = Trained(server, rows[1])
+        joiner.island.start()
+        assert joiner.island.started_from == Position(7, 70, 2)
+        joiner.step()
+        assert joiner.island.position.steps == 8
+        joiner.island.stop()
+
+
+def test_an_island_that_is_further_than_the_others_keeps_its_weights() -> None:
+    """As one that resumes from a checkpoint where others have begun anew."""
+    rows = random_rows(2)
+    with rendezvous() as server, archipelago(server, rows[:1]):
+        resumed = Trained(server, rows[1])
+        resumed.island.position = Position(1000, 0, 3)
+        resumed.island.start()
+        assert resumed.island.started_from is None
+        assert torch.equal(resumed.vector, rows[1])
+        resumed.island.stop()
+
+
+def test_the_last_one_goes_on_alone_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with rendezvous() as server, archipelago(server, random_rows(2)) as trained:
+        all_see(trained, 2)
+        trained[1].die()
+        all_see(trained[:1], 1)
+        for _ in range(5):
+            trained[0].step(1.0)
+        until(lambda: trained[0].island.statistics().lost == 1, "the warning")
+    told = [r.message for r in caplog.records if "lost super-learner 1" in r.message]
+    assert len(told) == 1
+    assert "training goes on with this super-learner alone" in told[0]
+
+
+def test_an_island_comes_back_under_another_number() -> None:
+    rows = random_rows(3)
+    with rendezvous() as server, archipelago(server, rows[:2]) as trained:
+        all_see(trained, 2)
+        trained[1].die()
+        again = Trained(server, rows[2])
+        again.island.start()
+        all_see([trained[0], again], 2)
+        assert again.island.membership.member.number == 2
+        seen = again.exchanges
+        train_until([trained[0], again], lambda: again.exchanges > seen + 2, "it")
+        again.island.stop()
+
+
+def test_two_who_know_different_members_still_exchange() -> None:
+    """One does not know the other, which asks it: it is answered all the same."""
+    rows = random_rows(2)
+    with rendezvous() as server, archipelago(server, rows) as (one, other):
+        all_see([one, other], 2)
+        membership = one.island.membership
+        membership._rendezvous.ask = lambda action: None  # pyright: ignore
+        own = membership.member
+        membership.roll = Roll(99, {own.number: own})
+        one.island._edge._known = {}
+        one.island._edge.look()
+        until(lambda: one.members == 1, "a view of its own")
+        seen = other.exchanges
+        train_until([one, other], lambda: other.exchanges > seen + 3, "exchanges")
+
+
+def test_exchanges_go_on_without_the_rendezvous() -> None:
     rows = random_rows(3)
     with rendezvous() as server, archipelago(server, rows) as trained:
-        until(lambda: all(one.members == 3 for one in trained), "the ring")
-        trained[1].die()
-        rest = [trained[0], trained[2]]
-        until(lambda: all(one.members == 2 for one in rest), "closed")
-        n = [o.exchanges for o in rest]
-        until(lambda: (steps_of(rest), rest[0].exchanges > n[0] + 3)[1], "exchanges")
-        again = Trained(server, rows[1])
-        again.island.start()
-        until(lambda: all(one.members == 3 for one in [*rest, again]), "the ring again")
-        again.island.stop()
-        until(lambda: all(one.members == 2 for one in rest), "closed")
-        print(rest[0].island.statistics())
+        all_see(trained, 3)
+        server.stop()
+        until(lambda: all(o.island.membership.away for o in trained), "the loss")
+        least = [one.exchanges + 5 for one in trained]
+        train_until(trained, lambda: all_reach(trained, least), "exchanges")
+        trained[2].die()
+        # Nobody strikes it off: the ring closes around the broken connection.
+        all_see(trained[:2], 2)
+        server.start()
+        until(lambda: not any(o.island.membership.away for o in trained[:2]), "it")
+        late = Trained(server, rows[0])
+        late.island.start()
+        all_see([*trained[:2], late], 3)
+        late.island.stop()
+
+
+def test_the_mean_is_that_of_all_who_answer() -> None:
+    rows = random_rows(3)
+    with rendezvous() as server, archipelago(server, rows) as trained:
+        all_see(trained, 3)
+        at_once(trained, rows)
+        before = [one.vector.clone() for one in trained]
+        mean = trained[1].island.mean()
+        assert mean.members == 3
+        torch.testing.assert_close(torch.cat(mean.values), rows.mean(0))
+        distance = (rows - rows.mean(0)).square().sum(1).mean().sqrt()
+        assert mean.consensus.distance == pytest.approx(float(distance))
+        norm = float(rows.mean(0).norm())
+        expected = pytest.approx(float(distance) / norm)
+        assert mean.consensus.relative_distance == expected
+        for one, vector in zip(trained, before, strict=True):
+            assert torch.equal(one.vector, vector)
+
+
+def test_a_mean_waits_for_nobody_who_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = random_rows(3)
+    with rendezvous() as server, archipelago(server, rows) as trained:
+        all_see(trained, 3)
+        at_once(trained, rows)
+        stuck, release = trained[2], threading.Event()
+        give = Lane.give
+
+        def give_or_hang(lane: Lane, position: Position) -> None:
+            if lane._transport is stuck.island._transport:
+                assert release.wait(20)
+            give(lane, position)
+
+        monkeypatch.setattr(Lane, "give", give_or_hang)
+        trained[0].island._patience = trained[0].shorter_patience(0.3)
+        begin = time.perf_counter()
+        mean = trained[0].island.mean()
+        assert time.perf_counter() - begin < 5
+        assert mean.members == 2
+        torch.testing.assert_close(torch.cat(mean.values), rows[:2].mean(0))
+        release.set()
+
+
+def test_a_diverged_island_is_in_no_mean_and_gives_no_joiner_its_weights() -> None:
+    rows = random_rows(3)
+    with rendezvous() as server, archipelago(server, rows[:2]) as trained:
+        all_see(trained, 2)
+        trained[0].vector.fill_(float("nan"))
+        mean = trained[1].island.mean()
+        assert mean.members == 1
+        joiner = Trained(server, rows[2])
+        joiner.island.start()
+        assert torch.equal(joiner.vector, trained[1].vector)
+        joiner.island.stop()
+
+
+REFUSALS: list[tuple[str, Callable[[Trained], None]]] = [
+    (
+        "models differ",
+        lambda one: setattr(one.island, "_layout", "bias:(2,):torch.float64"),
+    ),
+    (
+        "token",
+        lambda one: setattr(one.island, "_credentials", Credentials(b"x" * 16)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("reason", "change"), REFUSALS)
+def test_who_does_not_fit_is_told_why_and_stays_out(
+    reason: str, change: Callable[[Trained], None]
+) -> None:
+    with rendezvous() as server, archipelago(server, random_rows(1)) as (first,):
+        other = Trained(server, random_rows(1)[0])
+        change(other)
+        with pytest.raises(Refused, match=reason):
+            other.island.start()
+        other.island.abort()
+        assert set(first.island.membership.roll.members) == {0}
+        first.step(1.0)
+
+
+def test_without_a_rendezvous_a_start_says_how_to_get_one() -> None:
+    with rendezvous() as server:
+        server.stop()
+        one = Trained(server, random_rows(1)[0])
+        one.island._patience = one.shorter_patience(0.3)
+        with pytest.raises(RuntimeError, match="python -m lightning_adpsgd rendezvous"):
+            one.island.start()
+        one.island.abort()
+
+
+def test_a_departure_keeps_what_exchanges_have_brought() -> None:
+    rows = random_rows(2)
+    with rendezvous() as server, archipelago(server, rows) as (one, other):
+        all_see([one, other], 2)
+        at_once([one, other], rows)
+        train_until([one, other], lambda: one.exchanges > 3, "exchanges")
+        quiet([one, other])
+        left = total([other])
+        one.island.depart()
+        torch.testing.assert_close(one.vector, rows.sum(0) - left)
+        all_see([other], 1)
+        assert other.island.statistics().lost == 0
+
+
+def test_after_a_stop_an_island_takes_the_weights_of_the_others_first() -> None:
+    """What a process that was stopped does: see tests/faults for a real one."""
+    rows = random_rows(3)
+    with rendezvous() as server, archipelago(server, rows) as trained:
+        all_see(trained, 3)
+        stopped, rest = trained[2], trained[:2]
+        for one in rest:
+            one.vector.copy_(rows[1])
+        with stopped.stopped():
+            all_see(rest, 2)
+            stopped.vector.fill_(1000.0)
+        assert stopped.until_it_has_rejoined() == rest[0].island.position
+        all_see(trained, 3)
+        least = [one.exchanges + 3 for one in trained]
+        train_until(trained, lambda: all_reach(trained, least), "exchanges")
+        assert all(one.vector.abs().max() < 100 for one in trained)
+        torch.testing.assert_close(trained[0].vector, rows[1])
+
+
+def test_a_slow_join_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = random_rows(3)
+    with rendezvous() as server, archipelago(server, rows[:2]) as trained:
+        all_see(trained, 2)
+        joiner, gate, arrived = Trained(server, rows[2]), *_events(2)
+        pull = Lane.pull
+
+        def pull_slowly(lane: Lane) -> Any:
+            arrived.set()
+            assert gate.wait(20)
+            return pull(lane)
+
+        monkeypatch.setattr(Lane, "pull", pull_slowly)
+        thread = threading.Thread(target=joiner.island.start)
+        thread.start()
+        assert arrived.wait(20)
+        least = [one.exchanges + 5 for one in trained]
+        train_until(trained, lambda: all_reach(trained, least), "exchanges")
+        assert all(one.members == 2 for one in trained)
+        gate.set()
+        thread.join(20)
+        all_see([*trained, joiner], 3)
+        joiner.island.stop()
+
+
+def _events(num: int) -> list[threading.Event]:
+    return [threading.Event() for _ in range(num)]

@@ -118,7 +118,7 @@ def test_a_frame_of_another_size_is_refused_with_both_sizes() -> None:
 def test_a_stream_that_is_out_of_step_is_refused() -> None:
     with half() as (connection, other):
         other.sendall(b"GET / HTTP/1.1\r\n")
-        with pytest.raises(PeerLost, match="out of step.*'GET '"):
+        with pytest.raises(PeerLost, match=r"out of step.*'GET '"):
             connection.post_receive(torch.zeros(1)).wait(PATIENCE)
 
 
@@ -177,9 +177,9 @@ def test_what_had_arrived_before_the_end_went_is_received() -> None:
 
 
 def test_a_connection_that_is_broken_off_wakes_who_waits() -> None:
-    told: list[Connection] = []
+    told: list[bool] = []
     with tcp_pair() as (first, _):
-        connection = Connection(first, 7, told.append)
+        connection = Connection(first, 7, lambda: told.append(True))
         receive = connection.post_receive(torch.zeros(1))
         waits = threading.Event()
 
@@ -197,7 +197,7 @@ def test_a_connection_that_is_broken_off_wakes_who_waits() -> None:
         reason, _ = together([wait, break_off])
         assert "super-learner 7" in reason
         assert "the ring has closed around it" in reason
-        assert told == [connection]
+        assert told == [True]
         with pytest.raises(PeerLost, match="ring has closed"):
             connection.post_send(torch.zeros(1))
 
@@ -235,7 +235,7 @@ def test_a_link_that_is_cut_is_a_loss_though_nothing_is_said(
 def test_a_slow_reader_holds_the_sender_and_nothing_else() -> None:
     with half() as (connection, other):
         send = connection.post_send(torch.zeros(16 * MANY))
-        with pytest.raises(PeerLost, match="within 0.1 s"):
+        with pytest.raises(PeerLost, match=r"within 0\.1 s"):
             send.wait(SHORT)
         reader = threading.Thread(target=read_all, args=(other, 64 * MANY))
         reader.start()

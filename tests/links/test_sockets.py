@@ -68,20 +68,29 @@ def test_a_peer_that_reads_nothing_is_not_cut_off() -> None:
         assert not is_cut(first)
 
 
-def test_a_link_that_acknowledges_nothing_is_cut() -> None:
-    """The kernel's own report, as it is for a network without the other host."""
+class Reported(socket.socket):
+    """What the kernel says of it is given: packets under way, and for how long."""
 
-    class Silent(socket.socket):
-        def getsockopt(self, level: int, option: int, buflen: int = 0) -> bytes:  # type: ignore[override]
-            assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
-            info = bytearray(buflen)
-            info[24:28] = (3).to_bytes(4, sys.byteorder)  # tcpi_unacked
-            info[56:60] = silence.to_bytes(4, sys.byteorder)  # tcpi_last_ack_recv
-            return bytes(info)
+    under_way, silence_ms = 0, 0
 
-    with Silent() as sock:
-        for silence, cut in ((1000, False), (5001, True)):
-            assert is_cut(sock) is cut
+    def getsockopt(self, level: int, option: int, buflen: int = 0) -> bytes:  # type: ignore[override]
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
+        info = bytearray(buflen)
+        info[24:28] = self.under_way.to_bytes(4, sys.byteorder)  # tcpi_unacked
+        info[56:60] = self.silence_ms.to_bytes(4, sys.byteorder)  # tcpi_last_ack_recv
+        return bytes(info)
+
+
+@pytest.mark.parametrize(
+    ("under_way", "silence_ms", "cut"),
+    [(3, 1000, False), (0, 60_000, False), (1, 5001, True)],
+)
+def test_a_link_that_acknowledges_nothing_is_cut(
+    under_way: int, silence_ms: int, cut: bool
+) -> None:
+    with Reported() as sock:
+        sock.under_way, sock.silence_ms = under_way, silence_ms
+        assert is_cut(sock) is cut
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,204 @@
+"""The roll: who is on it, who is struck off, and what a lost rendezvous does to it."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_adpsgd.membership import Member, Membership, Pace, Roll, Watch
+from lightning_adpsgd.rendezvous import Place, Rendezvous, RendezvousAway
+from tests.helpers import until
+from tests.islands.archipelago import PACE, Server, fall_silent, rendezvous
+
+NAMES = st.text(max_size=5)
+MEMBERS = st.builds(
+    Member, st.integers(0, 9), NAMES, NAMES, st.tuples(NAMES) | st.just(())
+)
+
+
+@given(epoch=st.integers(0, 100), members=st.lists(MEMBERS, max_size=5))
+def test_a_roll_comes_back_from_its_text(epoch: int, members: list[Member]) -> None:
+    roll = Roll(epoch, {member.number: member for member in members})
+    assert Roll.from_json(roll.to_json()) == roll
+
+
+@pytest.mark.parametrize("text", ["{", "7", '[1, [[0, "a"]]]', "[1, 2]", '["x", []]'])
+def test_what_is_no_roll_counts_as_no_rendezvous(text: str) -> None:
+    with pytest.raises(RendezvousAway, match="no roll of ours"):
+        Roll.from_json(text)
+
+
+def test_the_members_after_a_number_go_round_in_a_circle() -> None:
+    roll = Roll(0, {n: Member(n, str(n), "", ()) for n in (1, 4, 6, 8)})
+    assert roll.after(4) == [6, 8, 1]
+    assert roll.after(5) == [6, 8, 1, 4]
+
+
+def test_a_beat_that_stands_still_for_too_long_is_told() -> None:
+    watch = Watch(silence_s=3.0)
+    assert watch.look({"a": "1 0", "b": "1 0"}, now=100.0) == []
+    assert watch.look({"a": "2 0", "b": "1 0"}, now=103.0) == []
+    assert watch.look({"a": "2 0", "b": "1 0"}, now=103.1) == ["b"]
+    assert watch.look({"a": "2 0", "b": "2 0"}, now=106.1) == ["a"]
+
+
+def test_an_observer_that_was_away_itself_begins_to_count_anew() -> None:
+    watch = Watch(silence_s=3.0)
+    watch.look({"a": "1 0"}, now=100.0)
+    watch.forget()
+    assert watch.look({"a": "1 0"}, now=200.0) == []
+    assert watch.look({"a": "1 0"}, now=203.1) == ["a"]
+
+
+def test_who_was_not_watched_meanwhile_is_not_called_silent() -> None:
+    watch = Watch(silence_s=3.0)
+    watch.look({"a": "1 0"}, now=100.0)
+    watch.look({}, now=101.0)
+    assert watch.look({"a": "1 0"}, now=200.0) == []
+
+
+def test_a_jump_of_the_wall_clock_strikes_nobody_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with rendezvous() as server, members(server, 2) as both:
+        epoch = both[0].roll.epoch
+        monkeypatch.setattr(time, "time", lambda: 4e9)
+        for one in both:
+            assert one.look(20)
+        assert both[0].roll.epoch == epoch
+
+
+@contextmanager
+def members(
+    server: Server, num: int, pace: Pace = PACE, **arguments: Any
+) -> Iterator[list[Membership]]:
+    """Memberships on the roll, in order of their numbers."""
+    found: list[Membership] = []
+    with ExitStack() as stack:
+        for index in range(num):
+            one = make(server.place, f"incarnation {index}", pace, **arguments)
+            stack.callback(one.leave, 5.0)
+            assert one.enter(20)
+            found.append(one)
+        until(lambda: all(len(one.roll.members) == num for one in found), "the roll")
+        yield found
+
+
+def make(place: Place, name: str, pace: Pace = PACE, **arguments: Any) -> Membership:
+    member = Member(-1, name, "host", ("127.0.0.1:1",))
+    one = Membership(Rendezvous(place), member, lambda: 0, pace, **arguments)
+    one.start()
+    return one
+
+
+def die(one: Membership) -> None:
+    """As a process that is killed."""
+    fall_silent(one)
+    one.leave(5.0)
+
+
+def test_numbers_are_given_in_order_and_never_twice() -> None:
+    with rendezvous() as server, members(server, 3) as three:
+        assert [one.member.number for one in three] == [0, 1, 2]
+        die(three[2])
+        again = make(server.place, "another incarnation")
+        assert again.enter(20)
+        assert again.member.number == 3
+        again.leave(5)
+
+
+def test_a_silent_member_is_struck_off_and_one_that_leaves_at_once() -> None:
+    with rendezvous() as server, members(server, 3) as three:
+        die(three[0])
+        until(lambda: set(three[2].roll.members) == {1, 2}, "the strike")
+        three[1].leave(5)
+        until(lambda: set(three[2].roll.members) == {2}, "the leave")
+        assert three[2].roll.epoch >= 5
+
+
+def test_who_is_struck_off_but_was_never_stopped_writes_itself_in_again() -> None:
+    with rendezvous() as server, members(server, 2) as both:
+        client = Rendezvous(server.place)
+        client.ask(lambda store: store.set("roll", Roll(99, {}).to_json()))
+        client.ask(lambda store: store.add("version", 1))
+        until(lambda: both[0].roll.epoch > 99, "the next epoch")
+        until(lambda: set(both[0].roll.members) == {0, 1}, "both again")
+        client.close()
+
+
+def test_an_empty_rendezvous_gets_the_roll_back_from_who_finds_it_first() -> None:
+    with rendezvous() as server, members(server, 3) as three:
+        rolls = [one.roll.members for one in three]
+        server.stop()
+        until(lambda: all(one.away for one in three), "the loss of the rendezvous")
+        assert [one.roll.members for one in three] == rolls
+        server.start()
+        until(lambda: not any(one.away for one in three), "the way back")
+        client = Rendezvous(server.place)
+        text = client.ask(lambda store: store.get("roll").decode())
+        assert Roll.from_json(text).members == rolls[0]
+        late = make(server.place, "a late one")
+        assert late.enter(20)
+        assert late.member.number == 3  # though the counter had begun at 0 again
+        late.leave(5)
+        client.close()
+
+
+def test_of_two_with_one_number_the_later_takes_another() -> None:
+    with rendezvous() as server, members(server, 1) as (old,):
+        server.stop()
+        until(lambda: bool(old.away), "the loss")
+        server.start()
+        new = Member(0, "a newcomer", "host", ())
+        client = Rendezvous(server.place)
+        # It came to the empty rendezvous first, and got the same number there.
+        client.ask(lambda store: store.set("roll", Roll(1, {0: new}).to_json()))
+        client.ask(lambda store: store.add("version", 1))
+        until(lambda: old.member.number > 0 and old.is_in, "another number")
+        assert old.roll.members[0] == new
+        client.close()
+
+
+class Counting:
+    """A store that counts what is asked of it."""
+
+    def __init__(self, store: Any, requests: Counter[str]) -> None:
+        self._store, self._requests = store, requests
+
+    def __getattr__(self, name: str) -> Any:
+        self._requests[name] += 1
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("num", [2, 12])
+def test_a_turn_costs_two_requests_whatever_the_number_of_members(num: int) -> None:
+    requests = Counter[str]()
+    pace = Pace(beat_s=0.02, silence_s=10.0)
+    with rendezvous() as server, members(server, num, pace) as all_of_them:
+        one = all_of_them[0]
+        until(lambda: len(one.steps_of) == min(num - 1, 8), "the beats of all watched")
+        ask = one._rendezvous.ask
+        counters: dict[int, Any] = {}
+
+        def counted(action: Any) -> Any:
+            return ask(
+                lambda store: action(
+                    counters.setdefault(id(store), Counting(store, requests))
+                )
+            )
+
+        one._store = None
+        one._rendezvous.ask = counted  # pyright: ignore[reportAttributeAccessIssue]
+        one.look(20)
+        one.look(20)
+        requests.clear()
+        for _ in range(5):
+            one.look(20)
+        assert requests["set"] == requests["multi_get"] <= 6
+        # Every tenth turn it reads the roll in any case.
+        assert requests.total() <= 2 * requests["set"] + 2
