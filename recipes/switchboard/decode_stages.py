@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from lightning_adpsgd.asr.acronyms import letters_of
 from lightning_adpsgd.asr.cepstra import cepstra
 from lightning_adpsgd.asr.corpus import Utterance, read_utterances
 from lightning_adpsgd.asr.decoding import (
@@ -44,7 +45,7 @@ from lightning_adpsgd.asr.store import FrameStore
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.switchboard.hmm_stages import stored_utterances
 from recipes.switchboard.pipeline import StageError
-from recipes.switchboard.settings import Settings
+from recipes.switchboard.settings import TEST_SPLITS, Settings
 
 PART_NAMES = {"swb": "SWB", "ch": "CH"}
 
@@ -124,7 +125,7 @@ def _recognise(
     report["incomplete"] = {
         split: _decode_split(task, split, best)
         for split in settings.splits()
-        if split in PART_NAMES
+        if split in TEST_SPLITS
     }
     write_json(output / "decode.json", report)
 
@@ -197,7 +198,8 @@ def _decode_split(task: _Task, split: str, scale: float) -> int:
     found = [several[0] for several in _hypotheses(task, split, spoken, [scale])]
     texts, times = [], []
     for (utterance, _), hypothesis in zip(spoken, found, strict=True):
-        texts.append(" ".join((utterance.id, *hypothesis.text)))
+        spelled = (letter for word in hypothesis.text for letter in letters_of(word))
+        texts.append(" ".join((utterance.id, *spelled)))
         times += _ctm_lines(utterance, hypothesis)
     _write_lines(task.output / f"{split}.txt", texts)
     _write_lines(task.output / f"{split}.ctm", times)
@@ -213,12 +215,16 @@ def _decode_split(task: _Task, split: str, scale: float) -> int:
 
 
 def _ctm_lines(utterance: Utterance, hypothesis: Hypothesis) -> list[str]:
-    recording, channel = utterance.recording.stem, "AB"[utterance.channel]
-    return [
-        f"{recording} {channel} {utterance.start_s + word.start_s:.2f} "
-        f"{word.duration_s:.2f} {word.word}"
-        for word in hypothesis.words
-    ]
+    recording, channel = utterance.conversation, "AB"[utterance.channel]
+    lines = []
+    for word in hypothesis.words:
+        letters = letters_of(word.word)  # references have those of `i._b._m.` apart
+        duration_s = word.duration_s / len(letters)
+        for place, letter in enumerate(letters):
+            start_s = utterance.start_s + word.start_s + place * duration_s
+            times = f"{start_s:.2f} {duration_s:.2f}"
+            lines.append(f"{recording} {channel} {times} {letter}")
+    return lines
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:
@@ -241,9 +247,9 @@ def _score(settings: Settings, decoded: Path, output: Path, name: str) -> None:
     if glm.num_skipped:
         print(f"  WARNING: {glm.num_skipped} rules of the GLM have a form not applied")
     errors = {
-        PART_NAMES[split]: _score_split(settings, decoded, split, glm)
+        PART_NAMES.get(split, split): _score_split(settings, decoded, split, glm)
         for split in settings.splits()
-        if split in PART_NAMES
+        if split in TEST_SPLITS
     }
     if not errors:
         raise StageError("there is no test set to score: neither SWB nor CH was found")

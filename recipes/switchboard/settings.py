@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 RUN_STAGES = ("train", "decode", "score")
-SPLITS = ("train", "dev", "swb", "ch")
+TRAINING_SPLITS = ("train", "dev")
+TEST_SPLITS = ("swb", "ch", "dev-clean", "test-clean", "dev-other", "test-other")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,21 +22,46 @@ class PrepareSettings:
     """Which utterances are used, and for what.
 
     Attributes:
+        dev_utterances: So many utterances, the first by id, are held out as `dev`, as
+            Kaldi's recipe does; their speakers may be in `train` as well. 0 holds
+            speakers out instead, of whom nobody is in `train`.
         dev_fraction: Share of the training speakers held out as `dev`, the last ones
-            by name; at least `min_dev_sides` sides.
+            by name; at least `min_dev_sides` sides. Only if `dev_utterances` is 0.
         min_dev_sides: Fewest conversation sides in `dev`.
-        max_repeats: An utterance text heard more often than this is dropped from
-            `train` beyond it ("uh-huh" would otherwise take over); 0 keeps all.
+        max_repeats: Of an utterance text heard more often than this about so many are
+            kept in `train` ("uh-huh" would otherwise take over); 0 keeps all.
+        extend_s: Test segments begin and end this much earlier and later, in seconds,
+            where they do not come into another one; 0.1 in Kaldi's recipe.
         clip_s: A transcript may end this much after its audio and is clipped; beyond
             that the utterance is skipped and counted. In seconds.
         min_utterance_s: Shorter utterances are skipped and counted, in seconds.
     """
 
+    dev_utterances: int = 0
     dev_fraction: float = 0.08
     min_dev_sides: int = 2
     max_repeats: int = 300
+    extend_s: float = 0.0
     clip_s: float = 0.1
     min_utterance_s: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LexiconSettings:
+    """Where pronunciations come from.
+
+    Attributes:
+        repair: Apply the patches of Kaldi's recipe to the MS-State dictionary.
+        cmudict: A dictionary in the form of CMUdict, for training words that the
+            MS-State dictionary lacks; none by default.
+        synthesise: Let eSpeak pronounce words that no dictionary has.
+        min_count: Words heard less often in training are not given to eSpeak.
+    """
+
+    repair: bool = False
+    cmudict: Path | None = None
+    synthesise: bool = False
+    min_count: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +198,9 @@ class Settings:
 
     Attributes:
         corpus: Root that holds the LDC folders (`LDC97S62`, `LDC2002S09`, ...).
+        discs: Further folders that hold discs.
+        sources: What is trained on, of "switchboard", "fisher" and "callhome"; `dev`
+            is taken from the first.
         out: Experiment directory; every stage writes below `out/exp`.
         run: Name of the training run: `train`, `decode` and `score` exist once per
             run, so that several strategies share one alignment and one graph.
@@ -181,10 +210,13 @@ class Settings:
 
     corpus: Path
     out: Path
+    discs: tuple[Path, ...] = ()
+    sources: tuple[str, ...] = ("switchboard",)
     run: str = "hadpsgd"
     seed: int = 0
     cores: int = 2
     prepare: PrepareSettings = field(default_factory=PrepareSettings)
+    lexicon: LexiconSettings = field(default_factory=LexiconSettings)
     lm: LmSettings = field(default_factory=LmSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)
     align: AlignSettings = field(default_factory=AlignSettings)
@@ -198,15 +230,21 @@ class Settings:
         if not self.run or "/" in self.run or self.run.startswith("."):
             raise ValueError(f"`run` must be a plain folder name, got {self.run!r}")
 
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """All folders that hold discs."""
+        return self.corpus, *self.discs
+
     def directory(self, stage: str) -> Path:
         """Where `stage` leaves its finished output."""
         folder = self.out / "exp" / stage
         return folder / self.run if stage in RUN_STAGES else folder
 
     def splits(self) -> tuple[str, ...]:
-        """The splits that `prepare` found: `train`, `dev`, and `swb`, `ch` if any."""
+        """The splits that `prepare` found: `train`, `dev`, and parts of the test."""
         prepared = self.directory("prepare")
-        return tuple(s for s in SPLITS if (prepared / f"{s}.jsonl").exists())
+        splits = TRAINING_SPLITS + TEST_SPLITS
+        return tuple(s for s in splits if (prepared / f"{s}.jsonl").exists())
 
 
 def override(settings: Settings, assignment: str) -> Settings:
