@@ -22,7 +22,7 @@ _CAPITALS = re.compile(r"([A-Z]+)('s|s|'S)?")
 _WRITTEN = re.compile(r"((?:[a-z]\._)*[a-z]\.)('s|s)?")
 _PLURAL = {"f": ("s",), "s": ("ih", "z"), "ch": ("ih", "z")}
 #: Letters that are words of their own, unless they stand beside another letter.
-_WORDS = {"A", "I"}
+LETTERS_AND_WORDS = frozenset({"A", "I"})
 
 
 def acronym_of(word: str, phones: Sequence[str]) -> str | None:
@@ -54,7 +54,8 @@ def spell(tokens: Sequence[str], acronyms: Mapping[str, str]) -> list[str]:
     """
     return [
         token
-        if token not in acronyms or (token in _WORDS and not _is_spelled(tokens, place))
+        if token not in acronyms
+        or (token in LETTERS_AND_WORDS and not _is_spelled(tokens, place))
         else acronyms[token]
         for place, token in enumerate(tokens)
     ]

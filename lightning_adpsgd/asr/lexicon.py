@@ -6,11 +6,11 @@ broken-off words, vocalised noise), `nsn` for other noise, `lau` for laughter.
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_adpsgd.asr.acronyms import acronym_of
+from lightning_adpsgd.asr.acronyms import LETTERS_AND_WORDS, acronym_of
 from lightning_adpsgd.asr.corpus import CorpusError, Skipped, Utterance
 from lightning_adpsgd.asr.dictionary_repairs import added, taken_away
 from lightning_adpsgd.asr.transcripts import normalise_word
@@ -105,10 +105,19 @@ def read_dictionary(path: Path, skipped: Skipped, repair: bool = False) -> Dicti
         entries = [entry for entry in entries if entry not in wrong] + [*added()]
     found: dict[str, dict[Pronunciation, None]] = {}
     for written, phones in entries:
-        word = acronym_of(written, phones) or normalise_word(written)
-        if word is not None and word not in SPECIAL_WORDS:
-            found.setdefault(word, {})[phones] = None
+        for word in _words_of(written, phones):
+            if word not in SPECIAL_WORDS:
+                found.setdefault(word, {})[phones] = None
     return {word: tuple(found[word]) for word in sorted(found)}
+
+
+def _words_of(written: str, phones: Pronunciation) -> Iterator[str]:
+    """The word of an entry; for `I ay` both the letter and the word."""
+    acronym, word = acronym_of(written, phones), normalise_word(written)
+    if acronym:
+        yield acronym
+    if word and (not acronym or written in LETTERS_AND_WORDS):
+        yield word
 
 
 def read_cmudict(path: Path, skipped: Skipped) -> Dictionary:
