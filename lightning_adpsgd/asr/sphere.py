@@ -16,7 +16,7 @@ import numpy as np
 import soundfile
 
 SAMPLE_RATE = 8000
-_MAGIC = b"NIST_1A\n"
+MAGIC = b"NIST_1A\n"
 _CODINGS = ("pcm", "ulaw", "mu-law", "alaw")
 
 
@@ -79,11 +79,11 @@ def read_header(path: Path, sample_rate: int = SAMPLE_RATE) -> SphereHeader:
 
 
 def _parse_header(path: Path, file: io.BufferedReader) -> SphereHeader:
-    if not (start := file.read(len(_MAGIC))):
+    if not (start := file.read(len(MAGIC))):
         raise SphereError(f"{path}: an empty file; copy it again")
-    if start != _MAGIC:
+    if start != MAGIC:
         raise SphereError(
-            f"{path}: not a SPHERE file: expected it to begin with {_MAGIC!r}, "
+            f"{path}: not a SPHERE file: expected it to begin with {MAGIC!r}, "
             f"it begins with {start!r}; copy it again"
         )
     try:

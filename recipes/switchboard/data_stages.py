@@ -43,9 +43,30 @@ def lexicon(settings: Settings, output: Path) -> None:
         StageError: A dictionary is missing or holds nothing.
     """
     skipped = Skipped()
+    complete_lexicon(settings, output, _dictionary(settings, skipped), skipped)
+
+
+def complete_lexicon(
+    settings: Settings,
+    output: Path,
+    dictionary: Dictionary,
+    skipped: Skipped,
+    default: Path | None = None,
+) -> None:
+    """Write a dictionary with the words of the training that it lacks.
+
+    Args:
+        settings: Name the other places where pronunciations are looked for.
+        output: Folder of the lexicon.
+        dictionary: What comes first.
+        skipped: Gets lines that cannot be read.
+        default: A dictionary in CMUdict's form, if `lexicon.cmudict` is not set.
+
+    Raises:
+        StageError: The other dictionary cannot be read.
+    """
     spoken = utterances(settings, "train")
-    dictionary = _dictionary(settings, skipped)
-    for how, more in _more(settings, skipped):
+    for how, more in _more(settings, default, skipped):
         missing = find_missing(dictionary, spoken)
         found = {word: said for word in missing if (said := more(word, missing[word]))}
         dictionary |= found
@@ -70,13 +91,15 @@ Pronouncer = Callable[[str, int], tuple[Pronunciation, ...]]
 """From a word and how often it is heard to its pronunciations, none if unknown."""
 
 
-def _more(settings: Settings, skipped: Skipped) -> Iterator[tuple[str, Pronouncer]]:
+def _more(
+    settings: Settings, default: Path | None, skipped: Skipped
+) -> Iterator[tuple[str, Pronouncer]]:
     """How words that the dictionary lacks get their pronunciations, in this order."""
     yield (
         "are spelled out",
         lambda word, _: tuple(filter(None, [pronounce_letters(word)])),
     )
-    path = settings.lexicon.cmudict
+    path = settings.lexicon.cmudict or default
     if path is not None:
         try:
             other = read_cmudict(path, skipped)

@@ -14,7 +14,10 @@ from typing import Any
 
 RUN_STAGES = ("train", "decode", "score")
 TRAINING_SPLITS = ("train", "dev")
-TEST_SPLITS = ("swb", "ch", "dev-clean", "test-clean", "dev-other", "test-other")
+TEST_SPLITS = (
+    *("swb", "ch"),
+    *("dev-clean", "dev-clean-2", "test-clean", "dev-other", "test-other"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
