@@ -1,11 +1,11 @@
 """What the real corpora would need: hours, disk and memory per stage, as projections.
 
-`--measure RUN` reads from the stamps of a finished run how long each stage took, of how
+`--measure RUN` reads from the stamps of a run how long the stages named took, of how
 many frames, and keeps the costs of one core in `resources.json`. Without it the tables
 of docs/switchboard.md are computed from that file and from what the papers report of
 their GPUs:
 
-    hours of a stage = units / (units per second of a core * cores * 3600)
+    minutes of a stage = units / (units per second of a core * cores * 60)
     hours of training = hours of one GPU / (GPUs * efficiency)
 
 A projection supposes that cores and GPUs do not wait for disks.
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_adpsgd.files import write_json
+from lightning_adpsgd.files import write_json, written_whole
 
 INPUTS = Path(__file__).with_name("resources.json")
 FRAMES_PER_HOUR = 360_000
@@ -32,6 +32,8 @@ CORES_PER_GPU, MOST_CORES = 8, 64
 _MEL_BYTES = 40 * 2
 _FMLLR_BYTES = 40 * 2
 _LABEL_BYTES = 4
+_UTTERANCE_BYTES = 1330  # growth of a process that read 100,000 of Fisher's shape
+_BEGIN, _END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
 
 
 class Corpus(NamedTuple):
@@ -63,6 +65,12 @@ CORPORA = (
     Corpus("swb2000", 1975, 2438 + 11_699 + 120, 2_100_000, 260 + 1960 + 60),
 )
 GPUS = (1, 8, 64)
+UNITS = {
+    "check": "recordings",
+    "prepare": "utterances",
+    "features": "frames",
+    "align": "frames",
+}
 
 
 class Cost(NamedTuple):
@@ -77,35 +85,34 @@ class Cost(NamedTuple):
     per_second: float
 
 
-def measured(run: Path, cores: int, iterations: int) -> dict[str, Cost]:
-    """Costs of the stages of a finished run.
+def measured(exp: Path, stage: str, cores: int, iterations: int) -> Cost:
+    """Cost of a stage of a run.
 
     Args:
-        run: Folder of the experiment, the parent of `exp`.
-        cores: Processes that it used.
+        exp: Folder of the stages.
+        stage: One of `UNITS`.
+        cores: Processes that it used; `prepare` uses one.
         iterations: Realignments of its flat start (`align.num_iterations`).
     """
-    exp = run / "exp"
-    frames = _frames(exp / "features")
-    recordings = len(_recordings(exp / "check/report.json"))
-    with (exp / "prepare/train.jsonl").open() as file:
-        utterances = sum(1 for _ in file)
     passes = iterations + 2  # and the equal parts, and the labels
-    units = {
-        "check": ("recordings", recordings),
-        "prepare": ("utterances", utterances),
-        "features": ("frames", frames),
-        "align": ("frames", frames * passes),
-    }
-    return {
-        stage: Cost(unit, number / (_seconds(exp / stage) * cores))
-        for stage, (unit, number) in units.items()
-    }
+    count = {
+        "check": lambda: _num_recordings(exp / "check/report.json"),
+        "prepare": lambda: _num_lines(exp / "prepare/train.jsonl"),
+        "features": lambda: _frames(exp / "features"),
+        "align": lambda: _frames(exp / "features") * passes,
+    }[stage]
+    used = 1 if stage == "prepare" else cores
+    return Cost(UNITS[stage], count() / (_seconds(exp / stage) * used))
 
 
-def _recordings(report: Path) -> dict:
+def _num_recordings(report: Path) -> int:
     found = json.loads(report.read_text())
-    return found.get("recordings") or found["seconds"]
+    return len(found.get("recordings") or found["seconds"])
+
+
+def _num_lines(path: Path) -> int:
+    with path.open() as file:
+        return sum(1 for _ in file)
 
 
 def _seconds(stage: Path) -> float:
@@ -123,8 +130,10 @@ def read_costs(path: Path = INPUTS) -> tuple[dict[str, Cost], str]:
     return {name: Cost(*cost) for name, cost in values["costs"].items()}, values["from"]
 
 
-def stage_hours(corpus: Corpus, costs: dict[str, Cost], cores: int) -> dict[str, float]:
-    """Hours of the stages that run on cores."""
+def stage_minutes(
+    corpus: Corpus, costs: dict[str, Cost], cores: int
+) -> dict[str, float]:
+    """Minutes of the stages that run on cores; `prepare` uses one."""
     units = {
         "check": corpus.recordings,
         "prepare": corpus.utterances,
@@ -133,9 +142,9 @@ def stage_hours(corpus: Corpus, costs: dict[str, Cost], cores: int) -> dict[str,
         "align": corpus.frames * (1 + 14 * min(1.0, 6000 / corpus.utterances)),
     }
     return {
-        stage: number / (costs[stage].per_second * cores * 3600)
+        stage: number
+        / (costs[stage].per_second * (1 if stage == "prepare" else cores) * 60)
         for stage, number in units.items()
-        if stage in costs
     }
 
 
@@ -156,14 +165,14 @@ def disk_gb(corpus: Corpus) -> dict[str, float]:
         "features, float16": corpus.frames * _MEL_BYTES / 1e9,
         "fMLLR, float16": corpus.frames * _FMLLR_BYTES / 1e9,
         "labels": corpus.frames * _LABEL_BYTES / 1e9,
-        "a checkpoint of the model": NUM_PARAMETERS * 4 / 1e9,
+        "weights in a checkpoint": NUM_PARAMETERS * 4 / 1e9,
     }
 
 
 def memory_gb(corpus: Corpus) -> dict[str, float]:
     """Gigabytes of memory, of which frames are mapped and need not be in it."""
     return {
-        "prepare: utterances as Python objects, 1 kB each": corpus.utterances / 1e6,
+        "prepare: utterances": corpus.utterances * _UTTERANCE_BYTES / 1e9,
         "training, each GPU: weights, gradients, gossip": NUM_PARAMETERS * 4 * 4 / 1e9,
     }
 
@@ -187,14 +196,14 @@ def _tables(corpus: Corpus, costs: dict[str, Cost]) -> Iterator[str]:
     yield f"### {corpus.name}: {corpus.hours:g} h, {frames}"
     yield ""
     machines = (f"{gpus} GPU, {cores_of(gpus)} cores" for gpus in GPUS)
-    yield f"| hours | {' | '.join(machines)} |"
+    yield f"| | {' | '.join(machines)} |"
     yield "|---|---|---|---|"
-    hours = [stage_hours(corpus, costs, cores_of(gpus)) for gpus in GPUS]
-    for stage in hours[0]:
-        yield f"| {stage} | {' | '.join(_round(h[stage]) for h in hours)} |"
+    minutes = [stage_minutes(corpus, costs, cores_of(gpus)) for gpus in GPUS]
+    for stage in minutes[0]:
+        yield f"| {stage}, minutes | {' | '.join(_round(m[stage]) for m in minutes)} |"
     train = (training_hours(corpus, gpus) for gpus in GPUS)
     cells = (_round(a) if a == b else f"{_round(a)} to {_round(b)}" for a, b in train)
-    yield f"| train, 16 epochs on V100 | {' | '.join(cells)} |"
+    yield f"| train, 16 epochs on V100, hours | {' | '.join(cells)} |"
     yield ""
     yield "| gigabytes | |"
     yield "|---|---|"
@@ -209,24 +218,43 @@ def cores_of(gpus: int) -> int:
 
 def _round(value: float) -> str:
     """Two digits that count."""
-    if value == 0:
-        return "0"
+    if value < 0.05:
+        return "< 0.1"
     digits = 1 - math.floor(math.log10(abs(value)))
     return f"{round(value, digits):,.{max(0, digits)}f}"
+
+
+def with_tables(text: str) -> str:
+    """A page with the tables between its two marks."""
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    tables = "\n".join(page())
+    return f"{before}{_BEGIN}\n{tables}\n\n{_END}{after}"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, or print the tables."""
     parser = argparse.ArgumentParser(prog="python -m recipes.switchboard.resources")
-    parser.add_argument("--measure", type=Path, metavar="RUN", help="a finished run")
+    parser.add_argument("--measure", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("--stages", nargs="+", choices=UNITS, default=[*UNITS])
     parser.add_argument("--cores", type=int, default=1, help="that it used")
     parser.add_argument("--iterations", type=int, default=14, help="of its flat start")
+    parser.add_argument("--page", type=Path, help="put the tables into this page")
     parser.add_argument("--machine", default="", help="where and when, in words")
     given = parser.parse_args(arguments)
     if given.measure:
-        costs = measured(given.measure, given.cores, given.iterations)
-        write_json(INPUTS, {"from": given.machine, "costs": costs})
-    print("\n".join(page()))
+        kept = read_costs()[0] if INPUTS.exists() else {}
+        costs = {
+            stage: measured(given.measure / "exp", stage, given.cores, given.iterations)
+            for stage in given.stages
+        }
+        write_json(INPUTS, {"from": given.machine, "costs": kept | costs})
+    if given.page:
+        text = with_tables(given.page.read_text(encoding="utf-8"))
+        with written_whole(given.page) as file:
+            file.write(text)
+    else:
+        print("\n".join(page()))
     return 0
 
 
