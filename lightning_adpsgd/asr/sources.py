@@ -30,6 +30,8 @@ from lightning_adpsgd.asr.hub5 import read_pem, read_stm
 from lightning_adpsgd.asr.transcripts import read_speakers, read_transcript
 from lightning_adpsgd.asr.turns import COPY_AGAIN, Turn
 
+_ARCHIVE = re.compile(r".*\.(tar|tgz|tar\.gz|tar\.bz2|zip|iso|7z|sph\.gz)")
+
 Callers = dict[tuple[str, int], Caller]
 
 
@@ -145,6 +147,7 @@ class Discs:
         pem: Segments of the evaluation.
         stm: Their reference.
         glm: Rules of scoring.
+        archives: Files in which more may lie, packed.
     """
 
     holdings: dict[str, Holding]
@@ -152,6 +155,7 @@ class Discs:
     pem: Path | None
     stm: Path | None
     glm: Path | None
+    archives: tuple[Path, ...] = ()
 
     def holding(self, name: str) -> Holding:
         """What there is of one source; nothing, if nothing was found."""
@@ -177,6 +181,7 @@ def find_discs(roots: Iterable[Path], skipped: Skipped) -> Discs:
         pem=pem,
         stm=stm,
         glm=_first(files, r"en20000405_hub5\.glm") or _first(files, r".*\.glm"),
+        archives=tuple(f.path for f in files if _ARCHIVE.fullmatch(f.name)),
     )
 
 

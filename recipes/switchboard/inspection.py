@@ -6,7 +6,7 @@ by kind, with file and line, the hours it costs and what can be done about it.
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,13 @@ from tqdm import tqdm
 
 from lightning_adpsgd.asr.corpus import CorpusError, Skipped
 from lightning_adpsgd.asr.discs import DiscFile
-from lightning_adpsgd.asr.hub5 import EvalSegment, read_pem, read_stm
+from lightning_adpsgd.asr.hub5 import (
+    EvalSegment,
+    assign,
+    read_pem,
+    read_stm,
+    repaired,
+)
 from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.scoring import ScoringError, read_glm
 from lightning_adpsgd.asr.sources import (
@@ -194,6 +200,11 @@ def compare(
             remedy = f"copy the disc that holds {stem}.sph"
             where, seconds = str(files[0].path), speech[stem].seconds
             problems.add("transcript without its recording", where, seconds, remedy)
+        elif not speech[stem].sides:
+            remedy = "left out; " + COPY_AGAIN
+            problems.add(
+                "conversation without words", str(files[0].path), remedy=remedy
+            )
         elif len(speech[stem].sides) == 1:
             where = f"{files[0].path}: nothing of side {_other_side(speech[stem])}"
             remedy = "the other side is used; " + COPY_AGAIN
@@ -229,19 +240,50 @@ def check_callers(
 def check_test(
     discs: Discs, recordings: dict[str, Recording], problems: Skipped
 ) -> None:
-    """Read pem, stm and glm whole, and compare them with the recordings."""
+    """Read pem, stm and glm whole, and compare them with one another and the sound."""
     copies = discs.holding("hub5").recordings
-    for path, read in ((discs.pem, read_pem), (discs.stm, read_stm)):
-        if path is None:
-            continue
-        try:
-            segments = read(path, problems)
-        except CorpusError as error:
-            remedy = "without it this part of the test is missing; " + COPY_AGAIN
-            problems.add("unreadable segments of the test", str(error), remedy=remedy)
-            continue
-        _check_segments(path, segments, recordings, copies, problems)
+    pem = _segments(discs.pem, read_pem, problems)
+    stm = _segments(discs.stm, read_stm, problems)
+    for path, segments in ((discs.pem, pem), (discs.stm, stm)):
+        if path is not None:
+            _check_segments(path, segments, recordings, copies, problems)
+    if discs.pem is not None and discs.stm is not None and pem and stm:
+        for segment, references in assign(pem, stm, problems, discs.stm):
+            if not references:
+                where = f"{discs.pem}:{segment.line}"
+                seconds = segment.end_s - segment.start_s
+                problems.add("test segment without a reference", where, seconds)
+    if discs.stm is not None:
+        _check_brackets(discs.stm, stm, problems)
     _check_rules(discs.glm, problems)
+
+
+def _segments(
+    path: Path | None,
+    read: Callable[[Path, Skipped], list[EvalSegment]],
+    problems: Skipped,
+) -> list[EvalSegment]:
+    if path is None:
+        return []
+    try:
+        return read(path, problems)
+    except CorpusError as error:
+        remedy = "without it nothing is tested, or all of the stm; " + COPY_AGAIN
+        problems.add("unreadable segments of the test", str(error), remedy=remedy)
+        return []
+
+
+def _check_brackets(
+    path: Path, segments: Iterable[EvalSegment], problems: Skipped
+) -> None:
+    """Alternatives and optional words of the reference must be closed."""
+    for segment in segments:
+        text = repaired(segment.text)
+        for opening, closing in ("()", "{}"):
+            if text.count(opening) != text.count(closing):
+                where = f"{path}:{segment.line}: {text[:60]!r}"
+                remedy = "repair the line, or its words are compared with the brackets"
+                problems.add("reference with open brackets", where, remedy=remedy)
 
 
 def _check_segments(

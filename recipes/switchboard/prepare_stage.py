@@ -314,7 +314,7 @@ def _test(
     if discs.stm is None:
         return {}
     stm = _segments(read_stm, discs.stm, skipped)
-    pem = _segments(read_pem, discs.pem, skipped) if discs.pem else stm
+    pem = (_segments(read_pem, discs.pem, skipped) if discs.pem else []) or stm
     named = [utterance_id(*segment[1:5]) for segment in pem]
     pem = extended(pem, settings.extend_s)
     names = dict(zip(pem, named, strict=True))

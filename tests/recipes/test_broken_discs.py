@@ -347,6 +347,58 @@ FAULTS = {
         ["test segment beyond its audio: 1", f"{STM}:2: sw_4390"],
         {"sw_4390-A"},
     ),
+    "stm with an open bracket": (
+        _line(2, "sw_4390 A sw_4390_A 0.50 2.50 <O,sw,M,sw-M> (YES NO"),
+        STM,
+        ["reference with open brackets: 1", f"{STM}:2", "repair the line"],
+        set(),
+    ),
+    "stm of another time": (
+        _line(2, "sw_4390 A sw_4390_A 3.50 4.50 <O,sw,M,sw-M> YES NO"),
+        STM,
+        ["reference outside every pem segment: 1", f"{STM}:2", f"{PEM}:1"],
+        {"sw_4390-A"},
+    ),
+    "empty pem": (
+        _rewrite(lambda b: b""),
+        PEM,
+        ["file without text: 1", f"{PEM}:1"],
+        set(),  # those of the stm are taken
+    ),
+    "no pem": (Path.unlink, PEM, ["segments of the test set: MISSING"], set()),
+    "binary stm": (
+        _rewrite(lambda b: b[:40] + bytes(40)),
+        STM,
+        ["unreadable segments of the test: 1", f"{STM}:2: expected text"],
+        {"sw_4390-A", "en_4156-A"},
+    ),
+    "transcripts of silence": (
+        lambda path: [
+            other.write_text(f"{other.name[:7]}-ms98-a-0001 0.0 6.0 [silence]\n")
+            for other in path.parent.glob("sw2002?-ms98-a-trans.text")
+        ],
+        TRANSCRIPT,
+        ["conversation without words: 1", TRANSCRIPT],
+        SW,
+    ),
+    "transcript in UTF-16": (
+        _rewrite(lambda b: b.decode().encode("utf-16")),
+        TRANSCRIPT,
+        [],
+        set(),
+    ),
+    "dictionary with Windows line ends": (
+        _rewrite(lambda b: b.replace(b"\n", b"\r\n")),
+        DICTIONARY,
+        [],
+        set(),
+    ),
+    "packed": (
+        lambda path: path.rename(path.with_suffix(".sph.gz")),
+        AUDIO,
+        ["archive that is not unpacked: 1", "sw02002.sph.gz", "unpack or mount it"],
+        SW,
+    ),
     "empty stm": (
         _rewrite(lambda b: b""),
         STM,
