@@ -1,4 +1,4 @@
-"""Short chunks of long utterances, as views of stored frames, for training.
+"""Short chunks of long utterances, gathered batch by batch from mapped frames.
 
 An utterance is cut into chunks of 21 frames one after the other. The last one is filled
 up by repeating the last frame, with labels that the loss ignores: dropping it instead
@@ -6,20 +6,23 @@ would lose up to 20 frames of every utterance, and always the sounds that end on
 chunk brings the CONTEXT frames on both sides from which the model takes differences;
 beyond the ends of the utterance they repeat its first and last frame, so that a chunk's
 differences are those of the whole utterance.
+
+Nothing here grows with the corpus: frames, labels and the index of chunks are mapped,
+and the order of an epoch is computed (`shuffling`).
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import lightning as L
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from lightning_adpsgd.asr.features import CONTEXT
-from lightning_adpsgd.asr.store import IGNORE, FrameStore
+from lightning_adpsgd.asr.store import IGNORE, FrameStore, chunk_index
+from lightning_adpsgd.shuffling import BlockSampler
 
 
 class Chunk(NamedTuple):
@@ -37,6 +40,8 @@ class Chunk(NamedTuple):
 class ChunkDataset(Dataset[Chunk]):
     """All chunks of the utterances of a store that have labels.
 
+    A loader over it needs `collate_fn=as_it_is`: batches are gathered whole.
+
     Args:
         store: Frames with labels.
         chunk: Frames per chunk.
@@ -47,52 +52,68 @@ class ChunkDataset(Dataset[Chunk]):
             raise ValueError(f"`chunk` must be at least 1, got {chunk}")
         self.store = store
         self.chunk = chunk
-        self._spans = np.asarray(store.spans)[np.asarray(store.labelled)]
-        if not len(self._spans):
+        self._spans = np.asarray(store.spans)
+        self._ends, self._positions = np.asarray(chunk_index(store, chunk))
+        if not len(self._ends):
             raise ValueError(f"{store.labels_path}: no utterance has labels")
-        lengths = self._spans[:, 1] - self._spans[:, 0]
-        self._ends = np.cumsum(-(-lengths // chunk))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A mapped array would be pickled with all its contents.
+        return {"store": self.store, "chunk": self.chunk}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     @override
     def __getitem__(self, index: int) -> Chunk:
-        if not 0 <= index < len(self):
-            raise IndexError(f"`index` must be below {len(self)}, got {index}")
-        row = int(np.searchsorted(self._ends, index, side="right"))
-        first, last = (int(frame) for frame in self._spans[row])
-        before = int(self._ends[row - 1]) if row else 0
-        start = first + (index - before) * self.chunk
-        return Chunk(self._frames(start, first, last), self._labels(start, last))
+        batch = self.__getitems__([index])
+        return Chunk(batch.frames[0], batch.labels[0])
 
-    def _frames(self, start: int, first: int, last: int) -> Tensor:
-        begin, end = start - CONTEXT, start + self.chunk + CONTEXT
-        if begin >= first and end <= last:
-            return self.store.frame_range(begin, end)
-        whole = self.store.frame_range(max(begin, first), min(end, last))
-        wanted = torch.arange(begin, end).clamp(first, last - 1)
-        return whole[wanted - max(begin, first)]
+    def __getitems__(self, indices: list[int]) -> Chunk:
+        """A whole batch; what loaders call."""
+        chunks = np.asarray(indices)
+        if len(chunks) and not 0 <= chunks.min() <= chunks.max() < len(self):
+            beyond = chunks[(chunks < 0) | (chunks >= len(self))][0]
+            raise IndexError(f"`index` must be below {len(self)}, got {beyond}")
+        start, first, last = self._places(chunks)
+        reach = np.arange(-CONTEXT, self.chunk + CONTEXT)
+        rows = (start[:, None] + reach).clip(first[:, None], last[:, None] - 1)
+        labels = self.store.labels_at(rows[:, CONTEXT:-CONTEXT])
+        beyond = start[:, None] + reach[CONTEXT:-CONTEXT] >= last[:, None]
+        labels.numpy()[beyond] = IGNORE
+        return Chunk(self.store.frames_at(rows), labels)
 
-    def _labels(self, start: int, last: int) -> Tensor:
-        labels = torch.full((self.chunk,), IGNORE, dtype=torch.int64)
-        end = min(start + self.chunk, last)
-        labels[: end - start] = self.store.label_range(start, end)
-        return labels
+    def _places(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Frames at which chunks start, and their utterances' first and after last."""
+        row = np.searchsorted(self._ends, chunks, side="right")
+        before = np.where(row > 0, self._ends[row - 1], 0)
+        first, last = self._spans[self._positions[row]].T
+        return first + (chunks - before) * self.chunk, first, last
+
+
+def as_it_is(batch: Chunk) -> Chunk:
+    """What a loader makes of a batch that was gathered whole."""
+    return batch
 
 
 class SpeechData(L.LightningDataModule):
     """Loaders of training and held-out chunks.
 
-    Lightning gives every learner its own share of the chunks; there is no sampler here.
+    Every learner gets its share of the training chunks from a `BlockSampler`, which
+    needs the same memory for any number of them; Lightning deals the held-out ones.
 
     Args:
         features: Folder with the stores `train` and `dev`.
         labels: Folder with `train/labels.npy` and `dev/labels.npy`.
         batch_size: Chunks per learner and step.
         chunk: Frames per chunk.
-        seed: Of the order of the chunks when there is one learner only.
-        num_workers: Processes that load, per learner; 0 loads in the training process.
+        seed: Of the order of the chunks.
+        num_workers: Processes that load ahead, per learner; 0 loads in the training
+            process.
+        pin_memory: Batches in memory that a GPU fetches by itself.
     """
 
     def __init__(
@@ -104,6 +125,7 @@ class SpeechData(L.LightningDataModule):
         chunk: int = 21,
         seed: int = 0,
         num_workers: int = 0,
+        pin_memory: bool = False,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -114,6 +136,13 @@ class SpeechData(L.LightningDataModule):
         self.chunk = chunk
         self.seed = seed
         self.num_workers = num_workers
+        self.pin_memory = pin_memory
+
+    @override
+    def prepare_data(self) -> None:
+        """Counts the chunks, once on each machine and before the learners need them."""
+        for split in ("train", "dev"):
+            self.dataset(split)
 
     def dataset(self, split: str) -> ChunkDataset:
         """The chunks of one split."""
@@ -122,21 +151,25 @@ class SpeechData(L.LightningDataModule):
 
     @override
     def train_dataloader(self) -> DataLoader[Chunk]:
-        order = torch.Generator().manual_seed(self.seed)
-        return self._loader("train", shuffle=True, generator=order)
+        chunks = self.dataset("train")
+        place = self.trainer.distributed_sampler_kwargs if self.trainer else None
+        return self._loader(
+            chunks, BlockSampler(chunks, **(place or {}), seed=self.seed)
+        )
 
     @override
     def val_dataloader(self) -> DataLoader[Chunk]:
-        return self._loader("dev", shuffle=False, generator=None)
+        return self._loader(self.dataset("dev"), None)
 
     def _loader(
-        self, split: str, shuffle: bool, generator: torch.Generator | None
+        self, chunks: ChunkDataset, sampler: BlockSampler | None
     ) -> DataLoader[Chunk]:
         return DataLoader(
-            self.dataset(split),
+            chunks,
             self.batch_size,
-            shuffle=shuffle,
-            generator=generator,
+            sampler=sampler,
             num_workers=self.num_workers,
+            collate_fn=as_it_is,
+            pin_memory=self.pin_memory,
             persistent_workers=self.num_workers > 0,
         )
