@@ -1,6 +1,7 @@
 """Orders that are computed: every sample once, mixed, the same for all learners."""
 
 from itertools import chain
+from typing import Any
 
 import lightning as L
 import pytest
@@ -132,5 +133,6 @@ def test_orders_that_cannot_be_are_refused(
 def test_lightning_leaves_the_sampler_as_it_is() -> None:
     sampler = BlockSampler(range(10), 2, 1)
     fabric = L.Fabric(accelerator="cpu", devices=1)
-    loader = fabric.setup_dataloaders(DataLoader(range(10), sampler=sampler))  # pyright: ignore
+    data: Any = DataLoader(range(10), sampler=sampler)  # pyright: ignore
+    loader: Any = fabric.setup_dataloaders(data)
     assert loader.sampler is sampler

@@ -17,7 +17,7 @@ LENGTHS = [60, 21, 5, 1, 100, 42]
 UNALIGNED = 4
 
 
-def _write(folder: Path, labels: Path) -> FrameStore:
+def write_store(folder: Path, labels: Path) -> FrameStore:
     ids = [f"u{i}" for i in range(len(LENGTHS))]
     writer = FrameWriter(folder, ids, LENGTHS, 2, "float32")
     writer.create()
@@ -35,7 +35,7 @@ def _write(folder: Path, labels: Path) -> FrameStore:
 
 @pytest.fixture
 def store(tmp_path: Path) -> FrameStore:
-    return _write(tmp_path / "train", tmp_path / "align/train/labels.npy")
+    return write_store(tmp_path / "train", tmp_path / "align/train/labels.npy")
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 21, 200])
@@ -139,7 +139,7 @@ def test_a_store_without_any_labels_is_refused(store: FrameStore, tmp_path: Path
 
 def test_the_loaders_give_batches_in_an_order_of_the_seed(tmp_path: Path):
     for split in ("train", "dev"):
-        _write(tmp_path / split, tmp_path / f"align/{split}/labels.npy")
+        write_store(tmp_path / split, tmp_path / f"align/{split}/labels.npy")
 
     def order(seed: int) -> list[int]:
         data = SpeechData(tmp_path, tmp_path / "align", batch_size=3, seed=seed)
@@ -153,7 +153,7 @@ def test_the_loaders_give_batches_in_an_order_of_the_seed(tmp_path: Path):
     assert sorted(order(1)) == sorted(order(2))
 
 
-class _Counter(L.LightningModule):
+class Counter(L.LightningModule):
     """Notes which chunks it was given; learns nothing."""
 
     def __init__(self) -> None:
@@ -175,8 +175,8 @@ class _Counter(L.LightningModule):
 
 def test_lightning_trains_on_every_chunk_once_an_epoch(tmp_path: Path):
     for split in ("train", "dev"):
-        _write(tmp_path / split, tmp_path / f"align/{split}/labels.npy")
-    model = _Counter()
+        write_store(tmp_path / split, tmp_path / f"align/{split}/labels.npy")
+    model = Counter()
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=1,
@@ -194,7 +194,7 @@ def test_lightning_trains_on_every_chunk_once_an_epoch(tmp_path: Path):
 
 def test_processes_that_load_give_the_same_batches(tmp_path: Path):
     for split in ("train", "dev"):
-        _write(tmp_path / split, tmp_path / f"align/{split}/labels.npy")
+        write_store(tmp_path / split, tmp_path / f"align/{split}/labels.npy")
 
     def labels(num_workers: int) -> list[torch.Tensor]:
         data = SpeechData(tmp_path, tmp_path / "align", num_workers=num_workers)
