@@ -79,18 +79,32 @@ class ChunkDataset(Dataset[Chunk]):
             beyond = chunks[(chunks < 0) | (chunks >= len(self))][0]
             raise IndexError(f"`index` must be below {len(self)}, got {beyond}")
         start, first, last = self._places(chunks)
-        reach = np.arange(-CONTEXT, self.chunk + CONTEXT)
-        rows = (start[:, None] + reach).clip(first[:, None], last[:, None] - 1)
-        labels = self.store.labels_at(rows[:, CONTEXT:-CONTEXT])
-        beyond = start[:, None] + reach[CONTEXT:-CONTEXT] >= last[:, None]
-        labels.numpy()[beyond] = IGNORE
-        return Chunk(self.store.frames_at(rows), labels)
+        begin, length = start - CONTEXT, self.chunk + 2 * CONTEXT
+        frames = self.store.frame_windows(begin, length)
+        labels = self.store.label_windows(start, self.chunk)
+        [at_ends] = np.nonzero((begin < first) | (begin + length > last))
+        if len(at_ends):
+            repaired = self._at_ends(start[at_ends], first[at_ends], last[at_ends])
+            frames[at_ends], labels[at_ends] = repaired
+        return Chunk(frames, labels)
+
+    def _at_ends(
+        self, start: np.ndarray, first: np.ndarray, last: np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """Frames and labels of chunks that reach beyond the ends of their utterance."""
+        wanted = start[:, None] + np.arange(-CONTEXT, self.chunk + CONTEXT)
+        rows = wanted.clip(first[:, None], last[:, None] - 1)
+        own = slice(CONTEXT, -CONTEXT)
+        labels = self.store.labels_at(rows[:, own])
+        labels.numpy()[wanted[:, own] >= last[:, None]] = IGNORE
+        return self.store.frames_at(rows), labels
 
     def _places(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Frames at which chunks start, and their utterances' first and after last."""
         row = np.searchsorted(self._ends, chunks, side="right")
         before = np.where(row > 0, self._ends[row - 1], 0)
-        first, last = self._spans[self._positions[row]].T
+        spans = self._spans[self._positions[row]]
+        first, last = spans[:, 0], spans[:, 1]
         return first + (chunks - before) * self.chunk, first, last
 
 
