@@ -327,15 +327,16 @@ def chunk_index(store: FrameStore, chunk: int) -> np.ndarray:
         chunk: Frames per chunk; the last one of an utterance may have fewer.
 
     Returns:
-        int64 [2, utterances with labels]: chunks up to and with those of the utterance,
-        and its position in the store.
+        int64 [2, utterances with labels + 1]: chunks before the utterance, and its
+        position in the store; at the end the number of chunks, and that of utterances.
     """
     assert store.labels_path is not None
     path = _index_of(store.labels_path, chunk)
     if not path.exists():
         positions = np.flatnonzero(store.labelled)
         first, last = np.asarray(store.spans)[positions].T
-        index = np.stack([np.cumsum(-((first - last) // chunk)), positions])
+        before = np.cumsum(np.append(0, -((first - last) // chunk)))
+        index = np.stack([before, np.append(positions, len(store))])
         try:
             save_array(path, index)
         except OSError:  # where others keep their alignments
