@@ -5,7 +5,8 @@ up by repeating the last frame, with labels that the loss ignores: dropping it i
 would lose up to 20 frames of every utterance, and always the sounds that end one. Each
 chunk brings the CONTEXT frames on both sides from which the model takes differences;
 beyond the ends of the utterance they repeat its first and last frame, so that a chunk's
-differences are those of the whole utterance.
+differences are those of the whole utterance. What speaker adaptation adds to a frame
+comes from `streams` and is joined to it by the model.
 """
 
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.asr.features import CONTEXT
 from lightning_adpsgd.asr.store import IGNORE, FrameStore
+from lightning_adpsgd.asr.streams import Streams
 
 
 class Chunk(NamedTuple):
@@ -32,6 +34,34 @@ class Chunk(NamedTuple):
 
     frames: Tensor
     labels: Tensor
+
+
+class AdaptedChunk(NamedTuple):
+    """A chunk with the streams beside it, or a batch of them.
+
+    Attributes:
+        frames: As of a `Chunk`.
+        labels: As of a `Chunk`.
+        fmllr: [(batch,) chunk, dims]; no dims where there is no such stream.
+        ivector: [(batch,) dims], that of the first frame; no dims where there is none.
+    """
+
+    frames: Tensor
+    labels: Tensor
+    fmllr: Tensor
+    ivector: Tensor
+
+
+class Place(NamedTuple):
+    """Where a chunk begins.
+
+    Attributes:
+        position: Of its utterance in the store.
+        start: Its first frame, counted from the start of the utterance.
+    """
+
+    position: int
+    start: int
 
 
 class ChunkDataset(Dataset[Chunk]):
@@ -47,7 +77,8 @@ class ChunkDataset(Dataset[Chunk]):
             raise ValueError(f"`chunk` must be at least 1, got {chunk}")
         self.store = store
         self.chunk = chunk
-        self._spans = np.asarray(store.spans)[np.asarray(store.labelled)]
+        self._positions = np.flatnonzero(store.labelled)
+        self._spans = np.asarray(store.spans)[self._positions]
         if not len(self._spans):
             raise ValueError(f"{store.labels_path}: no utterance has labels")
         lengths = self._spans[:, 1] - self._spans[:, 0]
@@ -58,13 +89,23 @@ class ChunkDataset(Dataset[Chunk]):
 
     @override
     def __getitem__(self, index: int) -> Chunk:
+        row, start = self._locate(index)
+        first, last = (int(frame) for frame in self._spans[row])
+        start += first
+        return Chunk(self._frames(start, first, last), self._labels(start, last))
+
+    def place(self, index: int) -> Place:
+        """Where the chunk of that index begins."""
+        row, start = self._locate(index)
+        return Place(int(self._positions[row]), start)
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        """Row of the utterance in `_spans`, and where in the utterance it begins."""
         if not 0 <= index < len(self):
             raise IndexError(f"`index` must be below {len(self)}, got {index}")
         row = int(np.searchsorted(self._ends, index, side="right"))
-        first, last = (int(frame) for frame in self._spans[row])
         before = int(self._ends[row - 1]) if row else 0
-        start = first + (index - before) * self.chunk
-        return Chunk(self._frames(start, first, last), self._labels(start, last))
+        return row, (index - before) * self.chunk
 
     def _frames(self, start: int, first: int, last: int) -> Tensor:
         begin, end = start - CONTEXT, start + self.chunk + CONTEXT
@@ -81,6 +122,27 @@ class ChunkDataset(Dataset[Chunk]):
         return labels
 
 
+class AdaptedChunkDataset(Dataset[AdaptedChunk]):
+    """The chunks of a dataset with what streams say about their speakers.
+
+    Args:
+        chunks: Of the utterances that the streams are aligned on.
+        streams: fMLLR, i-vectors or both.
+    """
+
+    def __init__(self, chunks: ChunkDataset, streams: Streams) -> None:
+        self.chunks = chunks
+        self.streams = streams
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    @override
+    def __getitem__(self, index: int) -> AdaptedChunk:
+        beside = self.streams.chunk(*self.chunks.place(index), self.chunks.chunk)
+        return AdaptedChunk(*self.chunks[index], *beside)
+
+
 class SpeechData(L.LightningDataModule):
     """Loaders of training and held-out chunks.
 
@@ -93,6 +155,7 @@ class SpeechData(L.LightningDataModule):
         chunk: Frames per chunk.
         seed: Of the order of the chunks when there is one learner only.
         num_workers: Processes that load, per learner; 0 loads in the training process.
+        streams: Folder with `train` and `dev`, each with streams; None for none.
     """
 
     def __init__(
@@ -104,6 +167,7 @@ class SpeechData(L.LightningDataModule):
         chunk: int = 21,
         seed: int = 0,
         num_workers: int = 0,
+        streams: Path | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -114,26 +178,33 @@ class SpeechData(L.LightningDataModule):
         self.chunk = chunk
         self.seed = seed
         self.num_workers = num_workers
+        self.streams = streams
 
     def dataset(self, split: str) -> ChunkDataset:
-        """The chunks of one split."""
+        """The chunks of one split, without streams."""
         labels = self.labels / split / "labels.npy"
         return ChunkDataset(FrameStore(self.features / split, labels), self.chunk)
 
+    def _adapted(self, split: str) -> ChunkDataset | AdaptedChunkDataset:
+        chunks = self.dataset(split)
+        if self.streams is None:
+            return chunks
+        return AdaptedChunkDataset(chunks, Streams(self.streams / split, chunks.store))
+
     @override
-    def train_dataloader(self) -> DataLoader[Chunk]:
+    def train_dataloader(self) -> DataLoader[Chunk | AdaptedChunk]:
         order = torch.Generator().manual_seed(self.seed)
         return self._loader("train", shuffle=True, generator=order)
 
     @override
-    def val_dataloader(self) -> DataLoader[Chunk]:
+    def val_dataloader(self) -> DataLoader[Chunk | AdaptedChunk]:
         return self._loader("dev", shuffle=False, generator=None)
 
     def _loader(
         self, split: str, shuffle: bool, generator: torch.Generator | None
-    ) -> DataLoader[Chunk]:
+    ) -> DataLoader[Chunk | AdaptedChunk]:
         return DataLoader(
-            self.dataset(split),
+            self._adapted(split),
             self.batch_size,
             shuffle=shuffle,
             generator=generator,
