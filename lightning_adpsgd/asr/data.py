@@ -1,4 +1,4 @@
-"""Short chunks of long utterances, as views of stored frames, for training.
+"""Short chunks of long utterances, gathered batch by batch from mapped frames.
 
 An utterance is cut into chunks of 21 frames one after the other. The last one is filled
 up by repeating the last frame, with labels that the loss ignores: dropping it instead
@@ -7,21 +7,24 @@ chunk brings the CONTEXT frames on both sides from which the model takes differe
 beyond the ends of the utterance they repeat its first and last frame, so that a chunk's
 differences are those of the whole utterance. What speaker adaptation adds to a frame
 comes from `streams` and is joined to it by the model.
+
+Nothing here grows with the corpus: frames, labels and the index of chunks are mapped,
+and the order of an epoch is computed (`shuffling`).
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import lightning as L
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from lightning_adpsgd.asr.features import CONTEXT
-from lightning_adpsgd.asr.store import IGNORE, FrameStore
+from lightning_adpsgd.asr.store import IGNORE, FrameStore, chunk_index
 from lightning_adpsgd.asr.streams import Streams
+from lightning_adpsgd.shuffling import BlockSampler
 
 
 class Chunk(NamedTuple):
@@ -52,20 +55,10 @@ class AdaptedChunk(NamedTuple):
     ivector: Tensor
 
 
-class Place(NamedTuple):
-    """Where a chunk begins.
-
-    Attributes:
-        position: Of its utterance in the store.
-        start: Its first frame, counted from the start of the utterance.
-    """
-
-    position: int
-    start: int
-
-
 class ChunkDataset(Dataset[Chunk]):
     """All chunks of the utterances of a store that have labels.
+
+    A loader over it needs `collate_fn=as_it_is`: batches are gathered whole.
 
     Args:
         store: Frames with labels.
@@ -77,49 +70,51 @@ class ChunkDataset(Dataset[Chunk]):
             raise ValueError(f"`chunk` must be at least 1, got {chunk}")
         self.store = store
         self.chunk = chunk
-        self._positions = np.flatnonzero(store.labelled)
-        self._spans = np.asarray(store.spans)[self._positions]
-        if not len(self._spans):
+        self._spans = np.asarray(store.spans)
+        self._ends, self._positions = np.asarray(chunk_index(store, chunk))
+        if not len(self._ends):
             raise ValueError(f"{store.labels_path}: no utterance has labels")
-        lengths = self._spans[:, 1] - self._spans[:, 0]
-        self._ends = np.cumsum(-(-lengths // chunk))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A mapped array would be pickled with all its contents.
+        return {"store": self.store, "chunk": self.chunk}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     @override
     def __getitem__(self, index: int) -> Chunk:
-        row, start = self._locate(index)
-        first, last = (int(frame) for frame in self._spans[row])
-        start += first
-        return Chunk(self._frames(start, first, last), self._labels(start, last))
+        batch = self.__getitems__([index])
+        return Chunk(batch.frames[0], batch.labels[0])
 
-    def place(self, index: int) -> Place:
-        """Where the chunk of that index begins."""
-        row, start = self._locate(index)
-        return Place(int(self._positions[row]), start)
+    def __getitems__(self, indices: list[int]) -> Chunk:
+        """A whole batch; what loaders call."""
+        chunks = np.asarray(indices)
+        if len(chunks) and not 0 <= chunks.min() <= chunks.max() < len(self):
+            beyond = chunks[(chunks < 0) | (chunks >= len(self))][0]
+            raise IndexError(f"`index` must be below {len(self)}, got {beyond}")
+        start, first, last = self._places(chunks)
+        reach = np.arange(-CONTEXT, self.chunk + CONTEXT)
+        rows = (start[:, None] + reach).clip(first[:, None], last[:, None] - 1)
+        labels = self.store.labels_at(rows[:, CONTEXT:-CONTEXT])
+        beyond = start[:, None] + reach[CONTEXT:-CONTEXT] >= last[:, None]
+        labels.numpy()[beyond] = IGNORE
+        return Chunk(self.store.frames_at(rows), labels)
 
-    def _locate(self, index: int) -> tuple[int, int]:
-        """Row of the utterance in `_spans`, and where in the utterance it begins."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"`index` must be below {len(self)}, got {index}")
-        row = int(np.searchsorted(self._ends, index, side="right"))
-        before = int(self._ends[row - 1]) if row else 0
-        return row, (index - before) * self.chunk
+    def _places(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Frames at which chunks start, and their utterances' first and after last."""
+        position, start = self.begins(chunks)
+        first, last = self._spans[position].T
+        return first + start, first, last
 
-    def _frames(self, start: int, first: int, last: int) -> Tensor:
-        begin, end = start - CONTEXT, start + self.chunk + CONTEXT
-        if begin >= first and end <= last:
-            return self.store.frame_range(begin, end)
-        whole = self.store.frame_range(max(begin, first), min(end, last))
-        wanted = torch.arange(begin, end).clamp(first, last - 1)
-        return whole[wanted - max(begin, first)]
-
-    def _labels(self, start: int, last: int) -> Tensor:
-        labels = torch.full((self.chunk,), IGNORE, dtype=torch.int64)
-        end = min(start + self.chunk, last)
-        labels[: end - start] = self.store.label_range(start, end)
-        return labels
+    def begins(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Utterance of each chunk, and its first frame counted from that's start."""
+        row = np.searchsorted(self._ends, chunks, side="right")
+        before = np.where(row > 0, self._ends[row - 1], 0)
+        return self._positions[row], (chunks - before) * self.chunk
 
 
 class AdaptedChunkDataset(Dataset[AdaptedChunk]):
@@ -139,22 +134,36 @@ class AdaptedChunkDataset(Dataset[AdaptedChunk]):
 
     @override
     def __getitem__(self, index: int) -> AdaptedChunk:
-        beside = self.streams.chunk(*self.chunks.place(index), self.chunks.chunk)
-        return AdaptedChunk(*self.chunks[index], *beside)
+        return AdaptedChunk(*(part[0] for part in self.__getitems__([index])))
+
+    def __getitems__(self, indices: list[int]) -> AdaptedChunk:
+        """A whole batch; what loaders call."""
+        batch = self.chunks.__getitems__(indices)
+        position, start = self.chunks.begins(np.asarray(indices))
+        beside = self.streams.chunks(position, start, self.chunks.chunk)
+        return AdaptedChunk(*batch, *beside)
+
+
+def as_it_is(batch: Any) -> Any:
+    """What a loader makes of a batch that was gathered whole."""
+    return batch
 
 
 class SpeechData(L.LightningDataModule):
     """Loaders of training and held-out chunks.
 
-    Lightning gives every learner its own share of the chunks; there is no sampler here.
+    Every learner gets its share of the training chunks from a `BlockSampler`, which
+    needs the same memory for any number of them; Lightning deals the held-out ones.
 
     Args:
         features: Folder with the stores `train` and `dev`.
         labels: Folder with `train/labels.npy` and `dev/labels.npy`.
         batch_size: Chunks per learner and step.
         chunk: Frames per chunk.
-        seed: Of the order of the chunks when there is one learner only.
-        num_workers: Processes that load, per learner; 0 loads in the training process.
+        seed: Of the order of the chunks.
+        num_workers: Processes that load ahead, per learner; 0 loads in the training
+            process.
+        pin_memory: Batches in memory that a GPU fetches by itself.
         streams: Folder with `train` and `dev`, each with streams; None for none.
     """
 
@@ -167,6 +176,7 @@ class SpeechData(L.LightningDataModule):
         chunk: int = 21,
         seed: int = 0,
         num_workers: int = 0,
+        pin_memory: bool = False,
         streams: Path | None = None,
     ) -> None:
         super().__init__()
@@ -178,36 +188,47 @@ class SpeechData(L.LightningDataModule):
         self.chunk = chunk
         self.seed = seed
         self.num_workers = num_workers
+        self.pin_memory = pin_memory
         self.streams = streams
+
+    @override
+    def prepare_data(self) -> None:
+        """Counts the chunks, once on each machine and before the learners need them."""
+        for split in ("train", "dev"):
+            self.dataset(split)
 
     def dataset(self, split: str) -> ChunkDataset:
         """The chunks of one split, without streams."""
         labels = self.labels / split / "labels.npy"
         return ChunkDataset(FrameStore(self.features / split, labels), self.chunk)
 
-    def _adapted(self, split: str) -> ChunkDataset | AdaptedChunkDataset:
-        chunks = self.dataset(split)
-        if self.streams is None:
-            return chunks
-        return AdaptedChunkDataset(chunks, Streams(self.streams / split, chunks.store))
-
     @override
     def train_dataloader(self) -> DataLoader[Chunk | AdaptedChunk]:
-        order = torch.Generator().manual_seed(self.seed)
-        return self._loader("train", shuffle=True, generator=order)
+        chunks = self.dataset("train")
+        place = self.trainer.distributed_sampler_kwargs if self.trainer else None
+        sampler = BlockSampler(chunks, **(place or {}), seed=self.seed)
+        return self._loader("train", chunks, sampler)
 
     @override
     def val_dataloader(self) -> DataLoader[Chunk | AdaptedChunk]:
-        return self._loader("dev", shuffle=False, generator=None)
+        return self._loader("dev", self.dataset("dev"), None)
 
     def _loader(
-        self, split: str, shuffle: bool, generator: torch.Generator | None
+        self, split: str, chunks: ChunkDataset, sampler: BlockSampler | None
     ) -> DataLoader[Chunk | AdaptedChunk]:
         return DataLoader(
-            self._adapted(split),
+            self._adapted(split, chunks),
             self.batch_size,
-            shuffle=shuffle,
-            generator=generator,
+            sampler=sampler,
             num_workers=self.num_workers,
+            collate_fn=as_it_is,
+            pin_memory=self.pin_memory,
             persistent_workers=self.num_workers > 0,
         )
+
+    def _adapted(
+        self, split: str, chunks: ChunkDataset
+    ) -> ChunkDataset | AdaptedChunkDataset:
+        if self.streams is None:
+            return chunks
+        return AdaptedChunkDataset(chunks, Streams(self.streams / split, chunks.store))

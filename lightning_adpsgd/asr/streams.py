@@ -19,13 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.asr.store import (
-    FrameStore,
-    StoreError,
-    _mapped,
-    _tensor,
-    save_array,
-)
+from lightning_adpsgd.asr.store import FrameStore, StoreError, _mapped, save_array
 
 
 class RowStore:
@@ -44,7 +38,7 @@ class RowStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._rows = _tensor(_mapped(folder / "rows.npy", 2))
+        self._rows = _mapped(folder / "rows.npy", 2)
         self._first = _mapped(folder / "first.npy", 1)
         self.period = int(_mapped(folder / "period.npy", 0))
 
@@ -59,19 +53,16 @@ class RowStore:
         """Values of a row."""
         return self._rows.shape[1]
 
-    def at(self, position: int, frame: int) -> Tensor:
-        """A view of the row for a frame of an utterance, [dims]; not to be written."""
-        return self._rows[self._row(position, frame)]
+    def at(self, positions: np.ndarray, frames: np.ndarray) -> Tensor:
+        """The rows for one frame of each utterance, [utterances, dims]: a copy."""
+        steps = frames // self.period if self.period else 0
+        rows = self._first[positions] + steps
+        return torch.from_numpy(np.take(self._rows, rows, axis=0))
 
     def along(self, position: int, num_frames: int) -> Tensor:
         """The rows of all frames of an utterance, [num_frames, dims]."""
-        frames = torch.arange(num_frames)
-        within = frames // self.period if self.period else torch.zeros_like(frames)
-        return self._rows[self._row(position, 0) + within]
-
-    def _row(self, position: int, frame: int) -> int:
-        step = frame // self.period if self.period else 0
-        return int(self._first[position]) + step
+        frames = np.arange(num_frames)
+        return self.at(np.full(num_frames, position), frames)
 
     def check(self, lengths: np.ndarray) -> None:
         """Compare with the utterances' lengths in frames.
@@ -118,11 +109,12 @@ def write_rows(
 
 
 class Beside(NamedTuple):
-    """What a chunk, an utterance or a batch brings beside its log-mel frames.
+    """What chunks or an utterance bring beside their log-mel frames.
 
     Attributes:
-        fmllr: [(batch,) time, dims]; no dims where there is no such stream.
-        ivector: [(batch,) dims] for a chunk, [time, dims] for an utterance.
+        fmllr: [batch, time, dims] of chunks, [time, dims] of an utterance; no dims
+            where there is no such stream.
+        ivector: [batch, dims] of chunks, [time, dims] of an utterance.
     """
 
     fmllr: Tensor
@@ -144,48 +136,46 @@ class Streams:
         fmllr, ivector = folder / "fmllr", folder / "ivector"
         self.fmllr = FrameStore(fmllr) if fmllr.exists() else None
         self.ivector = RowStore(ivector) if ivector.exists() else None
-        self._lengths = _lengths(store)
+        self._store = store
         if self.fmllr is not None:
             _check_utterances(self.fmllr, store)
         if self.ivector is not None:
-            self.ivector.check(self._lengths)
+            self.ivector.check(_lengths(store))
 
     @property
     def dims(self) -> int:
         """Values that the streams add to a frame."""
         return sum(s.dims for s in (self.fmllr, self.ivector) if s is not None)
 
-    def chunk(self, position: int, start: int, num_frames: int) -> Beside:
-        """For frames of an utterance; beyond its end the last one is repeated.
+    def chunks(
+        self, positions: np.ndarray, starts: np.ndarray, num_frames: int
+    ) -> Beside:
+        """For a batch of chunks; beyond an utterance's end its last frame is repeated.
 
         Args:
-            position: Of the utterance in the store.
-            start: First frame, counted from the start of the utterance.
-            num_frames: Frames of the chunk.
+            positions: Of the utterances in the store, [batch].
+            starts: First frames, counted from the start of the utterance, [batch].
+            num_frames: Frames of a chunk.
         """
-        fmllr, ivector = torch.zeros(num_frames, 0), torch.zeros(0)
+        batch = len(positions)
+        fmllr, ivector = torch.zeros(batch, num_frames, 0), torch.zeros(batch, 0)
         if self.fmllr is not None:
-            fmllr = _cut(self.fmllr.frames(position), start, num_frames)
+            first, last = np.asarray(self.fmllr.spans)[positions].T
+            rows = (first + starts)[:, None] + np.arange(num_frames)
+            fmllr = self.fmllr.frames_at(np.minimum(rows, last[:, None] - 1))
         if self.ivector is not None:
-            ivector = self.ivector.at(position, start)
+            ivector = self.ivector.at(positions, starts)
         return Beside(fmllr, ivector)
 
     def utterance(self, position: int) -> Beside:
         """For all frames of an utterance."""
-        num_frames = int(self._lengths[position])
-        fmllr = ivector = torch.zeros(num_frames, 0)
+        start, end = (int(frame) for frame in self._store.spans[position])
+        fmllr = ivector = torch.zeros(end - start, 0)
         if self.fmllr is not None:
             fmllr = self.fmllr.frames(position)
         if self.ivector is not None:
-            ivector = self.ivector.along(position, num_frames)
+            ivector = self.ivector.along(position, end - start)
         return Beside(fmllr, ivector)
-
-
-def _cut(frames: Tensor, start: int, num_frames: int) -> Tensor:
-    if start + num_frames <= len(frames):
-        return frames[start : start + num_frames]
-    wanted = torch.arange(start, start + num_frames)
-    return frames[wanted.clamp(max=len(frames) - 1)]
 
 
 def _lengths(store: FrameStore) -> np.ndarray:

@@ -75,6 +75,8 @@ class TrainSettings:
         accelerator: "cpu" or "gpu".
         batch_size: Chunks per learner and step.
         chunk: Frames per chunk.
+        num_workers: Processes that load batches ahead, for each learner; 0 loads them
+            in the training itself, which a GPU waits for.
         epochs: Passes over the training data.
         validate_every: Epochs from one validation and checkpoint to the next.
         base_rate: Learning rate at the start.
@@ -98,6 +100,7 @@ class TrainSettings:
     accelerator: str = "cpu"
     batch_size: int = 16
     chunk: int = 21
+    num_workers: int = 0
     epochs: int = 16
     validate_every: int = 1
     base_rate: float = 0.2

@@ -141,6 +141,8 @@ def _run_learners(settings: Settings, output: Path) -> None:
         batch_size=train.batch_size,
         chunk=train.chunk,
         seed=settings.seed,
+        num_workers=train.num_workers,
+        pin_memory=train.accelerator != "cpu",
     )
     model = make_model(settings, corpus_chunks=len(data.dataset("train")))
     checkpoint = output / "checkpoints" / f"{_CHECKPOINT}.ckpt"
