@@ -5,7 +5,8 @@ up by repeating the last frame, with labels that the loss ignores: dropping it i
 would lose up to 20 frames of every utterance, and always the sounds that end one. Each
 chunk brings the CONTEXT frames on both sides from which the model takes differences;
 beyond the ends of the utterance they repeat its first and last frame, so that a chunk's
-differences are those of the whole utterance.
+differences are those of the whole utterance. What speaker adaptation adds to a frame
+comes from `streams` and is joined to it by the model.
 
 Nothing here grows with the corpus: frames, labels and the index of chunks are mapped,
 and the order of an epoch is computed (`shuffling`).
@@ -22,6 +23,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.asr.features import CONTEXT
 from lightning_adpsgd.asr.store import IGNORE, FrameStore, chunk_index
+from lightning_adpsgd.asr.streams import Streams
 from lightning_adpsgd.shuffling import BlockSampler
 
 
@@ -35,6 +37,22 @@ class Chunk(NamedTuple):
 
     frames: Tensor
     labels: Tensor
+
+
+class AdaptedChunk(NamedTuple):
+    """A chunk with the streams beside it, or a batch of them.
+
+    Attributes:
+        frames: As of a `Chunk`.
+        labels: As of a `Chunk`.
+        fmllr: [(batch,) chunk, dims]; no dims where there is no such stream.
+        ivector: [(batch,) dims], that of the first frame; no dims where there is none.
+    """
+
+    frames: Tensor
+    labels: Tensor
+    fmllr: Tensor
+    ivector: Tensor
 
 
 class ChunkDataset(Dataset[Chunk]):
@@ -96,10 +114,15 @@ class ChunkDataset(Dataset[Chunk]):
 
     def _places(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Frames at which chunks start, and their utterances' first and after last."""
-        row = self._before.searchsorted(chunks, side="right") - 1
-        spans = self._spans[self._positions[row]]
+        position, start = self.begins(chunks)
+        spans = self._spans[position]
         first, last = spans[:, 0], spans[:, 1]
-        return first + (chunks - self._before[row]) * self.chunk, first, last
+        return first + start, first, last
+
+    def begins(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Utterance of each chunk, and its first frame counted from that's start."""
+        row = self._before.searchsorted(chunks, side="right") - 1
+        return self._positions[row], (chunks - self._before[row]) * self.chunk
 
     def _at_ends(
         self, start: np.ndarray, first: np.ndarray, last: np.ndarray
@@ -111,6 +134,33 @@ class ChunkDataset(Dataset[Chunk]):
         labels = self.store.labels_at(rows[:, own]).numpy()
         labels[wanted[:, own] >= last[:, None]] = IGNORE
         return self.store.frames_at(rows).numpy(), labels
+
+
+class AdaptedChunkDataset(Dataset[AdaptedChunk]):
+    """The chunks of a dataset with what streams say about their speakers.
+
+    Args:
+        chunks: Of the utterances that the streams are aligned on.
+        streams: fMLLR, i-vectors or both.
+    """
+
+    def __init__(self, chunks: ChunkDataset, streams: Streams) -> None:
+        self.chunks = chunks
+        self.streams = streams
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    @override
+    def __getitem__(self, index: int) -> AdaptedChunk:
+        return AdaptedChunk(*(part[0] for part in self.__getitems__([index])))
+
+    def __getitems__(self, indices: list[int]) -> AdaptedChunk:
+        """A whole batch; what loaders call."""
+        batch = self.chunks.__getitems__(indices)
+        position, start = self.chunks.begins(np.asarray(indices))
+        beside = self.streams.chunks(position, start, self.chunks.chunk)
+        return AdaptedChunk(*batch, *beside)
 
 
 def as_it_is(batch: Any) -> Any:
@@ -133,6 +183,7 @@ class SpeechData(L.LightningDataModule):
         num_workers: Processes that load ahead, per learner; 0 loads in the training
             process.
         pin_memory: Batches in memory that a GPU fetches by itself.
+        streams: Folder with `train` and `dev`, each with streams; None for none.
     """
 
     def __init__(
@@ -145,6 +196,7 @@ class SpeechData(L.LightningDataModule):
         seed: int = 0,
         num_workers: int = 0,
         pin_memory: bool = False,
+        streams: Path | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -156,6 +208,7 @@ class SpeechData(L.LightningDataModule):
         self.seed = seed
         self.num_workers = num_workers
         self.pin_memory = pin_memory
+        self.streams = streams
 
     @override
     def prepare_data(self) -> None:
@@ -164,27 +217,26 @@ class SpeechData(L.LightningDataModule):
             self.dataset(split)
 
     def dataset(self, split: str) -> ChunkDataset:
-        """The chunks of one split."""
+        """The chunks of one split, without streams."""
         labels = self.labels / split / "labels.npy"
         return ChunkDataset(FrameStore(self.features / split, labels), self.chunk)
 
     @override
-    def train_dataloader(self) -> DataLoader[Chunk]:
+    def train_dataloader(self) -> DataLoader[Chunk | AdaptedChunk]:
         chunks = self.dataset("train")
         place = self.trainer.distributed_sampler_kwargs if self.trainer else None
-        return self._loader(
-            chunks, BlockSampler(chunks, **(place or {}), seed=self.seed)
-        )
+        sampler = BlockSampler(chunks, **(place or {}), seed=self.seed)
+        return self._loader("train", chunks, sampler)
 
     @override
-    def val_dataloader(self) -> DataLoader[Chunk]:
-        return self._loader(self.dataset("dev"), None)
+    def val_dataloader(self) -> DataLoader[Chunk | AdaptedChunk]:
+        return self._loader("dev", self.dataset("dev"), None)
 
     def _loader(
-        self, chunks: ChunkDataset, sampler: BlockSampler | None
-    ) -> DataLoader[Chunk]:
+        self, split: str, chunks: ChunkDataset, sampler: BlockSampler | None
+    ) -> DataLoader[Chunk | AdaptedChunk]:
         return DataLoader(
-            chunks,
+            self._adapted(split, chunks),
             self.batch_size,
             sampler=sampler,
             num_workers=self.num_workers,
@@ -192,3 +244,10 @@ class SpeechData(L.LightningDataModule):
             pin_memory=self.pin_memory,
             persistent_workers=self.num_workers > 0,
         )
+
+    def _adapted(
+        self, split: str, chunks: ChunkDataset
+    ) -> ChunkDataset | AdaptedChunkDataset:
+        if self.streams is None:
+            return chunks
+        return AdaptedChunkDataset(chunks, Streams(self.streams / split, chunks.store))
