@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -167,7 +167,7 @@ def first_batch(folder: Path) -> Chunk:
     return next(iter(loader_of(folder)))
 
 
-def loader_of(folder: Path) -> DataLoader[Chunk]:
+def loader_of(folder: Path) -> DataLoader[Any]:
     """The one that training uses."""
     data = SpeechData(folder, folder / "align", batch_size=BATCH)
     return data.train_dataloader()

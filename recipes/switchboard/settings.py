@@ -90,6 +90,9 @@ class TrainSettings:
         bottleneck_size: Of the linear layer before the softmax.
         dropout: Between LSTM layers.
         max_warp: In training, the frequency axis is stretched by at most this part.
+        max_stretch: In training, time is stretched by at most this part: other speeds.
+        clip: Largest norm of the gradient of a step; 0 leaves it as it is.
+        precision: As Lightning calls it: "32-true", "bf16-mixed", ...
     """
 
     strategy: str = "hadpsgd"
@@ -113,6 +116,9 @@ class TrainSettings:
     bottleneck_size: int = 64
     dropout: float = 0.0
     max_warp: float = 0.15
+    max_stretch: float = 0.0
+    clip: float = 0.0
+    precision: str = "32-true"
 
 
 @dataclass(frozen=True, kw_only=True)
