@@ -68,6 +68,14 @@ class SearchOptions:
             )
 
 
+class _Path(NamedTuple):
+    """The best path: its states [time], labels of its words, whether it is complete."""
+
+    states: np.ndarray
+    words: list[int]
+    is_complete: bool
+
+
 class Decoder:
     """Finds the words of log-likelihoods over the HMM states.
 
@@ -114,21 +122,41 @@ class Decoder:
         Raises:
             ValueError: Another shape, or a value that is not finite.
         """
+        path = self._best_path(log_likelihoods, acoustic_scale)
+        if path is None:
+            return Hypothesis((), False)
+        words = [self._spellings[label] for label in path.words]
+        timed = map(_timed, words, self._spans(path.states, words))
+        return Hypothesis(tuple(timed), path.is_complete)
+
+    def states(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> np.ndarray:
+        """The HMM states of the most likely words: what a speaker is adapted with.
+
+        Args:
+            log_likelihoods: As of `decode`.
+            acoustic_scale: As of `decode`.
+
+        Returns:
+            int64 [time]; all -1 where nothing was found.
+        """
+        path = self._best_path(log_likelihoods, acoustic_scale)
+        return np.full(len(log_likelihoods), -1) if path is None else path.states
+
+    def _best_path(
+        self, log_likelihoods: np.ndarray, acoustic_scale: float
+    ) -> "_Path | None":
         self._check(log_likelihoods)
         if len(log_likelihoods) == 0:
-            return Hypothesis((), False)
+            return None
         # must outlive the decodable, which does not copy it
         scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
         decoder = kaldi_decoder.FasterDecoder(self._graph, self._options)
         decoder.decode(kaldi_decoder.DecodableCtc(scaled))
         found, path = decoder.get_best_path()
         if not found:
-            return Hypothesis((), False)
-        _, labels, outputs, _ = kaldifst.get_linear_symbol_sequence(path)
-        words = [self._spellings[label] for label in outputs]
-        spans = self._spans(np.array(labels) - 1, words)
-        timed = map(_timed, words, spans)
-        return Hypothesis(tuple(timed), decoder.reached_final())
+            return None
+        _, labels, words, _ = kaldifst.get_linear_symbol_sequence(path)
+        return _Path(np.array(labels) - 1, words, decoder.reached_final())
 
     def _check(self, log_likelihoods: np.ndarray) -> None:
         expected = self._topology.num_states

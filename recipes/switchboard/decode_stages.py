@@ -2,7 +2,8 @@
 
 `decode` recognises with the network of a training run, `baseline` with the Gaussian
 mixtures that made the alignment; what they leave is the same: for each split the words
-(`swb.txt`) and their times (`swb.ctm`), and `decode.json`. The acoustic scale is chosen
+(`swb.txt`) and their times (`swb.ctm`), and `decode.json`; with fMLLR `baseline` leaves
+the same in `adapted/` of the adapted mixtures. The acoustic scale is chosen
 on `dev`, speakers of the training discs that training does not see, never on the test
 sets. `score` leaves `score.json`, and so does `baseline`.
 """
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from lightning_adpsgd.asr.cepstra import cepstra
@@ -40,16 +40,15 @@ from lightning_adpsgd.asr.scoring import (
 from lightning_adpsgd.asr.scoring import (
     score as score_words,
 )
-from lightning_adpsgd.asr.store import FrameStore
 from lightning_adpsgd.files import write_json, written_whole
-from recipes.switchboard.hmm_stages import stored_utterances
+from recipes.switchboard.inputs import Inputs, Load, StoredInputs, spoken_inputs
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import Settings
 
 PART_NAMES = {"swb": "SWB", "ch": "CH"}
 
-Scorer = Callable[[np.ndarray], np.ndarray]
-"""From log-mel frames [time, mel] to log-likelihoods [time, num_states]."""
+Scorer = Callable[[Inputs], np.ndarray]
+"""From the inputs of an utterance to log-likelihoods [time, num_states]."""
 
 
 class _Task(NamedTuple):
@@ -70,6 +69,15 @@ def baseline(settings: Settings, output: Path) -> None:
     scorer = _mixtures(settings.directory("align") / "gmm.npz")
     _recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
     _score(settings, output, output, "monophone GMM")
+    if settings.adapt.fmllr:
+        _adapted_baseline(settings, output / "adapted")
+
+
+def _adapted_baseline(settings: Settings, output: Path) -> None:
+    output.mkdir(exist_ok=True)
+    scorer = _adapted_mixtures(settings.directory("adapt") / "mixtures.npz")
+    _recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
+    _score(settings, output, output, "GMM + fMLLR")
 
 
 def score(settings: Settings, output: Path) -> None:
@@ -79,7 +87,12 @@ def score(settings: Settings, output: Path) -> None:
 
 def _mixtures(path: Path) -> Scorer:
     scorer = GaussianMixtures.load(path).scorer()
-    return lambda frames: scorer(cepstra(frames))
+    return lambda inputs: scorer(cepstra(inputs.log_mel.numpy()))
+
+
+def _adapted_mixtures(path: Path) -> Scorer:
+    scorer = GaussianMixtures.load(path).scorer()
+    return lambda inputs: scorer(inputs.fmllr.float().numpy())
 
 
 def _network(path: Path) -> Scorer:
@@ -89,8 +102,8 @@ def _network(path: Path) -> Scorer:
         raise StageError(f"{path} does not exist; train first") from error
     model.eval()
 
-    def log_likelihoods(frames: np.ndarray) -> np.ndarray:
-        return model.log_likelihoods(torch.from_numpy(frames.astype("f4"))).numpy()
+    def log_likelihoods(inputs: Inputs) -> np.ndarray:
+        return model.log_likelihoods(*inputs).numpy()
 
     return log_likelihoods
 
@@ -129,9 +142,9 @@ def _recognise(
     write_json(output / "decode.json", report)
 
 
-def _dev(settings: Settings) -> list[tuple[Utterance, np.ndarray]]:
+def _dev(settings: Settings) -> list[tuple[Utterance, Load]]:
     """Held-out utterances, evenly taken, for the choice of the acoustic scale."""
-    spoken = [pair for pair in stored_utterances(settings, "dev") if pair[0].words]
+    spoken = [pair for pair in spoken_inputs(settings, "dev") if pair[0].words]
     most = settings.decode.max_dev_utterances
     if len(spoken) > most:
         spoken = [spoken[index * len(spoken) // most] for index in range(most)]
@@ -141,14 +154,18 @@ def _dev(settings: Settings) -> list[tuple[Utterance, np.ndarray]]:
 def _hypotheses(
     task: _Task,
     name: str,
-    spoken: Sequence[tuple[Utterance, np.ndarray]],
+    spoken: Sequence[tuple[Utterance, Load]],
     scales: Sequence[float],
 ) -> list[list[Hypothesis]]:
     """A hypothesis per scale of each utterance, in the order of `spoken`."""
-    frames = [frames for _, frames in spoken]
+    loads = [load for _, load in spoken]
+
+    def log_likelihoods(load: Load) -> np.ndarray:
+        return task.scorer(load())
+
     cores = task.settings.cores
-    found = decode_all(frames, task.scorer, task.decoder, scales, cores)
-    bar = tqdm(found, desc=f"decode {name}", total=len(frames), unit="utt")
+    found = decode_all(loads, log_likelihoods, task.decoder, scales, cores)
+    bar = tqdm(found, desc=f"decode {name}", total=len(loads), unit="utt")
     return [hypotheses for _, hypotheses in sorted(bar, key=lambda pair: pair[0])]
 
 
@@ -179,11 +196,12 @@ def _frame_accuracy(task: _Task) -> float:
     counts = np.array(json.loads((align / "states.json").read_text())["counts"])
     priors = np.log(np.maximum(counts, 1) / counts.sum()).astype(np.float32)
     labels = align / "dev" / "labels.npy"
-    store = FrameStore(task.settings.directory("features") / "dev", labels)
+    inputs = StoredInputs(task.settings, "dev", labels)
+    store = inputs.store
     positions = np.flatnonzero(store.labelled).tolist()
 
     def num_right(position: int) -> tuple[int, int]:
-        likelihoods = task.scorer(store.frames(position).numpy())
+        likelihoods = task.scorer(inputs(position))
         found = (likelihoods + priors).argmax(axis=1)
         return int((found == store.labels(position).numpy()).sum()), len(found)
 
@@ -193,7 +211,7 @@ def _frame_accuracy(task: _Task) -> float:
 
 def _decode_split(task: _Task, split: str, scale: float) -> int:
     """Writes words and times; returns how many hypotheses are incomplete."""
-    spoken = stored_utterances(task.settings, split)
+    spoken = spoken_inputs(task.settings, split)
     found = [several[0] for several in _hypotheses(task, split, spoken, [scale])]
     texts, times = [], []
     for (utterance, _), hypothesis in zip(spoken, found, strict=True):

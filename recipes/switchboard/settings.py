@@ -14,6 +14,7 @@ from typing import Any
 
 RUN_STAGES = ("train", "decode", "score")
 SPLITS = ("train", "dev", "swb", "ch")
+ADAPTED_BY = ("none", "fmllr", "ivectors", "both")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +141,62 @@ class AlignSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdaptSettings:
+    """What is told of the speaker beside the log-mel energies, per conversation side.
+
+    The papers' 260 inputs are 120 of log-mel with differences, 40 of fMLLR (the
+    dimensions of the mixtures) and 100 of an i-vector.
+
+    Attributes:
+        streams: "none", "fmllr", "ivectors" or "both".
+        rounds: How often the mixtures are trained on the adapted training speech; 0
+            adapts to those of the alignment.
+        passes: How often the Gaussians share a side's frames anew.
+        min_frames: Fewest frames, silence aside, for a full map of a side.
+        min_offset_frames: Fewest for an offset; below that fMLLR changes nothing.
+        acoustic_scale: Of the first decoding, for sides whose words nobody knows.
+        num_gaussians: Of the mixture of all speech behind i-vectors.
+        max_frames: Frames that this mixture is trained on.
+        ivector_dims: Numbers in an i-vector.
+        ivector_iterations: Of its training.
+        ivector_period: Frames from one i-vector to the next, each from what was heard
+            before; 0: one for all of a side.
+        frame_weight: What a frame counts against the average speaker; neighbours say
+            much the same.
+    """
+
+    streams: str = "none"
+    rounds: int = 2
+    passes: int = 3
+    min_frames: int = 500
+    min_offset_frames: int = 100
+    acoustic_scale: float = 0.07
+    num_gaussians: int = 64
+    max_frames: int = 200_000
+    ivector_dims: int = 100
+    ivector_iterations: int = 10
+    ivector_period: int = 0
+    frame_weight: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.streams not in ADAPTED_BY:
+            raise ValueError(
+                f"`streams` must be one of {', '.join(ADAPTED_BY)}, got "
+                f"{self.streams!r}"
+            )
+
+    @property
+    def fmllr(self) -> bool:
+        """Whether there is fMLLR."""
+        return self.streams in ("fmllr", "both")
+
+    @property
+    def ivectors(self) -> bool:
+        """Whether there are i-vectors."""
+        return self.streams in ("ivectors", "both")
+
+
+@dataclass(frozen=True, kw_only=True)
 class GraphSettings:
     """The search graph.
 
@@ -191,6 +248,7 @@ class Settings:
     lm: LmSettings = field(default_factory=LmSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)
     align: AlignSettings = field(default_factory=AlignSettings)
+    adapt: AdaptSettings = field(default_factory=AdaptSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     graph: GraphSettings = field(default_factory=GraphSettings)
     decode: DecodeSettings = field(default_factory=DecodeSettings)
@@ -205,6 +263,11 @@ class Settings:
         """Where `stage` leaves its finished output."""
         folder = self.out / "exp" / stage
         return folder / self.run if stage in RUN_STAGES else folder
+
+    @property
+    def streams(self) -> Path | None:
+        """Folder of the streams, one folder per split in it; None if there are none."""
+        return None if self.adapt.streams == "none" else self.directory("adapt")
 
     def splits(self) -> tuple[str, ...]:
         """The splits that `prepare` found: `train`, `dev`, and `swb`, `ch` if any."""

@@ -62,13 +62,6 @@ STAGES = (
         depends=("seed", "align"),
     ),
     Stage(
-        "train",
-        "train the acoustic model to name the state of each frame",
-        _from("train_stage", "train"),
-        inputs=("features", "align"),
-        depends=("seed", "train"),
-    ),
-    Stage(
         "graph",
         "compose states, phones, words and sentences into one search graph",
         _from("hmm_stages", "graph"),
@@ -76,17 +69,31 @@ STAGES = (
         depends=("graph",),
     ),
     Stage(
+        "adapt",
+        "tell what is known of each speaker: fMLLR, i-vectors, or nothing",
+        _from("adapt_stage", "adapt"),
+        inputs=(*SPOKEN, "features", "align", "graph"),
+        depends=("seed", "adapt"),
+    ),
+    Stage(
+        "train",
+        "train the acoustic model to name the state of each frame",
+        _from("train_stage", "train"),
+        inputs=("features", "align", "adapt"),
+        depends=("seed", "train"),
+    ),
+    Stage(
         "baseline",
         "what the alignment's own Gaussian mixtures recognise, for comparison",
         _from("decode_stages", "baseline"),
-        inputs=("prepare", "lexicon", "features", "align", "graph"),
+        inputs=("prepare", "lexicon", "features", "align", "graph", "adapt"),
         depends=("decode",),
     ),
     Stage(
         "decode",
         "search the most likely words of every test utterance",
         _from("decode_stages", "decode"),
-        inputs=("prepare", "lexicon", "features", "align", "train", "graph"),
+        inputs=(*SPOKEN, "features", "align", "graph", "adapt", "train"),
         depends=("decode",),
     ),
     Stage(
