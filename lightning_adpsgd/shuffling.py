@@ -15,6 +15,7 @@ import random
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from typing_extensions import override
 
 _ROUNDS = 4
 _LISTED = 65_536  # of half a megabyte, however large the data
-_RUN = 8192  # places that are looked up at once
+_RUN = 32_768  # places that are looked up at once
 _ODD = 0x2545F4914F6CDD1D  # of xorshift64*: spreads each bit over the higher ones
 
 
@@ -176,11 +177,14 @@ class BlockSampler(DistributedSampler[int]):
 
     @override
     def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self._runs())
+
+    def _runs(self) -> Iterator[list[int]]:
         order = self.order(self.seed + self.epoch)
         place = self.rank * self.num_samples % len(order)
         left = self.num_samples
         while left:
             samples = order[place : place + min(left, _RUN)].tolist()
-            yield from samples
+            yield samples
             left -= len(samples)
             place = (place + len(samples)) % len(order)

@@ -71,8 +71,8 @@ class ChunkDataset(Dataset[Chunk]):
         self.store = store
         self.chunk = chunk
         self._spans = np.asarray(store.spans)
-        self._ends, self._positions = np.asarray(chunk_index(store, chunk))
-        if not len(self._ends):
+        self._before, self._positions = np.asarray(chunk_index(store, chunk))
+        if not len(self):
             raise ValueError(f"{store.labels_path}: no utterance has labels")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class ChunkDataset(Dataset[Chunk]):
         self.__init__(**state)
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self._before[-1])
 
     @override
     def __getitem__(self, index: int) -> Chunk:
@@ -92,29 +92,48 @@ class ChunkDataset(Dataset[Chunk]):
 
     def __getitems__(self, indices: list[int]) -> Chunk:
         """A whole batch; what loaders call."""
-        chunks = np.asarray(indices)
-        if len(chunks) and not 0 <= chunks.min() <= chunks.max() < len(self):
-            beyond = chunks[(chunks < 0) | (chunks >= len(self))][0]
-            raise IndexError(f"`index` must be below {len(self)}, got {beyond}")
-        start, first, last = self._places(chunks)
-        reach = np.arange(-CONTEXT, self.chunk + CONTEXT)
-        rows = (start[:, None] + reach).clip(first[:, None], last[:, None] - 1)
-        labels = self.store.labels_at(rows[:, CONTEXT:-CONTEXT])
-        beyond = start[:, None] + reach[CONTEXT:-CONTEXT] >= last[:, None]
-        labels.numpy()[beyond] = IGNORE
-        return Chunk(self.store.frames_at(rows), labels)
+        start, first, last = self._places(self._checked(indices))
+        begin, length = start - CONTEXT, self.chunk + 2 * CONTEXT
+        frames = self.store.frame_windows(begin, length)
+        labels = self.store.label_windows(start, self.chunk)
+        [at_ends] = np.nonzero((begin < first) | (begin + length > last))
+        if len(at_ends):
+            repaired = self._at_ends(start[at_ends], first[at_ends], last[at_ends])
+            # numpy's assignment takes a fifth of the time of torch's
+            frames.numpy()[at_ends], labels.numpy()[at_ends] = repaired
+        return Chunk(frames, labels)
+
+    def _checked(self, indices: list[int]) -> np.ndarray:
+        chunks = np.array(indices, np.int64)
+        beyond = chunks.view(np.uint64) >= len(self)  # negative ones become huge
+        if beyond.any():
+            raise IndexError(
+                f"`index` must be below {len(self)}, got {chunks[beyond][0]}"
+            )
+        return chunks
 
     def _places(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Frames at which chunks start, and their utterances' first and after last."""
         position, start = self.begins(chunks)
-        first, last = self._spans[position].T
+        spans = self._spans[position]
+        first, last = spans[:, 0], spans[:, 1]
         return first + start, first, last
 
     def begins(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Utterance of each chunk, and its first frame counted from that's start."""
-        row = np.searchsorted(self._ends, chunks, side="right")
-        before = np.where(row > 0, self._ends[row - 1], 0)
-        return self._positions[row], (chunks - before) * self.chunk
+        row = self._before.searchsorted(chunks, side="right") - 1
+        return self._positions[row], (chunks - self._before[row]) * self.chunk
+
+    def _at_ends(
+        self, start: np.ndarray, first: np.ndarray, last: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Frames and labels of chunks that reach beyond the ends of their utterance."""
+        wanted = start[:, None] + np.arange(-CONTEXT, self.chunk + CONTEXT)
+        rows = wanted.clip(first[:, None], last[:, None] - 1)
+        own = slice(CONTEXT, -CONTEXT)
+        labels = self.store.labels_at(rows[:, own]).numpy()
+        labels[wanted[:, own] >= last[:, None]] = IGNORE
+        return self.store.frames_at(rows).numpy(), labels
 
 
 class AdaptedChunkDataset(Dataset[AdaptedChunk]):

@@ -7,6 +7,7 @@ opening reads no data, whatever the size of the corpus. Labels are an array
 IGNORE, and `labels.present.npy` [utterances] tells which utterances have labels.
 """
 
+import math
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -241,6 +242,14 @@ class FrameStore:
         found = np.take(self._frames.numpy(), rows, axis=0, mode="clip")
         return torch.from_numpy(found)
 
+    def frame_windows(self, starts: np.ndarray, length: int) -> Tensor:
+        """Copies of neighbouring frames, [starts, length, dims], made at one go.
+
+        A window that would reach beyond the array is moved inside; in an array shorter
+        than a window there are zeros.
+        """
+        return torch.from_numpy(_windows(self._frames.numpy(), starts, length))
+
     @property
     def labelled(self) -> np.ndarray:
         """Which utterances have labels, bool [utterances]."""
@@ -260,6 +269,11 @@ class FrameStore:
     def labels_at(self, rows: np.ndarray) -> Tensor:
         """A copy of the labels of these frames of the array, int64 [...]."""
         found = np.take(self._all_labels().numpy(), rows, mode="clip")
+        return torch.from_numpy(found.astype(np.int64))
+
+    def label_windows(self, starts: np.ndarray, length: int) -> Tensor:
+        """Copies of neighbouring labels, int64 [starts, length]; as `frame_windows`."""
+        found = _windows(self._all_labels().numpy(), starts, length)
         return torch.from_numpy(found.astype(np.int64))
 
     def _all_labels(self) -> Tensor:
@@ -288,6 +302,17 @@ def _tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
 
 
+def _windows(array: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+    shape, last = (length, *array.shape[1:]), len(array) - length
+    if last < 0:
+        return np.zeros((len(starts), *shape), array.dtype)
+    # All windows, overlapping, as rows of one array: one copy for each that is taken.
+    rows = np.lib.stride_tricks.as_strided(
+        array, (last + 1, math.prod(shape)), (array.strides[0], array.itemsize)
+    )
+    return rows[starts.clip(0, last)].reshape(-1, *shape)
+
+
 def _present(labels: Path) -> Path:
     return labels.with_suffix(".present.npy")
 
@@ -302,15 +327,16 @@ def chunk_index(store: FrameStore, chunk: int) -> np.ndarray:
         chunk: Frames per chunk; the last one of an utterance may have fewer.
 
     Returns:
-        int64 [2, utterances with labels]: chunks up to and with those of the utterance,
-        and its position in the store.
+        int64 [2, utterances with labels + 1]: chunks before the utterance, and its
+        position in the store; at the end the number of chunks, and that of utterances.
     """
     assert store.labels_path is not None
     path = _index_of(store.labels_path, chunk)
     if not path.exists():
         positions = np.flatnonzero(store.labelled)
         first, last = np.asarray(store.spans)[positions].T
-        index = np.stack([np.cumsum(-((first - last) // chunk)), positions])
+        before = np.cumsum(np.append(0, -((first - last) // chunk)))
+        index = np.stack([before, np.append(positions, len(store))])
         try:
             save_array(path, index)
         except OSError:  # where others keep their alignments
