@@ -76,18 +76,18 @@ STAGES = (
         depends=("seed", "adapt"),
     ),
     Stage(
-        "train",
-        "train the acoustic model to name the state of each frame",
-        _from("train_stage", "train"),
-        inputs=("features", "align", "adapt"),
-        depends=("seed", "train"),
-    ),
-    Stage(
         "baseline",
         "what the alignment's own Gaussian mixtures recognise, for comparison",
         _from("decode_stages", "baseline"),
         inputs=("prepare", "lexicon", "features", "align", "graph", "adapt"),
         depends=("decode",),
+    ),
+    Stage(
+        "train",
+        "train the acoustic model to name the state of each frame",
+        _from("train_stage", "train"),
+        inputs=("features", "align", "adapt"),
+        depends=("seed", "train"),
     ),
     Stage(
         "decode",
