@@ -113,7 +113,7 @@ class RowWriter:
             )
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._first, self._period = np.asarray(first, np.int64), np.int64(period)
+        self._first, self._period = np.asarray(first, np.int64), np.array(period)
         self._partial = folder / ".rows.partial.npy"
         self._rows = open_memmap(self._partial, "w+", np.dtype(dtype), (num_rows, dims))
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.cepstra import cepstra
 from lightning_adpsgd.asr.corpus import Utterance, read_utterances
 from lightning_adpsgd.asr.decoding import (
     Decoder,
@@ -25,8 +24,8 @@ from lightning_adpsgd.asr.decoding import (
     decode_all,
     read_graph,
 )
+from lightning_adpsgd.asr.front_end import FrontEnd
 from lightning_adpsgd.asr.gmm import GaussianMixtures
-from lightning_adpsgd.asr.graphs import Topology
 from lightning_adpsgd.asr.lexicon import read_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.parallel import fork_map
@@ -40,6 +39,7 @@ from lightning_adpsgd.asr.scoring import (
 from lightning_adpsgd.asr.scoring import (
     score as score_words,
 )
+from lightning_adpsgd.asr.states import read_topology
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.switchboard.inputs import Inputs, Load, StoredInputs, spoken_inputs
 from recipes.switchboard.pipeline import StageError
@@ -60,15 +60,15 @@ class _Task(NamedTuple):
 
 def decode(settings: Settings, output: Path) -> None:
     """Recognises dev and the test sets with the network of `settings.run`."""
-    scorer = _network(settings.directory("train") / "model.ckpt")
+    scorer = network(settings.directory("train") / "model.ckpt")
     _recognise(settings, output, scorer, settings.decode.acoustic_scales)
 
 
 def baseline(settings: Settings, output: Path) -> None:
     """Recognises and scores with the Gaussian mixtures that made the alignment."""
-    scorer = _mixtures(settings.directory("align") / "gmm.npz")
+    scorer = _mixtures(settings.directory("mixtures"))
     _recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
-    _score(settings, output, output, "monophone GMM")
+    _score(settings, output, output, f"{settings.states} GMM")
     if settings.adapt.fmllr:
         _adapted_baseline(settings, output / "adapted")
 
@@ -85,9 +85,10 @@ def score(settings: Settings, output: Path) -> None:
     _score(settings, settings.directory("decode"), output, settings.run)
 
 
-def _mixtures(path: Path) -> Scorer:
-    scorer = GaussianMixtures.load(path).scorer()
-    return lambda inputs: scorer(cepstra(inputs.log_mel.numpy()))
+def _mixtures(folder: Path) -> Scorer:
+    scorer = GaussianMixtures.load(folder / "gmm.npz").scorer()
+    front_end = FrontEnd.load(folder / "front_end.npz")
+    return lambda inputs: scorer(front_end(inputs.log_mel.numpy()))
 
 
 def _adapted_mixtures(path: Path) -> Scorer:
@@ -95,7 +96,12 @@ def _adapted_mixtures(path: Path) -> Scorer:
     return lambda inputs: scorer(inputs.fmllr.float().numpy())
 
 
-def _network(path: Path) -> Scorer:
+def network(path: Path) -> Scorer:
+    """The log-likelihoods of a trained network.
+
+    Raises:
+        StageError: There is none at `path`.
+    """
     try:
         model = AcousticModel.load_from_checkpoint(path, map_location="cpu")
     except FileNotFoundError as error:
@@ -118,7 +124,7 @@ def _recognise(
     decoder = Decoder(
         read_graph(settings.directory("graph") / "HCLG.fst"),
         lexicon,
-        Topology.of(lexicon),
+        read_topology(settings.directory("mixtures") / "tree.json"),
         options,
     )
     task = _Task(settings, output, scorer, decoder)
@@ -192,10 +198,10 @@ def _sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
 
 def _frame_accuracy(task: _Task) -> float:
     """Fraction of dev frames whose most likely state is the label."""
-    align = task.settings.directory("align")
-    counts = np.array(json.loads((align / "states.json").read_text())["counts"])
+    states = task.settings.directory("states")
+    counts = np.array(json.loads((states / "states.json").read_text())["counts"])
     priors = np.log(np.maximum(counts, 1) / counts.sum()).astype(np.float32)
-    labels = align / "dev" / "labels.npy"
+    labels = states / "dev" / "labels.npy"
     inputs = StoredInputs(task.settings, "dev", labels)
     store = inputs.store
     positions = np.flatnonzero(store.labelled).tolist()

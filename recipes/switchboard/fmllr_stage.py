@@ -24,9 +24,9 @@ from lightning_adpsgd.asr import gmm
 from lightning_adpsgd.asr.decoding import Decoder, SearchOptions, read_graph
 from lightning_adpsgd.asr.fmllr import Estimate, FmllrOptions, estimate, transformed
 from lightning_adpsgd.asr.gmm import GaussianMixtures
-from lightning_adpsgd.asr.graphs import Topology
 from lightning_adpsgd.asr.lexicon import read_lexicon
 from lightning_adpsgd.asr.parallel import fork_map, in_order
+from lightning_adpsgd.asr.states import read_topology
 from lightning_adpsgd.asr.store import FrameWriter
 from lightning_adpsgd.files import write_json
 from recipes.switchboard.settings import Settings
@@ -84,8 +84,8 @@ class _Round(NamedTuple):
 
 def _train(settings: Settings, output: Path) -> None:
     """The mixtures of the alignment, trained further on adapted speech."""
-    mixtures = GaussianMixtures.load(settings.directory("align") / "gmm.npz")
-    labels = settings.directory("align") / "train" / "labels.npy"
+    mixtures = GaussianMixtures.load(settings.directory("mixtures") / "gmm.npz")
+    labels = settings.directory("mixtures") / "train" / "labels.npy"
     speakers = Speakers.of(settings, "train", labels)
     log = []
     rounds = range(settings.adapt.rounds)
@@ -127,9 +127,8 @@ def _one_round(
 def _silence(settings: Settings) -> np.ndarray:
     """Which states are of silence or noise, bool [states]."""
     lexicon = read_lexicon(settings.directory("lexicon"))
-    topology = Topology.of(lexicon)
-    phone = np.arange(topology.num_states) // topology.states_per_phone
-    return phone < len(lexicon.silence_phones)
+    topology = read_topology(settings.directory("mixtures") / "tree.json")
+    return topology.phone_of_state < len(lexicon.silence_phones)
 
 
 def _without(states: np.ndarray, silent: np.ndarray) -> np.ndarray:
@@ -188,7 +187,7 @@ def _figures(estimates: Sequence[Estimate]) -> dict[str, Any]:
 def _heard(settings: Settings, split: str) -> tuple[Speakers, States]:
     """The sides of a split, and where their states come from."""
     if split == "train":
-        labels = settings.directory("align") / "train" / "labels.npy"
+        labels = settings.directory("mixtures") / "train" / "labels.npy"
         speakers = Speakers.of(settings, split, labels)
         return speakers, lambda position: speakers.store.labels(position).numpy()
     speakers = Speakers.of(settings, split, None)
@@ -201,7 +200,8 @@ def _first_decoding(settings: Settings, speakers: Speakers) -> States:
         beam=settings.decode.beam, max_active=settings.decode.max_active
     )
     graph = read_graph(settings.directory("graph") / "HCLG.fst")
-    decoder = Decoder(graph, lexicon, Topology.of(lexicon), options)
-    path = settings.directory("align") / "gmm.npz"
+    topology = read_topology(settings.directory("mixtures") / "tree.json")
+    decoder = Decoder(graph, lexicon, topology, options)
+    path = settings.directory("mixtures") / "gmm.npz"
     scorer, scale = GaussianMixtures.load(path).scorer(), settings.adapt.acoustic_scale
     return lambda position: decoder.states(scorer(speakers.frames(position)), scale)

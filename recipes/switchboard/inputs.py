@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from lightning_adpsgd.asr.corpus import Utterance, read_utterances
@@ -26,6 +28,12 @@ class Inputs(NamedTuple):
     fmllr: Tensor
     ivectors: Tensor
 
+    @classmethod
+    def of(cls, log_mel: np.ndarray) -> "Inputs":
+        """Frames without streams."""
+        none = torch.zeros(len(log_mel), 0)
+        return cls(torch.from_numpy(log_mel), none, none)
+
 
 class StoredInputs:
     """The inputs of a split, by the positions of its utterances.
@@ -46,9 +54,8 @@ class StoredInputs:
     def __call__(self, position: int) -> Inputs:
         """The inputs of one utterance."""
         frames = self.store.frames(position)
-        none = frames.new_zeros((len(frames), 0))
         if self._streams is None:
-            return Inputs(frames, none, none)
+            return Inputs.of(frames.numpy())
         return Inputs(frames, *self._streams.utterance(position))
 
 

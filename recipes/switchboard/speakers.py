@@ -4,25 +4,15 @@ A side is the unit of adaptation: what is known of a speaker comes from all utte
 of one side, and holds for all of them.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from lightning_adpsgd.asr.cepstra import cepstra
-from lightning_adpsgd.asr.corpus import read_utterances
+from lightning_adpsgd.asr.corpus import Utterance, iterate_utterances
+from lightning_adpsgd.asr.front_end import FrontEnd
 from lightning_adpsgd.asr.store import FrameStore
-from recipes.switchboard.feature_stage import sides_of
 from recipes.switchboard.settings import Settings
-
-FrontEnd = Callable[[np.ndarray], np.ndarray]
-"""From log-mel frames [time, mel] to what the mixtures model, [time, dims]."""
-
-
-def front_end(settings: Settings) -> FrontEnd:
-    """What the mixtures of the alignment see of a frame."""
-    return cepstra
 
 
 class Speaker(NamedTuple):
@@ -55,18 +45,17 @@ class Speakers(NamedTuple):
         """The sides of a split that have frames."""
         store = FrameStore(settings.directory("features") / split, labels)
         path = settings.directory("prepare") / f"{split}.jsonl"
-        spoken = [u for u in read_utterances(path) if u.id in store]
+        spoken: dict[str, list[tuple[float, int]]] = {}
+        for utterance in iterate_utterances(path):
+            if utterance.id in store:
+                begin = utterance.start_s, store.position(utterance.id)
+                spoken.setdefault(_side(utterance), []).append(begin)
         sides = [
-            Speaker(
-                side.name,
-                [
-                    store.position(utterance.id)
-                    for utterance in sorted(side.spoken, key=lambda u: u.start_s)
-                ],
-            )
-            for side in sides_of(spoken)
+            Speaker(name, [position for _, position in sorted(begins)])
+            for name, begins in spoken.items()
         ]
-        return cls(store, sides, front_end(settings))
+        front_end = FrontEnd.load(settings.directory("mixtures") / "front_end.npz")
+        return cls(store, sides, front_end)
 
     def log_mel(self, position: int) -> np.ndarray:
         """The frames of an utterance, [time, mel]."""
@@ -81,3 +70,7 @@ class Speakers(NamedTuple):
         """Frames of each utterance of the store, int64 [utterances]."""
         spans = np.asarray(self.store.spans)
         return spans[:, 1] - spans[:, 0]
+
+
+def _side(utterance: Utterance) -> str:
+    return f"{utterance.recording} {'AB'[utterance.channel]}"
