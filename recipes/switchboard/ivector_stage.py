@@ -42,8 +42,8 @@ def make_ivectors(settings: Settings, output: Path) -> dict[str, Any]:
         if not (output / split / "ivector" / "rows.npy").exists():
             _write_split(settings, split, output, ubm, extractor)
     shutil.rmtree(output / _OCCUPANCIES, ignore_errors=True)
-    names = ("ubm.json", "ivectors.json")
-    return {name: json.loads((output / name).read_text()) for name in names}
+    names = ("ubm", "ivectors")
+    return {name: json.loads((output / f"{name}.json").read_text()) for name in names}
 
 
 def _train_ubm(settings: Settings, output: Path) -> None:
@@ -126,6 +126,13 @@ def _fill(
 def _train_extractor(settings: Settings, output: Path, ubm: GaussianMixtures) -> None:
     chosen = settings.adapt
     speakers = Speakers.of(settings, "train", None)
+    if len(speakers.sides) < chosen.ivector_dims:
+        print(
+            f"  WARNING: i-vectors of {chosen.ivector_dims} dimensions are trained on "
+            f"{len(speakers.sides)} sides; fewer dimensions than sides would describe "
+            "a speaker, more only name it",
+            flush=True,
+        )
     steps = train_extractor(
         *_occupancies(settings, "train", output, speakers, ubm),
         chosen.ivector_dims,

@@ -197,6 +197,7 @@ class AdaptSettings:
         return self.streams in ("ivectors", "both")
 
 
+@dataclass(frozen=True, kw_only=True)
 class TriphoneSettings:
     """Phones in context: the decision tree and the mixtures of its leaves.
 
