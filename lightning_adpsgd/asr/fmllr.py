@@ -157,25 +157,37 @@ def improved(
         numpy.linalg.LinAlgError: The frames do not vary in all directions.
     """
     np.linalg.cholesky(sums.quadratic)  # refuses what is not positive definite
-    inverses = np.linalg.inv(sums.quadratic)
+    curvatures = np.linalg.inv(sums.quadratic)
     transform = transform.copy()
     for _ in range(num_sweeps):
-        for row, inverse in enumerate(inverses):
-            transform[row] = _best_row(row, transform, inverse, sums)
+        inverse = np.linalg.inv(transform[:, :-1])
+        for row, curvature in enumerate(curvatures):
+            column = inverse[:, row].copy()
+            best = _best_row(column, sums.linear[row], curvature, sums.frames)
+            step = best[:-1] - transform[row, :-1]
+            # A grows by a matrix of rank one, and so does its inverse
+            inverse -= np.outer(column, step @ inverse) / (1 + step @ column)
+            transform[row] = best
     return transform
 
 
 def _best_row(
-    row: int, transform: np.ndarray, inverse: np.ndarray, sums: Statistics
+    column: np.ndarray, target: np.ndarray, curvature: np.ndarray, frames: float
 ) -> np.ndarray:
-    # A column of A⁻¹ is the row's cofactors over det A; α takes up the factor.
-    cofactors = np.append(np.linalg.inv(transform[:, :-1])[:, row], 0.0)
-    target = sums.linear[row]
-    one, two = cofactors @ inverse @ target, cofactors @ inverse @ cofactors
-    root = np.sqrt(one**2 + 4 * two * sums.frames)
+    """(α p_i + k_i) G_i⁻¹ with the α of the larger auxiliary function.
+
+    Args:
+        column: Of A⁻¹: the row's cofactors over det A, a factor that α takes up.
+        target: k_i.
+        curvature: G_i⁻¹.
+        frames: β.
+    """
+    pulled = curvature[:-1].T @ column
+    one, two = pulled @ target, pulled[:-1] @ column
+    root = np.sqrt(one**2 + 4 * two * frames)
     scales = np.array([-one + root, -one - root]) / (2 * two)
-    gains = sums.frames * np.log(np.abs(scales * two + one)) - 0.5 * scales**2 * two
-    return (scales[np.argmax(gains)] * cofactors + target) @ inverse
+    gains = frames * np.log(np.abs(scales * two + one)) - 0.5 * scales**2 * two
+    return scales[np.argmax(gains)] * pulled + curvature @ target
 
 
 def offset(sums: Statistics) -> np.ndarray:

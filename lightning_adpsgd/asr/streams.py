@@ -11,12 +11,13 @@ A folder holds `fmllr/`, `ivector/`, or both. The papers' 260 inputs are 120 of 
 with differences, 40 of fMLLR and 100 of an i-vector, in this order.
 """
 
-from collections.abc import Sequence
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from lightning_adpsgd.asr.store import FrameStore, StoreError, _mapped, save_array
@@ -30,7 +31,7 @@ class RowStore:
     the utterance. Utterances may share rows, as those of one conversation side do.
 
     Args:
-        folder: What `write_rows` wrote.
+        folder: What a `RowWriter` finished.
 
     Raises:
         StoreError: A file is missing or does not fit the others.
@@ -84,28 +85,54 @@ class RowStore:
             )
 
 
-def write_rows(
-    folder: Path, rows: np.ndarray, first: Sequence[int], period: int
-) -> None:
-    """Write what a `RowStore` reads.
+class RowWriter:
+    """Writes what a `RowStore` reads, in any order; it is there after `finish`.
 
     Args:
         folder: Made if absent.
-        rows: [rows, dims].
         first: For each utterance of the base store, in its order, its first row.
+        num_rows: Of all utterances.
+        dims: Values of a row.
         period: Frames from one row to the next; 0 for one row per utterance.
-
-    Raises:
-        ValueError: A row is not finite, or there is none.
+        dtype: "float16" or "float32".
     """
-    if rows.ndim != 2 or not len(rows) or not np.isfinite(rows).all():
-        raise ValueError(
-            f"`rows` must be finite and [rows, dims] with a row, got {rows.shape}"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    save_array(folder / "first.npy", np.asarray(first, np.int64))
-    save_array(folder / "period.npy", np.asarray(period, np.int64))
-    save_array(folder / "rows.npy", rows)
+
+    def __init__(
+        self,
+        folder: Path,
+        first: np.ndarray,
+        num_rows: int,
+        dims: int,
+        period: int,
+        dtype: str = "float32",
+    ) -> None:
+        if min(num_rows, dims) < 1 or period < 0:
+            raise ValueError(
+                "`num_rows` and `dims` must be at least 1 and `period` 0 or more, got "
+                f"{num_rows}, {dims} and {period}"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._first, self._period = np.asarray(first, np.int64), np.array(period)
+        self._partial = folder / ".rows.partial.npy"
+        self._rows = open_memmap(self._partial, "w+", np.dtype(dtype), (num_rows, dims))
+
+    def put(self, row: int, values: np.ndarray) -> None:
+        """Write rows [rows, dims] from `row` on.
+
+        Raises:
+            ValueError: A value is not finite, or they do not fit in.
+        """
+        if not np.isfinite(values).all():
+            raise ValueError(f"{self.folder}: rows from {row} on must be finite")
+        self._rows[row : row + len(values)] = values
+
+    def finish(self) -> None:
+        """Publish the rows."""
+        save_array(self.folder / "first.npy", self._first)
+        save_array(self.folder / "period.npy", self._period)
+        self._rows.flush()
+        os.replace(self._partial, self.folder / "rows.npy")
 
 
 class Beside(NamedTuple):

@@ -22,7 +22,7 @@ from lightning_adpsgd.asr.store import (
     StoreError,
     write_labels,
 )
-from lightning_adpsgd.asr.streams import RowStore, Streams, write_rows
+from lightning_adpsgd.asr.streams import RowStore, RowWriter, Streams
 
 LENGTHS = [60, 5, 21]
 DIMS, FMLLR, IVECTOR = 2, 4, 3
@@ -46,13 +46,20 @@ def _rows(num: int) -> np.ndarray:
     return np.random.default_rng(9).standard_normal((num, IVECTOR)).astype(np.float32)
 
 
+def _write_rows(folder: Path, rows: np.ndarray, first: list[int], period: int) -> None:
+    writer = RowWriter(folder, np.array(first), len(rows), IVECTOR, period)
+    for row in range(len(rows) - 1, -1, -1):
+        writer.put(row, rows[row : row + 1])
+    writer.finish()
+
+
 def _split(root: Path, split: str, period: int = 10, fmllr: bool = True) -> FrameStore:
     """A split with both streams; its second utterance has no labels."""
     _write_frames(root / "base" / split, DIMS, _ids(LENGTHS), LENGTHS)
     if fmllr:
         _write_frames(root / "beside" / split / "fmllr", FMLLR, _ids(LENGTHS), LENGTHS)
     first, num = ([0, 6, 7], 10) if period else ([0, 1, 0], 2)
-    write_rows(root / "beside" / split / "ivector", _rows(num), first, period)
+    _write_rows(root / "beside" / split / "ivector", _rows(num), first, period)
     store = FrameStore(root / "base" / split)
     labels = root / "align" / split / "labels.npy"
     labels.parent.mkdir(parents=True, exist_ok=True)
@@ -232,15 +239,29 @@ def test_streams_of_other_lengths_are_refused(tmp_path: Path):
 )
 def test_rows_that_do_not_fit_are_refused(tmp_path: Path, first, num_rows, problem):
     store = _split(tmp_path, "train")
-    write_rows(tmp_path / "beside/train/ivector", _rows(num_rows), first, 10)
+    _write_rows(tmp_path / "beside/train/ivector", _rows(num_rows), first, 10)
     with pytest.raises(StoreError, match=problem):
         Streams(tmp_path / "beside/train", store)
 
 
-def test_rows_that_are_not_finite_are_not_written(tmp_path: Path):
-    with pytest.raises(ValueError, match="`rows` must be finite"):
-        write_rows(tmp_path, np.full((1, 2), np.nan), [0], 0)
-    assert not list(tmp_path.iterdir())
+def test_rows_that_are_not_finite_or_too_many_are_refused(tmp_path: Path):
+    writer = RowWriter(tmp_path, np.array([0]), 3, 2, 0)
+    with pytest.raises(ValueError, match="rows from 1 on must be finite"):
+        writer.put(1, np.full((1, 2), np.nan))
+    with pytest.raises(ValueError, match="broadcast"):
+        writer.put(2, np.zeros((2, 2)))
+
+
+def test_rows_that_are_not_finished_are_not_there(tmp_path: Path):
+    RowWriter(tmp_path, np.array([0]), 3, 2, 0).put(0, np.ones((3, 2)))
+    with pytest.raises(StoreError, match=r"rows\.npy: expected an array"):
+        RowStore(tmp_path)
+
+
+def test_a_writer_of_no_rows_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"`num_rows`.* got 0, 2 and 0"):
+        RowWriter(tmp_path / "none", np.array([0]), 0, 2, 0)
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_missing_file_is_named(tmp_path: Path):
