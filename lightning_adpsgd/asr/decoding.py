@@ -17,6 +17,7 @@ import numpy as np
 
 from lightning_adpsgd.asr.graphs import symbols_of
 from lightning_adpsgd.asr.lexicon import Lexicon
+from lightning_adpsgd.asr.nbest import NBestOptions, WordPath, word_paths
 from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.states import Topology, phone_runs
 
@@ -47,6 +48,13 @@ class Hypothesis(NamedTuple):
     def text(self) -> tuple[str, ...]:
         """The words without their times."""
         return tuple(timed.word for timed in self.words)
+
+
+class Alternative(NamedTuple):
+    """One of several hypotheses, with its cost, acoustic scale included."""
+
+    hypothesis: Hypothesis
+    cost: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +132,27 @@ class Decoder:
             ValueError: Another shape, or a value that is not finite.
         """
         path = self._best_path(log_likelihoods, acoustic_scale)
-        if path is None:
-            return Hypothesis((), False)
-        words = [self._spellings[label] for label in path.words]
-        timed = map(_timed, words, self._spans(path.states, words))
-        return Hypothesis(tuple(timed), path.is_complete)
+        return Hypothesis((), False) if path is None else self._hypothesis(path)
+
+    def alternatives(
+        self, log_likelihoods: np.ndarray, acoustic_scale: float, options: NBestOptions
+    ) -> list[Alternative]:
+        """The most likely word sequences, each once, the best first.
+
+        Args:
+            log_likelihoods: As of `decode`.
+            acoustic_scale: As of `decode`.
+            options: How many, and how far they may be from the best.
+
+        Raises:
+            ValueError: Another shape, or a value that is not finite.
+        """
+        self._check(log_likelihoods)
+        scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
+        return [
+            Alternative(self._hypothesis(path), path.cost)
+            for path in word_paths(self._graph, scaled, options)
+        ]
 
     def states(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> np.ndarray:
         """The HMM states of the most likely words: what a speaker is adapted with.
@@ -158,6 +182,11 @@ class Decoder:
             return None
         _, labels, words, _ = kaldifst.get_linear_symbol_sequence(path)
         return _Path(np.array(labels) - 1, words, decoder.reached_final())
+
+    def _hypothesis(self, path: "_Path | WordPath") -> Hypothesis:
+        words = [self._spellings[label] for label in path.words]
+        timed = map(_timed, words, self._spans(path.states, words))
+        return Hypothesis(tuple(timed), path.is_complete)
 
     def _check(self, log_likelihoods: np.ndarray) -> None:
         expected = self._topology.num_states
