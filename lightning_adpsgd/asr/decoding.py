@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import kaldi_decoder
 import kaldifst
@@ -83,6 +83,14 @@ class _Path(NamedTuple):
     states: np.ndarray
     words: list[int]
     is_complete: bool
+
+
+class Search(Protocol):
+    """Finds words: `Decoder`, or what is built upon one."""
+
+    def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
+        """The most likely words of log-likelihoods [time, states]."""
+        ...
 
 
 class Decoder:
@@ -259,7 +267,7 @@ def _unlinked(path: tuple) -> list[tuple[int, int]]:
 def decode_all(
     items: Sequence[Item],
     log_likelihoods: Callable[[Item], np.ndarray],
-    decoder: Decoder,
+    decoder: Search,
     acoustic_scales: Sequence[float],
     num_processes: int = 1,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:

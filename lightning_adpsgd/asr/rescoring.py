@@ -12,7 +12,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lightning_adpsgd.asr.decoding import Alternative, Hypothesis
+import numpy as np
+
+from lightning_adpsgd.asr.decoding import Alternative, Decoder, Hypothesis
+from lightning_adpsgd.asr.nbest import NBestOptions
 from lightning_adpsgd.asr.ngram import NgramModel
 
 _IMPOSSIBLE = -99.0  # as ARPA files write log10(0)
@@ -35,8 +38,8 @@ class Weighed(NamedTuple):
 class Weights(NamedTuple):
     """λ and the penalty of a word, to be chosen on development data."""
 
-    large: float
-    word_penalty: float
+    large: float = 1.0
+    word_penalty: float = 0.0
 
 
 def weigh(
@@ -69,6 +72,44 @@ def best(alternatives: Sequence[Weighed], weights: Weights) -> Hypothesis:
     if not alternatives:
         return Hypothesis((), False)
     return max(alternatives, key=score).hypothesis
+
+
+class RescoringDecoder:
+    """Finds the words that two language models together find best.
+
+    Args:
+        decoder: Its graph is made of the small model.
+        options: How many alternatives are weighed.
+        small: The model of the graph.
+        large: The model to score with.
+
+    Attributes:
+        weights: How much they count.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        options: NBestOptions,
+        small: NgramModel,
+        large: NgramModel,
+    ) -> None:
+        self.weights = Weights()
+        self._decoder, self._options = decoder, options
+        self._small, self._large = small, large
+
+    def weighed(
+        self, log_likelihoods: np.ndarray, acoustic_scale: float
+    ) -> list[Weighed]:
+        """The alternatives, as of `Decoder.alternatives`."""
+        found = self._decoder.alternatives(
+            log_likelihoods, acoustic_scale, self._options
+        )
+        return weigh(found, self._small, self._large)
+
+    def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
+        """The best words, as of `Decoder.decode`."""
+        return best(self.weighed(log_likelihoods, acoustic_scale), self.weights)
 
 
 def _log(model: NgramModel, words: Sequence[str]) -> float:

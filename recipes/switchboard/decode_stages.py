@@ -9,7 +9,8 @@ sets. `score` leaves `score.json`, and so does `baseline`.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from lightning_adpsgd.asr.corpus import Utterance, read_utterances
 from lightning_adpsgd.asr.decoding import (
     Decoder,
     Hypothesis,
+    Search,
     SearchOptions,
     decode_all,
     read_graph,
@@ -28,7 +30,10 @@ from lightning_adpsgd.asr.front_end import FrontEnd
 from lightning_adpsgd.asr.gmm import GaussianMixtures
 from lightning_adpsgd.asr.lexicon import read_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
+from lightning_adpsgd.asr.nbest import NBestOptions
+from lightning_adpsgd.asr.ngram import read_arpa
 from lightning_adpsgd.asr.parallel import fork_map
+from lightning_adpsgd.asr.rescoring import RescoringDecoder, Weighed, Weights, best
 from lightning_adpsgd.asr.scoring import (
     NO_RULES,
     Errors,
@@ -45,6 +50,7 @@ from recipes.switchboard.inputs import Inputs, Load, StoredInputs, spoken_inputs
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import Settings
 
+_MOST_WIDENINGS = 4
 PART_NAMES = {"swb": "SWB", "ch": "CH"}
 
 Scorer = Callable[[Inputs], np.ndarray]
@@ -55,13 +61,21 @@ class _Task(NamedTuple):
     settings: Settings
     output: Path
     scorer: Scorer
-    decoder: Decoder
+    decoder: Search
 
 
 def decode(settings: Settings, output: Path) -> None:
     """Recognises dev and the test sets with the network of `settings.run`."""
     scorer = network(settings.directory("train") / "model.ckpt")
-    _recognise(settings, output, scorer, settings.decode.acoustic_scales)
+    if settings.decode.nbest and not settings.lm.large_order:
+        raise StageError("`decode.nbest` needs a larger model: set `lm.large_order`")
+    _recognise(
+        settings,
+        output,
+        scorer,
+        settings.decode.acoustic_scales,
+        nbest=settings.decode.nbest,
+    )
 
 
 def baseline(settings: Settings, output: Path) -> None:
@@ -115,7 +129,11 @@ def network(path: Path) -> Scorer:
 
 
 def _recognise(
-    settings: Settings, output: Path, scorer: Scorer, scales: Sequence[float]
+    settings: Settings,
+    output: Path,
+    scorer: Scorer,
+    scales: Sequence[float],
+    nbest: int = 0,
 ) -> None:
     lexicon = read_lexicon(settings.directory("lexicon"))
     options = SearchOptions(
@@ -129,19 +147,22 @@ def _recognise(
     )
     task = _Task(settings, output, scorer, decoder)
     report: dict[str, Any] = {"frame_accuracy": _frame_accuracy(task)}
-    sweep = _sweep(task, scales)
-    best = min(sweep, key=lambda scale: sweep[scale].wer)
+    sweep = _widening_sweep(task, scales)
+    chosen = min(sweep, key=lambda scale: sweep[scale].wer)
     report |= {
-        "acoustic_scale": best,
+        "acoustic_scale": chosen,
         "dev_wer": {str(scale): errors.wer for scale, errors in sweep.items()},
     }
     print(
         f"  dev: {report['frame_accuracy']:.1%} of frames right, "
-        f"WER {sweep[best].wer:.1%} at acoustic scale {best}",
+        f"WER {sweep[chosen].wer:.1%} at acoustic scale {chosen}",
         flush=True,
     )
+    if nbest:
+        task, weights = _with_larger_model(task, decoder, chosen)
+        report |= weights
     report["incomplete"] = {
-        split: _decode_split(task, split, best)
+        split: _decode_split(task, split, chosen)
         for split in settings.splits()
         if split in PART_NAMES
     }
@@ -175,25 +196,80 @@ def _hypotheses(
     return [hypotheses for _, hypotheses in sorted(bar, key=lambda pair: pair[0])]
 
 
+def _widening_sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
+    """The errors on dev by scale; goes on beyond the ends while an end is the best."""
+    sweep = _sweep(task, scales)
+    for _ in range(_MOST_WIDENINGS):
+        beyond = beyond_the_best({scale: e.wer for scale, e in sweep.items()})
+        if beyond is None:
+            break
+        sweep |= _sweep(task, [beyond])
+    return dict(sorted(sweep.items()))
+
+
+def beyond_the_best(rates: Mapping[float, float]) -> float | None:
+    """The next scale to try if the best one has nothing on one of its sides."""
+    scales = sorted(rates)
+    best = min(scales, key=lambda scale: rates[scale])
+    if len(scales) < 2 or best not in (scales[0], scales[-1]):
+        return None
+    neighbour = scales[1] if best == scales[0] else scales[-2]
+    return float(f"{best * best / neighbour:.2g}")
+
+
 def _sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
     spoken = _dev(task.settings)
     hypotheses = _hypotheses(task, "dev", spoken, scales)
+    return {
+        scale: _dev_errors(task, spoken, [several[position] for several in hypotheses])
+        for position, scale in enumerate(scales)
+    }
+
+
+def _dev_errors(
+    task: _Task,
+    spoken: Sequence[tuple[Utterance, Load]],
+    hypotheses: Sequence[Hypothesis],
+) -> Errors:
+    pairs = zip(spoken, hypotheses, strict=True)
+    found = {utterance.id: hypothesis.text for (utterance, _), hypothesis in pairs}
     references = {utterance.id: utterance.words for utterance, _ in spoken}
-    glm = _glm(task.settings)
     try:
-        return {
-            scale: score_words(
-                references,
-                {
-                    utterance.id: several[position].text
-                    for (utterance, _), several in zip(spoken, hypotheses, strict=True)
-                },
-                glm=glm,
-            )
-            for position, scale in enumerate(scales)
-        }
+        return score_words(references, found, glm=_glm(task.settings))
     except ScoringError as error:
         raise StageError(f"dev cannot be scored: {error}") from error
+
+
+def _with_larger_model(
+    task: _Task, decoder: Decoder, scale: float
+) -> tuple[_Task, dict[str, Any]]:
+    """The task with n-best lists, weighed as is best on dev; and what that is."""
+    settings, lm = task.settings.decode, task.settings.directory("lm")
+    options = NBestOptions(
+        most=settings.nbest, beam=settings.beam, lattice_beam=settings.lattice_beam
+    )
+    small, large = (read_arpa(lm / name) for name in ("lm.arpa", "large.arpa"))
+    rescoring = RescoringDecoder(decoder, options, small, large)
+    spoken = _dev(task.settings)
+
+    def weighed(load: Load) -> list[Weighed]:
+        return rescoring.weighed(task.scorer(load()), scale)
+
+    loads = [load for _, load in spoken]
+    found = fork_map(weighed, loads, task.settings.cores)
+    bar = tqdm(found, desc="n-best dev", total=len(loads), unit="utt")
+    several = [one for _, one in sorted(bar, key=lambda pair: pair[0])]
+    errors = {
+        weights: _dev_errors(task, spoken, [best(one, weights) for one in several])
+        for weights in starmap(
+            Weights, product(settings.lm_weights, settings.word_penalties)
+        )
+    }
+    rescoring.weights = min(errors, key=lambda weights: errors[weights].wer)
+    wer = errors[rescoring.weights].wer
+    print(f"  dev: WER {wer:.1%} with {rescoring.weights}", flush=True)
+    report = {"rescored": {"dev_wer": wer, **rescoring.weights._asdict()}}
+    return task._replace(decoder=rescoring), report
 
 
 def _frame_accuracy(task: _Task) -> float:

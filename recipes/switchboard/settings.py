@@ -42,9 +42,18 @@ class PrepareSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LmSettings:
-    """The n-gram language model of the training transcripts."""
+    """The n-gram language models of the training transcripts.
+
+    Attributes:
+        order: Words of the longest n-grams of the search graph.
+        prune: N-grams whose loss makes the perplexity of that model grow by less than
+            this part are left out of it; 0 keeps all, 1e-8 is usual with order 4.
+        large_order: The same words without pruning, for `decode.nbest`; 0 for none.
+    """
 
     order: int = 3
+    prune: float = 0.0
+    large_order: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +278,11 @@ class DecodeSettings:
         acoustic_scales: Tried for a network.
         gmm_acoustic_scales: Tried for the mixtures of the alignment.
         max_dev_utterances: Utterances of `dev` that the scales are tried on.
+        nbest: So many word sequences of each utterance are weighed anew with the model
+            of `lm.large_order`; 0 for none.
+        lattice_beam: How far they may be from the best one.
+        lm_weights: Of the larger model against that of the graph, tried on `dev`.
+        word_penalties: Of each word, tried on `dev`.
     """
 
     beam: float = 13.0
@@ -276,6 +290,10 @@ class DecodeSettings:
     acoustic_scales: tuple[float, ...] = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
     gmm_acoustic_scales: tuple[float, ...] = (0.05, 0.07, 0.1, 0.14)
     max_dev_utterances: int = 100
+    nbest: int = 0
+    lattice_beam: float = 6.0
+    lm_weights: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    word_penalties: tuple[float, ...] = (-1.0, -0.5, 0.0, 0.5, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,6 +112,7 @@ STAGES = (
         _from("decode_stages", "decode"),
         inputs=(
             *SPOKEN,
+            "lm",
             "features",
             "mixtures",
             "states",
