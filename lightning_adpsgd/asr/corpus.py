@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -93,8 +93,14 @@ def read_utterances(path: Path) -> list[Utterance]:
     Raises:
         CorpusError: A line is not a complete utterance.
     """
+    return list(iterate_utterances(path))
+
+
+def iterate_utterances(path: Path) -> Iterator[Utterance]:
+    """The same one by one, of a file that need not fit into memory."""
     with path.open(encoding="utf-8") as file:
-        return [_utterance(path, n, line) for n, line in enumerate(file, start=1)]
+        for number, line in enumerate(file, start=1):
+            yield _utterance(path, number, line)
 
 
 def _utterance(path: Path, number: int, line: str) -> Utterance:

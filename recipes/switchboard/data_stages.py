@@ -26,6 +26,7 @@ from lightning_adpsgd.asr.lexicon import (
     write_lexicon,
 )
 from lightning_adpsgd.asr.ngram import NgramModel, estimate, write_arpa
+from lightning_adpsgd.asr.pruning import prune
 from recipes.switchboard.check_stage import discs_of, say
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import Settings
@@ -137,15 +138,32 @@ def say_lexicon(settings: Settings, words: Lexicon, skipped: Skipped) -> None:
 
 
 def lm(settings: Settings, output: Path) -> None:
-    """Write an ARPA model of the training transcripts over all words of the lexicon."""
+    """Write ARPA models of the training transcripts over all words of the lexicon.
+
+    `lm.arpa` is for the search graph; `large.arpa`, if it is asked for, for weighing
+    what the search has found.
+    """
     words = read_lexicon(settings.directory("lexicon"))
     spoken = _sentences(words, utterances(settings, "train"))
+    held_out = _sentences(words, utterances(settings, "dev"))
     vocabulary = [w for w in words.pronunciations if w not in SPECIAL_WORDS]
     model = estimate(spoken, settings.lm.order, vocabulary)
+    _say_model(model, held_out)
+    if settings.lm.prune:
+        model = prune(model, settings.lm.prune, spoken)
+        _say_model(model, held_out, ", pruned")
     write_arpa(output / "lm.arpa", model)
-    held_out = _sentences(words, utterances(settings, "dev"))
+    if settings.lm.large_order:
+        large = estimate(spoken, settings.lm.large_order, vocabulary)
+        _say_model(large, held_out, ", for n-best lists")
+        write_arpa(output / "large.arpa", large)
+
+
+def _say_model(
+    model: NgramModel, held_out: list[tuple[str, ...]], kind: str = ""
+) -> None:
     print(
-        f"  {len(model.log10_probabilities)} n-grams up to {model.order} words, "
+        f"  {len(model.log10_probabilities)} n-grams up to {model.order} words{kind}, "
         f"perplexity on held-out speakers {perplexity(model, held_out):.0f}",
         flush=True,
     )

@@ -99,3 +99,13 @@ def test_a_wrong_folder_is_said_without_a_traceback(
     arguments = ["--corpus", str(tmp_path / "gone"), "--out", str(tmp_path / "out")]
     assert main(arguments) == 1
     assert "gone: expected the folder of a corpus" in capsys.readouterr().err
+
+
+def test_the_input_and_the_states_are_the_papers():
+    settings = _settings(SWB300)
+    log_mel = 3 * settings.features.num_mels
+    fmllr = settings.triphone.lda_dimension
+    assert log_mel + fmllr + settings.adapt.ivector_dims == 260
+    assert settings.adapt.fmllr
+    assert settings.adapt.ivectors
+    assert (settings.states, settings.triphone.num_leaves) == ("triphone", 32_000)
