@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.audio import AudioError, AudioFacts, read_facts
+from lightning_adpsgd.asr.channels import ChannelError, SoundFacts, read_facts
 from lightning_adpsgd.asr.corpus import CorpusError, Skipped, Utterance, utterance_id
 from lightning_adpsgd.asr.librispeech import Library, ReadUtterance, find_library
 from lightning_adpsgd.asr.parallel import fork_map
@@ -110,7 +110,7 @@ def _seconds(
 ) -> dict[str, float]:
     """Length of every usable sound by the name of its utterance."""
     spoken = [utterance for split in library.splits.values() for utterance in split]
-    found: dict[int, AudioFacts | str] = {}
+    found: dict[int, SoundFacts | str] = {}
     with tqdm(total=len(spoken), desc="headers", unit="file") as bar:
         for index, facts in fork_map(_facts, spoken, settings.cores):
             found[index] = facts
@@ -126,10 +126,10 @@ def _seconds(
     return seconds
 
 
-def _facts(utterance: ReadUtterance) -> AudioFacts | str:
+def _facts(utterance: ReadUtterance) -> SoundFacts | str:
     try:
         return read_facts(utterance.sound)
-    except AudioError as error:
+    except ChannelError as error:
         return str(error)
 
 

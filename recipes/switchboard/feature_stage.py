@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.audio import read_channel
+from lightning_adpsgd.asr.channels import read_channel
 from lightning_adpsgd.asr.corpus import Skipped, Utterance
 from lightning_adpsgd.asr.features import log_mel, normalise_side, num_frames
 from lightning_adpsgd.asr.parallel import fork_map

@@ -17,11 +17,11 @@ from lightning_adpsgd.asr import sphere
 from lightning_adpsgd.asr.sphere import SAMPLE_RATE
 
 
-class AudioError(ValueError):
+class ChannelError(ValueError):
     """A sound file cannot be used; the message has the path and what was wrong."""
 
 
-class AudioFacts(NamedTuple):
+class SoundFacts(NamedTuple):
     """What the head of a sound file says.
 
     Attributes:
@@ -35,26 +35,26 @@ class AudioFacts(NamedTuple):
     sample_rate: int
 
 
-def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> AudioFacts:
+def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
     """Length, channels and rate; the samples are not touched.
 
     Raises:
-        AudioError: It cannot be read, is no sound, is empty, or below `sample_rate`.
+        ChannelError: It cannot be read, is no sound, is empty, or below `sample_rate`.
     """
     try:
         found = soundfile.info(path)
     except (OSError, soundfile.LibsndfileError) as error:
         problem = f"cannot be read: {error}; copy it again"
-        raise AudioError(f"{path}: {problem}") from error
+        raise ChannelError(f"{path}: {problem}") from error
     if found.frames <= 0:
-        raise AudioError(f"{path}: holds no sound; copy it again")
+        raise ChannelError(f"{path}: holds no sound; copy it again")
     if found.samplerate < sample_rate:
-        raise AudioError(
+        raise ChannelError(
             f"{path}: expected at least {sample_rate} Hz, got {found.samplerate}; "
             "record it again, a lower rate lacks what is recognised"
         )
     seconds = found.frames / found.samplerate
-    return AudioFacts(seconds, found.channels, found.samplerate)
+    return SoundFacts(seconds, found.channels, found.samplerate)
 
 
 def read_channel(
@@ -70,7 +70,7 @@ def read_channel(
         return sphere.read_channel(path, channel, sample_rate=sample_rate)
     facts = read_facts(path, sample_rate)
     if not 0 <= channel < facts.num_channels:
-        raise AudioError(
+        raise ChannelError(
             f"{path}: `channel` must be below {facts.num_channels}, got {channel}"
         )
     samples = _read(path, facts)[:, channel]
@@ -88,14 +88,14 @@ def is_sphere(path: Path) -> bool:
         return False
 
 
-def _read(path: Path, facts: AudioFacts) -> np.ndarray:
+def _read(path: Path, facts: SoundFacts) -> np.ndarray:
     try:
         samples, _ = soundfile.read(path, dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
-        raise AudioError(f"{path}: {error}; copy it again") from error
+        raise ChannelError(f"{path}: {error}; copy it again") from error
     expected = round(facts.seconds * facts.sample_rate)
     if len(samples) < expected:
-        raise AudioError(
+        raise ChannelError(
             f"{path}: truncated: its head says {expected} samples, it holds "
             f"{len(samples)}; copy it again"
         )

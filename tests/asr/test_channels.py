@@ -7,7 +7,7 @@ import pytest
 import soundfile
 
 from lightning_adpsgd.asr import sphere
-from lightning_adpsgd.asr.audio import AudioError, read_channel, read_facts
+from lightning_adpsgd.asr.channels import ChannelError, read_channel, read_facts
 from tests.asr.tiny import noise, write_sphere
 
 
@@ -39,7 +39,7 @@ def test_channels_are_apart(tmp_path: Path):
         found[1][500:7500], _tone(8000, 1000.0)[500:7500], atol=0.01
     )
     assert np.abs(found[0] - found[1]).max() > 0.5
-    with pytest.raises(AudioError, match="`channel` must be below 2, got 2"):
+    with pytest.raises(ChannelError, match="`channel` must be below 2, got 2"):
         read_channel(path, 2)
 
 
@@ -51,7 +51,7 @@ def test_sphere_goes_its_own_way(tmp_path: Path):
 def test_a_lower_rate_is_refused(tmp_path: Path):
     path = _write(tmp_path / "low.wav", _tone(4000), 4000)
     with pytest.raises(
-        AudioError, match=r"low\.wav: expected at least 8000 Hz, got 4000"
+        ChannelError, match=r"low\.wav: expected at least 8000 Hz, got 4000"
     ):
         read_channel(path, 0)
 
@@ -60,17 +60,17 @@ def test_a_lower_rate_is_refused(tmp_path: Path):
 def test_what_is_no_sound_is_refused(tmp_path: Path, content: bytes):
     path = tmp_path / "odd.flac"
     path.write_bytes(content)
-    with pytest.raises(AudioError, match=r"odd\.flac: cannot be read.*copy it again"):
+    with pytest.raises(ChannelError, match=r"odd\.flac: cannot be read.*copy it again"):
         read_facts(path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path):
-    with pytest.raises(AudioError, match=r"gone\.wav: cannot be read"):
+    with pytest.raises(ChannelError, match=r"gone\.wav: cannot be read"):
         read_channel(tmp_path / "gone.wav", 0)
 
 
 def test_sound_that_was_cut_short_is_refused(tmp_path: Path):
     path = _write(tmp_path / "cut.flac", noise(2.0, channels=1), 16000)
     path.write_bytes(path.read_bytes()[:9000])
-    with pytest.raises(AudioError, match=r"cut\.flac"):
+    with pytest.raises(ChannelError, match=r"cut\.flac"):
         read_channel(path, 0)
