@@ -36,6 +36,7 @@ CORE = (
     "background",
     "node",
     "coordination",
+    "shuffling",
     "portions",
     "sampling",
     "agreement",

@@ -9,15 +9,17 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import kaldi_decoder
 import kaldifst
 import numpy as np
 
-from lightning_adpsgd.asr.graphs import Topology, symbols_of
+from lightning_adpsgd.asr.graphs import symbols_of
 from lightning_adpsgd.asr.lexicon import Lexicon
+from lightning_adpsgd.asr.nbest import NBestOptions, WordPath, word_paths
 from lightning_adpsgd.asr.parallel import fork_map
+from lightning_adpsgd.asr.states import Topology, phone_runs
 
 FRAME_SHIFT_S = 0.01
 
@@ -48,6 +50,13 @@ class Hypothesis(NamedTuple):
         return tuple(timed.word for timed in self.words)
 
 
+class Alternative(NamedTuple):
+    """One of several hypotheses, with its cost, acoustic scale included."""
+
+    hypothesis: Hypothesis
+    cost: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
     """How wide the search is.
@@ -66,6 +75,22 @@ class SearchOptions:
                 "`beam` must be positive and `max_active` at least 2, got "
                 f"{self.beam} and {self.max_active}"
             )
+
+
+class _Path(NamedTuple):
+    """The best path: its states [time], labels of its words, whether it is complete."""
+
+    states: np.ndarray
+    words: list[int]
+    is_complete: bool
+
+
+class Search(Protocol):
+    """Finds words: `Decoder`, or what is built upon one."""
+
+    def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
+        """The most likely words of log-likelihoods [time, states]."""
+        ...
 
 
 class Decoder:
@@ -114,21 +139,62 @@ class Decoder:
         Raises:
             ValueError: Another shape, or a value that is not finite.
         """
+        path = self._best_path(log_likelihoods, acoustic_scale)
+        return Hypothesis((), False) if path is None else self._hypothesis(path)
+
+    def alternatives(
+        self, log_likelihoods: np.ndarray, acoustic_scale: float, options: NBestOptions
+    ) -> list[Alternative]:
+        """The most likely word sequences, each once, the best first.
+
+        Args:
+            log_likelihoods: As of `decode`.
+            acoustic_scale: As of `decode`.
+            options: How many, and how far they may be from the best.
+
+        Raises:
+            ValueError: Another shape, or a value that is not finite.
+        """
+        self._check(log_likelihoods)
+        scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
+        return [
+            Alternative(self._hypothesis(path), path.cost)
+            for path in word_paths(self._graph, scaled, options)
+        ]
+
+    def states(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> np.ndarray:
+        """The HMM states of the most likely words: what a speaker is adapted with.
+
+        Args:
+            log_likelihoods: As of `decode`.
+            acoustic_scale: As of `decode`.
+
+        Returns:
+            int64 [time]; all -1 where nothing was found.
+        """
+        path = self._best_path(log_likelihoods, acoustic_scale)
+        return np.full(len(log_likelihoods), -1) if path is None else path.states
+
+    def _best_path(
+        self, log_likelihoods: np.ndarray, acoustic_scale: float
+    ) -> "_Path | None":
         self._check(log_likelihoods)
         if len(log_likelihoods) == 0:
-            return Hypothesis((), False)
+            return None
         # must outlive the decodable, which does not copy it
         scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
         decoder = kaldi_decoder.FasterDecoder(self._graph, self._options)
         decoder.decode(kaldi_decoder.DecodableCtc(scaled))
         found, path = decoder.get_best_path()
         if not found:
-            return Hypothesis((), False)
-        _, labels, outputs, _ = kaldifst.get_linear_symbol_sequence(path)
-        words = [self._spellings[label] for label in outputs]
-        spans = self._spans(np.array(labels) - 1, words)
-        timed = map(_timed, words, spans)
-        return Hypothesis(tuple(timed), decoder.reached_final())
+            return None
+        _, labels, words, _ = kaldifst.get_linear_symbol_sequence(path)
+        return _Path(np.array(labels) - 1, words, decoder.reached_final())
+
+    def _hypothesis(self, path: "_Path | WordPath") -> Hypothesis:
+        words = [self._spellings[label] for label in path.words]
+        timed = map(_timed, words, self._spans(path.states, words))
+        return Hypothesis(tuple(timed), path.is_complete)
 
     def _check(self, log_likelihoods: np.ndarray) -> None:
         expected = self._topology.num_states
@@ -141,7 +207,7 @@ class Decoder:
             raise ValueError("`log_likelihoods` holds a value that is not finite")
 
     def _spans(self, states: np.ndarray, words: list[str]) -> list[tuple[int, int]]:
-        phones, edges = phone_runs(states, self._topology.states_per_phone)
+        phones, edges = phone_runs(states, self._topology)
         several = [self._pronunciations[word] for word in words]
         found = place_words(phones, several, self._silence)
         if found is None:  # an unfinished path: its last words are not all said
@@ -153,22 +219,6 @@ class Decoder:
 def _timed(word: str, span: tuple[int, int]) -> TimedWord:
     start, end = span
     return TimedWord(word, start * FRAME_SHIFT_S, (end - start) * FRAME_SHIFT_S)
-
-
-def phone_runs(
-    states: np.ndarray, states_per_phone: int
-) -> tuple[list[int], list[int]]:
-    """The phones along a path and the frames at which they begin, with the end added.
-
-    Args:
-        states: HMM state of each frame, [time].
-        states_per_phone: Length of a phone's chain.
-    """
-    is_first = states % states_per_phone == 0
-    is_first[1:] &= states[1:] != states[:-1]
-    starts = np.flatnonzero(is_first)
-    phones = states[starts] // states_per_phone
-    return phones.tolist(), [*starts.tolist(), len(states)]
 
 
 def place_words(
@@ -217,7 +267,7 @@ def _unlinked(path: tuple) -> list[tuple[int, int]]:
 def decode_all(
     items: Sequence[Item],
     log_likelihoods: Callable[[Item], np.ndarray],
-    decoder: Decoder,
+    decoder: Search,
     acoustic_scales: Sequence[float],
     num_processes: int = 1,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:

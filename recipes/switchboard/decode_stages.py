@@ -2,34 +2,39 @@
 
 `decode` recognises with the network of a training run, `baseline` with the Gaussian
 mixtures that made the alignment; what they leave is the same: for each split the words
-(`swb.txt`) and their times (`swb.ctm`), and `decode.json`. The acoustic scale is chosen
+(`swb.txt`) and their times (`swb.ctm`), and `decode.json`; with fMLLR `baseline` leaves
+the same in `adapted/` of the adapted mixtures. The acoustic scale is chosen
 on `dev`, speakers of the training discs that training does not see, never on the test
 sets. `score` leaves `score.json`, and so does `baseline`.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.cepstra import cepstra
+from lightning_adpsgd.asr.acronyms import letters_of
 from lightning_adpsgd.asr.corpus import Utterance, read_utterances
 from lightning_adpsgd.asr.decoding import (
     Decoder,
     Hypothesis,
+    Search,
     SearchOptions,
     decode_all,
     read_graph,
 )
+from lightning_adpsgd.asr.front_end import FrontEnd
 from lightning_adpsgd.asr.gmm import GaussianMixtures
-from lightning_adpsgd.asr.graphs import Topology
 from lightning_adpsgd.asr.lexicon import read_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
+from lightning_adpsgd.asr.nbest import NBestOptions
+from lightning_adpsgd.asr.ngram import read_arpa
 from lightning_adpsgd.asr.parallel import fork_map
+from lightning_adpsgd.asr.rescoring import RescoringDecoder, Weighed, Weights, best
 from lightning_adpsgd.asr.scoring import (
     NO_RULES,
     Errors,
@@ -40,36 +45,54 @@ from lightning_adpsgd.asr.scoring import (
 from lightning_adpsgd.asr.scoring import (
     score as score_words,
 )
-from lightning_adpsgd.asr.store import FrameStore
+from lightning_adpsgd.asr.states import read_topology
 from lightning_adpsgd.files import write_json, written_whole
-from recipes.switchboard.hmm_stages import stored_utterances
+from recipes.switchboard.inputs import Inputs, Load, StoredInputs, spoken_inputs
 from recipes.switchboard.pipeline import StageError
-from recipes.switchboard.settings import Settings
+from recipes.switchboard.settings import TEST_SPLITS, Settings
 
+_MOST_WIDENINGS = 4
 PART_NAMES = {"swb": "SWB", "ch": "CH"}
 
-Scorer = Callable[[np.ndarray], np.ndarray]
-"""From log-mel frames [time, mel] to log-likelihoods [time, num_states]."""
+Scorer = Callable[[Inputs], np.ndarray]
+"""From the inputs of an utterance to log-likelihoods [time, num_states]."""
 
 
 class _Task(NamedTuple):
     settings: Settings
     output: Path
     scorer: Scorer
-    decoder: Decoder
+    decoder: Search
 
 
 def decode(settings: Settings, output: Path) -> None:
     """Recognises dev and the test sets with the network of `settings.run`."""
-    scorer = _network(settings.directory("train") / "model.ckpt")
-    _recognise(settings, output, scorer, settings.decode.acoustic_scales)
+    scorer = network(settings.directory("train") / "model.ckpt")
+    if settings.decode.nbest and not settings.lm.large_order:
+        raise StageError("`decode.nbest` needs a larger model: set `lm.large_order`")
+    _recognise(
+        settings,
+        output,
+        scorer,
+        settings.decode.acoustic_scales,
+        nbest=settings.decode.nbest,
+    )
 
 
 def baseline(settings: Settings, output: Path) -> None:
     """Recognises and scores with the Gaussian mixtures that made the alignment."""
-    scorer = _mixtures(settings.directory("align") / "gmm.npz")
+    scorer = _mixtures(settings.directory("mixtures"))
     _recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
-    _score(settings, output, output, "monophone GMM")
+    _score(settings, output, output, f"{settings.states} GMM")
+    if settings.adapt.fmllr:
+        _adapted_baseline(settings, output / "adapted")
+
+
+def _adapted_baseline(settings: Settings, output: Path) -> None:
+    output.mkdir(exist_ok=True)
+    scorer = _adapted_mixtures(settings.directory("adapt") / "mixtures.npz")
+    _recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
+    _score(settings, output, output, "GMM + fMLLR")
 
 
 def score(settings: Settings, output: Path) -> None:
@@ -77,26 +100,41 @@ def score(settings: Settings, output: Path) -> None:
     _score(settings, settings.directory("decode"), output, settings.run)
 
 
-def _mixtures(path: Path) -> Scorer:
+def _mixtures(folder: Path) -> Scorer:
+    scorer = GaussianMixtures.load(folder / "gmm.npz").scorer()
+    front_end = FrontEnd.load(folder / "front_end.npz")
+    return lambda inputs: scorer(front_end(inputs.log_mel.numpy()))
+
+
+def _adapted_mixtures(path: Path) -> Scorer:
     scorer = GaussianMixtures.load(path).scorer()
-    return lambda frames: scorer(cepstra(frames))
+    return lambda inputs: scorer(inputs.fmllr.float().numpy())
 
 
-def _network(path: Path) -> Scorer:
+def network(path: Path) -> Scorer:
+    """The log-likelihoods of a trained network.
+
+    Raises:
+        StageError: There is none at `path`.
+    """
     try:
         model = AcousticModel.load_from_checkpoint(path, map_location="cpu")
     except FileNotFoundError as error:
         raise StageError(f"{path} does not exist; train first") from error
     model.eval()
 
-    def log_likelihoods(frames: np.ndarray) -> np.ndarray:
-        return model.log_likelihoods(torch.from_numpy(frames.astype("f4"))).numpy()
+    def log_likelihoods(inputs: Inputs) -> np.ndarray:
+        return model.log_likelihoods(*inputs).numpy()
 
     return log_likelihoods
 
 
 def _recognise(
-    settings: Settings, output: Path, scorer: Scorer, scales: Sequence[float]
+    settings: Settings,
+    output: Path,
+    scorer: Scorer,
+    scales: Sequence[float],
+    nbest: int = 0,
 ) -> None:
     lexicon = read_lexicon(settings.directory("lexicon"))
     options = SearchOptions(
@@ -105,33 +143,36 @@ def _recognise(
     decoder = Decoder(
         read_graph(settings.directory("graph") / "HCLG.fst"),
         lexicon,
-        Topology.of(lexicon),
+        read_topology(settings.directory("mixtures") / "tree.json"),
         options,
     )
     task = _Task(settings, output, scorer, decoder)
     report: dict[str, Any] = {"frame_accuracy": _frame_accuracy(task)}
-    sweep = _sweep(task, scales)
-    best = min(sweep, key=lambda scale: sweep[scale].wer)
+    sweep = _widening_sweep(task, scales)
+    chosen = min(sweep, key=lambda scale: sweep[scale].wer)
     report |= {
-        "acoustic_scale": best,
+        "acoustic_scale": chosen,
         "dev_wer": {str(scale): errors.wer for scale, errors in sweep.items()},
     }
     print(
         f"  dev: {report['frame_accuracy']:.1%} of frames right, "
-        f"WER {sweep[best].wer:.1%} at acoustic scale {best}",
+        f"WER {sweep[chosen].wer:.1%} at acoustic scale {chosen}",
         flush=True,
     )
+    if nbest:
+        task, weights = _with_larger_model(task, decoder, chosen)
+        report |= weights
     report["incomplete"] = {
-        split: _decode_split(task, split, best)
+        split: _decode_split(task, split, chosen)
         for split in settings.splits()
-        if split in PART_NAMES
+        if split in TEST_SPLITS
     }
     write_json(output / "decode.json", report)
 
 
-def _dev(settings: Settings) -> list[tuple[Utterance, np.ndarray]]:
+def _dev(settings: Settings) -> list[tuple[Utterance, Load]]:
     """Held-out utterances, evenly taken, for the choice of the acoustic scale."""
-    spoken = [pair for pair in stored_utterances(settings, "dev") if pair[0].words]
+    spoken = [pair for pair in spoken_inputs(settings, "dev") if pair[0].words]
     most = settings.decode.max_dev_utterances
     if len(spoken) > most:
         spoken = [spoken[index * len(spoken) // most] for index in range(most)]
@@ -141,49 +182,109 @@ def _dev(settings: Settings) -> list[tuple[Utterance, np.ndarray]]:
 def _hypotheses(
     task: _Task,
     name: str,
-    spoken: Sequence[tuple[Utterance, np.ndarray]],
+    spoken: Sequence[tuple[Utterance, Load]],
     scales: Sequence[float],
 ) -> list[list[Hypothesis]]:
     """A hypothesis per scale of each utterance, in the order of `spoken`."""
-    frames = [frames for _, frames in spoken]
+    loads = [load for _, load in spoken]
+
+    def log_likelihoods(load: Load) -> np.ndarray:
+        return task.scorer(load())
+
     cores = task.settings.cores
-    found = decode_all(frames, task.scorer, task.decoder, scales, cores)
-    bar = tqdm(found, desc=f"decode {name}", total=len(frames), unit="utt")
+    found = decode_all(loads, log_likelihoods, task.decoder, scales, cores)
+    bar = tqdm(found, desc=f"decode {name}", total=len(loads), unit="utt")
     return [hypotheses for _, hypotheses in sorted(bar, key=lambda pair: pair[0])]
+
+
+def _widening_sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
+    """The errors on dev by scale; goes on beyond the ends while an end is the best."""
+    sweep = _sweep(task, scales)
+    for _ in range(_MOST_WIDENINGS):
+        beyond = beyond_the_best({scale: e.wer for scale, e in sweep.items()})
+        if beyond is None:
+            break
+        sweep |= _sweep(task, [beyond])
+    return dict(sorted(sweep.items()))
+
+
+def beyond_the_best(rates: Mapping[float, float]) -> float | None:
+    """The next scale to try if the best one has nothing on one of its sides."""
+    scales = sorted(rates)
+    best = min(scales, key=lambda scale: rates[scale])
+    if len(scales) < 2 or best not in (scales[0], scales[-1]):
+        return None
+    neighbour = scales[1] if best == scales[0] else scales[-2]
+    return float(f"{best * best / neighbour:.2g}")
 
 
 def _sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
     spoken = _dev(task.settings)
     hypotheses = _hypotheses(task, "dev", spoken, scales)
+    return {
+        scale: _dev_errors(task, spoken, [several[position] for several in hypotheses])
+        for position, scale in enumerate(scales)
+    }
+
+
+def _dev_errors(
+    task: _Task,
+    spoken: Sequence[tuple[Utterance, Load]],
+    hypotheses: Sequence[Hypothesis],
+) -> Errors:
+    pairs = zip(spoken, hypotheses, strict=True)
+    found = {utterance.id: hypothesis.text for (utterance, _), hypothesis in pairs}
     references = {utterance.id: utterance.words for utterance, _ in spoken}
-    glm = _glm(task.settings)
     try:
-        return {
-            scale: score_words(
-                references,
-                {
-                    utterance.id: several[position].text
-                    for (utterance, _), several in zip(spoken, hypotheses, strict=True)
-                },
-                glm=glm,
-            )
-            for position, scale in enumerate(scales)
-        }
+        return score_words(references, found, glm=_glm(task.settings))
     except ScoringError as error:
         raise StageError(f"dev cannot be scored: {error}") from error
 
 
+def _with_larger_model(
+    task: _Task, decoder: Decoder, scale: float
+) -> tuple[_Task, dict[str, Any]]:
+    """The task with n-best lists, weighed as is best on dev; and what that is."""
+    settings, lm = task.settings.decode, task.settings.directory("lm")
+    options = NBestOptions(
+        most=settings.nbest, beam=settings.beam, lattice_beam=settings.lattice_beam
+    )
+    small, large = (read_arpa(lm / name) for name in ("lm.arpa", "large.arpa"))
+    rescoring = RescoringDecoder(decoder, options, small, large)
+    spoken = _dev(task.settings)
+
+    def weighed(load: Load) -> list[Weighed]:
+        return rescoring.weighed(task.scorer(load()), scale)
+
+    loads = [load for _, load in spoken]
+    found = fork_map(weighed, loads, task.settings.cores)
+    bar = tqdm(found, desc="n-best dev", total=len(loads), unit="utt")
+    several = [one for _, one in sorted(bar, key=lambda pair: pair[0])]
+    errors = {
+        weights: _dev_errors(task, spoken, [best(one, weights) for one in several])
+        for weights in starmap(
+            Weights, product(settings.lm_weights, settings.word_penalties)
+        )
+    }
+    rescoring.weights = min(errors, key=lambda weights: errors[weights].wer)
+    wer = errors[rescoring.weights].wer
+    print(f"  dev: WER {wer:.1%} with {rescoring.weights}", flush=True)
+    report = {"rescored": {"dev_wer": wer, **rescoring.weights._asdict()}}
+    return task._replace(decoder=rescoring), report
+
+
 def _frame_accuracy(task: _Task) -> float:
     """Fraction of dev frames whose most likely state is the label."""
-    align = task.settings.directory("align")
-    counts = np.array(json.loads((align / "states.json").read_text())["counts"])
+    states = task.settings.directory("states")
+    counts = np.array(json.loads((states / "states.json").read_text())["counts"])
     priors = np.log(np.maximum(counts, 1) / counts.sum()).astype(np.float32)
-    labels = align / "dev" / "labels.npy"
-    store = FrameStore(task.settings.directory("features") / "dev", labels)
+    labels = states / "dev" / "labels.npy"
+    inputs = StoredInputs(task.settings, "dev", labels)
+    store = inputs.store
     positions = np.flatnonzero(store.labelled).tolist()
 
     def num_right(position: int) -> tuple[int, int]:
-        likelihoods = task.scorer(store.frames(position).numpy())
+        likelihoods = task.scorer(inputs(position))
         found = (likelihoods + priors).argmax(axis=1)
         return int((found == store.labels(position).numpy()).sum()), len(found)
 
@@ -193,11 +294,12 @@ def _frame_accuracy(task: _Task) -> float:
 
 def _decode_split(task: _Task, split: str, scale: float) -> int:
     """Writes words and times; returns how many hypotheses are incomplete."""
-    spoken = stored_utterances(task.settings, split)
+    spoken = spoken_inputs(task.settings, split)
     found = [several[0] for several in _hypotheses(task, split, spoken, [scale])]
     texts, times = [], []
     for (utterance, _), hypothesis in zip(spoken, found, strict=True):
-        texts.append(" ".join((utterance.id, *hypothesis.text)))
+        spelled = (letter for word in hypothesis.text for letter in letters_of(word))
+        texts.append(" ".join((utterance.id, *spelled)))
         times += _ctm_lines(utterance, hypothesis)
     _write_lines(task.output / f"{split}.txt", texts)
     _write_lines(task.output / f"{split}.ctm", times)
@@ -213,12 +315,16 @@ def _decode_split(task: _Task, split: str, scale: float) -> int:
 
 
 def _ctm_lines(utterance: Utterance, hypothesis: Hypothesis) -> list[str]:
-    recording, channel = utterance.recording.stem, "AB"[utterance.channel]
-    return [
-        f"{recording} {channel} {utterance.start_s + word.start_s:.2f} "
-        f"{word.duration_s:.2f} {word.word}"
-        for word in hypothesis.words
-    ]
+    recording, channel = utterance.conversation, "AB"[utterance.channel]
+    lines = []
+    for word in hypothesis.words:
+        letters = letters_of(word.word)  # references have those of `i._b._m.` apart
+        duration_s = word.duration_s / len(letters)
+        for place, letter in enumerate(letters):
+            start_s = utterance.start_s + word.start_s + place * duration_s
+            times = f"{start_s:.2f} {duration_s:.2f}"
+            lines.append(f"{recording} {channel} {times} {letter}")
+    return lines
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:
@@ -241,9 +347,9 @@ def _score(settings: Settings, decoded: Path, output: Path, name: str) -> None:
     if glm.num_skipped:
         print(f"  WARNING: {glm.num_skipped} rules of the GLM have a form not applied")
     errors = {
-        PART_NAMES[split]: _score_split(settings, decoded, split, glm)
+        PART_NAMES.get(split, split): _score_split(settings, decoded, split, glm)
         for split in settings.splits()
-        if split in PART_NAMES
+        if split in TEST_SPLITS
     }
     if not errors:
         raise StageError("there is no test set to score: neither SWB nor CH was found")

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lightning_adpsgd.asr.corpus import CorpusError, Skipped
+from lightning_adpsgd.asr.discs import find_files
 from recipes.switchboard.settings import Settings
 
 STAMP = ".done"
@@ -41,6 +43,7 @@ class Stage(NamedTuple):
         run: Writes the stage's files into the given folder.
         inputs: Stages whose output it reads.
         depends: Names of the settings it depends on, besides its inputs.
+        wanted: Whether settings ask for it; it is skipped otherwise.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Stage(NamedTuple):
     run: Callable[[Settings, Path], None]
     inputs: tuple[str, ...] = ()
     depends: tuple[str, ...] = ()
+    wanted: Callable[[Settings], bool] = lambda _: True
 
 
 def run_stages(
@@ -71,9 +75,13 @@ def run_stages(
     """
     chosen = _chosen(stages, first, last)
     for stage in stages[: chosen[0][0]]:
-        _check_earlier(stage, settings)
+        if stage.wanted(settings):
+            _check_earlier(stage, settings)
     for position, stage in chosen:
         label = f"[{position + 1}/{len(stages)}] {stage.name}"
+        if not stage.wanted(settings):
+            print(f"{label}: not asked for, skipped", flush=True)
+            continue
         fingerprint = fingerprint_of(stage, settings)
         if not redo and _is_finished(stage, settings, fingerprint):
             print(f"{label}: finished, skipped", flush=True)
@@ -123,25 +131,22 @@ def _plain(value: Any) -> Any:
 
 def _tree_digest(settings: Settings) -> str:
     # Names and sizes, not contents: 30 GB of audio would take minutes at every call.
-    files = {
-        p.relative_to(settings.corpus): p.stat().st_size
-        for p in settings.corpus.rglob("*")
-        if p.is_file()
-    }
-    lines = [f"{name} {files[name]}" for name in sorted(files) if not _is_hidden(name)]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+    try:
+        files = find_files(settings.roots, Skipped())
+    except CorpusError as error:
+        raise StageError(f"--corpus: {error}") from error
+    lines = [f"{file.path} {file.path.stat().st_size}" for file in files]
+    content = "\n".join(lines).encode(errors="surrogateescape")
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _input_digest(name: str, stage: Stage, settings: Settings) -> str:
     stamp = settings.directory(name) / STAMP
+    made_by = settings.stage_of(name)
     if not stamp.exists():
         raise StageError(
-            f"stage `{stage.name}` reads `{name}`, which is not finished in "
-            f"{settings.directory(name)}; start with --from {name}"
+            f"stage `{stage.name}` reads `{made_by}`, which is not finished in "
+            f"{settings.directory(name)}; start with --from {made_by}"
         )
     return hashlib.sha256(stamp.read_bytes()).hexdigest()[:16]
 

