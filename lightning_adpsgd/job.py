@@ -426,6 +426,8 @@ class Job:
             _options(dials),
             self.flat.layout(),
             Credentials.from_environment(os.environ),
+            Node(self.groups.shards),
+            PrefixStore("island", self.store),
         )
 
 

@@ -43,6 +43,7 @@ CORE = (
     "gossip",
     "rendezvous",
     "membership",
+    "following",
     "edges",
     "dials",
     "signals",
