@@ -47,7 +47,7 @@ def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def check_island(super_learner_size: int, world_size: int) -> None:
-    """Refuses an island that is not one super-learner of one learner.
+    """Refuses an island that is not one super-learner.
 
     Raises:
         ValueError: Names the argument, its bound and its value.
@@ -57,12 +57,6 @@ def check_island(super_learner_size: int, world_size: int) -> None:
             '`super_learner_size` must be "node" with `islands`, or the number of '
             f"learners of the island, {world_size}: an island is one super-learner; "
             f"got {super_learner_size}"
-        )
-    if world_size != 1:
-        raise ValueError(
-            "an island must have 1 learner in this release, got "
-            f"{world_size}: start one island for each device, each with `devices=1` "
-            "and `num_nodes=1`"
         )
 
 

@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 from lightning_adpsgd.circle import Circle
 from lightning_adpsgd.exchange import Pulled
+from lightning_adpsgd.following import Members
 from lightning_adpsgd.gossip import Gossip
 from lightning_adpsgd.links import Address, Facts, LinkTransport, Refused
-from lightning_adpsgd.membership import Member, Membership
+from lightning_adpsgd.membership import Member
 from lightning_adpsgd.transport import PeerLost, lane_of
 
 _log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class Edges:
     def __init__(
         self,
         transport: LinkTransport,
-        membership: Membership,
+        membership: Members,
         shard: int = 0,
         patience: timedelta = _DIAL,
     ) -> None:
@@ -322,7 +323,7 @@ class Edges:
 
     def _others(self) -> dict[int, Member]:
         roll, own = self._membership.roll, self._membership.member
-        return {n: m for n, m in roll.members.items() if m != own}
+        return {n: m for n, m in roll.members.items() if n != own.number}
 
     def _post(self, action: Callable[[], None]) -> None:
         with self._state:

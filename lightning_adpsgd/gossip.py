@@ -280,6 +280,11 @@ class Gossip(Communication):
         self._merge_all()
         self._count_merge()
 
+    def finish_merge(self) -> None:
+        """Ends a merge that the learners of a node have begun together."""
+        if self._merger is not None:
+            self._merger.finish()
+
     def snapshot(self) -> list[Tensor]:
         """What a peer would pull; for the training thread."""
         return self._replica.snapshot()

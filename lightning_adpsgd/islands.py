@@ -1,5 +1,8 @@
 """One island: a super-learner that is a job of its own, joined to others by gossip.
 
+Where it has several learners, each carries a shard of the weights to its counterparts,
+over connections of its own; the first one keeps the island's place on the roll.
+
     rendezvous   where islands find one another       (`rendezvous`)
     roll         who is there                         (`membership`)
     edges        who is connected with whom           (`edges`)
@@ -23,12 +26,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore, Store
 from typing_extensions import override
 
 from lightning_adpsgd.circle import Circle
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.edges import Edges
-from lightning_adpsgd.exchange import Position, Pulled
+from lightning_adpsgd.exchange import BEGINNING, Position, Pulled
+from lightning_adpsgd.following import Follower, Members, Teller
 from lightning_adpsgd.gossip import Gossip, GossipOptions
 from lightning_adpsgd.interfaces import VARIABLE, gloo_addresses
 from lightning_adpsgd.links import (
@@ -42,7 +47,9 @@ from lightning_adpsgd.links import (
 from lightning_adpsgd.membership import Member, Membership, Pace, Roll
 from lightning_adpsgd.mixing import Communication, Schedule, Statistics
 from lightning_adpsgd.node import Node
+from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.rendezvous import Place, Rendezvous
+from lightning_adpsgd.replica import as_real
 
 _log = logging.getLogger(__name__)
 
@@ -79,14 +86,21 @@ class Mean(NamedTuple):
     """The mean over islands.
 
     Attributes:
-        values: One tensor for each chunk, on the host.
+        values: One tensor for each chunk of this learner's shard, on the host.
         members: How many islands were in it.
-        consensus: How far they were from it.
+        spread: Mean square of how far they were from it, in this shard.
+        square: Of its norm, in this shard.
     """
 
     values: list[Tensor]
     members: int
-    consensus: Consensus
+    spread: float
+    square: float
+
+    @property
+    def consensus(self) -> Consensus:
+        """How far they were from it, where the shard is all."""
+        return _consensus([self])
 
 
 class Island(Communication):
@@ -102,6 +116,8 @@ class Island(Communication):
         options: Of the engine.
         layout: `FlatParameters.layout()`; must be equal in all islands.
         credentials: Of the links.
+        node: The learners of this island.
+        store: Of this island alone; not used by a single learner.
         patience: For what comes from others.
 
     Attributes:
@@ -118,22 +134,16 @@ class Island(Communication):
         options: GossipOptions,
         layout: str,
         credentials: Credentials,
+        node: Node | None = None,
+        store: Store | None = None,
         patience: Patience = _PATIENCE,
     ) -> None:
         self._vectors, self._place, self._schedule = vectors, place, schedule
         self._options, self._layout, self._patience = options, layout, patience
-        self._credentials = credentials
+        self._credentials, self._node = credentials, node or Node()
+        self._store = store or HashStore()
         self.position, self.started_from = Position(), None
-        self._incarnation = uuid.uuid4().hex
-        member = Member(-1, self._incarnation, socket.gethostname(), ())
-        self.membership = Membership(
-            Rendezvous(place),
-            member,
-            lambda: self.position.steps,
-            patience.pace,
-            self._on_roll,
-            self._on_stopped,
-        )
+        self.membership = self._make_membership()
         self._begun = (0, 0)
         self._gossip: Gossip | None = None
         self._edges: Edges | None = None
@@ -142,6 +152,23 @@ class Island(Communication):
         self._was_stopped, self._ended = False, False
         self._rejoined_at: Position | None = None
         self._refusal: Refused | None = None
+        self._num_looks = 0
+
+    def _make_membership(self) -> Members:
+        pace = self._patience.pace
+        if self._node.index > 0:
+            return Follower(self._store, pace, self._on_roll)
+        teller = Teller(self._store)
+        membership = Membership(
+            Rendezvous(self._place),
+            Member(-1, uuid.uuid4().hex, socket.gethostname(), ()),
+            lambda: self.position.steps,
+            pace,
+            self._on_roll,
+            self._on_stopped,
+            lambda: teller.tell(membership) if self._node.size > 1 else None,
+        )
+        return membership
 
     @property
     @override
@@ -165,11 +192,11 @@ class Island(Communication):
         self.membership.start()
         self._await_number()
         transport = self._make_transport()
-        self._edges = Edges(transport, self.membership)
+        self._edges = Edges(transport, self.membership, self._node.index)
         self._gossip = Gossip(
             self._vectors,
             transport,
-            Node(),
+            self._node,
             self._schedule,
             self._options,
             on_lost=self._edges.on_lost,
@@ -188,13 +215,16 @@ class Island(Communication):
         """As `stop`, with all that exchanges brought merged into the weights."""
         self._edge.stop(_GOODBYE_S)
         self._drain()
-        self._engine.merge_all()
+        # Learners of one island are told to end at different steps, and merge together.
+        if self._node.size == 1:
+            self._engine.merge_all()
         self.stop()
 
     @property
     def name(self) -> str:
         """Of no other island, short enough for a file."""
-        return f"{self.membership.member.number}-{self._incarnation[:8]}"
+        member = self.membership.member
+        return f"{member.number}-{member.incarnation[:8]}"
 
     @override
     def stop(self) -> None:
@@ -245,6 +275,7 @@ class Island(Communication):
     @override
     def settle(self) -> None:
         """What exchanges bring waits for the next step boundary."""
+        self._engine.finish_merge()
 
     @override
     def set_aside(self, vectors: Sequence[Tensor]) -> None:
@@ -270,7 +301,12 @@ class Island(Communication):
         """Puts the mean over the islands that answer in the place of the weights."""
         mean = self.mean()
         self._engine.write(mean.values)
-        return mean.consensus
+        self._gather_shards()
+        mine = torch.tensor([*mean[2:], mean.members], dtype=torch.float64)
+        all_of_them = [torch.zeros_like(mine) for _ in range(self._node.size)]
+        self._node.gather(mine, all_of_them, self._options.timeout)
+        rows = [shares.tolist() for shares in all_of_them]
+        return _consensus([Mean([], int(row[2]), row[0], row[1]) for row in rows])
 
     def note(self, samples: int, epochs: int) -> Position | None:
         """Training on a batch begins.
@@ -324,9 +360,11 @@ class Island(Communication):
     def _make_transport(self) -> LinkTransport:
         facts = Facts(
             member=self.membership.member.number,
-            incarnation=self._incarnation,
+            incarnation=self.membership.member.incarnation,
             job=self._place.job,
             model=self._layout,
+            super_learner_size=self._node.size,
+            shard=self._node.index,
             settings={
                 "wire_dtype": str(self._options.wire_dtype),
                 "mixing_gain": str(self._schedule.gain),
@@ -338,9 +376,12 @@ class Island(Communication):
     def _listen(self, transport: LinkTransport) -> None:
         here = Address(_own_address(self._place), 0)
         self._listener = transport.listen(here, self._edge.on_lane)
-        addresses = (str(self._listener.address),)
-        member = self.membership.member
-        self.membership.member = member._replace(addresses=addresses)
+        self._store.set(f"address/{self._node.index}", str(self._listener.address))
+        if self._node.index == 0:
+            keys = [f"address/{index}" for index in range(self._node.size)]
+            addresses = tuple(self._store.get(key).decode() for key in keys)
+            member = self.membership.member
+            self.membership.member = member._replace(addresses=addresses)
 
     def _take_up_weights(self) -> Position | None:
         begin = time.monotonic()
@@ -348,9 +389,9 @@ class Island(Communication):
         judged_at = begin + 2 * self._patience.pace.silence_s
         while time.monotonic() < deadline:
             self.membership.look(self._patience.pull.total_seconds())
-            if not self.membership.roll.members:
+            if not self._see_the_same_roll():
                 return None
-            if (found := self.weights_of_neighbours()) is not None:
+            if (found := self._weights_for_all()) is not None:
                 return self._take_up(found)
             # One that has died may still be on the roll, and its port another's.
             if self._refusal is not None and time.monotonic() > judged_at:
@@ -362,13 +403,49 @@ class Island(Communication):
             "addresses, and what they print"
         )
 
+    def _see_the_same_roll(self) -> bool:
+        """Whether there are others, as the first learner of this island knows them."""
+        self._num_looks += 1
+        key = f"others/{self._num_looks}"
+        if self._node.index == 0:
+            self._store.set(key, self.membership.roll.to_json())
+        else:
+            self.membership.roll = Roll.from_json(self._store.get(key).decode())
+        return bool(self.membership.roll.members)
+
+    def _weights_for_all(self) -> Pulled | None:
+        """What this learner's shard begins with, if the others have theirs as well."""
+        found = self.weights_of_neighbours()
+        position = found.position if found is not None else BEGINNING
+        news = torch.tensor([found is None, *position], dtype=torch.int64)
+        self._node.agree(news, self._options.timeout)
+        misses, *furthest = news.tolist()
+        if found is None or misses:
+            return None
+        return found._replace(position=Position(*furthest))
+
     def _take_up(self, found: Pulled) -> Position | None:
         if found.position.steps < self.position.steps:
             _log.info("this island is further than the others, and keeps its weights")
             return None
         self._engine.put(found.values)
+        self._gather_shards()
         self.position = found.position
         return found.position
+
+    @torch.no_grad()
+    def _gather_shards(self) -> None:
+        """Gives all learners of this island what each of them has in its shard."""
+        if self._node.size == 1:
+            return
+        for vector in self._vectors:
+            count = self._node.size
+            parts = [shard(as_real(vector), n, count) for n in range(count)]
+            mine = parts[self._node.index].cpu().contiguous()
+            gathered = [torch.empty_like(mine) for _ in parts]
+            self._node.gather(mine, gathered, self._options.timeout)
+            for part, values in zip(parts, gathered, strict=True):
+                part.copy_(values)
 
     def weights_of_neighbours(self) -> Pulled | None:
         """The mean of those next to whom this island will sit, as far as they answer.
@@ -413,6 +490,12 @@ class Island(Communication):
         """After a stop of the whole process: first the others' weights, then in."""
         if not self._was_stopped:
             return
+        if self._node.size > 1:
+            raise RuntimeError(
+                f"an island of {self._node.size} learners was stopped for so long that "
+                "the others went on without it: start it again (with `torchrun "
+                "--max-restarts`, say), so that it begins with their weights"
+            )
         if (found := self.weights_of_neighbours()) is not None:
             adopted = self._engine.adopt(found.values)
             while not (adopted.wait(_LOOK_S) or self._ended):
@@ -466,13 +549,18 @@ class _Total:
                 "its warm-up"
             )
         means = [total / self._members for total in self._sums]
-        norm_squared = sum(float(mean.square().sum()) for mean in means)
+        square = sum(float(mean.square().sum()) for mean in means)
         # E|w|^2 - |E w|^2
-        spread = max(0.0, self._squares / self._members - norm_squared) ** 0.5
-        norm = norm_squared**0.5
+        spread = max(0.0, self._squares / self._members - square)
         values = [m.to(own.dtype) for m, own in zip(means, self._own, strict=True)]
-        distance = Consensus(spread, spread / norm if norm else 0.0, self._members)
-        return Mean(values, self._members, distance)
+        return Mean(values, self._members, spread, square)
+
+
+def _consensus(shards: Sequence[Mean]) -> Consensus:
+    distance = sum(mean.spread for mean in shards) ** 0.5
+    norm = sum(mean.square for mean in shards) ** 0.5
+    members = min(mean.members for mean in shards)
+    return Consensus(distance, distance / norm if norm else 0.0, members)
 
 
 def _mean_of(found: Sequence[Pulled]) -> Pulled:

@@ -491,6 +491,8 @@ class Job:
             _options(dials, self._reloaded),
             self.flat.layout(),
             Credentials.from_environment(os.environ),
+            Node(self.groups.shards),
+            PrefixStore("island", self.store),
         )
 
 

@@ -166,6 +166,7 @@ class Membership:
         on_roll: Called by the thread when the roll has changed.
         on_stopped: Called by the thread when this process has been stopped for so long
             that it was struck off: it is not written in before `enter` is called again.
+        on_turn: Called by the thread after each look.
 
     Attributes:
         member: This island; its number is negative before it has one.
@@ -183,8 +184,10 @@ class Membership:
         pace: Pace = _PACE,
         on_roll: Callable[[Roll], None] = lambda roll: None,
         on_stopped: Callable[[], None] = lambda: None,
+        on_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self._rendezvous, self._steps, self._pace = rendezvous, steps, pace
+        self._on_turn = on_turn
         self._on_roll, self._on_stopped = on_roll, on_stopped
         self.member, self.roll, self.away = member, Roll(), ""
         self.steps_of: dict[int, int] = {}
@@ -249,6 +252,7 @@ class Membership:
     def _work(self) -> None:
         while not self._ending:
             self._take_turn()
+            self._on_turn()
             with self._state:
                 self._num_turns += 1
                 self._state.notify_all()

@@ -49,6 +49,7 @@ CORE = (
     "gossip",
     "rendezvous",
     "membership",
+    "following",
     "edges",
     "dials",
     "signals",

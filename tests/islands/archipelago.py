@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.exchange import Position
 from lightning_adpsgd.gossip import GossipOptions
@@ -20,6 +21,7 @@ from lightning_adpsgd.islands import Island, Patience
 from lightning_adpsgd.links import Credentials
 from lightning_adpsgd.membership import Membership, Pace
 from lightning_adpsgd.mixing import Schedule
+from lightning_adpsgd.node import Node
 from lightning_adpsgd.rendezvous import Place, serve
 from lightning_adpsgd.topology import find_topology
 from tests.helpers import until
@@ -80,7 +82,13 @@ class Trained:
     """An island over one vector, and its steps."""
 
     def __init__(
-        self, server: Server, weights: Tensor, topology: str = "ring", **options: Any
+        self,
+        server: Server,
+        weights: Tensor,
+        topology: str = "ring",
+        node: Node | None = None,
+        store: Store | None = None,
+        **options: Any,
     ) -> None:
         self.vector = weights.clone()
         self.island = Island(
@@ -90,6 +98,8 @@ class Trained:
             GossipOptions(**{"timeout": timedelta(seconds=20), **options}),
             f"weight:({len(weights)},):{weights.dtype}",
             Credentials(),
+            node,
+            store,
             PATIENCE,
         )
 
