@@ -17,7 +17,8 @@ from lightning_adpsgd.files import write_json, written_whole
 from recipes.switchboard.check_stage import REPORT, say
 from recipes.switchboard.data_stages import complete_lexicon
 from recipes.switchboard.pipeline import StageError
-from recipes.switchboard.prepare_stage import hold_out, say_splits, write_splits
+from recipes.switchboard.prepare_stage import say_splits, write_splits
+from recipes.switchboard.selection import hold_out
 from recipes.switchboard.settings import TEST_SPLITS, Settings
 
 #: Hours of each split, for comparison; of the corpus's own description.

@@ -15,7 +15,7 @@ from lightning_adpsgd.asr.sphere import read_channel
 from lightning_adpsgd.asr.store import FrameStore
 from recipes.switchboard import feature_stage
 from recipes.switchboard.pipeline import StageError, run_stages
-from recipes.switchboard.prepare_stage import (
+from recipes.switchboard.selection import (
     first_utterances,
     hold_out,
     limit_repeats,
