@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-RUN_STAGES = ("train", "decode", "score")
+RUN_STAGES = ("train", "decode", "score", "export")
 STATES = ("monophone", "triphone")
 SPLITS = ("train", "dev", "swb", "ch")
 ADAPTED_BY = ("none", "fmllr", "ivectors", "both")
@@ -297,6 +297,17 @@ class DecodeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """What the folder for `python -m lightning_adpsgd.asr transcribe` holds besides.
+
+    Attributes:
+        onnx: Write `model.onnx`, which takes the package `onnx`.
+    """
+
+    onnx: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """One experiment.
 
@@ -326,6 +337,7 @@ class Settings:
     train: TrainSettings = field(default_factory=TrainSettings)
     graph: GraphSettings = field(default_factory=GraphSettings)
     decode: DecodeSettings = field(default_factory=DecodeSettings)
+    export: ExportSettings = field(default_factory=ExportSettings)
 
     def __post_init__(self) -> None:
         if self.cores < 1:

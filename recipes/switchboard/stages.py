@@ -128,4 +128,12 @@ STAGES = (
         _from("decode_stages", "score"),
         inputs=("prepare", "decode"),
     ),
+    Stage(
+        "export",
+        "put the model and all that it needs into one folder, to transcribe with",
+        _from("export_stage", "export"),
+        inputs=("lexicon", "mixtures", "graph", "train", "decode"),
+        depends=("decode", "export"),
+        wanted=lambda settings: settings.streams is None,
+    ),
 )
