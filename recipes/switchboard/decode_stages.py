@@ -1,10 +1,10 @@
-"""Stages `baseline`, `decode` and `score`: from frames to words to a word error rate.
+"""Stages `baseline` and `decode`: from frames to words with times.
 
 `decode` recognises with the network of a training run, `baseline` with the Gaussian
 mixtures that made the alignment; what they leave is the same: for each split the words
 (`swb.txt`) and their times (`swb.ctm`), and `decode.json`. The acoustic scale is chosen
 on `dev`, speakers of the training discs that training does not see, never on the test
-sets. `score` leaves `score.json`, and so does `baseline`.
+sets. `baseline` scores its words as well.
 """
 
 import json
@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from lightning_adpsgd.asr.cepstra import cepstra
-from lightning_adpsgd.asr.corpus import Utterance, read_utterances
+from lightning_adpsgd.asr.corpus import Utterance
 from lightning_adpsgd.asr.decoding import (
     Decoder,
     Hypothesis,
@@ -30,23 +30,14 @@ from lightning_adpsgd.asr.graphs import Topology
 from lightning_adpsgd.asr.lexicon import read_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.parallel import fork_map
-from lightning_adpsgd.asr.scoring import (
-    NO_RULES,
-    Errors,
-    Glm,
-    ScoringError,
-    read_glm,
-)
-from lightning_adpsgd.asr.scoring import (
-    score as score_words,
-)
+from lightning_adpsgd.asr.scoring import Errors, ScoringError
+from lightning_adpsgd.asr.scoring import score as score_words
 from lightning_adpsgd.asr.store import FrameStore
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.switchboard.hmm_stages import stored_utterances
 from recipes.switchboard.pipeline import StageError
+from recipes.switchboard.score_stage import PART_NAMES, read_rules, score_decoded
 from recipes.switchboard.settings import Settings
-
-PART_NAMES = {"swb": "SWB", "ch": "CH"}
 
 Scorer = Callable[[np.ndarray], np.ndarray]
 """From log-mel frames [time, mel] to log-likelihoods [time, num_states]."""
@@ -69,12 +60,7 @@ def baseline(settings: Settings, output: Path) -> None:
     """Recognises and scores with the Gaussian mixtures that made the alignment."""
     scorer = _mixtures(settings.directory("align") / "gmm.npz")
     _recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
-    _score(settings, output, output, "monophone GMM")
-
-
-def score(settings: Settings, output: Path) -> None:
-    """Counts the errors of `settings.run` on every test set."""
-    _score(settings, settings.directory("decode"), output, settings.run)
+    score_decoded(settings, output, output, "monophone GMM")
 
 
 def _mixtures(path: Path) -> Scorer:
@@ -156,7 +142,7 @@ def _sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
     spoken = _dev(task.settings)
     hypotheses = _hypotheses(task, "dev", spoken, scales)
     references = {utterance.id: utterance.words for utterance, _ in spoken}
-    glm = _glm(task.settings)
+    glm = read_rules(task.settings)
     try:
         return {
             scale: score_words(
@@ -224,72 +210,3 @@ def _ctm_lines(utterance: Utterance, hypothesis: Hypothesis) -> list[str]:
 def _write_lines(path: Path, lines: Sequence[str]) -> None:
     with written_whole(path) as file:
         file.writelines(f"{line}\n" for line in lines)
-
-
-def _glm(settings: Settings) -> Glm:
-    path = settings.directory("prepare") / "eval.glm"
-    if not path.exists():
-        return NO_RULES
-    try:
-        return read_glm(path)
-    except ScoringError as error:
-        raise StageError(str(error)) from error
-
-
-def _score(settings: Settings, decoded: Path, output: Path, name: str) -> None:
-    glm = _glm(settings)
-    if glm.num_skipped:
-        print(f"  WARNING: {glm.num_skipped} rules of the GLM have a form not applied")
-    errors = {
-        PART_NAMES[split]: _score_split(settings, decoded, split, glm)
-        for split in settings.splits()
-        if split in PART_NAMES
-    }
-    if not errors:
-        raise StageError("there is no test set to score: neither SWB nor CH was found")
-    total = Errors()
-    for part in errors.values():
-        total = total.plus(part)
-    errors["total"] = total
-    report = json.loads((decoded / "decode.json").read_text())
-    parts = {part: {"wer": e.wer, **e._asdict()} for part, e in errors.items()}
-    write_json(output / "score.json", {"name": name, "parts": parts, **report})
-    print(_table(name, errors), flush=True)
-
-
-def _score_split(settings: Settings, decoded: Path, split: str, glm: Glm) -> Errors:
-    spoken = read_utterances(settings.directory("prepare") / f"{split}.jsonl")
-    empty = [utterance for utterance in spoken if not utterance.words]
-    if empty:
-        print(
-            f"  WARNING: {split}: {len(empty)} utterances have no reference words and "
-            f"are not scored, the first: {empty[0].source}",
-            flush=True,
-        )
-    scored = {utterance.id: utterance for utterance in spoken if utterance.words}
-    lines = (decoded / f"{split}.txt").read_text(encoding="utf-8").splitlines()
-    hypotheses = {line.split()[0]: line.split()[1:] for line in lines}
-    missing = scored.keys() - hypotheses.keys()
-    if missing:
-        print(
-            f"  WARNING: {split}: {len(missing)} utterances have no frames; all their "
-            f"words count as deleted, for example {min(missing)}",
-            flush=True,
-        )
-    try:
-        return score_words(
-            {name: utterance.words for name, utterance in scored.items()},
-            {name: words for name, words in hypotheses.items() if name in scored},
-            glm=glm,
-            sources={name: utterance.source for name, utterance in scored.items()},
-        )
-    except ScoringError as error:
-        raise StageError(f"{split} cannot be scored: {error}") from error
-
-
-def _table(name: str, errors: dict[str, Errors]) -> str:
-    lines = [f"  {name:<14}{'words':>7}{'WER':>8}{'sub':>6}{'del':>6}{'ins':>6}"]
-    for part, e in errors.items():
-        counts = f"{e.substitutions:>6}{e.deletions:>6}{e.insertions:>6}"
-        lines.append(f"  {part:<14}{e.num_words:>7}{e.wer:>8.1%}{counts}")
-    return "\n".join(lines)

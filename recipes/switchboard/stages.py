@@ -92,7 +92,7 @@ STAGES = (
     Stage(
         "score",
         "compare with what was said: the word error rate",
-        _from("decode_stages", "score"),
+        _from("score_stage", "score"),
         inputs=("prepare", "decode"),
     ),
 )

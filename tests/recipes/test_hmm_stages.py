@@ -7,13 +7,14 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from lightning_adpsgd.asr.corpus import Utterance, write_utterances
+from lightning_adpsgd.asr.corpus import Utterance, read_utterances, write_utterances
 from lightning_adpsgd.asr.lexicon import SPECIAL_WORDS, Lexicon, write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.store import IGNORE, FrameStore, FrameWriter
-from recipes.switchboard.decode_stages import baseline, decode, score
+from recipes.switchboard.decode_stages import baseline, decode
 from recipes.switchboard.hmm_stages import align, graph
 from recipes.switchboard.pipeline import StageError
+from recipes.switchboard.score_stage import score
 from recipes.switchboard.settings import AlignSettings, DecodeSettings, Settings
 from tests.asr import digits
 
@@ -40,7 +41,7 @@ def _write_split(
         utterances.append(
             Utterance(
                 id=f"{split}-A_{number:06d}",
-                recording=Path(f"sw_{split}.sph"),
+                recording=Path(f"{'en' if split == 'ch' else 'sw'}_{split}.sph"),
                 channel=0,
                 start_s=10.0 * number,
                 end_s=10.0 * number + len(frames[-1]) / 100,
@@ -60,6 +61,18 @@ def _write_split(
     for position, frame in enumerate(frames):
         writer.put(position, frame)
     writer.finish()
+
+
+def _write_reference(settings: Settings) -> None:
+    prepared = settings.directory("prepare")
+    lines = [
+        " ".join(
+            (u.recording.stem, "A", "x", f"{u.start_s} {u.end_s}", "<O>", *u.words)
+        )
+        for split in ("swb", "ch")
+        for u in read_utterances(prepared / f"{split}.jsonl")
+    ]
+    (prepared / "eval.stm").write_text("".join(f"{line}\n" for line in lines))
 
 
 def _run(stage, settings: Settings, name: str) -> Path:
@@ -89,6 +102,7 @@ def settings(tmp_path_factory) -> Settings:
     digits.loop_arpa(settings.directory("lm") / "lm.arpa", list(digits.SPELLED))
     for split, num in SPLITS.items():
         _write_split(settings, split, speaker, num)
+    _write_reference(settings)
     _run(align, settings, "align")
     _run(graph, settings, "graph")
     return settings
