@@ -115,6 +115,19 @@ WITHIN_ASR = {
         "nist",
         "__init__",
     ),
+    "kaldi": (
+        "errors",
+        "parsing",
+        "model",
+        "archives",
+        "alignments",
+        "graph",
+        "language",
+        "decoding",
+        "export",
+        "experiment",
+        "__init__",
+    ),
 }
 # A module of the first kinds imports none of the later ones.
 ASR_TOWER = ("scoring", "decoding", "data", "model")

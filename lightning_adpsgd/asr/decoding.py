@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import kaldi_decoder
 import kaldifst
@@ -67,6 +67,22 @@ class SearchOptions:
                 f"{self.beam} and {self.max_active}"
             )
 
+    def for_decoder(self) -> kaldi_decoder.FasterDecoderOptions:
+        """The same for kaldi_decoder."""
+        return kaldi_decoder.FasterDecoderOptions(
+            beam=self.beam,
+            max_active=self.max_active,
+            min_active=min(20, self.max_active - 1),
+        )
+
+
+class Search(Protocol):
+    """Finds words: `Decoder`, or that of a graph of Kaldi."""
+
+    def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
+        """The most likely words of log-likelihoods [time, states]."""
+        ...
+
 
 class Decoder:
     """Finds the words of log-likelihoods over the HMM states.
@@ -97,11 +113,7 @@ class Decoder:
             ]
             for word, several in lexicon.pronunciations.items()
         }
-        self._options = kaldi_decoder.FasterDecoderOptions(
-            beam=options.beam,
-            max_active=options.max_active,
-            min_active=min(20, options.max_active - 1),
-        )
+        self._options = options.for_decoder()
 
     def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
         """The most likely words.
@@ -114,43 +126,77 @@ class Decoder:
         Raises:
             ValueError: Another shape, or a value that is not finite.
         """
-        self._check(log_likelihoods)
-        if len(log_likelihoods) == 0:
+        check_likelihoods(log_likelihoods, self._topology.num_states)
+        path = best_path(self._graph, log_likelihoods, acoustic_scale, self._options)
+        if path is None:
             return Hypothesis((), False)
-        # must outlive the decodable, which does not copy it
-        scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
-        decoder = kaldi_decoder.FasterDecoder(self._graph, self._options)
-        decoder.decode(kaldi_decoder.DecodableCtc(scaled))
-        found, path = decoder.get_best_path()
-        if not found:
-            return Hypothesis((), False)
-        _, labels, outputs, _ = kaldifst.get_linear_symbol_sequence(path)
-        words = [self._spellings[label] for label in outputs]
-        spans = self._spans(np.array(labels) - 1, words)
-        timed = map(_timed, words, spans)
-        return Hypothesis(tuple(timed), decoder.reached_final())
-
-    def _check(self, log_likelihoods: np.ndarray) -> None:
-        expected = self._topology.num_states
-        if log_likelihoods.ndim != 2 or log_likelihoods.shape[1] != expected:
-            raise ValueError(
-                f"`log_likelihoods` must have shape [time, {expected}], got "
-                f"{list(log_likelihoods.shape)}"
-            )
-        if not np.isfinite(log_likelihoods).all():
-            raise ValueError("`log_likelihoods` holds a value that is not finite")
+        words = [self._spellings[label] for label in path.outputs]
+        spans = self._spans(np.array(path.inputs) - 1, words)
+        return Hypothesis(tuple(map(timed_word, words, spans)), path.is_complete)
 
     def _spans(self, states: np.ndarray, words: list[str]) -> list[tuple[int, int]]:
         phones, edges = phone_runs(states, self._topology.states_per_phone)
         several = [self._pronunciations[word] for word in words]
         found = place_words(phones, several, self._silence)
         if found is None:  # an unfinished path: its last words are not all said
-            even = np.linspace(0, len(states), len(words) + 1).astype(int)
-            return list(zip(even[:-1].tolist(), even[1:].tolist(), strict=True))
+            return even_spans(len(states), len(words))
         return [(edges[first], edges[last]) for first, last in found]
 
 
-def _timed(word: str, span: tuple[int, int]) -> TimedWord:
+class BestPath(NamedTuple):
+    """The best path through a graph: its labels without epsilons."""
+
+    inputs: list[int]
+    outputs: list[int]
+    is_complete: bool
+
+
+def best_path(
+    graph: kaldifst.StdFst,
+    log_likelihoods: np.ndarray,
+    acoustic_scale: float,
+    options: kaldi_decoder.FasterDecoderOptions,
+) -> BestPath | None:
+    """The best path of log-likelihoods [time, labels], or None if nothing survives.
+
+    No frames have no path.
+    """
+    if len(log_likelihoods) == 0:
+        return None
+    # must outlive the decodable, which does not copy it
+    scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
+    decoder = kaldi_decoder.FasterDecoder(graph, options)
+    decoder.decode(kaldi_decoder.DecodableCtc(scaled))
+    found, path = decoder.get_best_path()
+    if not found:
+        return None
+    _, inputs, outputs, _ = kaldifst.get_linear_symbol_sequence(path)
+    return BestPath(inputs, outputs, decoder.reached_final())
+
+
+def check_likelihoods(log_likelihoods: np.ndarray, expected: int) -> None:
+    """Refuses log-likelihoods that are not finite or not [time, expected].
+
+    Raises:
+        ValueError: They are not.
+    """
+    if log_likelihoods.ndim != 2 or log_likelihoods.shape[1] != expected:
+        raise ValueError(
+            f"`log_likelihoods` must have shape [time, {expected}], got "
+            f"{list(log_likelihoods.shape)}"
+        )
+    if not np.isfinite(log_likelihoods).all():
+        raise ValueError("`log_likelihoods` holds a value that is not finite")
+
+
+def even_spans(num_frames: int, num_words: int) -> list[tuple[int, int]]:
+    """Words of an unfinished path, the last of which is not all said, spread evenly."""
+    even = np.linspace(0, num_frames, num_words + 1).astype(int)
+    return list(zip(even[:-1].tolist(), even[1:].tolist(), strict=True))
+
+
+def timed_word(word: str, span: tuple[int, int]) -> TimedWord:
+    """A word and its frames, as times."""
     start, end = span
     return TimedWord(word, start * FRAME_SHIFT_S, (end - start) * FRAME_SHIFT_S)
 
@@ -217,7 +263,7 @@ def _unlinked(path: tuple) -> list[tuple[int, int]]:
 def decode_all(
     items: Sequence[Item],
     log_likelihoods: Callable[[Item], np.ndarray],
-    decoder: Decoder,
+    decoder: Search,
     acoustic_scales: Sequence[float],
     num_processes: int = 1,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
