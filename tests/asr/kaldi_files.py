@@ -7,8 +7,11 @@ two each. Every state has a loop and a way on, so that transition-ids are, in pa
 
 import gzip
 import struct
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import kaldi_native_io
 import kaldifst
 import numpy as np
 
@@ -130,7 +133,7 @@ def _rows(values) -> str:
     return " \n  ".join(_row(row) for row in values)
 
 
-def binary_alignment(name: str, ids: list[int]) -> bytes:
+def binary_alignment(name: str, ids: Sequence[int]) -> bytes:
     body = b"".join(integer(value) for value in ids)
     return name.encode() + b" \0B" + integer(len(ids)) + body
 
@@ -155,15 +158,14 @@ def hclg() -> kaldifst.StdVectorFst:
 
     As Kaldi orders it, a state's loop follows the arc out of it.
     """
-    silence, chains = (2, 1), {1: ((4, 3), (6, 5)), 2: ((8, 7), (10, 9))}
+    # of each word, state by state, the arc out of it and its loop
+    chains = {0: ((2, 1),), 1: ((4, 3), (6, 5)), 2: ((8, 7), (10, 9))}
     lines, free = [], 1
-    for first, word in ((silence, 0), *((c, w) for w, c in chains.items())):
-        states = (first,) if word == 0 else first
+    for word, states in chains.items():
         at = 0
-        for position, (on, loop) in enumerate(states):
-            output = word if position == 0 else 0
-            cost = 0.7 if word == 0 else 1.1
-            lines.append(f"{at} {free} {on} {output} {cost if at == 0 else 0.2}")
+        for on, loop in states:
+            output, cost = (word, 0.7 if word == 0 else 1.1) if at == 0 else (0, 0.2)
+            lines.append(f"{at} {free} {on} {output} {cost}")
             lines.append(f"{free} {free} {loop} 0 0.3")
             at, free = free, free + 1
         lines.append(f"{at} 0 0 0 0.1")
@@ -195,3 +197,10 @@ def write_experiment(folder: Path, alignments: dict[str, list[int]]) -> None:
         part = {name: alignments[name] for name in names[job - 1 :: 2]}
         write_alignments(folder / f"ali.{job}.gz", part)
     write_graph(folder / "graph")
+
+
+def read_by_kaldi_native_io(source: str) -> dict[str, np.ndarray]:
+    """The matrices that another reader finds; the package's stubs lack its iterator."""
+    reader: Any = kaldi_native_io.SequentialFloatMatrixReader(source)
+    with reader as entries:
+        return {name: np.array(values) for name, values in entries}

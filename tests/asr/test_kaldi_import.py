@@ -4,7 +4,6 @@ import shlex
 from pathlib import Path
 
 import kaldi_decoder
-import kaldi_native_io as kio
 import kaldifst
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from tests.asr.kaldi_files import (
     WORDS,
     binary_model,
     hclg,
+    read_by_kaldi_native_io,
     write_alignments,
     write_experiment,
     write_graph,
@@ -279,8 +279,7 @@ def test_several_graphs_have_to_be_chosen_from(tmp_path):
 def test_likelihoods_are_written_for_kaldi(tmp_path):
     matrices = {"u1": likelihoods_of(SAID), "u2": likelihoods_of(SAID[:5])}
     table = write_likelihoods(tmp_path / "ll.ark", matrices.items(), NUM_PDFS)
-    with kio.SequentialFloatMatrixReader(f"scp:{table}") as reader:
-        found = {name: np.array(values) for name, values in reader}
+    found = read_by_kaldi_native_io(f"scp:{table}")
     assert found.keys() == matrices.keys()
     assert all(np.array_equal(found[name], matrices[name]) for name in matrices)
     with pytest.raises(KaldiError, match=r"utterance u1: expected \[frames, 9\]"):
