@@ -245,8 +245,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.cores < 1:
             raise ValueError(f"`cores` must be at least 1, got {self.cores}")
-        if not self.run or "/" in self.run or self.run.startswith("."):
-            raise ValueError(f"`run` must be a plain folder name, got {self.run!r}")
+        for name, run in (("run", self.run), ("realign.run", self.realign.run)):
+            if run is not None and (not run or "/" in run or run.startswith(".")):
+                raise ValueError(f"`{name}` must be a plain folder name, got {run!r}")
         if self.states not in STATES:
             raise ValueError(f"`states` must be one of {STATES}, got {self.states!r}")
         if self.realign.run == self.run:
