@@ -1,20 +1,23 @@
-"""Which HMM state each frame belongs to, from transcripts alone: the flat start.
+"""Which HMM state each frame belongs to, from transcripts alone: Viterbi training.
 
-Frames are first shared out equally over the states of their transcript. Then two steps
-take turns: Gaussian mixtures are estimated from the states of the frames, and the most
-likely states are found anew with the mixtures (Viterbi training), while the mixtures
-grow. The caller drives: `train_mixtures` yields after each turn.
+Frames are first shared out equally over the states of their transcript (the flat
+start), or have the states of an earlier alignment. Then two steps take turns: Gaussian
+mixtures are estimated from the states of the frames, and the most likely states are
+found anew with the mixtures, while the mixtures grow. The caller drives:
+`train_mixtures` yields after each turn. Only the states that an utterance's graph holds
+are scored, so the time per frame does not grow with the number of states.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import kaldi_decoder
 import kaldifst
 import numpy as np
 
-from lightning_adpsgd.asr.cepstra import cepstra
+from lightning_adpsgd.asr.arcs import fst_of
+from lightning_adpsgd.asr.front_end import FrontEnd
 from lightning_adpsgd.asr.gmm import (
     GaussianMixtures,
     Statistics,
@@ -24,10 +27,14 @@ from lightning_adpsgd.asr.gmm import (
     update,
 )
 from lightning_adpsgd.asr.graphs import TrainingGraphs
-from lightning_adpsgd.asr.parallel import fork_map
+from lightning_adpsgd.asr.parallel import fork_map, in_order
 
 _SHARD = 16  # utterances that a process takes at a time
 _ENOUGH_FRAMES = 200_000  # for the mean and the variance of all frames
+
+Result = TypeVar("Result")
+StateScorer = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""From log-mel frames [time, mel] and states [n] to log-likelihoods [time, n]."""
 
 
 class AlignmentUtterance(NamedTuple):
@@ -40,17 +47,16 @@ class AlignmentUtterance(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentOptions:
-    """How the flat start proceeds.
+    """How the training of mixtures proceeds.
 
     Attributes:
-        num_iterations: Realignments after the equal alignment.
+        num_iterations: Realignments after the first alignment.
         num_gaussians: Gaussians of all states at the end.
         acoustic_scale: Factor on log-likelihoods against pronunciation costs.
         beam: Of the Viterbi search, in scaled log-likelihood.
         retry_beam: Tried when no path survives `beam`.
         max_training_utterances: The mixtures are trained on at most this many
             utterances, evenly taken; what is to be aligned in the end is not bounded.
-        num_cepstra: Cepstra per frame, before slopes.
         num_processes: Processes that align at the same time.
         seed: Of the equal alignment and of the splitting of Gaussians.
     """
@@ -61,7 +67,6 @@ class AlignmentOptions:
     beam: float = 8.0
     retry_beam: float = 40.0
     max_training_utterances: int = 6000
-    num_cepstra: int = 13
     num_processes: int = 1
     seed: int = 0
 
@@ -90,10 +95,10 @@ class Aligned(NamedTuple):
 
 
 class AlignmentStep(NamedTuple):
-    """Where the flat start stands after an iteration.
+    """Where the training stands after an iteration.
 
     `log_likelihood` is per frame, of the alignment under the mixtures that made it
-    (NaN for iteration 0, the equal alignment); `changed` is the fraction of frames
+    (NaN for iteration 0, the first alignment); `changed` is the fraction of frames
     whose state differs from the iteration before; `failures` tells for each utterance
     that could not be aligned why; `mixtures` are estimated from this alignment.
     """
@@ -106,64 +111,105 @@ class AlignmentStep(NamedTuple):
     mixtures: GaussianMixtures
 
 
-class _Shard(NamedTuple):
-    aligned: list[Aligned]
+class _Graph(NamedTuple):
+    """A training graph whose labels count the states that occur in it from 1.
+
+    `states` are these states, ascending: label i reads `states[i - 1]`.
+    """
+
+    fst: kaldifst.StdVectorFst
+    states: np.ndarray
+
+
+class _Sums(NamedTuple):
+    """Statistics of the Gaussians `rows`; the others had no frames."""
+
+    rows: np.ndarray
     sums: Statistics
+
+
+class _Training(NamedTuple):
+    """What stays the same in all iterations."""
+
+    utterances: Sequence[AlignmentUtterance]
+    graphs: Sequence[_Graph | str]
+    front_end: FrontEnd
+    options: AlignmentOptions
 
 
 def train_mixtures(
     utterances: Sequence[AlignmentUtterance],
     graphs: TrainingGraphs,
     options: AlignmentOptions,
+    *,
+    front_end: FrontEnd | None = None,
+    start: Callable[[str], np.ndarray | None] | None = None,
 ) -> Iterator[AlignmentStep]:
-    """Trains monophone mixtures from a flat start; yields after every iteration.
+    """Trains the mixtures of all states; yields after every iteration.
+
+    Args:
+        utterances: What was said, and its frames.
+        graphs: Of the states that are to have mixtures.
+        options: How to proceed.
+        front_end: What the mixtures see of the frames; None: cepstra with slopes.
+        start: The first states of an utterance, [time], or None if it has none, by its
+            id. Without it frames are shared out equally.
 
     Raises:
         ValueError: No utterance can be aligned.
     """
-    chosen = _evenly(utterances, options.max_training_utterances)
+    chosen = evenly(utterances, options.max_training_utterances)
     compiled = [_compiled(utterance, graphs) for utterance in chosen]
-    num_states = graphs.topology.num_states
-    mixtures = _flat(chosen, compiled, num_states, options)
-    aligned = [
-        _equal(utterance, graph, options.seed + index)
-        for index, (utterance, graph) in enumerate(zip(chosen, compiled, strict=True))
-    ]
-    sums = _gather(chosen, aligned, mixtures, options)
+    training = _Training(chosen, compiled, front_end or FrontEnd(), options)
+    mixtures = _flat(training, graphs.topology.num_states)
+    aligned = _first(training, start)
+    sums = _gather(training, aligned, mixtures)
     for iteration in range(options.num_iterations + 1):
         before = aligned
         if iteration > 0:
-            aligned, sums = _realigned(chosen, compiled, mixtures, options)
-        mixtures = _grown(chosen, aligned, update(mixtures, sums), iteration, options)
+            aligned, sums = _realigned(training, mixtures)
+        mixtures = _grown(training, aligned, update(mixtures, sums), iteration)
         yield _step(iteration, chosen, before, aligned, mixtures)
+
+
+def mixture_scorer(mixtures: GaussianMixtures, front_end: FrontEnd) -> StateScorer:
+    """The log-likelihoods that trained mixtures give, for `align`."""
+    scorer = mixtures.scorer()
+    return lambda log_mel, states: scorer.of(front_end(log_mel), states)
 
 
 def align(
     utterances: Sequence[AlignmentUtterance],
     graphs: TrainingGraphs,
-    mixtures: GaussianMixtures,
+    scorer: StateScorer,
     options: AlignmentOptions,
 ) -> Iterator[tuple[int, Aligned]]:
-    """Aligns utterances with trained mixtures; yields (index, result) as they come."""
-    scorer = mixtures.scorer()
+    """Aligns utterances; yields (index, result) as they come.
+
+    Args:
+        utterances: What was said, and its frames.
+        graphs: Of the states to find.
+        scorer: Of mixtures (`mixture_scorer`) or of a network.
+        options: Of the search.
+    """
 
     def work(utterance: AlignmentUtterance) -> Aligned:
         graph = _compiled(utterance, graphs)
-        frames = cepstra(utterance.log_mel, options.num_cepstra)
-        return _viterbi(graph, frames, scorer, options)
+        if isinstance(graph, str):
+            return Aligned(None, 0.0, graph)
+        return _viterbi(graph, scorer(utterance.log_mel, graph.states), options)
 
     yield from fork_map(work, utterances, options.num_processes)
 
 
-def _evenly(utterances: Sequence, most: int) -> list:
-    if len(utterances) <= most:
-        return list(utterances)
-    return [utterances[index * len(utterances) // most] for index in range(most)]
+def evenly(items: Sequence, most: int) -> list:
+    """At most `most` of the items, taken at equal distances."""
+    if len(items) <= most:
+        return list(items)
+    return [items[index * len(items) // most] for index in range(most)]
 
 
-def _compiled(
-    utterance: AlignmentUtterance, graphs: TrainingGraphs
-) -> kaldifst.StdVectorFst | str:
+def _compiled(utterance: AlignmentUtterance, graphs: TrainingGraphs) -> _Graph | str:
     """The graph of an utterance, or why it cannot be aligned."""
     if not np.isfinite(utterance.log_mel).all():
         return "its frames hold values that are not finite"
@@ -171,63 +217,86 @@ def _compiled(
         least = graphs.least_frames(utterance.words)
         if len(utterance.log_mel) < least:
             return f"{len(utterance.log_mel)} frames, its words need at least {least}"
-        return graphs.graph(utterance.words)
+        arcs = graphs.arcs(utterance.words)
     except ValueError as error:
         return str(error)
+    labels = np.union1d(arcs.ilabel, [0])
+    own = np.searchsorted(labels, arcs.ilabel)
+    return _Graph(fst_of(arcs._replace(ilabel=own)), labels[1:] - 1)
 
 
-def _flat(
-    utterances: Sequence[AlignmentUtterance],
-    compiled: Sequence[kaldifst.StdVectorFst | str],
-    num_states: int,
-    options: AlignmentOptions,
-) -> GaussianMixtures:
+def _flat(training: _Training, num_states: int) -> GaussianMixtures:
     parts, num_frames = [], 0
-    for utterance, graph in zip(utterances, compiled, strict=True):
+    for utterance, graph in zip(training.utterances, training.graphs, strict=True):
         if not isinstance(graph, str) and num_frames < _ENOUGH_FRAMES:
-            parts.append(cepstra(utterance.log_mel, options.num_cepstra))
+            parts.append(training.front_end(utterance.log_mel))
             num_frames += len(parts[-1])
     if not parts:
-        reasons = [graph for graph in compiled if isinstance(graph, str)]
+        reasons = [graph for graph in training.graphs if isinstance(graph, str)]
         raise ValueError(
-            f"none of {len(utterances)} utterances can be aligned"
+            f"none of {len(training.utterances)} utterances can be aligned"
             + (f"; the first: {reasons[0]}" if reasons else "")
         )
     frames = np.concatenate(parts)
     return flat(frames.mean(axis=0), frames.var(axis=0), num_states)
 
 
-def _equal(
-    utterance: AlignmentUtterance, graph: kaldifst.StdVectorFst | str, seed: int
-) -> Aligned:
+def _first(
+    training: _Training, start: Callable[[str], np.ndarray | None] | None
+) -> list[Aligned]:
+    """The alignment that training starts from."""
+    pairs = zip(training.utterances, training.graphs, strict=True)
+    if start is None:
+        return [
+            _equal(utterance, graph, training.options.seed + index)
+            for index, (utterance, graph) in enumerate(pairs)
+        ]
+    return [
+        Aligned(None, 0.0, graph)
+        if isinstance(graph, str)
+        else _given(utterance, start(utterance.id))
+        for utterance, graph in pairs
+    ]
+
+
+def _given(utterance: AlignmentUtterance, states: np.ndarray | None) -> Aligned:
+    if states is None:
+        return Aligned(None, 0.0, "it has no alignment to start from")
+    if len(states) != len(utterance.log_mel):
+        raise ValueError(
+            f"`start` must give a state for each of {len(utterance.log_mel)} frames of "
+            f"{utterance.id}, got {len(states)}"
+        )
+    return Aligned(states, 0.0, "")
+
+
+def _equal(utterance: AlignmentUtterance, graph: _Graph | str, seed: int) -> Aligned:
     if isinstance(graph, str):
         return Aligned(None, 0.0, graph)
-    found, path = kaldifst.equal_align(graph, len(utterance.log_mel), seed)
+    found, path = kaldifst.equal_align(graph.fst, len(utterance.log_mel), seed)
     if not found:
         return Aligned(None, 0.0, "too few frames for its words")
-    labels = kaldifst.get_linear_symbol_sequence(path)[1]
-    return Aligned(np.array(labels, np.int32) - 1, 0.0, "")
+    return Aligned(graph.states[_path_labels(path) - 1].astype(np.int32), 0.0, "")
+
+
+def _path_labels(path: kaldifst.StdVectorFst) -> np.ndarray:
+    return np.array(kaldifst.get_linear_symbol_sequence(path)[1], np.int64)
 
 
 def _viterbi(
-    graph: kaldifst.StdVectorFst | str,
-    frames: np.ndarray,
-    scorer: Callable[[np.ndarray], np.ndarray],
-    options: AlignmentOptions,
+    graph: _Graph, likelihoods: np.ndarray, options: AlignmentOptions
 ) -> Aligned:
-    if isinstance(graph, str):
-        return Aligned(None, 0.0, graph)
-    likelihoods = scorer(frames)
-    scaled = likelihoods * options.acoustic_scale  # must outlive the decodable
+    """The best path of log-likelihoods [time, states of the graph]."""
+    # must outlive the decodable, which does not copy it
+    scaled = np.ascontiguousarray(likelihoods * options.acoustic_scale, np.float32)
     for beam in (options.beam, options.retry_beam):
         search = kaldi_decoder.FasterDecoderOptions(beam=beam)
-        decoder = kaldi_decoder.FasterDecoder(graph, search)
+        decoder = kaldi_decoder.FasterDecoder(graph.fst, search)
         decoder.decode(kaldi_decoder.DecodableCtc(scaled))
         if decoder.reached_final():
-            labels = kaldifst.get_linear_symbol_sequence(decoder.get_best_path()[1])[1]
-            states = np.array(labels, np.int32) - 1
-            total = likelihoods[np.arange(len(states)), states].sum(dtype=float)
-            return Aligned(states, float(total), "")
+            places = _path_labels(decoder.get_best_path()[1]) - 1
+            total = likelihoods[np.arange(len(places)), places].sum(dtype=float)
+            return Aligned(graph.states[places].astype(np.int32), float(total), "")
     return Aligned(None, 0.0, f"no path within the beam of {options.retry_beam:g}")
 
 
@@ -239,7 +308,7 @@ def _summed(
     frames: Sequence[np.ndarray],
     aligned: Sequence[Aligned],
     mixtures: GaussianMixtures,
-) -> Statistics:
+) -> _Sums:
     """Statistics of the utterances that have an alignment."""
     pairs = [
         (frame, result.states)
@@ -247,71 +316,85 @@ def _summed(
         if result.states is not None
     ]
     if not pairs:
-        empty = np.zeros((0, mixtures.mean.shape[1]))
-        return accumulate(mixtures, empty, np.zeros(0, np.int32))
+        nothing = np.zeros((0, mixtures.mean.shape[1]))
+        return _Sums(np.zeros(0, int), Statistics(np.zeros(0), nothing, nothing))
     together = (np.concatenate(column) for column in zip(*pairs, strict=True))
-    return accumulate(mixtures, *together)
+    sums = accumulate(mixtures, *together)
+    rows = np.flatnonzero(sums.frames)
+    return _Sums(rows, Statistics(*(part[rows] for part in sums)))
 
 
 def _realigned(
-    utterances: Sequence[AlignmentUtterance],
-    compiled: Sequence[kaldifst.StdVectorFst | str],
-    mixtures: GaussianMixtures,
-    options: AlignmentOptions,
+    training: _Training, mixtures: GaussianMixtures
 ) -> tuple[list[Aligned], Statistics]:
     scorer = mixtures.scorer()
+    aligned: list[Aligned] = []
 
-    def work(shard: range) -> _Shard:
-        frames = [cepstra(utterances[i].log_mel, options.num_cepstra) for i in shard]
-        aligned = [
-            _viterbi(compiled[index], frame, scorer, options)
-            for index, frame in zip(shard, frames, strict=True)
-        ]
-        return _Shard(aligned, _summed(frames, aligned, mixtures))
+    def one(index: int, frames: np.ndarray) -> Aligned:
+        graph = training.graphs[index]
+        if isinstance(graph, str):
+            return Aligned(None, 0.0, graph)
+        return _viterbi(graph, scorer.of(frames, graph.states), training.options)
 
-    shards = dict(fork_map(work, _shards(len(utterances)), options.num_processes))
-    inorder = [shards[index] for index in range(len(shards))]
-    aligned = [result for shard in inorder for result in shard.aligned]
-    return aligned, _total(shard.sums for shard in inorder)
+    def work(shard: range) -> tuple[list[Aligned], _Sums]:
+        frames = [training.front_end(training.utterances[i].log_mel) for i in shard]
+        found = [one(i, frame) for i, frame in zip(shard, frames, strict=True)]
+        return found, _summed(frames, found, mixtures)
+
+    def sums() -> Iterator[_Sums]:
+        for found, part in _over_shards(work, training):
+            aligned.extend(found)
+            yield part
+
+    total = _total(sums(), mixtures)
+    return aligned, total
 
 
 def _gather(
-    utterances: Sequence[AlignmentUtterance],
-    aligned: Sequence[Aligned],
-    mixtures: GaussianMixtures,
-    options: AlignmentOptions,
+    training: _Training, aligned: Sequence[Aligned], mixtures: GaussianMixtures
 ) -> Statistics:
     """Statistics of an alignment that is there."""
 
-    def work(shard: range) -> Statistics:
-        frames = [cepstra(utterances[i].log_mel, options.num_cepstra) for i in shard]
+    def work(shard: range) -> _Sums:
+        frames = [training.front_end(training.utterances[i].log_mel) for i in shard]
         return _summed(frames, [aligned[i] for i in shard], mixtures)
 
-    sums = dict(fork_map(work, _shards(len(utterances)), options.num_processes))
-    # added in the order of the utterances, so that the result is always the same
-    return _total(sums[index] for index in range(len(sums)))
+    return _total(_over_shards(work, training), mixtures)
 
 
-def _total(sums: Iterable[Statistics]) -> Statistics:
-    first, *rest = sums
-    for other in rest:
-        first = first + other
-    return first
+def _over_shards(
+    work: Callable[[range], Result], training: _Training
+) -> Iterator[Result]:
+    """The results of all shards in the order of the utterances.
+
+    So sums are added in the same order, and the result is always the same.
+    """
+    shards = _shards(len(training.utterances))
+    return in_order(fork_map(work, shards, training.options.num_processes))
+
+
+def _total(parts: Iterable[_Sums], mixtures: GaussianMixtures) -> Statistics:
+    shape = mixtures.mean.shape
+    total = Statistics(np.zeros(shape[0]), np.zeros(shape), np.zeros(shape))
+    for rows, sums in parts:
+        for whole, part in zip(total, sums, strict=True):
+            whole[rows] += part
+    return total
 
 
 def _grown(
-    utterances: Sequence[AlignmentUtterance],
+    training: _Training,
     aligned: Sequence[Aligned],
     mixtures: GaussianMixtures,
     iteration: int,
-    options: AlignmentOptions,
 ) -> GaussianMixtures:
     """Mixtures grown to this iteration's share of Gaussians and estimated again."""
+    options = training.options
     states = [result.states for result in aligned if result.states is not None]
     if not states:
         raise ValueError(
-            f"none of {len(utterances)} utterances could be aligned; the first: "
-            f"{utterances[0].id}: {aligned[0].failure}"
+            f"none of {len(training.utterances)} utterances could be aligned; the "
+            f"first: {training.utterances[0].id}: {aligned[0].failure}"
         )
     # all of them are there two iterations before the end, to settle
     growth = min(1.0, iteration / max(1, options.num_iterations - 2))
@@ -322,7 +405,7 @@ def _grown(
     if target > mixtures.num_gaussians:
         seed = options.seed + iteration
         mixtures = mix_up(mixtures, counts, target, seed=seed)
-    return update(mixtures, _gather(utterances, aligned, mixtures, options))
+    return update(mixtures, _gather(training, aligned, mixtures))
 
 
 def _step(

@@ -8,7 +8,7 @@ LDC2002T43 (its stm and glm). Nothing is required of the folders' names in betwe
 import dataclasses
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,8 +80,14 @@ def read_utterances(path: Path) -> list[Utterance]:
     Raises:
         CorpusError: A line is not a complete utterance.
     """
+    return list(iterate_utterances(path))
+
+
+def iterate_utterances(path: Path) -> Iterator[Utterance]:
+    """The same one by one, of a file that need not fit into memory."""
     with path.open(encoding="utf-8") as file:
-        return [_utterance(path, n, line) for n, line in enumerate(file, start=1)]
+        for number, line in enumerate(file, start=1):
+            yield _utterance(path, number, line)
 
 
 def _utterance(path: Path, number: int, line: str) -> Utterance:

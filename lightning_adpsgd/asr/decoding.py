@@ -15,9 +15,10 @@ import kaldi_decoder
 import kaldifst
 import numpy as np
 
-from lightning_adpsgd.asr.graphs import Topology, symbols_of
+from lightning_adpsgd.asr.graphs import symbols_of
 from lightning_adpsgd.asr.lexicon import Lexicon
 from lightning_adpsgd.asr.parallel import fork_map
+from lightning_adpsgd.asr.states import Topology, phone_runs
 
 FRAME_SHIFT_S = 0.01
 
@@ -135,7 +136,7 @@ class Decoder:
         return Hypothesis(tuple(map(timed_word, words, spans)), path.is_complete)
 
     def _spans(self, states: np.ndarray, words: list[str]) -> list[tuple[int, int]]:
-        phones, edges = phone_runs(states, self._topology.states_per_phone)
+        phones, edges = phone_runs(states, self._topology)
         several = [self._pronunciations[word] for word in words]
         found = place_words(phones, several, self._silence)
         if found is None:  # an unfinished path: its last words are not all said
@@ -199,22 +200,6 @@ def timed_word(word: str, span: tuple[int, int]) -> TimedWord:
     """A word and its frames, as times."""
     start, end = span
     return TimedWord(word, start * FRAME_SHIFT_S, (end - start) * FRAME_SHIFT_S)
-
-
-def phone_runs(
-    states: np.ndarray, states_per_phone: int
-) -> tuple[list[int], list[int]]:
-    """The phones along a path and the frames at which they begin, with the end added.
-
-    Args:
-        states: HMM state of each frame, [time].
-        states_per_phone: Length of a phone's chain.
-    """
-    is_first = states % states_per_phone == 0
-    is_first[1:] &= states[1:] != states[:-1]
-    starts = np.flatnonzero(is_first)
-    phones = states[starts] // states_per_phone
-    return phones.tolist(), [*starts.tolist(), len(states)]
 
 
 def place_words(

@@ -8,10 +8,12 @@ Training is expectation maximisation on frames whose state is known (`accumulate
 in `alignment`.
 """
 
+import dataclasses
+import heapq
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ import numpy as np
 from lightning_adpsgd.asr.parallel import product
 
 _FLOOR_OF_VARIANCE = 0.01  # times the variance of all frames
+_MOST_TERMS = 4_000_000  # Gaussians times frames that are scored at a time
 _MIN_COUNT = 10.0  # frames; a Gaussian with less is dropped
 _PERTURBATION = 0.2  # standard deviations between the halves of a split Gaussian
 
@@ -52,26 +55,16 @@ class GaussianMixtures:
         """Number of Gaussians of all states."""
         return len(self.state)
 
-    @property
+    @cached_property
     def first(self) -> np.ndarray:
         """Index of the first Gaussian of each state: int64 [states]."""
         return np.searchsorted(self.state, np.arange(self.num_states))
 
-    def scorer(self) -> Callable[[np.ndarray], np.ndarray]:
-        """A function from frames [time, dimension] to log p [time, states], float32."""
-        table, constant, first = *self._quadratic(), self.first
+    def scorer(self) -> "Scorer":
+        """A function from frames to the log-likelihoods of states."""
+        return Scorer(self)
 
-        def log_likelihoods(frames: np.ndarray) -> np.ndarray:
-            # Gaussians are rows: sums over a state's Gaussians run over whole rows.
-            terms = product(table, _with_squares(frames).T) + constant[:, None]
-            peak = np.maximum.reduceat(terms, first, axis=0)
-            terms -= peak[self.state]
-            np.exp(terms, out=terms)
-            peak += np.log(np.add.reduceat(terms, first, axis=0))
-            return np.ascontiguousarray(peak.T)
-
-        return log_likelihoods
-
+    @cached_property
     def _quadratic(self) -> tuple[np.ndarray, np.ndarray]:
         """log(w N(x)) = table · [x, x²] + constant, in float32."""
         precision = 1 / self.variance
@@ -87,7 +80,7 @@ class GaussianMixtures:
         """Writes an .npz file, whole or not at all."""
         path = Path(path)
         partial = path.with_name(f".{path.name}.partial.npz")
-        np.savez(partial, **vars(self))
+        np.savez(partial, **dataclasses.asdict(self))
         os.replace(partial, path)
 
     @classmethod
@@ -104,6 +97,45 @@ class GaussianMixtures:
             raise
         except Exception as error:
             raise ValueError(f"{path} holds no Gaussian mixtures: {error}") from error
+
+
+class Scorer:
+    """From frames [time, dimension] to log p [time, states], float32.
+
+    Args:
+        mixtures: Of all states.
+    """
+
+    def __init__(self, mixtures: GaussianMixtures) -> None:
+        self._table, self._constant = mixtures._quadratic
+        self._bounds = np.append(mixtures.first, mixtures.num_gaussians)
+
+    def __call__(self, frames: np.ndarray) -> np.ndarray:
+        """The log-likelihoods of all states."""
+        return self.of(frames, np.arange(len(self._bounds) - 1))
+
+    def of(self, frames: np.ndarray, states: np.ndarray) -> np.ndarray:
+        """The log-likelihoods of some states, [time, len(states)]."""
+        sizes = self._bounds[states + 1] - self._bounds[states]
+        first = np.cumsum(sizes) - sizes
+        owner = np.repeat(np.arange(len(states)), sizes)
+        rows = self._bounds[states][owner] + np.arange(len(owner)) - first[owner]
+        table, constant = self._table[rows], self._constant[rows, None]
+        found = np.empty((len(frames), len(states)), np.float32)
+        step = max(1, _MOST_TERMS // max(1, len(rows)))
+        for at in range(0, len(frames), step):
+            # Gaussians are rows: sums over a state's Gaussians run over whole rows.
+            terms = product(table, _with_squares(frames[at : at + step]).T) + constant
+            found[at : at + step] = _summed_by(first, owner, terms).T
+        return found
+
+
+def _summed_by(first: np.ndarray, owner: np.ndarray, terms: np.ndarray) -> np.ndarray:
+    """log Σ exp over the rows of each owner; `terms` is overwritten."""
+    peak = np.maximum.reduceat(terms, first, axis=0)
+    terms -= peak[owner]
+    np.exp(terms, out=terms)
+    return peak + np.log(np.add.reduceat(terms, first, axis=0))
 
 
 class Statistics(NamedTuple):
@@ -143,7 +175,7 @@ def accumulate(
     """
     dimension = mixtures.mean.shape[1]
     sums = np.zeros((mixtures.num_gaussians, 1 + 2 * dimension))
-    table, constant = mixtures._quadratic()
+    table, constant = mixtures._quadratic
     bounds = np.append(mixtures.first, mixtures.num_gaussians)
     order = np.argsort(states, kind="stable")
     edges = np.searchsorted(states[order], np.arange(mixtures.num_states + 1))
@@ -207,8 +239,10 @@ def mix_up(
     """
     targets = _targets(mixtures, frames_per_state, num_gaussians, power, min_count)
     random = np.random.default_rng(seed)
+    bounds = np.append(mixtures.first, mixtures.num_gaussians)
     parts = [
-        _split(mixtures, state, targets[state], random) for state in range(len(targets))
+        _split(mixtures, slice(*bounds[state : state + 2]), target, random)
+        for state, target in enumerate(targets)
     ]
     weight, mean, variance = (
         np.concatenate(column) for column in zip(*parts, strict=True)
@@ -226,18 +260,22 @@ def _targets(
 ) -> np.ndarray:
     sizes = np.bincount(mixtures.state)
     strength = np.asarray(frames, float) ** power
-    for _ in range(num_gaussians - mixtures.num_gaussians):
-        may_grow = (sizes + 1) * min_count <= frames
-        if not may_grow.any():
-            break
-        sizes[np.argmax(np.where(may_grow, strength / sizes, -1.0))] += 1
+    # the state whose Gaussians stand for most, of those that may grow
+    queue = [(-strength[i] / size, i) for i, size in enumerate(sizes.tolist())]
+    heapq.heapify(queue)
+    missing = num_gaussians - mixtures.num_gaussians
+    while queue and missing > 0:
+        _, state = heapq.heappop(queue)
+        if (sizes[state] + 1) * min_count <= frames[state]:
+            sizes[state] += 1
+            missing -= 1
+            heapq.heappush(queue, (-strength[state] / sizes[state], state))
     return sizes
 
 
 def _split(
-    mixtures: GaussianMixtures, state: int, target: int, random: np.random.Generator
+    mixtures: GaussianMixtures, rows: slice, target: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rows = mixtures.state == state
     weight, mean = list(mixtures.weight[rows]), list(mixtures.mean[rows])
     variance = list(mixtures.variance[rows])
     while len(weight) < target:

@@ -9,8 +9,8 @@ writes words:
 L is the lexicon with optional silence, G the n-gram, C the phone context and H the
 chain of HMM states. Every phone is a chain of `states_per_phone` states, each with a
 self-loop. Transition probabilities are not modelled: leaving and staying cost the
-same, so they add a constant per frame. Phones are modelled without context (C is the
-identity); `_in_context` and `Topology.chain` are where context enters.
+same, so they add a constant per frame. C puts each phone into a window of
+`Topology.context_width` phones, which for monophones is the phone itself.
 """
 
 import contextlib
@@ -19,7 +19,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,54 +29,9 @@ import numpy as np
 from lightning_adpsgd.asr.arcs import Arcs, arcs_of, fst_of
 from lightning_adpsgd.asr.arpa import check_arpa
 from lightning_adpsgd.asr.lexicon import Lexicon
+from lightning_adpsgd.asr.states import Topology
 
 BACKOFF = "#0"
-_CONTEXT_WIDTH, _CENTRAL_POSITION = 1, 0
-
-
-@dataclass(frozen=True)
-class Topology:
-    """Numbering of the HMM states: state = phone · states_per_phone + position.
-
-    Args:
-        phones: All phones; silence phones first, the optional silence at the head.
-        states_per_phone: Length of each phone's left-to-right chain; also the fewest
-            frames that a phone can last.
-    """
-
-    phones: tuple[str, ...]
-    states_per_phone: int = 3
-
-    def __post_init__(self):
-        if not self.phones:
-            raise ValueError("`phones` must name at least one phone, got none")
-        if self.states_per_phone < 1:
-            raise ValueError(
-                f"`states_per_phone` must be at least 1, got {self.states_per_phone}"
-            )
-
-    @classmethod
-    def of(cls, lexicon: Lexicon, states_per_phone: int = 3) -> "Topology":
-        """The topology of all phones of a lexicon, silence phones first."""
-        phones = (*lexicon.silence_phones, *lexicon.nonsilence_phones)
-        return cls(tuple(phones), states_per_phone)
-
-    @property
-    def num_states(self) -> int:
-        """Number of HMM states: the size of the acoustic model's output."""
-        return len(self.phones) * self.states_per_phone
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """`phone.position` of every state."""
-        positions = range(self.states_per_phone)
-        return tuple(f"{phone}.{at}" for phone in self.phones for at in positions)
-
-    def chain(self, window: Sequence[int]) -> list[int]:
-        """HMM states of the phone in the middle of a window of phone labels."""
-        phone = window[_CENTRAL_POSITION] - 1
-        first = phone * self.states_per_phone
-        return list(range(first, first + self.states_per_phone))
 
 
 class Symbols(NamedTuple):
@@ -282,12 +236,16 @@ class TrainingGraphs:
         Raises:
             ValueError: `words` is empty or has a word that the lexicon lacks.
         """
+        return fst_of(self.arcs(words))
+
+    def arcs(self, words: Sequence[str]) -> Arcs:
+        """The arcs of `graph`."""
         self._check(words)
         labels = [self.symbols.words[word] for word in words]
         linear = kaldifst.make_linear_acceptor(labels)
         phones = kaldifst.compose(self._lexicon, linear)
         states = _states_of(phones, self.topology, self.symbols.disambiguations)
-        return fst_of(with_self_loops(states))
+        return with_self_loops(_without_disambiguations(states, self.topology))
 
     def _check(self, words: Sequence[str]) -> None:
         if not words:
@@ -325,16 +283,6 @@ def decoding_graph(
     return fst_of(with_self_loops(arcs_of(hclg)))
 
 
-def _in_context(
-    phones: kaldifst.StdVectorFst, disambiguations: list[int]
-) -> tuple[Arcs, list[list[int]]]:
-    """C o phones, and the window of phones (or [-symbol]) of each input label."""
-    fst, windows = kaldifst.compose_context(
-        disambiguations, _CONTEXT_WIDTH, _CENTRAL_POSITION, phones
-    )
-    return arcs_of(fst), windows
-
-
 def _states_of(
     phones: kaldifst.StdFst, topology: Topology, disambiguations: list[int]
 ) -> Arcs:
@@ -342,18 +290,39 @@ def _states_of(
 
     Disambiguation symbols keep an arc of their own; their labels follow the states'.
     """
-    arcs, windows = _in_context(kaldifst.StdVectorFst(phones), disambiguations)
-    length = topology.states_per_phone
-    chains = np.zeros((len(windows), length), np.int64)
-    is_phone = np.zeros(len(windows), bool)
-    for label, window in enumerate(windows):
-        if window and window[0] > 0:
-            is_phone[label] = True
-            chains[label] = np.array(topology.chain(window)) + 1
-        elif window:
-            symbol = disambiguations.index(-window[0])
-            chains[label, 0] = topology.num_states + 1 + symbol
+    fst, windows = kaldifst.compose_context(
+        disambiguations,
+        topology.context_width,
+        topology.central_position,
+        kaldifst.StdVectorFst(phones),
+    )
+    chains, is_phone = _chains_of(windows, topology, disambiguations)
+    arcs = arcs_of(fst)
     return _chained(arcs, chains, is_phone[arcs.ilabel])
+
+
+def _chains_of(
+    windows: list[list[int]], topology: Topology, disambiguations: list[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The labels of each window, [windows, states_per_phone], and whether it is phones.
+
+    Other windows are [] for epsilon, [-symbol] for a disambiguation symbol, and [0] for
+    the one that compose_context reads while the phone after is not yet known.
+    """
+    width = topology.context_width
+    is_phone = np.array(
+        [len(w) == width and w[topology.central_position] > 0 for w in windows], bool
+    )
+    chains = np.zeros((len(windows), topology.states_per_phone), np.int64)
+    inside = [window for window, phone in zip(windows, is_phone, strict=True) if phone]
+    if inside:
+        chains[is_phone] = topology.chains(np.array(inside)) + 1
+    numbers = {symbol: place for place, symbol in enumerate([*disambiguations, 0])}
+    for label in np.flatnonzero(~is_phone):
+        if windows[label]:
+            number = numbers[-windows[label][0]]
+            chains[label, 0] = topology.num_states + 1 + number
+    return chains, is_phone
 
 
 def _chained(arcs: Arcs, chains: np.ndarray, expand: np.ndarray) -> Arcs:

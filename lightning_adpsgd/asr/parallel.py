@@ -10,7 +10,7 @@ processes on two cores, an alignment takes four times as long.
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
@@ -56,6 +56,17 @@ def fork_map(
             reader.close()
             process.terminate()
             process.join()
+
+
+def in_order(results: Iterable[tuple[int, Result]]) -> Iterator[Result]:
+    """Yields results by index; those that came too early are held until their turn."""
+    early: dict[int, Result] = {}
+    turn = 0
+    for index, result in results:
+        early[index] = result
+        while turn in early:
+            yield early.pop(turn)
+            turn += 1
 
 
 def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -36,7 +36,7 @@ def run_demo(
         _say("speak a corpus of Switchboard's shape")
         _generate(settings, generated_minutes)
     _say("prepare the speech and align it, once for all runs")
-    run_stages(settings, STAGES, last="align")
+    run_stages(settings, STAGES, last="realign")
     _say("decode with the model that made the alignment")
     run_stages(settings, STAGES, first="graph", last="baseline")
     runs = [_run(settings, name) for name in STRATEGIES]

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.cepstra import cepstra
 from lightning_adpsgd.asr.corpus import Utterance
 from lightning_adpsgd.asr.decoding import (
     Decoder,
@@ -25,16 +24,17 @@ from lightning_adpsgd.asr.decoding import (
     decode_all,
     read_graph,
 )
+from lightning_adpsgd.asr.front_end import FrontEnd
 from lightning_adpsgd.asr.gmm import GaussianMixtures
-from lightning_adpsgd.asr.graphs import Topology
 from lightning_adpsgd.asr.lexicon import read_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.scoring import Errors, ScoringError
 from lightning_adpsgd.asr.scoring import score as score_words
+from lightning_adpsgd.asr.states import read_topology
 from lightning_adpsgd.asr.store import FrameStore
 from lightning_adpsgd.files import write_json, written_whole
-from recipes.switchboard.hmm_stages import stored_utterances
+from recipes.switchboard.labels import stored_utterances
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.score_stage import PART_NAMES, read_rules, score_decoded
 from recipes.switchboard.settings import Settings
@@ -52,23 +52,29 @@ class _Task(NamedTuple):
 
 def decode(settings: Settings, output: Path) -> None:
     """Recognises dev and the test sets with the network of `settings.run`."""
-    scorer = _network(settings.directory("train") / "model.ckpt")
+    scorer = network(settings.directory("train") / "model.ckpt")
     _recognise(settings, output, scorer, settings.decode.acoustic_scales)
 
 
 def baseline(settings: Settings, output: Path) -> None:
     """Recognises and scores with the Gaussian mixtures that made the alignment."""
-    scorer = _mixtures(settings.directory("align") / "gmm.npz")
+    scorer = _mixtures(settings.directory("mixtures"))
     _recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
-    score_decoded(settings, output, output, "monophone GMM")
+    score_decoded(settings, output, output, f"{settings.states} GMM")
 
 
-def _mixtures(path: Path) -> Scorer:
-    scorer = GaussianMixtures.load(path).scorer()
-    return lambda frames: scorer(cepstra(frames))
+def _mixtures(folder: Path) -> Scorer:
+    scorer = GaussianMixtures.load(folder / "gmm.npz").scorer()
+    front_end = FrontEnd.load(folder / "front_end.npz")
+    return lambda frames: scorer(front_end(frames))
 
 
-def _network(path: Path) -> Scorer:
+def network(path: Path) -> Scorer:
+    """The log-likelihoods of a trained network.
+
+    Raises:
+        StageError: There is none at `path`.
+    """
     try:
         model = AcousticModel.load_from_checkpoint(path, map_location="cpu")
     except FileNotFoundError as error:
@@ -91,7 +97,7 @@ def _recognise(
     decoder = Decoder(
         read_graph(settings.directory("graph") / "HCLG.fst"),
         lexicon,
-        Topology.of(lexicon),
+        read_topology(settings.directory("mixtures") / "tree.json"),
         options,
     )
     task = _Task(settings, output, scorer, decoder)
@@ -161,10 +167,10 @@ def _sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
 
 def _frame_accuracy(task: _Task) -> float:
     """Fraction of dev frames whose most likely state is the label."""
-    align = task.settings.directory("align")
-    counts = np.array(json.loads((align / "states.json").read_text())["counts"])
+    states = task.settings.directory("states")
+    counts = np.array(json.loads((states / "states.json").read_text())["counts"])
     priors = np.log(np.maximum(counts, 1) / counts.sum()).astype(np.float32)
-    labels = align / "dev" / "labels.npy"
+    labels = states / "dev" / "labels.npy"
     store = FrameStore(task.settings.directory("features") / "dev", labels)
     positions = np.flatnonzero(store.labelled).tolist()
 
@@ -179,7 +185,7 @@ def _frame_accuracy(task: _Task) -> float:
 
 def _decode_split(task: _Task, split: str, scale: float) -> int:
     """Writes words and times; returns how many hypotheses are incomplete."""
-    spoken = stored_utterances(task.settings, split)
+    spoken = list(stored_utterances(task.settings, split))
     found = [several[0] for several in _hypotheses(task, split, spoken, [scale])]
     texts, times = [], []
     for (utterance, _), hypothesis in zip(spoken, found, strict=True):

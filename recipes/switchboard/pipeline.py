@@ -41,6 +41,7 @@ class Stage(NamedTuple):
         run: Writes the stage's files into the given folder.
         inputs: Stages whose output it reads.
         depends: Names of the settings it depends on, besides its inputs.
+        wanted: Whether settings ask for it; it is skipped otherwise.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Stage(NamedTuple):
     run: Callable[[Settings, Path], None]
     inputs: tuple[str, ...] = ()
     depends: tuple[str, ...] = ()
+    wanted: Callable[[Settings], bool] = lambda _: True
 
 
 def run_stages(
@@ -71,9 +73,13 @@ def run_stages(
     """
     chosen = _chosen(stages, first, last)
     for stage in stages[: chosen[0][0]]:
-        _check_earlier(stage, settings)
+        if stage.wanted(settings):
+            _check_earlier(stage, settings)
     for position, stage in chosen:
         label = f"[{position + 1}/{len(stages)}] {stage.name}"
+        if not stage.wanted(settings):
+            print(f"{label}: not asked for, skipped", flush=True)
+            continue
         fingerprint = fingerprint_of(stage, settings)
         if not redo and _is_finished(stage, settings, fingerprint):
             print(f"{label}: finished, skipped", flush=True)
@@ -138,10 +144,11 @@ def _is_hidden(path: Path) -> bool:
 
 def _input_digest(name: str, stage: Stage, settings: Settings) -> str:
     stamp = settings.directory(name) / STAMP
+    made_by = settings.stage_of(name)
     if not stamp.exists():
         raise StageError(
-            f"stage `{stage.name}` reads `{name}`, which is not finished in "
-            f"{settings.directory(name)}; start with --from {name}"
+            f"stage `{stage.name}` reads `{made_by}`, which is not finished in "
+            f"{settings.directory(name)}; start with --from {made_by}"
         )
     return hashlib.sha256(stamp.read_bytes()).hexdigest()[:16]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 RUN_STAGES = ("train", "decode", "score")
+STATES = ("monophone", "triphone")
 SPLITS = ("train", "dev", "swb", "ch")
 
 
@@ -137,6 +138,51 @@ class AlignSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TriphoneSettings:
+    """Phones in context: the decision tree and the mixtures of its leaves.
+
+    The search and its bounds are those of `AlignSettings`. The papers have 32,000
+    leaves for 2,000 hours.
+
+    Attributes:
+        num_leaves: Most leaves of the tree.
+        min_frames: Fewest frames of a leaf.
+        min_gain: Least log-likelihood that a split gains.
+        tie: Whether leaves that sound alike share a state in the end.
+        num_iterations: Realignments after the labels of the monophones.
+        num_gaussians: Gaussians of all states together.
+        lda: Whether tree and mixtures see, in place of cepstra with slopes, the
+            directions that tell the monophones' states apart.
+        lda_reach: Frames on each side that these directions are of.
+        lda_dimension: How many directions.
+    """
+
+    num_leaves: int = 1000
+    min_frames: float = 100.0
+    min_gain: float = 0.0
+    tie: bool = True
+    num_iterations: int = 8
+    num_gaussians: int = 4000
+    lda: bool = True
+    lda_reach: int = 4
+    lda_dimension: int = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealignSettings:
+    """Labels by a network in place of the mixtures.
+
+    Attributes:
+        run: Name of the finished training run whose network is asked; none: no such
+            labels are made. It must be another than the run that learns from them.
+        acoustic_scale: Factor on its log-likelihoods against pronunciation costs.
+    """
+
+    run: str | None = None
+    acoustic_scale: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
 class GraphSettings:
     """The search graph.
 
@@ -177,6 +223,7 @@ class Settings:
             run, so that several strategies share one alignment and one graph.
         seed: Seed of everything drawn at random.
         cores: Processes that a stage may use.
+        states: What the HMM states are of, "monophone" or "triphone".
     """
 
     corpus: Path
@@ -184,10 +231,13 @@ class Settings:
     run: str = "hadpsgd"
     seed: int = 0
     cores: int = 2
+    states: str = "monophone"
     prepare: PrepareSettings = field(default_factory=PrepareSettings)
     lm: LmSettings = field(default_factory=LmSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)
     align: AlignSettings = field(default_factory=AlignSettings)
+    triphone: TriphoneSettings = field(default_factory=TriphoneSettings)
+    realign: RealignSettings = field(default_factory=RealignSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     graph: GraphSettings = field(default_factory=GraphSettings)
     decode: DecodeSettings = field(default_factory=DecodeSettings)
@@ -195,13 +245,37 @@ class Settings:
     def __post_init__(self) -> None:
         if self.cores < 1:
             raise ValueError(f"`cores` must be at least 1, got {self.cores}")
-        if not self.run or "/" in self.run or self.run.startswith("."):
-            raise ValueError(f"`run` must be a plain folder name, got {self.run!r}")
+        for name, run in (("run", self.run), ("realign.run", self.realign.run)):
+            if run is not None and (not run or "/" in run or run.startswith(".")):
+                raise ValueError(f"`{name}` must be a plain folder name, got {run!r}")
+        if self.states not in STATES:
+            raise ValueError(f"`states` must be one of {STATES}, got {self.states!r}")
+        if self.realign.run == self.run:
+            raise ValueError(
+                f"`realign.run` must be another run than {self.run!r}, which learns "
+                "from the labels"
+            )
 
-    def directory(self, stage: str) -> Path:
-        """Where `stage` leaves its finished output."""
+    def directory(self, name: str) -> Path:
+        """Where a stage leaves its finished output.
+
+        Args:
+            name: Of the stage, or of what several can leave: "mixtures" (numbered
+                states and their Gaussian mixtures), "states" (numbered states and
+                labels), "aligner" (the training run that realigns).
+        """
+        stage = self.stage_of(name)
         folder = self.out / "exp" / stage
+        if name == "aligner" or stage == "realign":
+            return folder / str(self.realign.run)
         return folder / self.run if stage in RUN_STAGES else folder
+
+    def stage_of(self, name: str) -> str:
+        """The stage that leaves what `directory` calls by this name."""
+        mixtures = "align" if self.states == "monophone" else "triphone"
+        states = "realign" if self.realign.run else mixtures
+        others = {"mixtures": mixtures, "states": states, "aligner": "train"}
+        return others.get(name, name)
 
     def splits(self) -> tuple[str, ...]:
         """The splits that `prepare` found: `train`, `dev`, and `swb`, `ch` if any."""

@@ -106,8 +106,8 @@ def make_strategy(train: TrainSettings) -> Strategy:
 def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
     """The model at its start: the same for every run of one seed."""
     seed_everything(settings.seed, workers=True, verbose=False)
-    train, align = settings.train, settings.directory("align")
-    states = json.loads((align / "states.json").read_text())
+    train, labels = settings.train, settings.directory("states")
+    states = json.loads((labels / "states.json").read_text())
     model = AcousticModel(
         states["num_states"],
         input_size=3 * settings.features.num_mels,
@@ -137,7 +137,7 @@ def _run_learners(settings: Settings, output: Path) -> None:
     train = settings.train
     data = SpeechData(
         settings.directory("features"),
-        settings.directory("align"),
+        settings.directory("states"),
         batch_size=train.batch_size,
         chunk=train.chunk,
         seed=settings.seed,

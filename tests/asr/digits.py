@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_adpsgd.asr.graphs import Topology
 from lightning_adpsgd.asr.lexicon import Lexicon
+from lightning_adpsgd.asr.states import Topology
 
 SPELLED = {
     "zero": "z iy r ow",
@@ -40,9 +40,15 @@ def loop_arpa(path: Path, words: list[str]) -> Path:
 class Speaker:
     """Says words in log-mel frames; every HMM state has a Gaussian of its own."""
 
-    def __init__(self, lexicon: Lexicon, noise: float = 0.5, seed: int = 0):
+    def __init__(
+        self,
+        lexicon: Lexicon,
+        noise: float = 0.5,
+        seed: int = 0,
+        topology: Topology | None = None,
+    ):
         self.lexicon = lexicon
-        self.topology = Topology.of(lexicon)
+        self.topology = topology or Topology.of(lexicon)
         self.random = np.random.default_rng(seed)
         self.noise = noise
         self.means = self.random.normal(size=(self.topology.num_states, 40))
@@ -53,8 +59,10 @@ class Speaker:
             phones += self.lexicon.pronunciations[word][0]
             if self.random.random() < 0.3:
                 phones.append("sil")
-        labels = [1 + self.topology.phones.index(phone) for phone in phones]
-        chain = [state for label in labels for state in self.topology.chain([label])]
+        labels = [0, *(1 + self.topology.phones.index(phone) for phone in phones), 0]
+        wide = np.lib.stride_tricks.sliding_window_view(np.array(labels), 3)
+        windows = wide if self.topology.context_width == 3 else wide[:, 1:2]
+        chain = self.topology.chains(windows).ravel()
         return np.repeat(chain, self.random.integers(1, 5, len(chain)))
 
     def frames(self, states: np.ndarray) -> np.ndarray:

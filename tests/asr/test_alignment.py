@@ -7,9 +7,13 @@ from lightning_adpsgd.asr.alignment import (
     AlignmentOptions,
     AlignmentStep,
     AlignmentUtterance,
+    StateScorer,
     align,
+    mixture_scorer,
     train_mixtures,
 )
+from lightning_adpsgd.asr.cepstra import cepstra
+from lightning_adpsgd.asr.front_end import FrontEnd
 from lightning_adpsgd.asr.gmm import GaussianMixtures
 from lightning_adpsgd.asr.graphs import TrainingGraphs
 from tests.asr.digits import Speaker, lexicon
@@ -43,9 +47,13 @@ def steps(spoken, graphs) -> list[AlignmentStep]:
     return list(train_mixtures(utterances, graphs, options))
 
 
+def scorer(steps: list[AlignmentStep]) -> StateScorer:
+    return mixture_scorer(steps[-1].mixtures, FrontEnd())
+
+
 def test_flat_start_finds_the_phones_that_were_said(spoken, graphs, steps):
     utterances = [utterance for utterance, _ in spoken]
-    results = dict(align(utterances, graphs, steps[-1].mixtures, AlignmentOptions()))
+    results = dict(align(utterances, graphs, scorer(steps), AlignmentOptions()))
     right = total = 0
     for index, (_, states) in enumerate(spoken):
         found = results[index].states
@@ -101,7 +109,7 @@ def test_utterances_that_cannot_be_aligned_are_named_with_the_reason(spoken, gra
 
 def test_final_alignment_tells_why_an_utterance_failed(spoken, graphs, steps):
     utterances = bad_utterances(spoken[0][0].log_mel)
-    results = dict(align(utterances, graphs, steps[-1].mixtures, AlignmentOptions()))
+    results = dict(align(utterances, graphs, scorer(steps), AlignmentOptions()))
     assert [results[i].states for i in range(4)] == [None] * 4
     assert "eleven" in results[1].failure
 
@@ -120,8 +128,8 @@ def test_a_path_outside_the_beam_is_found_with_the_wider_one(spoken, graphs, ste
     noisy = utterance._replace(log_mel=5 * noise.astype(np.float32))
     narrow = AlignmentOptions(beam=1e-3, retry_beam=1e-3, acoustic_scale=1.0)
     wide = AlignmentOptions(beam=1e-3, retry_beam=1e5, acoustic_scale=1.0)
-    ((_, lost),) = align([noisy], graphs, steps[-1].mixtures, narrow)
-    ((_, found),) = align([noisy], graphs, steps[-1].mixtures, wide)
+    ((_, lost),) = align([noisy], graphs, scorer(steps), narrow)
+    ((_, found),) = align([noisy], graphs, scorer(steps), wide)
     assert lost.states is None
     assert "beam of 0.001" in lost.failure
     assert found.states is not None
@@ -135,3 +143,38 @@ def test_mixtures_are_trained_on_no_more_utterances_than_allowed(spoken, graphs)
     *_, expected = every_fourth
     assert isinstance(last.mixtures, GaussianMixtures)
     np.testing.assert_array_equal(last.mixtures.mean, expected.mixtures.mean)
+
+
+def test_training_from_the_true_states_starts_with_them(spoken, graphs):
+    utterances = [utterance for utterance, _ in spoken[:20]]
+    truth = {utterance.id: states for utterance, states in spoken[:19]}
+    options = AlignmentOptions(num_iterations=1, num_gaussians=1)
+    first, last = train_mixtures(utterances, graphs, options, start=truth.get)
+    frames = np.concatenate([cepstra(u.log_mel) for u in utterances[:19]])
+    states = np.concatenate(list(truth.values()))
+    own = frames[states == 5]
+    expected = own.mean(axis=0)
+    np.testing.assert_allclose(first.mixtures.mean[5], expected, atol=1e-4)
+    assert set(first.failures) == {utterances[19].id}
+    assert "no alignment to start from" in first.failures[utterances[19].id]
+    assert last.failures == {}
+    assert last.changed < 0.1
+
+
+def test_states_to_start_from_must_be_as_many_as_frames(spoken, graphs):
+    (utterance, states), *_ = spoken
+    options = AlignmentOptions(num_iterations=1)
+    with pytest.raises(ValueError, match=f"frames of {utterance.id}"):
+        list(train_mixtures([utterance], graphs, options, start=lambda _: states[:-1]))
+
+
+def test_mixtures_are_trained_on_what_the_front_end_gives(spoken, graphs):
+    utterances = [utterance for utterance, _ in spoken[:20]]
+    projection = np.random.default_rng(0).normal(size=(3 * 13, 7))
+    options = AlignmentOptions(num_iterations=1, num_gaussians=1)
+    front_end = FrontEnd(13, 1, projection)
+    *_, last = train_mixtures(utterances, graphs, options, front_end=front_end)
+    assert last.mixtures.mean.shape[1] == 7
+    scorer = mixture_scorer(last.mixtures, front_end)
+    results = dict(align(utterances, graphs, scorer, options))
+    assert all(result.states is not None for result in results.values())

@@ -5,12 +5,12 @@ from lightning_adpsgd.asr.decoding import (
     Decoder,
     SearchOptions,
     decode_all,
-    phone_runs,
     place_words,
     read_graph,
     write_graph,
 )
 from lightning_adpsgd.asr.graphs import decoding_graph
+from lightning_adpsgd.asr.states import Topology, phone_runs
 from tests.asr import digits
 
 
@@ -73,7 +73,7 @@ def _said(speaker: digits.Speaker, word: str, repeats: int) -> np.ndarray:
 
 def test_a_repeated_phone_counts_twice():
     states = np.array([3, 4, 5, 3, 3, 4, 5])
-    assert phone_runs(states, 3) == ([1, 1], [0, 3, 7])
+    assert phone_runs(states, Topology(("sil", "a"))) == ([1, 1], [0, 3, 7])
 
 
 def test_words_are_placed_around_silences():

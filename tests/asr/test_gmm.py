@@ -157,3 +157,43 @@ def test_all_cepstra_together_keep_the_norm_of_a_frame():
     static = cepstra(frames, 40)[:, :40]
     expected = np.linalg.norm(frames, axis=1)
     np.testing.assert_allclose(np.linalg.norm(static, axis=1), expected, rtol=1e-5)
+
+
+def many_states(num_states: int = 40, seed: int = 0) -> gmm.GaussianMixtures:
+    random = np.random.default_rng(seed)
+    state = np.repeat(np.arange(num_states), random.integers(1, 6, num_states))
+    weight = random.uniform(0.5, 1.5, len(state))
+    return gmm.GaussianMixtures(
+        state,
+        weight / np.bincount(state, weight)[state],
+        random.normal(size=(len(state), 3)),
+        random.uniform(0.5, 2.0, size=(len(state), 3)),
+        np.full(3, 1e-3),
+    )
+
+
+def test_some_states_are_scored_as_among_all():
+    scorer = many_states().scorer()
+    frames = np.random.default_rng(1).normal(size=(50, 3))
+    states = np.array([0, 3, 17, 39])
+    expected = scorer(frames)[:, states]
+    np.testing.assert_allclose(scorer.of(frames, states), expected, rtol=1e-5)
+
+
+def test_frames_scored_a_few_at_a_time_score_the_same(monkeypatch):
+    scorer = many_states().scorer()
+    frames = np.random.default_rng(1).normal(size=(50, 3))
+    expected = scorer(frames)
+    monkeypatch.setattr(gmm, "_MOST_TERMS", 7 * many_states().num_gaussians)
+    np.testing.assert_allclose(scorer(frames), expected, rtol=1e-5)
+
+
+def test_the_state_with_the_largest_share_missing_grows_first():
+    mixtures = many_states()
+    frames = np.random.default_rng(2).integers(1, 400, 40)
+    sizes = np.bincount(mixtures.state)
+    while sizes.sum() < mixtures.num_gaussians + 60:
+        may_grow = (sizes + 1) * 20 <= frames
+        sizes[np.argmax(np.where(may_grow, frames**0.2 / sizes, -1.0))] += 1
+    grown = gmm.mix_up(mixtures, frames, mixtures.num_gaussians + 60)
+    assert np.bincount(grown.state).tolist() == sizes.tolist()

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from lightning_adpsgd.asr.arcs import Arcs, arcs_of, fst_of
 from lightning_adpsgd.asr.graphs import (
-    Topology,
     TrainingGraphs,
     decoding_graph,
     grammar_from_arpa,
@@ -14,6 +13,7 @@ from lightning_adpsgd.asr.graphs import (
     with_self_loops,
 )
 from lightning_adpsgd.asr.lexicon import Lexicon
+from lightning_adpsgd.asr.states import Topology
 from tests.asr import digits
 
 
@@ -32,13 +32,6 @@ def spell(topology: Topology, phones: str, repeats: int = 1) -> list[int]:
     return [
         s for label in labels for s in topology.chain([label]) for _ in range(repeats)
     ]
-
-
-def test_each_phone_has_a_chain_of_states_of_its_own():
-    topology = Topology(("sil", "a", "b"))
-    chains = [state for label in (1, 2, 3) for state in topology.chain([label])]
-    assert chains == list(range(topology.num_states))
-    assert topology.state_names[4] == "a.1"
 
 
 def test_arcs_survive_the_way_through_numpy():

@@ -1,0 +1,89 @@
+"""Directions that tell classes apart: linear discriminant analysis, in closed form.
+
+With the covariance W of frames about the mean of their class and the covariance B of
+these means about the mean of all frames, the columns of the projection A solve
+
+    B a = λ W a,    Aᵀ W A = I,    Aᵀ B A = diag(λ₁ ≥ λ₂ ≥ ...)
+
+and those of the largest λ are kept. The projected frames have unit covariance within
+their classes, on average, which suits Gaussians with diagonal covariances.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_adpsgd.asr.parallel import product
+
+_LEAST_SPREAD = 1e-6  # of the largest; a direction that varies less is none
+
+
+class ScatterSums(NamedTuple):
+    """Sums over frames: how many [classes], of x [classes, dim], of x xᵀ [dim, dim]."""
+
+    frames: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+
+    def plus(self, other: "ScatterSums") -> "ScatterSums":
+        """The sums over the frames of both."""
+        return ScatterSums(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+def scatter_sums(
+    frames: np.ndarray, classes: np.ndarray, num_classes: int
+) -> ScatterSums:
+    """The sums over frames [time, dim] of known classes [time]."""
+    wide = frames.astype(float)
+    order = np.argsort(classes, kind="stable")
+    found, start = np.unique(classes[order], return_index=True)
+    first = np.zeros((num_classes, frames.shape[1]))
+    if len(found):
+        first[found] = np.add.reduceat(wide[order], start)
+    counts = np.bincount(classes, minlength=num_classes).astype(float)
+    return ScatterSums(counts, first, product(wide.T, wide))
+
+
+def total(parts: Iterable[ScatterSums]) -> ScatterSums:
+    """The sums over all parts, of which there must be one."""
+    first, *rest = parts
+    for part in rest:
+        first = first.plus(part)
+    return first
+
+
+def discriminants(sums: ScatterSums, dimension: int) -> np.ndarray:
+    """The projection A, float64 [dim, dimension].
+
+    Args:
+        sums: Over the training frames.
+        dimension: Directions to keep.
+
+    Raises:
+        ValueError: `dimension` is not in 1..dim, or the frames lie in fewer directions.
+    """
+    size = sums.first.shape[1]
+    if not 1 <= dimension <= size:
+        raise ValueError(f"`dimension` must be in 1..{size}, got {dimension}")
+    within, between = covariances(sums)
+    spread, axes = np.linalg.eigh(within)
+    kept = spread > _LEAST_SPREAD * spread[-1]
+    if kept.sum() < dimension:
+        raise ValueError(
+            f"`dimension` must be at most {kept.sum()}, the directions in which the "
+            f"frames of a class vary, got {dimension}"
+        )
+    whiten = axes[:, kept] / np.sqrt(spread[kept])
+    _, turn = np.linalg.eigh(whiten.T @ between @ whiten)  # ascending
+    return whiten @ turn[:, ::-1][:, :dimension]
+
+
+def covariances(sums: ScatterSums) -> tuple[np.ndarray, np.ndarray]:
+    """Within classes and between their means, both [dim, dim]."""
+    count = sums.frames.sum()
+    mean = sums.first.sum(axis=0) / count
+    seen = sums.frames > 0
+    means = sums.first[seen] / sums.frames[seen, None]
+    about = (means * sums.frames[seen, None]).T @ means / count
+    return sums.second / count - about, about - np.outer(mean, mean)
