@@ -20,6 +20,7 @@ from lightning_adpsgd.asr.corpus import Utterance
 from lightning_adpsgd.asr.decoding import (
     Decoder,
     Hypothesis,
+    Search,
     SearchOptions,
     decode_all,
     read_graph,
@@ -34,6 +35,7 @@ from lightning_adpsgd.asr.scoring import score as score_words
 from lightning_adpsgd.asr.states import read_topology
 from lightning_adpsgd.asr.store import FrameStore
 from lightning_adpsgd.files import write_json, written_whole
+from recipes.switchboard import kaldi_stages
 from recipes.switchboard.labels import stored_utterances
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.score_stage import PART_NAMES, read_rules, score_decoded
@@ -47,13 +49,28 @@ class _Task(NamedTuple):
     settings: Settings
     output: Path
     scorer: Scorer
-    decoder: Decoder
+    decoder: Search
 
 
 def decode(settings: Settings, output: Path) -> None:
     """Recognises dev and the test sets with the network of `settings.run`."""
     scorer = network(settings.directory("train") / "model.ckpt")
+    _check_outputs(settings)
     _recognise(settings, output, scorer, settings.decode.acoustic_scales)
+
+
+def _check_outputs(settings: Settings) -> None:
+    """Refuses a network that was trained on other labels than these."""
+    path = settings.directory("train") / "model.ckpt"
+    checkpoint = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+    found = checkpoint["hyper_parameters"]["num_states"]
+    states = settings.directory("states") / "states.json"
+    expected = json.loads(states.read_text())["num_states"]
+    if found != expected:
+        raise StageError(
+            f"{path} has {found} outputs, but {states} lists {expected} states; train "
+            "again with these labels"
+        )
 
 
 def baseline(settings: Settings, output: Path) -> None:
@@ -90,17 +107,7 @@ def network(path: Path) -> Scorer:
 def _recognise(
     settings: Settings, output: Path, scorer: Scorer, scales: Sequence[float]
 ) -> None:
-    lexicon = read_lexicon(settings.directory("lexicon"))
-    options = SearchOptions(
-        beam=settings.decode.beam, max_active=settings.decode.max_active
-    )
-    decoder = Decoder(
-        read_graph(settings.directory("graph") / "HCLG.fst"),
-        lexicon,
-        read_topology(settings.directory("mixtures") / "tree.json"),
-        options,
-    )
-    task = _Task(settings, output, scorer, decoder)
+    task = _Task(settings, output, scorer, _decoder(settings))
     report: dict[str, Any] = {"frame_accuracy": _frame_accuracy(task)}
     sweep = _sweep(task, scales)
     best = min(sweep, key=lambda scale: sweep[scale].wer)
@@ -118,7 +125,34 @@ def _recognise(
         for split in settings.splits()
         if split in PART_NAMES
     }
+    if settings.decode.export_likelihoods:
+        _export(task, best)
     write_json(output / "decode.json", report)
+
+
+def _decoder(settings: Settings) -> Search:
+    options = SearchOptions(
+        beam=settings.decode.beam, max_active=settings.decode.max_active
+    )
+    if settings.uses_kaldi:
+        return kaldi_stages.decoder(settings, options)
+    return Decoder(
+        read_graph(settings.directory("graph") / "HCLG.fst"),
+        read_lexicon(settings.directory("lexicon")),
+        read_topology(settings.directory("mixtures") / "tree.json"),
+        options,
+    )
+
+
+def _export(task: _Task, acoustic_scale: float) -> None:
+    """Leaves the log-likelihoods of the test sets for Kaldi's decoders."""
+    for split in task.settings.splits():
+        if split in PART_NAMES:
+            spoken = stored_utterances(task.settings, split)
+            matrices = ((one.id, task.scorer(frames)) for one, frames in spoken)
+            kaldi_stages.export(
+                task.settings, task.output, split, matrices, acoustic_scale
+            )
 
 
 def _dev(settings: Settings) -> list[tuple[Utterance, np.ndarray]]:

@@ -183,6 +183,35 @@ class RealignSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KaldiSettings:
+    """An experiment of Kaldi, whose alignments and graph take the place of our own.
+
+    Attributes:
+        experiment: Folder with `final.mdl` and `ali.*.gz` (`exp/tri4_ali_nodup`);
+            none: the recipe aligns and makes its graph itself.
+        more_alignments: Further folders with `ali.*.gz` by the same model, for
+            instance of the held-out utterances; comma-separated.
+        graph: Folder with `HCLG.fst`, `words.txt` and `phones`; none: the only one in
+            `experiment`.
+    """
+
+    experiment: Path | None = None
+    more_alignments: tuple[Path, ...] = ()
+    graph: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """`experiment`, where there is one.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if self.experiment is None:
+            raise ValueError("`kaldi.experiment` must name a folder, got none")
+        return self.experiment
+
+
+@dataclass(frozen=True, kw_only=True)
 class GraphSettings:
     """The search graph.
 
@@ -203,6 +232,8 @@ class DecodeSettings:
         acoustic_scales: Tried for a network.
         gmm_acoustic_scales: Tried for the mixtures of the alignment.
         max_dev_utterances: Utterances of `dev` that the scales are tried on.
+        export_likelihoods: Whether the test sets' log-likelihoods are written as
+            Kaldi's archives too; needs `kaldi.experiment`.
     """
 
     beam: float = 13.0
@@ -210,6 +241,7 @@ class DecodeSettings:
     acoustic_scales: tuple[float, ...] = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
     gmm_acoustic_scales: tuple[float, ...] = (0.05, 0.07, 0.1, 0.14)
     max_dev_utterances: int = 100
+    export_likelihoods: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +270,7 @@ class Settings:
     align: AlignSettings = field(default_factory=AlignSettings)
     triphone: TriphoneSettings = field(default_factory=TriphoneSettings)
     realign: RealignSettings = field(default_factory=RealignSettings)
+    kaldi: KaldiSettings = field(default_factory=KaldiSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     graph: GraphSettings = field(default_factory=GraphSettings)
     decode: DecodeSettings = field(default_factory=DecodeSettings)
@@ -255,6 +288,18 @@ class Settings:
                 f"`realign.run` must be another run than {self.run!r}, which learns "
                 "from the labels"
             )
+        if self.decode.export_likelihoods and not self.uses_kaldi:
+            raise ValueError("`decode.export_likelihoods` needs `kaldi.experiment`")
+        if self.uses_kaldi and self.realign.run is not None:
+            raise ValueError(
+                "`realign.run` must be none with `kaldi.experiment`: Kaldi's labels "
+                "stay as they are"
+            )
+
+    @property
+    def uses_kaldi(self) -> bool:
+        """Whether labels and graph are those of Kaldi."""
+        return self.kaldi.experiment is not None
 
     def directory(self, name: str) -> Path:
         """Where a stage leaves its finished output.
@@ -273,6 +318,7 @@ class Settings:
     def stage_of(self, name: str) -> str:
         """The stage that leaves what `directory` calls by this name."""
         mixtures = "align" if self.states == "monophone" else "triphone"
+        mixtures = "kaldi" if self.uses_kaldi else mixtures
         states = "realign" if self.realign.run else mixtures
         others = {"mixtures": mixtures, "states": states, "aligner": "train"}
         return others.get(name, name)
