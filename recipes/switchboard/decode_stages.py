@@ -1,11 +1,11 @@
 """Stages `baseline`, `decode` and `score`: from frames to words to a word error rate.
 
 `decode` recognises with the network of a training run, `baseline` with the Gaussian
-mixtures that made the alignment; what they leave is the same: for each split the words
-(`swb.txt`) and their times (`swb.ctm`), and `decode.json`; with fMLLR `baseline` leaves
-the same in `adapted/` of the adapted mixtures. The acoustic scale is chosen
-on `dev`, speakers of the training discs that training does not see, never on the test
-sets. `score` leaves `score.json`, and so does `baseline`.
+mixtures that made the alignment, `adapted_baseline` with those that fMLLR was estimated
+for; what they leave is the same: for each split the words (`swb.txt`) and their times
+(`swb.ctm`), and `decode.json`. The acoustic scale is chosen on `dev`, speakers of the
+training discs that training does not see, never on the test sets. `score` leaves
+`score.json`, and so do the baselines.
 """
 
 import json
@@ -69,15 +69,13 @@ def baseline(settings: Settings, output: Path) -> None:
     scorer = _mixtures(settings.directory("mixtures"))
     _recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
     _score(settings, output, output, f"{settings.states} GMM")
-    if settings.adapt.fmllr:
-        _adapted_baseline(settings, output / "adapted")
 
 
-def _adapted_baseline(settings: Settings, output: Path) -> None:
-    output.mkdir(exist_ok=True)
-    scorer = _adapted_mixtures(settings.directory("adapt") / "mixtures.npz")
+def adapted_baseline(settings: Settings, output: Path) -> None:
+    """Recognises and scores with mixtures and frames adapted to the speakers."""
+    scorer = _adapted_mixtures(settings.directory("streams") / "mixtures.npz")
     _recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
-    _score(settings, output, output, "GMM + fMLLR")
+    _score(settings, output, output, f"{settings.states} GMM, fMLLR")
 
 
 def score(settings: Settings, output: Path) -> None:

@@ -93,10 +93,18 @@ STAGES = (
         wanted=lambda settings: settings.adapt.streams != "none",
     ),
     Stage(
+        "adapted_baseline",
+        "what the mixtures recognise of frames that are adapted to their speakers",
+        _from("decode_stages", "adapted_baseline"),
+        inputs=(*SPOKEN, "features", "states", "graph", "streams", "mixtures"),
+        depends=("decode",),
+        wanted=lambda settings: settings.adapt.fmllr,
+    ),
+    Stage(
         "baseline",
         "what the Gaussian mixtures recognise, for comparison",
         _from("decode_stages", "baseline"),
-        inputs=(*SPOKEN, "features", "mixtures", "states", "graph", "streams"),
+        inputs=(*SPOKEN, "features", "mixtures", "states", "graph"),
         depends=("decode",),
     ),
     Stage(
