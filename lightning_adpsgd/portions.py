@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from lightning_adpsgd.shuffling import BlockOrder, BlockSampler
+
 Ranges = tuple[tuple[int, int], ...]
 """Positions from each first up to, but not including, each second number."""
 
@@ -26,11 +28,11 @@ class Epoch(NamedTuple):
     """The samples of an epoch and where its batches begin and end.
 
     Attributes:
-        order: Indices into the data set, [sample].
+        order: Indices into the data set, [sample]; a tensor, or computed when asked.
         bounds: Positions in `order`, increasing from 0, [batch + 1].
     """
 
-    order: Tensor
+    order: Tensor | BlockOrder
     bounds: Tensor
 
     def everything(self) -> Ranges:
@@ -44,10 +46,8 @@ class Epoch(NamedTuple):
 
     def fingerprint(self) -> str:
         """Equal for equal epochs, and hardly ever otherwise."""
-        weights = torch.arange(1, len(self.order) + 1)
-        # Integers wrap around, alike on all machines.
-        total = int((self.order * weights * weights).sum())
-        return f"{len(self.order)} samples, {len(self.bounds) - 1} batches, {total}"
+        size = f"{len(self.order)} samples, {len(self.bounds) - 1} batches"
+        return f"{size}, {_checksum(self.order)}"
 
 
 def draw_epoch(batches: Any, seed: int, epoch: int) -> Epoch:
@@ -72,7 +72,7 @@ def draw_epoch(batches: Any, seed: int, epoch: int) -> Epoch:
                 set_epoch(epoch)
         if type(batches) is not BatchSampler:
             return _irregular([_indices(batch) for batch in batches])
-        order = _order(batches.sampler)
+        order = _order(batches.sampler, seed + epoch)
     return _regular(order, batches.batch_size, batches.drop_last)
 
 
@@ -200,7 +200,15 @@ def _cut(ranges: Ranges, bounds: Tensor) -> Tensor:
     return torch.cat(pieces)
 
 
-def _regular(order: Tensor, batch_size: int, drop_last: bool) -> Epoch:
+def _checksum(order: Tensor | BlockOrder) -> str:
+    if isinstance(order, BlockOrder):
+        return str(order)  # its arguments
+    weights = torch.arange(1, len(order) + 1)
+    # Integers wrap around, alike on all machines.
+    return str(int((order * weights * weights).sum()))
+
+
+def _regular(order: Tensor | BlockOrder, batch_size: int, drop_last: bool) -> Epoch:
     end = len(order) - len(order) % batch_size if drop_last else len(order)
     bounds = torch.arange(0, end, batch_size)
     return Epoch(order, torch.cat([bounds, torch.tensor([end])]))
@@ -212,7 +220,9 @@ def _irregular(batches: list[Tensor]) -> Epoch:
     return Epoch(order, sizes.cumsum(0))
 
 
-def _order(sampler: Any) -> Tensor:
+def _order(sampler: Any, seed: int) -> Tensor | BlockOrder:
+    if isinstance(sampler, BlockSampler):
+        return sampler.order(seed)
     if type(sampler) is SequentialSampler:
         return torch.arange(len(sampler))
     if type(sampler) is RandomSampler and not sampler.replacement:

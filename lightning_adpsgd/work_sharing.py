@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from lightning_adpsgd.job import Job
 from lightning_adpsgd.sampling import EpochState, EpochUnderWay, Place, SharedBatches
+from lightning_adpsgd.shuffling import BlockSampler
 
 
 class WorkSharing:
@@ -167,7 +168,8 @@ def _refuse_loader(loader: Any) -> None:
             "pass a `batch_size`, or a `batch_sampler` that yields lists of indices"
         )
     sampler = getattr(loader.batch_sampler, "sampler", None)
-    if isinstance(sampler, DistributedSampler):
+    whole = isinstance(sampler, BlockSampler)  # knows the order of all samples
+    if isinstance(sampler, DistributedSampler) and not whole:
         raise ValueError(
             "`work_sharing` chooses the samples of each learner itself, got a loader "
             "with a DistributedSampler: leave it out"

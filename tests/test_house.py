@@ -31,6 +31,7 @@ CORE = (
     "background",
     "node",
     "coordination",
+    "shuffling",
     "portions",
     "sampling",
     "agreement",

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 from typing_extensions import override
 
 from lightning_adpsgd.checkpoints import SaveWithinEpoch
+from lightning_adpsgd.shuffling import BlockSampler
 from tests.helpers import until
 from tests.learners import LR, Linear, Rows, gossip, learners, trainer_of, values
 
@@ -138,6 +139,14 @@ def test_every_row_is_seen_once_in_each_epoch(
         group = modules[first : first + size]
         for epoch in range(3):
             assert len({len(module.seen[epoch]) for module in group}) == 1
+
+
+def test_an_order_that_is_computed_is_shared_without_being_listed() -> None:
+    sampler = BlockSampler(range(45), block=2, window=8)
+    modules = fit(2, numbered(45, shuffle=False, sampler=sampler), max_epochs=2)
+    for epoch in range(2):
+        assert rows_of(modules, epoch) == list(range(45))
+    assert modules[0].seen[0] != modules[0].seen[1]
 
 
 def test_a_learner_five_times_slower_gets_a_sixteenth() -> None:

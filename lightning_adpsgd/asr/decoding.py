@@ -135,6 +135,22 @@ class Decoder:
         spans = self._spans(np.array(path.inputs) - 1, words)
         return Hypothesis(tuple(map(timed_word, words, spans)), path.is_complete)
 
+    def states(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> np.ndarray:
+        """The HMM states of the most likely words: what a speaker is adapted with.
+
+        Args:
+            log_likelihoods: As of `decode`.
+            acoustic_scale: As of `decode`.
+
+        Returns:
+            int64 [time]; all -1 where nothing was found.
+        """
+        check_likelihoods(log_likelihoods, self._topology.num_states)
+        path = best_path(self._graph, log_likelihoods, acoustic_scale, self._options)
+        if path is None:
+            return np.full(len(log_likelihoods), -1)
+        return np.array(path.inputs) - 1
+
     def _spans(self, states: np.ndarray, words: list[str]) -> list[tuple[int, int]]:
         phones, edges = phone_runs(states, self._topology)
         several = [self._pronunciations[word] for word in words]

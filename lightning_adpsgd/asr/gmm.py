@@ -12,6 +12,7 @@ import dataclasses
 import heapq
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -175,18 +176,49 @@ def accumulate(
     """
     dimension = mixtures.mean.shape[1]
     sums = np.zeros((mixtures.num_gaussians, 1 + 2 * dimension))
+    squared = _with_squares(frames)
+    for positions, rows, shares, _ in shares_by_state(mixtures, frames, states):
+        sums[rows, 0] = shares.sum(axis=0, dtype=float)
+        sums[rows, 1:] = product(shares.T, squared[positions])
+    return Statistics(sums[:, 0], sums[:, 1 : 1 + dimension], sums[:, 1 + dimension :])
+
+
+class StateShares(NamedTuple):
+    """The frames of one state and what each of its Gaussians contributes to them.
+
+    Attributes:
+        positions: int64 [count], which frames they are.
+        rows: The state's Gaussians in the table of all.
+        shares: float32 [count, gaussians], sums to 1 over the Gaussians.
+        log_likelihoods: float32 [count], log p(frame | state).
+    """
+
+    positions: np.ndarray
+    rows: slice
+    shares: np.ndarray
+    log_likelihoods: np.ndarray
+
+
+def shares_by_state(
+    mixtures: GaussianMixtures, frames: np.ndarray, states: np.ndarray
+) -> Iterator[StateShares]:
+    """One item for each state that occurs; frames of negative states are left out.
+
+    Args:
+        mixtures: Whose Gaussians share the frames.
+        frames: [time, dimension].
+        states: [time].
+    """
     table, constant = mixtures._quadratic
     bounds = np.append(mixtures.first, mixtures.num_gaussians)
     order = np.argsort(states, kind="stable")
     edges = np.searchsorted(states[order], np.arange(mixtures.num_states + 1))
-    squared = _with_squares(frames)
     for state in np.flatnonzero(np.diff(edges)):
-        own = squared[order[edges[state] : edges[state + 1]]]
+        positions = order[edges[state] : edges[state + 1]]
         rows = slice(bounds[state], bounds[state + 1])
-        share = _shares(product(own, table[rows].T) + constant[rows])
-        sums[rows, 0] = share.sum(axis=0, dtype=float)
-        sums[rows, 1:] = product(share.T, own)
-    return Statistics(sums[:, 0], sums[:, 1 : 1 + dimension], sums[:, 1 + dimension :])
+        own = _with_squares(frames[positions])
+        terms = product(own, table[rows].T) + constant[rows]
+        yield StateShares(positions, rows, *_shares(terms))
 
 
 def _with_squares(frames: np.ndarray) -> np.ndarray:
@@ -194,9 +226,12 @@ def _with_squares(frames: np.ndarray) -> np.ndarray:
     return np.hstack([frames, frames**2])
 
 
-def _shares(terms: np.ndarray) -> np.ndarray:
-    terms = np.exp(terms - terms.max(axis=1, keepdims=True))
-    return terms / terms.sum(axis=1, keepdims=True)
+def _shares(terms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Terms [time, gaussians] as parts of their sum, and the logarithm of the sum."""
+    peak = terms.max(axis=1, keepdims=True)
+    terms = np.exp(terms - peak)
+    total = terms.sum(axis=1, keepdims=True)
+    return terms / total, (peak + np.log(total))[:, 0]
 
 
 def update(mixtures: GaussianMixtures, sums: Statistics) -> GaussianMixtures:

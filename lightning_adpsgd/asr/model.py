@@ -8,6 +8,7 @@ parameters.
 It does not read audio and does not decode: frames come in, log-posteriors go out.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,13 +37,17 @@ class AcousticModel(LightningModule):
     A batch is `(frames, labels)`: frames `[batch, time + 2 * margin, feature]` float,
     labels `[batch, time]` integer with `IGNORE` where a frame does not count. The
     margin serves the deltas: `features.CONTEXT` frames on each side, which they use up;
-    where none are added, a margin of any width is cut off.
+    where none are added, a margin of any width is cut off. Where the speaker is known a
+    batch also brings fMLLR `[batch, time, feature]` and i-vectors `[batch, feature]`,
+    which are repeated for each frame here, on the device; one without features counts
+    as absent.
 
     Args:
         num_states: Classes of the softmax.
-        input_size: Features of a frame as the LSTM sees it. Three times the width of
-            the given frames means that deltas and delta-deltas are added here, on the
-            device; the same width means that the frames are used as they are.
+        input_size: Features of a frame as the LSTM sees it, those of streams included:
+            260 with 40 of fMLLR and 100 of an i-vector. If what they leave is three
+            times the width of the given frames, deltas and delta-deltas are added here,
+            on the device; if it is the width, the frames are used as they are.
         num_layers: LSTM layers.
         hidden_size: Cells of a layer in each direction.
         bottleneck_size: Width of the linear layer before the softmax.
@@ -118,19 +123,19 @@ class AcousticModel(LightningModule):
         return self.output(self.bottleneck(self.lstm(frames)[0]))
 
     @override
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         """Frame cross-entropy of a batch; also logged as `train_loss`."""
-        frames, labels = batch
+        frames, *others = batch
         if self.hparams["max_warp"]:
             frames = random_warp(frames.float(), self.hparams["max_warp"])
-        logits, labels = self._evaluate((frames, labels))
+        logits, labels = self._evaluate((frames, *others))
         loss = frame_cross_entropy(logits, labels)
         self._raise_unless_finite(loss)
         self.log("train_loss", loss, prog_bar=True)
         return loss
 
     @override
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
         """Adds a batch to `val_loss` and `val_accuracy`, means over all frames."""
         logits, labels = self._evaluate(batch)
         counted = (labels != IGNORE).sum()
@@ -173,7 +178,12 @@ class AcousticModel(LightningModule):
         self.log_priors.copy_((counts / counts.sum()).log())
 
     @torch.no_grad()
-    def log_posteriors(self, frames: Tensor) -> Tensor:
+    def log_posteriors(
+        self,
+        frames: Tensor,
+        fmllr: Tensor | None = None,
+        ivectors: Tensor | None = None,
+    ) -> Tensor:
         """Log-posteriors of the states over a whole utterance.
 
         The LSTM runs over overlapping windows as long as the chunks that it was trained
@@ -181,9 +191,12 @@ class AcousticModel(LightningModule):
         the demo's held-out speakers, 73.4 % of frames are right with windows of 21
         every 7 frames, 73.5 % every 3, 71.3 % without overlap, and 73.2 % with the
         whole utterance as one window. The deltas are those of the whole utterance.
+        A window takes the i-vector of its first frame, as a chunk does in training.
 
         Args:
             frames: `[time, feature]`; no frames give no rows.
+            fmllr: `[time, feature]`, if the model was trained with them.
+            ivectors: `[time, feature]`, if the model was trained with them.
 
         Returns:
             `[time, num_states]` float32.
@@ -198,20 +211,31 @@ class AcousticModel(LightningModule):
         was_training = self.training
         self.eval()
         try:
-            inputs = self._utterance_inputs(frames.float())
-            return self._windowed_log_posteriors(inputs)
+            none = frames.new_zeros((len(frames), 0))
+            beside = [
+                none if stream is None else stream for stream in (fmllr, ivectors)
+            ]
+            inputs = self._utterance_inputs(frames.float(), beside)
+            return self._windowed_log_posteriors(inputs, *beside)
         finally:
             self.train(was_training)
 
-    def log_likelihoods(self, frames: Tensor) -> Tensor:
+    def log_likelihoods(
+        self,
+        frames: Tensor,
+        fmllr: Tensor | None = None,
+        ivectors: Tensor | None = None,
+    ) -> Tensor:
         """Log-posteriors minus log-priors, `[time, num_states]`: what decoders take."""
-        return self.log_posteriors(frames) - self.log_priors
+        return self.log_posteriors(frames, fmllr, ivectors) - self.log_priors
 
-    def _windowed_log_posteriors(self, inputs: Tensor) -> Tensor:
+    def _windowed_log_posteriors(
+        self, inputs: Tensor, fmllr: Tensor, ivectors: Tensor
+    ) -> Tensor:
         window, hop = self.hparams["window"], self.hparams["hop"]
         starts = _window_starts(len(inputs), window, hop)
-        windows = torch.stack([inputs[start : start + window] for start in starts])
-        posteriors = self(windows).softmax(-1)
+        frames, adapted = (_windows(s, starts, window) for s in (inputs, fmllr))
+        posteriors = self(_joined(frames, adapted, ivectors[starts])).softmax(-1)
         total = posteriors.new_zeros((len(inputs), posteriors.shape[-1]))
         counts = posteriors.new_zeros((len(inputs), 1))
         for start, posterior in zip(starts, posteriors, strict=True):
@@ -220,14 +244,17 @@ class AcousticModel(LightningModule):
         tiny = torch.finfo(total.dtype).tiny
         return (total / counts).clamp(min=tiny).log()
 
-    def _evaluate(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        frames, labels = batch
+    def _evaluate(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        frames, labels, *beside = batch
         labels = labels.long()
-        return self(self._chunk_inputs(frames.float(), labels.shape[1])), labels
+        inputs = self._chunk_inputs(frames.float(), labels.shape[1], beside)
+        return self(_joined(inputs, *beside) if beside else inputs), labels
 
-    def _chunk_inputs(self, frames: Tensor, num_frames: int) -> Tensor:
-        """`[batch, time + 2 * margin, feature]` to `[batch, time, input_size]`."""
-        if self._needs_differences(frames):
+    def _chunk_inputs(
+        self, frames: Tensor, num_frames: int, beside: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """`[batch, time + 2 * margin, feature]` to what streams are joined to."""
+        if self._needs_differences(frames, beside):
             frames = add_differences(frames)
         margin = (frames.shape[1] - num_frames) // 2
         if margin < 0:
@@ -237,16 +264,22 @@ class AcousticModel(LightningModule):
             )
         return frames[:, margin : margin + num_frames]
 
-    def _utterance_inputs(self, frames: Tensor) -> Tensor:
-        """`[time, feature]` to `[time, input_size]`."""
-        return with_differences(frames) if self._needs_differences(frames) else frames
+    def _utterance_inputs(
+        self, frames: Tensor, beside: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """`[time, feature]` to what streams are joined to."""
+        if self._needs_differences(frames, beside):
+            return with_differences(frames)
+        return frames
 
-    def _needs_differences(self, frames: Tensor) -> bool:
-        width, expected = frames.shape[-1], self.hparams["input_size"]
+    def _needs_differences(self, frames: Tensor, beside: Sequence[Tensor]) -> bool:
+        added = sum(stream.shape[-1] for stream in beside)
+        width, expected = frames.shape[-1], self.hparams["input_size"] - added
         if width not in (expected, expected / 3):
             raise ValueError(
-                f"frames must have `input_size` {expected} features, or a third of it "
-                f"for deltas to be added, got {width}"
+                f"frames must have `input_size` {self.hparams['input_size']} features "
+                f"less the {added} of streams, or a third of that for deltas to be "
+                f"added, got {width}"
             )
         return width != expected
 
@@ -285,6 +318,23 @@ def _frame_accuracy(num_states: int) -> MulticlassAccuracy:
     return MulticlassAccuracy(
         num_states, average="micro", ignore_index=IGNORE, validate_args=False
     )
+
+
+def _joined(frames: Tensor, fmllr: Tensor, ivectors: Tensor) -> Tensor:
+    """Streams joined to frames; the i-vector is repeated for every frame.
+
+    Args:
+        frames: `[batch, time, feature]`.
+        fmllr: The same; no features where there is none.
+        ivectors: `[batch, feature]`; no features where there is none.
+    """
+    repeated = ivectors[:, None].expand(-1, frames.shape[1], -1)
+    parts = (frames, fmllr.to(frames.dtype), repeated.to(frames.dtype))
+    return torch.cat(parts, dim=-1)
+
+
+def _windows(frames: Tensor, starts: Sequence[int], window: int) -> Tensor:
+    return torch.stack([frames[start : start + window] for start in starts])
 
 
 def _window_starts(num_frames: int, window: int, hop: int) -> list[int]:

@@ -7,6 +7,7 @@ opening reads no data, whatever the size of the corpus. Labels are an array
 IGNORE, and `labels.present.npy` [utterances] tells which utterances have labels.
 """
 
+import math
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -135,7 +136,7 @@ class FrameWriter:
 
 def save_array(path: Path, array: np.ndarray) -> None:
     """Write an array, whole or not at all."""
-    partial = path.with_name(f".{path.stem}.partial.npy")
+    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial.npy")
     np.save(partial, array)
     os.replace(partial, path)
 
@@ -235,6 +236,20 @@ class FrameStore:
         """A view of the frames from `start` to `end` of the array."""
         return self._frames[start:end]
 
+    def frames_at(self, rows: np.ndarray) -> Tensor:
+        """A copy of these frames of the array, [..., dims], made at one go."""
+        # To clip spares numpy a copy of its own; nothing is beyond the ends.
+        found = np.take(self._frames.numpy(), rows, axis=0, mode="clip")
+        return torch.from_numpy(found)
+
+    def frame_windows(self, starts: np.ndarray, length: int) -> Tensor:
+        """Copies of neighbouring frames, [starts, length, dims], made at one go.
+
+        A window that would reach beyond the array is moved inside; in an array shorter
+        than a window there are zeros.
+        """
+        return torch.from_numpy(_windows(self._frames.numpy(), starts, length))
+
     @property
     def labelled(self) -> np.ndarray:
         """Which utterances have labels, bool [utterances]."""
@@ -249,9 +264,22 @@ class FrameStore:
 
     def label_range(self, start: int, end: int) -> Tensor:
         """A view of the labels from `start` to `end` of the array."""
+        return self._all_labels()[start:end]
+
+    def labels_at(self, rows: np.ndarray) -> Tensor:
+        """A copy of the labels of these frames of the array, int64 [...]."""
+        found = np.take(self._all_labels().numpy(), rows, mode="clip")
+        return torch.from_numpy(found.astype(np.int64))
+
+    def label_windows(self, starts: np.ndarray, length: int) -> Tensor:
+        """Copies of neighbouring labels, int64 [starts, length]; as `frame_windows`."""
+        found = _windows(self._all_labels().numpy(), starts, length)
+        return torch.from_numpy(found.astype(np.int64))
+
+    def _all_labels(self) -> Tensor:
         if self._labels is None:
             raise StoreError(f"{self.folder}: opened without `labels`")
-        return self._labels[start:end]
+        return self._labels
 
 
 def _mapped(path: Path, axes: int) -> np.ndarray:
@@ -274,8 +302,50 @@ def _tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
 
 
+def _windows(array: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+    shape, last = (length, *array.shape[1:]), len(array) - length
+    if last < 0:
+        return np.zeros((len(starts), *shape), array.dtype)
+    # All windows, overlapping, as rows of one array: one copy for each that is taken.
+    rows = np.lib.stride_tricks.as_strided(
+        array, (last + 1, math.prod(shape)), (array.strides[0], array.itemsize)
+    )
+    return rows[starts.clip(0, last)].reshape(-1, *shape)
+
+
 def _present(labels: Path) -> Path:
     return labels.with_suffix(".present.npy")
+
+
+def chunk_index(store: FrameStore, chunk: int) -> np.ndarray:
+    """Where the chunks of the labelled utterances are; mapped, and so never read whole.
+
+    It is counted once and kept beside the labels, where that can be written to.
+
+    Args:
+        store: With labels.
+        chunk: Frames per chunk; the last one of an utterance may have fewer.
+
+    Returns:
+        int64 [2, utterances with labels + 1]: chunks before the utterance, and its
+        position in the store; at the end the number of chunks, and that of utterances.
+    """
+    assert store.labels_path is not None
+    path = _index_of(store.labels_path, chunk)
+    if not path.exists():
+        positions = np.flatnonzero(store.labelled)
+        first, last = np.asarray(store.spans)[positions].T
+        before = np.cumsum(np.append(0, -((first - last) // chunk)))
+        index = np.stack([before, np.append(positions, len(store))])
+        try:
+            save_array(path, index)
+        except OSError:  # where others keep their alignments
+            return index
+    return _mapped(path, 2)
+
+
+def _index_of(labels: Path, chunk: int | str) -> Path:
+    return labels.with_name(f"{labels.stem}.chunks-{chunk}.npy")
 
 
 def write_labels(
@@ -310,6 +380,8 @@ def write_labels(
         labels[start:end] = values
         present[position] = True
     labels.flush()
+    for outdated in path.parent.glob(_index_of(path, "*").name):
+        outdated.unlink()
     save_array(_present(path), present)
     os.replace(partial, path)
     return int((store.spans[present, 1] - store.spans[present, 0]).sum())

@@ -116,11 +116,11 @@ def _frame_loss(model: nn.Module, samples: Samples) -> Tensor:
 
 def _chunks(dataset: ChunkDataset) -> Samples:
     """All of them, the deltas added once and not in every step."""
-    frames, labels = zip(*(dataset[i] for i in range(len(dataset))), strict=True)
-    inputs = add_differences(torch.stack(frames).float())
+    frames, labels = dataset.__getitems__(list(range(len(dataset))))
+    inputs = add_differences(frames.float())
     margin = (inputs.shape[1] - dataset.chunk) // 2
     assert 0 <= margin <= CONTEXT
-    return inputs[:, margin : margin + dataset.chunk].contiguous(), torch.stack(labels)
+    return inputs[:, margin : margin + dataset.chunk].contiguous(), labels
 
 
 def classifier(num_train: int = 16_384, num_held_out: int = 2_048) -> Workload:

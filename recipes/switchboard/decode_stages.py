@@ -1,10 +1,11 @@
 """Stages `baseline` and `decode`: from frames to words with times.
 
 `decode` recognises with the network of a training run, `baseline` with the Gaussian
-mixtures that made the alignment; what they leave is the same: for each split the words
-(`swb.txt`) and their times (`swb.ctm`), and `decode.json`. The acoustic scale is chosen
-on `dev`, speakers of the training discs that training does not see, never on the test
-sets. `baseline` scores its words as well.
+mixtures that made the alignment, `adapted_baseline` with those that fMLLR was estimated
+for; what they leave is the same: for each split the words (`swb.txt`) and their times
+(`swb.ctm`), and `decode.json`. The acoustic scale is chosen on `dev`, speakers of the
+training discs that training does not see, never on the test sets. The baselines score
+their words as well.
 """
 
 import json
@@ -33,16 +34,15 @@ from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.scoring import Errors, ScoringError
 from lightning_adpsgd.asr.scoring import score as score_words
 from lightning_adpsgd.asr.states import read_topology
-from lightning_adpsgd.asr.store import FrameStore
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.switchboard import kaldi_stages
-from recipes.switchboard.labels import stored_utterances
+from recipes.switchboard.inputs import Inputs, Load, StoredInputs, spoken_inputs
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.score_stage import PART_NAMES, read_rules, score_decoded
 from recipes.switchboard.settings import Settings
 
-Scorer = Callable[[np.ndarray], np.ndarray]
-"""From log-mel frames [time, mel] to log-likelihoods [time, num_states]."""
+Scorer = Callable[[Inputs], np.ndarray]
+"""From the inputs of an utterance to log-likelihoods [time, num_states]."""
 
 
 class _Task(NamedTuple):
@@ -80,10 +80,22 @@ def baseline(settings: Settings, output: Path) -> None:
     score_decoded(settings, output, output, f"{settings.states} GMM")
 
 
+def adapted_baseline(settings: Settings, output: Path) -> None:
+    """Recognises and scores with mixtures and frames adapted to the speakers."""
+    scorer = _adapted_mixtures(settings.directory("streams") / "mixtures.npz")
+    _recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
+    score_decoded(settings, output, output, f"{settings.states} GMM, fMLLR")
+
+
 def _mixtures(folder: Path) -> Scorer:
     scorer = GaussianMixtures.load(folder / "gmm.npz").scorer()
     front_end = FrontEnd.load(folder / "front_end.npz")
-    return lambda frames: scorer(front_end(frames))
+    return lambda inputs: scorer(front_end(inputs.log_mel.numpy()))
+
+
+def _adapted_mixtures(path: Path) -> Scorer:
+    scorer = GaussianMixtures.load(path).scorer()
+    return lambda inputs: scorer(inputs.fmllr.float().numpy())
 
 
 def network(path: Path) -> Scorer:
@@ -98,8 +110,8 @@ def network(path: Path) -> Scorer:
         raise StageError(f"{path} does not exist; train first") from error
     model.eval()
 
-    def log_likelihoods(frames: np.ndarray) -> np.ndarray:
-        return model.log_likelihoods(torch.from_numpy(frames.astype("f4"))).numpy()
+    def log_likelihoods(inputs: Inputs) -> np.ndarray:
+        return model.log_likelihoods(*inputs).numpy()
 
     return log_likelihoods
 
@@ -148,16 +160,16 @@ def _export(task: _Task, acoustic_scale: float) -> None:
     """Leaves the log-likelihoods of the test sets for Kaldi's decoders."""
     for split in task.settings.splits():
         if split in PART_NAMES:
-            spoken = stored_utterances(task.settings, split)
-            matrices = ((one.id, task.scorer(frames)) for one, frames in spoken)
+            spoken = spoken_inputs(task.settings, split)
+            matrices = ((one.id, task.scorer(load())) for one, load in spoken)
             kaldi_stages.export(
                 task.settings, task.output, split, matrices, acoustic_scale
             )
 
 
-def _dev(settings: Settings) -> list[tuple[Utterance, np.ndarray]]:
+def _dev(settings: Settings) -> list[tuple[Utterance, Load]]:
     """Held-out utterances, evenly taken, for the choice of the acoustic scale."""
-    spoken = [pair for pair in stored_utterances(settings, "dev") if pair[0].words]
+    spoken = [pair for pair in spoken_inputs(settings, "dev") if pair[0].words]
     most = settings.decode.max_dev_utterances
     if len(spoken) > most:
         spoken = [spoken[index * len(spoken) // most] for index in range(most)]
@@ -167,14 +179,18 @@ def _dev(settings: Settings) -> list[tuple[Utterance, np.ndarray]]:
 def _hypotheses(
     task: _Task,
     name: str,
-    spoken: Sequence[tuple[Utterance, np.ndarray]],
+    spoken: Sequence[tuple[Utterance, Load]],
     scales: Sequence[float],
 ) -> list[list[Hypothesis]]:
     """A hypothesis per scale of each utterance, in the order of `spoken`."""
-    frames = [frames for _, frames in spoken]
+    loads = [load for _, load in spoken]
+
+    def log_likelihoods(load: Load) -> np.ndarray:
+        return task.scorer(load())
+
     cores = task.settings.cores
-    found = decode_all(frames, task.scorer, task.decoder, scales, cores)
-    bar = tqdm(found, desc=f"decode {name}", total=len(frames), unit="utt")
+    found = decode_all(loads, log_likelihoods, task.decoder, scales, cores)
+    bar = tqdm(found, desc=f"decode {name}", total=len(loads), unit="utt")
     return [hypotheses for _, hypotheses in sorted(bar, key=lambda pair: pair[0])]
 
 
@@ -205,11 +221,12 @@ def _frame_accuracy(task: _Task) -> float:
     counts = np.array(json.loads((states / "states.json").read_text())["counts"])
     priors = np.log(np.maximum(counts, 1) / counts.sum()).astype(np.float32)
     labels = states / "dev" / "labels.npy"
-    store = FrameStore(task.settings.directory("features") / "dev", labels)
+    inputs = StoredInputs(task.settings, "dev", labels)
+    store = inputs.store
     positions = np.flatnonzero(store.labelled).tolist()
 
     def num_right(position: int) -> tuple[int, int]:
-        likelihoods = task.scorer(store.frames(position).numpy())
+        likelihoods = task.scorer(inputs(position))
         found = (likelihoods + priors).argmax(axis=1)
         return int((found == store.labels(position).numpy()).sum()), len(found)
 
@@ -219,7 +236,7 @@ def _frame_accuracy(task: _Task) -> float:
 
 def _decode_split(task: _Task, split: str, scale: float) -> int:
     """Writes words and times; returns how many hypotheses are incomplete."""
-    spoken = list(stored_utterances(task.settings, split))
+    spoken = spoken_inputs(task.settings, split)
     found = [several[0] for several in _hypotheses(task, split, spoken, [scale])]
     texts, times = [], []
     for (utterance, _), hypothesis in zip(spoken, found, strict=True):

@@ -1,7 +1,8 @@
 """Stage `realign`: labels from the network of an earlier training run.
 
 The states and their graph stay; only which frame belongs to which state is found anew,
-with what the network of `realign.run` says in place of the mixtures.
+with what the network of `realign.run` says in place of the mixtures. That run must be
+one without streams.
 """
 
 from pathlib import Path
@@ -12,6 +13,7 @@ from lightning_adpsgd.asr.graphs import TrainingGraphs
 from lightning_adpsgd.asr.lexicon import read_lexicon
 from lightning_adpsgd.asr.states import read_topology
 from recipes.switchboard.decode_stages import network
+from recipes.switchboard.inputs import Inputs
 from recipes.switchboard.labels import alignment_options, label_splits
 from recipes.switchboard.settings import Settings
 
@@ -27,7 +29,7 @@ def realign(settings: Settings, output: Path) -> None:
     log_likelihoods = network(settings.directory("aligner") / "model.ckpt")
 
     def scorer(log_mel: np.ndarray, states: np.ndarray) -> np.ndarray:
-        return log_likelihoods(log_mel)[:, states]
+        return log_likelihoods(Inputs.of(log_mel))[:, states]
 
     graphs = TrainingGraphs(lexicon, topology, settings.align.silence_probability)
     scale = settings.realign.acoustic_scale

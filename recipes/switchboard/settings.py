@@ -15,6 +15,7 @@ from typing import Any
 RUN_STAGES = ("train", "decode", "score")
 STATES = ("monophone", "triphone")
 SPLITS = ("train", "dev", "swb", "ch")
+ADAPTED_BY = ("none", "fmllr", "ivectors", "both")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,8 @@ class TrainSettings:
         accelerator: "cpu" or "gpu".
         batch_size: Chunks per learner and step.
         chunk: Frames per chunk.
+        num_workers: Processes that load batches ahead, for each learner; 0 loads them
+            in the training itself, which a GPU waits for.
         epochs: Passes over the training data.
         validate_every: Epochs from one validation and checkpoint to the next.
         base_rate: Learning rate at the start.
@@ -99,6 +102,7 @@ class TrainSettings:
     accelerator: str = "cpu"
     batch_size: int = 16
     chunk: int = 21
+    num_workers: int = 0
     epochs: int = 16
     validate_every: int = 1
     base_rate: float = 0.2
@@ -135,6 +139,62 @@ class AlignSettings:
     retry_beam: float = 40.0
     max_training_utterances: int = 6000
     silence_probability: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptSettings:
+    """What is told of the speaker beside the log-mel energies, per conversation side.
+
+    The papers' 260 inputs are 120 of log-mel with differences, 40 of fMLLR (the
+    dimensions of the mixtures) and 100 of an i-vector.
+
+    Attributes:
+        streams: "none", "fmllr", "ivectors" or "both".
+        rounds: How often the mixtures are trained on the adapted training speech; 0
+            adapts to those of the alignment.
+        passes: How often the Gaussians share a side's frames anew.
+        min_frames: Fewest frames, silence aside, for a full map of a side.
+        min_offset_frames: Fewest for an offset; below that fMLLR changes nothing.
+        acoustic_scale: Of the first decoding, for sides whose words nobody knows.
+        num_gaussians: Of the mixture of all speech behind i-vectors.
+        max_frames: Frames that this mixture is trained on.
+        ivector_dims: Numbers in an i-vector.
+        ivector_iterations: Of its training.
+        ivector_period: Frames from one i-vector to the next, each from what was heard
+            before; 0: one for all of a side.
+        frame_weight: What a frame counts against the average speaker; neighbours say
+            much the same.
+    """
+
+    streams: str = "none"
+    rounds: int = 2
+    passes: int = 3
+    min_frames: int = 500
+    min_offset_frames: int = 100
+    acoustic_scale: float = 0.07
+    num_gaussians: int = 64
+    max_frames: int = 200_000
+    ivector_dims: int = 100
+    ivector_iterations: int = 10
+    ivector_period: int = 0
+    frame_weight: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.streams not in ADAPTED_BY:
+            raise ValueError(
+                f"`streams` must be one of {', '.join(ADAPTED_BY)}, got "
+                f"{self.streams!r}"
+            )
+
+    @property
+    def fmllr(self) -> bool:
+        """Whether there is fMLLR."""
+        return self.streams in ("fmllr", "both")
+
+    @property
+    def ivectors(self) -> bool:
+        """Whether there are i-vectors."""
+        return self.streams in ("ivectors", "both")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +331,7 @@ class Settings:
     triphone: TriphoneSettings = field(default_factory=TriphoneSettings)
     realign: RealignSettings = field(default_factory=RealignSettings)
     kaldi: KaldiSettings = field(default_factory=KaldiSettings)
+    adapt: AdaptSettings = field(default_factory=AdaptSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     graph: GraphSettings = field(default_factory=GraphSettings)
     decode: DecodeSettings = field(default_factory=DecodeSettings)
@@ -307,7 +368,8 @@ class Settings:
         Args:
             name: Of the stage, or of what several can leave: "mixtures" (numbered
                 states and their Gaussian mixtures), "states" (numbered states and
-                labels), "aligner" (the training run that realigns).
+                labels), "streams" (what is told of the speakers; the features where
+                that is nothing), "aligner" (the training run that realigns).
         """
         stage = self.stage_of(name)
         folder = self.out / "exp" / stage
@@ -320,8 +382,19 @@ class Settings:
         mixtures = "align" if self.states == "monophone" else "triphone"
         mixtures = "kaldi" if self.uses_kaldi else mixtures
         states = "realign" if self.realign.run else mixtures
-        others = {"mixtures": mixtures, "states": states, "aligner": "train"}
+        streams = "features" if self.adapt.streams == "none" else "adapt"
+        others = {
+            "mixtures": mixtures,
+            "states": states,
+            "streams": streams,
+            "aligner": "train",
+        }
         return others.get(name, name)
+
+    @property
+    def streams(self) -> Path | None:
+        """Folder of the streams, one folder per split in it; None if there are none."""
+        return None if self.adapt.streams == "none" else self.directory("streams")
 
     def splits(self) -> tuple[str, ...]:
         """The splits that `prepare` found: `train`, `dev`, and `swb`, `ch` if any."""

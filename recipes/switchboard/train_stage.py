@@ -28,6 +28,8 @@ from typing_extensions import override
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.asr.data import SpeechData
 from lightning_adpsgd.asr.model import AcousticModel
+from lightning_adpsgd.asr.store import FrameStore
+from lightning_adpsgd.asr.streams import Streams
 from lightning_adpsgd.callbacks import (
     AllreduceWait,
     ConvergenceMonitor,
@@ -110,7 +112,7 @@ def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
     states = json.loads((labels / "states.json").read_text())
     model = AcousticModel(
         states["num_states"],
-        input_size=3 * settings.features.num_mels,
+        input_size=3 * settings.features.num_mels + _streamed(settings),
         num_layers=train.num_layers,
         hidden_size=train.hidden_size,
         bottleneck_size=train.bottleneck_size,
@@ -130,6 +132,14 @@ def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
     return model
 
 
+def _streamed(settings: Settings) -> int:
+    """Inputs that come from streams."""
+    if settings.streams is None:
+        return 0
+    store = FrameStore(settings.directory("features") / "train")
+    return Streams(settings.streams / "train", store).dims
+
+
 def _run_learners(settings: Settings, output: Path) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
@@ -141,6 +151,9 @@ def _run_learners(settings: Settings, output: Path) -> None:
         batch_size=train.batch_size,
         chunk=train.chunk,
         seed=settings.seed,
+        num_workers=train.num_workers,
+        pin_memory=train.accelerator != "cpu",
+        streams=settings.streams,
     )
     model = make_model(settings, corpus_chunks=len(data.dataset("train")))
     checkpoint = output / "checkpoints" / f"{_CHECKPOINT}.ckpt"

@@ -1,6 +1,7 @@
 """Chunks cover every labelled frame once and see what the whole utterance would see."""
 
 import itertools
+import pickle
 from pathlib import Path
 
 import lightning as L
@@ -16,7 +17,7 @@ LENGTHS = [60, 21, 5, 1, 100, 42]
 UNALIGNED = 4
 
 
-def _write(folder: Path, labels: Path) -> FrameStore:
+def write_store(folder: Path, labels: Path) -> FrameStore:
     ids = [f"u{i}" for i in range(len(LENGTHS))]
     writer = FrameWriter(folder, ids, LENGTHS, 2, "float32")
     writer.create()
@@ -34,7 +35,7 @@ def _write(folder: Path, labels: Path) -> FrameStore:
 
 @pytest.fixture
 def store(tmp_path: Path) -> FrameStore:
-    return _write(tmp_path / "train", tmp_path / "align/train/labels.npy")
+    return write_store(tmp_path / "train", tmp_path / "align/train/labels.npy")
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 21, 200])
@@ -63,10 +64,58 @@ def test_differences_of_a_chunk_are_those_of_the_utterance(
         torch.testing.assert_close(add_differences(frames)[valid], whole[labels[valid]])
 
 
-def test_a_chunk_inside_an_utterance_is_a_view(store: FrameStore):
-    frames = ChunkDataset(store, 21)[1].frames
-    start = store.frame_range(0, 1).data_ptr()
-    assert frames.data_ptr() == start + (21 - CONTEXT) * 2 * 4
+@pytest.mark.parametrize("chunk", [1, 4, 21, 200])
+def test_a_batch_gathered_at_once_is_that_of_single_chunks(
+    store: FrameStore, chunk: int
+):
+    dataset = ChunkDataset(store, chunk)
+    indices = [*range(len(dataset)), 0, len(dataset) - 1, 2]
+    batch = dataset.__getitems__(indices)
+    singles = [dataset[index] for index in indices]
+    assert torch.equal(batch.frames, torch.stack([one.frames for one in singles]))
+    assert torch.equal(batch.labels, torch.stack([one.labels for one in singles]))
+
+
+def test_beyond_an_utterance_its_outermost_frames_are_repeated(store: FrameStore):
+    frames, _ = ChunkDataset(store, 21)[3]  # the second utterance, of 21 frames
+    own = store.frames(1)
+    assert torch.equal(frames[:CONTEXT], own[:1].expand(CONTEXT, 2))
+    assert torch.equal(frames[CONTEXT:-CONTEXT], own)
+    assert torch.equal(frames[-CONTEXT:], own[-1:].expand(CONTEXT, 2))
+
+
+def test_the_index_of_chunks_is_kept_and_mapped(store: FrameStore):
+    assert store.labels_path is not None
+    before = len(ChunkDataset(store, 21))
+    [kept] = store.labels_path.parent.glob("labels.chunks-*.npy")
+    index = np.load(kept)
+    assert index.tolist() == [[0, 3, 4, 5, 6, 8], [0, 1, 2, 3, 5, 6]]
+    np.save(kept, index[:, :3])  # so that it shows whether it is read
+    assert (before, len(ChunkDataset(store, 21))) == (8, 4)
+
+
+def test_other_labels_make_the_index_anew(store: FrameStore):
+    assert store.labels_path is not None
+    assert len(ChunkDataset(store, 21)) == 8
+    write_labels(store.labels_path, store, [("u2", np.arange(5))])
+    assert len(ChunkDataset(FrameStore(store.folder, store.labels_path), 21)) == 1
+
+
+def test_an_index_that_cannot_be_kept_is_counted_each_time(
+    store: FrameStore, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(path: Path, array: np.ndarray) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr("lightning_adpsgd.asr.store.save_array", refuse)
+    assert [len(ChunkDataset(store, 21)) for _ in range(2)] == [8, 8]
+
+
+def test_a_data_set_pickles_without_its_frames(store: FrameStore):
+    dataset = ChunkDataset(store, 21)
+    sent = pickle.dumps(dataset)
+    assert len(sent) < 1000
+    assert torch.equal(pickle.loads(sent)[1].frames, dataset[1].frames)
 
 
 def test_the_filling_of_the_last_chunk_is_ignored(store: FrameStore):
@@ -90,7 +139,7 @@ def test_a_store_without_any_labels_is_refused(store: FrameStore, tmp_path: Path
 
 def test_the_loaders_give_batches_in_an_order_of_the_seed(tmp_path: Path):
     for split in ("train", "dev"):
-        _write(tmp_path / split, tmp_path / f"align/{split}/labels.npy")
+        write_store(tmp_path / split, tmp_path / f"align/{split}/labels.npy")
 
     def order(seed: int) -> list[int]:
         data = SpeechData(tmp_path, tmp_path / "align", batch_size=3, seed=seed)
@@ -104,7 +153,7 @@ def test_the_loaders_give_batches_in_an_order_of_the_seed(tmp_path: Path):
     assert sorted(order(1)) == sorted(order(2))
 
 
-class _Counter(L.LightningModule):
+class Counter(L.LightningModule):
     """Notes which chunks it was given; learns nothing."""
 
     def __init__(self) -> None:
@@ -126,8 +175,8 @@ class _Counter(L.LightningModule):
 
 def test_lightning_trains_on_every_chunk_once_an_epoch(tmp_path: Path):
     for split in ("train", "dev"):
-        _write(tmp_path / split, tmp_path / f"align/{split}/labels.npy")
-    model = _Counter()
+        write_store(tmp_path / split, tmp_path / f"align/{split}/labels.npy")
+    model = Counter()
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=1,
@@ -141,3 +190,15 @@ def test_lightning_trains_on_every_chunk_once_an_epoch(tmp_path: Path):
     trainer.fit(model, datamodule=data)
     assert sorted(model.seen) == model.validated
     assert len(model.seen) == 8
+
+
+def test_processes_that_load_give_the_same_batches(tmp_path: Path):
+    for split in ("train", "dev"):
+        write_store(tmp_path / split, tmp_path / f"align/{split}/labels.npy")
+
+    def labels(num_workers: int) -> list[torch.Tensor]:
+        data = SpeechData(tmp_path, tmp_path / "align", num_workers=num_workers)
+        return [batch.labels for batch in data.train_dataloader()]
+
+    for alone, ahead in zip(labels(0), labels(1), strict=True):
+        assert torch.equal(alone, ahead)

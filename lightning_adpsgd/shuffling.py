@@ -1,0 +1,190 @@
+"""Orders of very many samples that are computed where they are looked at.
+
+torch's samplers list an epoch: 34 million chunks of speech are a gigabyte of Python's
+numbers in every learner. Here an epoch is a function from place to sample:
+
+    place  ->  a permutation within its window  ->  a permutation of blocks  ->  sample
+
+Blocks of neighbouring samples are drawn from everywhere, and all samples of a window
+of such blocks are mixed. A disk reads a block at once, the memory of a machine holds
+a window, and a batch has samples of as many blocks as there are. Data sets that fit
+into one window are mixed entirely.
+"""
+
+import random
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+
+import torch
+from torch import Tensor
+from torch.utils.data import DistributedSampler
+from typing_extensions import override
+
+_ROUNDS = 4
+_LISTED = 65_536  # of half a megabyte, however large the data
+_RUN = 32_768  # places that are looked up at once
+_ODD = 0x2545F4914F6CDD1D  # of xorshift64*: spreads each bit over the higher ones
+
+
+@dataclass(frozen=True)
+class BlockOrder:
+    """The numbers from 0 to `num_samples` - 1 in an order drawn from a seed.
+
+    Args:
+        num_samples: At least 1.
+        seed: Equal orders come from equal arguments, on all machines.
+        block: Neighbours that stay in one window.
+        window: How many samples are mixed with each other, about.
+    """
+
+    num_samples: int
+    seed: int
+    block: int = 64
+    window: int = 65_536
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise ValueError(
+                f"`num_samples` must be at least 1, got {self.num_samples}"
+            )
+        if not 1 <= self.block <= self.window:
+            raise ValueError(
+                f"`block` must lie in 1 to `window` {self.window}, got {self.block}"
+            )
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, places: slice) -> Tensor:
+        """The samples at neighbouring places, int64."""
+        first, last, step = places.indices(self.num_samples)
+        runs = range(first // _RUN, -(-last // _RUN))
+        found = [_run(self, number) for number in runs] or [torch.arange(0)]
+        begin = runs.start * _RUN
+        return torch.cat(found)[first - begin : last - begin : step]
+
+    def between(self, first: int, last: int) -> Tensor:
+        """As `self[first:last]`, but computed anew."""
+        mixed = []
+        # Places p with k n // m <= p < (k + 1) n // m are in window k of m.
+        begin, end = (
+            ((place + 1) * self._num_windows - 1) // self.num_samples
+            for place in (first, last - 1)
+        )
+        for window in range(begin, end + 1):
+            low, high = self._edge(window), self._edge(window + 1)
+            places = torch.arange(max(first, low), min(last, high)) - low
+            key = f"{self.seed} window {window}"
+            mixed.append(low + permuted(places, high - low, key))
+        return self._samples(torch.cat(mixed))
+
+    @property
+    def _num_windows(self) -> int:
+        return -(-self.num_samples // self.window)
+
+    def _edge(self, window: int) -> int:
+        return window * self.num_samples // self._num_windows
+
+    def _samples(self, mixed: Tensor) -> Tensor:
+        number, within = mixed // self.block, mixed % self.block
+        # What is left of the last block stays at the end of the epoch; so that it is
+        # not always the same samples, blocks begin elsewhere in each order.
+        num_blocks = self.num_samples // self.block
+        whole = number < num_blocks
+        number[whole] = permuted(number[whole], num_blocks, f"{self.seed} blocks")
+        start = random.Random(f"{self.seed} start").randrange(self.num_samples)
+        return (number * self.block + within + start) % self.num_samples
+
+
+@lru_cache(maxsize=2)
+def _run(order: BlockOrder, number: int) -> Tensor:
+    # Batches are smaller: what one of them needs has mostly been computed already.
+    first = number * _RUN
+    return order.between(first, min(first + _RUN, len(order)))
+
+
+def permuted(places: Tensor, size: int, key: str) -> Tensor:
+    """Where a permutation of 0 to `size` - 1, drawn from the key, has these places.
+
+    A short one is listed. Above that a Feistel network permutes the numbers of 2 h
+    bits; what falls beyond `size` goes through it again until it does not (Black and
+    Rogaway 2002), twice on average.
+
+    Args:
+        places: int64, from 0 to `size` - 1.
+        size: How many numbers are permuted.
+        key: Any text.
+    """
+    draw = random.Random(key)
+    if size <= _LISTED:
+        generator = torch.Generator().manual_seed(draw.getrandbits(62))
+        return torch.randperm(size, generator=generator)[places]
+    half = (size.bit_length() + 1) // 2
+    keys = [draw.getrandbits(62) for _ in range(_ROUNDS)]
+    found = _feistel(places, half, keys)
+    while len(beyond := (found >= size).nonzero().flatten()):
+        found[beyond] = _feistel(found[beyond], half, keys)
+    return found
+
+
+def _feistel(values: Tensor, half: int, keys: list[int]) -> Tensor:
+    mask = (1 << half) - 1
+    left, right = values >> half, values & mask
+    for key in keys:
+        # The product wraps around, alike on all machines; its middle bits are mixed.
+        noise = ((right ^ (key & mask)) + key).mul_(_ODD).bitwise_right_shift_(30)
+        left, right = right, left ^ noise.bitwise_and_(mask)
+    return (left << half) | right
+
+
+class BlockSampler(DistributedSampler[int]):
+    """A learner's share of a `BlockOrder`, in any amount of data without a list.
+
+    Lightning leaves a `DistributedSampler` as it is. With `work_sharing` the shares are
+    ignored: learners claim places of the whole order.
+
+    The share is one stretch of the order, so that a machine reads a part of the data.
+    Shares are equal: the last one goes on with the first samples.
+
+    Args:
+        dataset: Has a length.
+        num_replicas: Learners.
+        rank: Of this learner.
+        seed: Of the orders; that of an epoch is drawn from `seed` + epoch.
+        block: See `BlockOrder`.
+        window: See `BlockOrder`.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        num_replicas: int = 1,
+        rank: int = 0,
+        seed: int = 0,
+        *,
+        block: int = 64,
+        window: int = 65_536,
+    ) -> None:
+        super().__init__(dataset, num_replicas, rank, seed=seed)  # pyright: ignore[reportArgumentType]
+        self._block, self._window = block, window
+        self._num_samples = len(dataset)
+
+    def order(self, seed: int) -> BlockOrder:
+        """Of all samples."""
+        return BlockOrder(self._num_samples, seed, self._block, self._window)
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self._runs())
+
+    def _runs(self) -> Iterator[list[int]]:
+        order = self.order(self.seed + self.epoch)
+        place = self.rank * self.num_samples % len(order)
+        left = self.num_samples
+        while left:
+            samples = order[place : place + min(left, _RUN)].tolist()
+            yield samples
+            left -= len(samples)
+            place = (place + len(samples)) % len(order)

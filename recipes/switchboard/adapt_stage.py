@@ -1,0 +1,33 @@
+"""Stage `adapt`: what is told of each speaker beside the log-mel energies.
+
+Per split it leaves the streams that are asked for, `fmllr/` (a map of the frames to
+where the mixtures expect them) and `ivector/` (who speaks, in a hundred numbers), and
+`report.json`. Both know a training speaker from its transcripts; development and test
+speakers only from what is heard and a first decoding of it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from lightning_adpsgd.files import write_json
+from recipes.switchboard.fmllr_stage import make_fmllr
+from recipes.switchboard.ivector_stage import make_ivectors
+from recipes.switchboard.pipeline import StageError
+from recipes.switchboard.settings import Settings
+
+
+def adapt(settings: Settings, output: Path) -> None:
+    """Writes the streams of every split; interrupted, it goes on with the next split.
+
+    Raises:
+        StageError: There is too little speech for what is asked for.
+    """
+    report: dict[str, Any] = {"streams": settings.adapt.streams}
+    try:
+        if settings.adapt.fmllr:
+            report["fmllr"] = make_fmllr(settings, output)
+        if settings.adapt.ivectors:
+            report["ivectors"] = make_ivectors(settings, output)
+    except ValueError as error:
+        raise StageError(f"the speakers cannot be adapted to: {error}") from error
+    write_json(output / "report.json", report)

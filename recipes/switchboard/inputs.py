@@ -1,0 +1,74 @@
+"""What a stored utterance is recognised from: its frames and the streams beside."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_adpsgd.asr.corpus import Utterance, read_utterances
+from lightning_adpsgd.asr.store import FrameStore
+from lightning_adpsgd.asr.streams import Streams
+from recipes.switchboard.settings import Settings
+
+
+class Inputs(NamedTuple):
+    """Of one utterance; streams that there are not have no dims.
+
+    Attributes:
+        log_mel: [time, mel].
+        fmllr: [time, dims].
+        ivectors: [time, dims].
+    """
+
+    log_mel: Tensor
+    fmllr: Tensor
+    ivectors: Tensor
+
+    @classmethod
+    def of(cls, log_mel: np.ndarray) -> "Inputs":
+        """Frames without streams."""
+        none = torch.zeros(len(log_mel), 0)
+        return cls(torch.from_numpy(log_mel), none, none)
+
+
+class StoredInputs:
+    """The inputs of a split, by the positions of its utterances.
+
+    Args:
+        settings: Where they are, and which streams there are.
+        split: "train", "dev" or a test set.
+        labels: Of the same frames, or None.
+    """
+
+    def __init__(
+        self, settings: Settings, split: str, labels: Path | None = None
+    ) -> None:
+        self.store = FrameStore(settings.directory("features") / split, labels)
+        folder = settings.streams
+        self._streams = None if folder is None else Streams(folder / split, self.store)
+
+    def __call__(self, position: int) -> Inputs:
+        """The inputs of one utterance."""
+        frames = self.store.frames(position)
+        if self._streams is None:
+            return Inputs.of(frames.numpy())
+        return Inputs(frames, *self._streams.utterance(position))
+
+
+Load = Callable[[], Inputs]
+"""Reads the inputs of one utterance, in the process that needs them."""
+
+
+def spoken_inputs(settings: Settings, split: str) -> list[tuple[Utterance, Load]]:
+    """The utterances of a split that have frames, each with what reads its inputs."""
+    inputs = StoredInputs(settings, split)
+    utterances = read_utterances(settings.directory("prepare") / f"{split}.jsonl")
+    return [
+        (utterance, partial(inputs, inputs.store.position(utterance.id)))
+        for utterance in utterances
+        if utterance.id in inputs.store
+    ]

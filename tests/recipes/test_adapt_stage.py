@@ -1,0 +1,263 @@
+"""Speakers whose frames are distorted: adaptation undoes it, in unseen words too."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_adpsgd.asr.cepstra import cepstra
+from lightning_adpsgd.asr.corpus import Utterance, write_utterances
+from lightning_adpsgd.asr.lexicon import SPECIAL_WORDS, Lexicon, write_lexicon
+from lightning_adpsgd.asr.store import FrameStore, FrameWriter
+from lightning_adpsgd.asr.streams import RowStore, Streams
+from recipes.switchboard.adapt_stage import adapt
+from recipes.switchboard.decode_stages import adapted_baseline, baseline, decode, score
+from recipes.switchboard.hmm_stages import align, graph
+from recipes.switchboard.inputs import StoredInputs
+from recipes.switchboard.pipeline import StageError
+from recipes.switchboard.settings import (
+    AdaptSettings,
+    AlignSettings,
+    DecodeSettings,
+    Settings,
+    TrainSettings,
+)
+from recipes.switchboard.train_stage import train
+from tests.asr import digits
+
+SIDES = {"train": 6, "dev": 1, "swb": 2, "ch": 1}
+UTTERANCES = 10
+ADAPT = AdaptSettings(
+    streams="both",
+    acoustic_scale=0.3,
+    num_gaussians=8,
+    ivector_dims=5,
+    ivector_iterations=4,
+)
+
+
+class _Distorted:
+    """A voice that stretches and shifts the frames of a digits speaker."""
+
+    def __init__(self, speaker: digits.Speaker, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        self._speaker = speaker
+        self._stretch = 1 + 0.15 * random.standard_normal(40)
+        self._shift = 0.5 * random.standard_normal(40)
+
+    def frames(self, words: list[str]) -> np.ndarray:
+        frames = self._speaker.frames(self._speaker.states(words))
+        return frames * self._stretch + self._shift
+
+
+def _lexicon() -> Lexicon:
+    plain = digits.lexicon()
+    special = {word: ((phone,),) for word, phone in SPECIAL_WORDS.items()}
+    return Lexicon(
+        {**special, **plain.pronunciations},
+        ("sil", "spn", "nsn", "lau"),
+        plain.nonsilence_phones,
+    )
+
+
+def _write_split(settings: Settings, split: str, speaker: digits.Speaker) -> None:
+    spoken, frames = [], []
+    for side in range(SIDES[split]):
+        voice = _Distorted(speaker, seed=len(split) + 100 * side)
+        for number in range(UTTERANCES):
+            words = speaker.sentence(4)
+            frames.append(voice.frames(words))
+            start = 10.0 * number
+            end = start + len(frames[-1]) / 100
+            name, recording = f"{split}{side}-A_{number:06d}", f"sw_{split}{side}"
+            spoken.append(
+                Utterance(
+                    name, Path(f"{recording}.sph"), 0, start, end, tuple(words), name
+                )
+            )
+    write_utterances(settings.directory("prepare") / f"{split}.jsonl", spoken)
+    folder = settings.directory("features") / split
+    ids = [utterance.id for utterance in spoken]
+    writer = FrameWriter(folder, ids, [len(own) for own in frames], 40)
+    writer.create()
+    for position, own in enumerate(frames):
+        writer.put(position, own)
+    writer.finish()
+
+
+def _run(stage, settings: Settings, name: str) -> Path:
+    output = settings.directory(name)
+    output.mkdir(parents=True)
+    stage(settings, output)
+    return output
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory) -> Settings:
+    """An experiment of distorted digits, done up to the streams."""
+    settings = Settings(
+        corpus=Path("corpus"),
+        out=tmp_path_factory.mktemp("distorted"),
+        adapt=ADAPT,
+        align=AlignSettings(num_iterations=5, num_gaussians=100),
+        decode=DecodeSettings(acoustic_scales=(0.3,), gmm_acoustic_scales=(0.3,)),
+        train=TrainSettings(
+            strategy="ddp",
+            num_learners=1,
+            epochs=1,
+            warmup_epochs=1,
+            num_layers=1,
+            hidden_size=8,
+            bottleneck_size=8,
+            max_warp=0,
+        ),
+    )
+    for stage in ("prepare", "lexicon", "lm", "features"):
+        settings.directory(stage).mkdir(parents=True)
+    write_lexicon(settings.directory("lexicon"), _lexicon())
+    digits.loop_arpa(settings.directory("lm") / "lm.arpa", list(digits.SPELLED))
+    speaker = digits.Speaker(_lexicon(), noise=0.5)
+    speaker.lexicon = digits.lexicon()  # says digits only
+    for split in SIDES:
+        _write_split(settings, split, speaker)
+    _run(align, settings, "align")
+    _run(graph, settings, "graph")
+    _run(adapt, settings, "adapt")
+    return settings
+
+
+def _report(settings: Settings) -> dict:
+    return json.loads((settings.directory("adapt") / "report.json").read_text())
+
+
+def _copied(settings: Settings, tmp_path: Path) -> Settings:
+    shutil.copytree(settings.out, tmp_path, dirs_exist_ok=True)
+    return dataclasses.replace(settings, out=tmp_path)
+
+
+def _bytes(settings: Settings, split: str) -> list[bytes]:
+    files = ("fmllr/frames.npy", "ivector/rows.npy", "ivector/first.npy")
+    folder = settings.directory("adapt") / split
+    return [(folder / file).read_bytes() for file in files]
+
+
+def test_every_split_gets_streams_for_all_its_frames(settings):
+    for split, sides in SIDES.items():
+        store = FrameStore(settings.directory("features") / split)
+        folder = settings.directory("adapt") / split
+        streams = Streams(folder, store)
+        assert streams.dims == 39 + 5
+        beside = streams.utterance(len(store) - 1)
+        assert len(beside.fmllr) == len(store.frames(len(store) - 1))
+        assert len(np.load(folder / "ivector/rows.npy")) == sides
+
+
+def test_adapted_frames_are_likelier_for_unseen_speakers_too(settings):
+    report = _report(settings)["fmllr"]
+    for split, sides in SIDES.items():
+        figures = report[split]
+        assert figures["kinds"] == {"full": sides}
+        assert figures["after"] > figures["before"] + 1
+    rounds = report["rounds"]
+    assert len(rounds) == 2
+    assert rounds[1]["after"] > rounds[0]["after"] > rounds[0]["before"]
+
+
+def test_a_map_is_what_its_sides_frames_were_moved_by(settings):
+    folder = settings.directory("adapt") / "swb"
+    with np.load(folder / "transforms.npz") as arrays:
+        transform = arrays["transforms"][1]
+        assert arrays["sides"].tolist() == ["sw_swb0.sph A", "sw_swb1.sph A"]
+    inputs = StoredInputs(settings, "swb")(UTTERANCES)  # the first of the second side
+    plain = cepstra(inputs.log_mel.numpy())
+    expected = plain @ transform[:, :-1].T + transform[:, -1]
+    np.testing.assert_allclose(inputs.fmllr.numpy(), expected, rtol=0.01, atol=0.01)
+
+
+def test_the_words_of_development_and_test_are_not_looked_at(settings, tmp_path):
+    other = _copied(settings, tmp_path)
+    for split in ("dev", "swb", "ch"):
+        path = other.directory("prepare") / f"{split}.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for values in lines:
+            values["words"] = ["nine"]
+        path.write_text("".join(json.dumps(values) + "\n" for values in lines))
+    # nor the labels of dev, made from its words
+    (other.directory("align") / "dev/labels.npy").unlink()
+    for split in ("dev", "swb", "ch"):
+        shutil.rmtree(other.directory("adapt") / split)
+    adapt(other, other.directory("adapt"))
+    for split in SIDES:
+        assert _bytes(other, split) == _bytes(settings, split)
+
+
+def test_an_interrupted_stage_makes_what_is_missing_and_nothing_else(
+    settings, tmp_path
+):
+    other = _copied(settings, tmp_path)
+    folder = other.directory("adapt")
+    (folder / "swb/fmllr/frames.npy").unlink()
+    (folder / "ch/ivector/rows.npy").unlink()
+    kept = [folder / "mixtures.npz", folder / "train/fmllr/frames.npy"]
+    before = [path.stat().st_mtime_ns for path in kept]
+    adapt(other, folder)
+    assert [path.stat().st_mtime_ns for path in kept] == before
+    for split in SIDES:
+        assert _bytes(other, split) == _bytes(settings, split)
+
+
+def test_a_network_is_trained_and_decoded_with_the_streams(settings, tmp_path):
+    other = _copied(settings, tmp_path)
+    _run(train, other, "train")
+    _run(decode, other, "decode")
+    report = json.loads((_run(score, other, "score") / "score.json").read_text())
+    assert report["parts"]["total"]["num_words"] == 4 * UTTERANCES * 3
+
+
+def test_the_adapted_mixtures_make_fewer_errors(settings, tmp_path):
+    reports = []
+    for stage in (baseline, adapted_baseline):
+        stage(settings, tmp_path)
+        reports.append(json.loads((tmp_path / "score.json").read_text()))
+    plain, adapted = reports
+    assert adapted["name"] == "monophone GMM, fMLLR"
+    assert adapted["frame_accuracy"] > plain["frame_accuracy"]
+    assert adapted["parts"]["total"]["wer"] <= plain["parts"]["total"]["wer"]
+
+
+def test_online_ivectors_begin_with_the_average_speaker(settings, tmp_path):
+    chosen = dataclasses.replace(ADAPT, streams="ivectors", ivector_period=10)
+    other = dataclasses.replace(_copied(settings, tmp_path), adapt=chosen)
+    shutil.rmtree(other.directory("adapt"))
+    folder = _run(adapt, other, "adapt")
+    rows = RowStore(folder / "swb/ivector")
+    store = FrameStore(other.directory("features") / "swb")
+    for side in range(SIDES["swb"]):
+        first = rows.along(side * UTTERANCES, len(store.frames(side * UTTERANCES)))
+        second = rows.along(side * UTTERANCES + 1, 1)
+        assert not first[:10].any()
+        assert first[10:].any()
+        assert second.any()  # what the first utterance told is kept
+    assert not (folder / "swb/fmllr").exists()
+
+
+def test_without_adaptation_there_are_no_streams(settings, tmp_path):
+    plain = dataclasses.replace(settings, adapt=AdaptSettings())
+    adapt(plain, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert plain.streams is None
+
+
+def test_too_little_speech_for_the_mixture_is_said(settings, tmp_path):
+    chosen = dataclasses.replace(ADAPT, streams="ivectors", num_gaussians=100_000)
+    other = dataclasses.replace(settings, adapt=chosen)
+    with pytest.raises(StageError, match=r"`num_gaussians`.*got 100000"):
+        adapt(other, tmp_path)
+
+
+def test_an_unknown_stream_is_refused():
+    with pytest.raises(ValueError, match="`streams` must be one of none, fmllr"):
+        AdaptSettings(streams="xvectors")
