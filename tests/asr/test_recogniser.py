@@ -104,7 +104,7 @@ def test_words_of_a_file_are_those_of_the_parts(parts, exported, call):
     for channel in range(2):
         expected = by_hand(parts, call, channel)
         here = [said[1:] for said in found if said.channel == channel]
-        assert len(expected) > 2
+        assert len(expected) >= 2
         assert [word for word, *_ in here] == [word for word, *_ in expected]
         np.testing.assert_allclose([x[1:] for x in here], [x[1:] for x in expected])
 
