@@ -12,10 +12,12 @@ Models of adapted speakers (fMLLR, i-vectors) are not exported: what they take a
 is estimated from other passes over a speaker's calls.
 """
 
+import importlib.util
 import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -172,19 +174,25 @@ def write_onnx(model: AcousticModel, path: Path) -> None:
     Raises:
         ModuleNotFoundError: The package `onnx` is not installed.
     """
-    network = _Posteriors(model).eval()
+    if importlib.util.find_spec("onnx") is None:
+        raise ModuleNotFoundError(
+            "the package onnx is not installed: pip install lightning-adpsgd[onnx]"
+        )
     sizes = model.hparams
-    example = torch.zeros(2, sizes["window"], sizes["input_size"])
+    example = torch.zeros(1, sizes["window"], sizes["input_size"])
     axes = {0: "batch", 1: "time"}
-    torch.onnx.export(
-        network,
-        (example,),
-        str(path),
-        input_names=["frames"],
-        output_names=["log_posteriors"],
-        dynamic_axes={"frames": axes, "log_posteriors": axes},
-        dynamo=False,  # the other exporter unrolls an LSTM over a fixed time
-    )
+    with warnings.catch_warnings():
+        # torch's newer exporter unrolls an LSTM over a fixed time, so not that one.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            _Posteriors(model).eval(),
+            (example,),
+            str(path),
+            input_names=["frames"],
+            output_names=["log_posteriors"],
+            dynamic_axes={"frames": axes, "log_posteriors": axes},
+            dynamo=False,
+        )
 
 
 class SaidWord(NamedTuple):

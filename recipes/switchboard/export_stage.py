@@ -36,4 +36,4 @@ def export(settings: Settings, output: Path) -> None:
     try:
         write_files(parts, output, settings.export.onnx)
     except ModuleNotFoundError as error:
-        raise StageError(f"`export.onnx`: {error}; pip install onnx") from error
+        raise StageError(f"`export.onnx`: {error}") from error

@@ -187,6 +187,13 @@ def test_a_model_of_adapted_speakers_is_refused(parts, tmp_path):
         export(Parts(**(vars(parts) | {"model": model})), tmp_path / "model")
 
 
+def test_without_the_package_onnx_it_is_named(parts, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install .*\[onnx\]"):
+        export(parts, tmp_path / "model", onnx=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_network_for_other_programs_computes_the_same(parts, tmp_path):
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
