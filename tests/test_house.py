@@ -131,11 +131,39 @@ WITHIN = {
     ),
 }
 BESIDE = ("registration", "__init__")
+# And within packages of the speech tower.
+WITHIN_ASR = {
+    "scoring": (
+        "errors",
+        "glm",
+        "filters",
+        "words",
+        "aligner",
+        "segments",
+        "scorer",
+        "utterances",
+        "reports",
+        "nist",
+        "__init__",
+    ),
+    "kaldi": (
+        "errors",
+        "parsing",
+        "model",
+        "archives",
+        "alignments",
+        "graph",
+        "language",
+        "decoding",
+        "export",
+        "experiment",
+        "__init__",
+    ),
+}
 # A module of the first kinds imports none of the later ones.
 ASR_TOWER = ("scoring", "decoding", "data", "model")
 SPEECH_LIBRARIES = {
     "espeakng_loader",
-    "jiwer",
     "kaldi_decoder",
     "kaldi_native_io",
     "kaldifst",
@@ -178,7 +206,7 @@ def imports(path: Path) -> Iterator[str]:
 def own_imports(path: Path, prefix: str = NAME) -> set[str]:
     """Names of this package's modules that a file imports."""
     starts = (name.removeprefix(prefix + ".") for name in imports(path))
-    folder = PACKAGE if prefix == NAME else PACKAGE / prefix.rpartition(".")[2]
+    folder = PACKAGE.joinpath(*prefix.split(".")[1:])
     known = {p.stem for p in folder.iterdir() if p.suffix in (".py", "")}
     return {name.partition(".")[0] for name in starts} & known
 
@@ -214,6 +242,16 @@ def test_a_package_has_floors_of_its_own(package: str) -> None:
         assert own_imports(path, f"{NAME}.{package}") <= below, path.stem
 
 
+@pytest.mark.parametrize("package", WITHIN_ASR)
+def test_a_package_of_the_tower_has_floors_of_its_own(package: str) -> None:
+    floors = WITHIN_ASR[package]
+    files = files_of(f"asr/{package}")
+    assert {path.stem for path in files} == set(floors)
+    for path in files:
+        below = {*floors[: floors.index(path.stem)]}
+        assert own_imports(path, f"{NAME}.asr.{package}") <= below, path.stem
+
+
 @pytest.mark.parametrize(
     "path", core_files(), ids=lambda path: "/".join(path.parts[-2:])
 )
@@ -232,18 +270,18 @@ def test_the_engine_knows_nothing_of_lightning() -> None:
 
 def test_scoring_and_decoding_know_no_model_and_data_no_decoder() -> None:
     for place, module in enumerate(ASR_TOWER):
-        path = PACKAGE / "asr" / f"{module}.py"
-        if path.exists():
+        for path in files_of(f"asr/{module}"):
             above = set(ASR_TOWER[place + 1 :])
             assert not own_imports(path, f"{NAME}.asr") & above, module
 
 
 def test_the_tower_of_speech_has_no_circles() -> None:
-    graph = {
-        path.stem: own_imports(path, f"{NAME}.asr") - {path.stem}
-        for path in (PACKAGE / "asr").glob("*.py")
-        if path.stem != "__init__"
-    }
+    graph: dict[str, set[str]] = {}
+    for path in (PACKAGE / "asr").rglob("*.py"):
+        module = path.relative_to(PACKAGE / "asr").parts[0].removesuffix(".py")
+        needs = own_imports(path, f"{NAME}.asr") - {module, "__init__"}
+        graph[module] = graph.get(module, set()) | needs
+    del graph["__init__"]
     while graph:
         ground = {module for module, needs in graph.items() if not needs & set(graph)}
         assert ground, f"modules import one another: {sorted(graph)}"

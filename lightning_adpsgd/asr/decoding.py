@@ -76,17 +76,17 @@ class SearchOptions:
                 f"{self.beam} and {self.max_active}"
             )
 
-
-class _Path(NamedTuple):
-    """The best path: its states [time], labels of its words, whether it is complete."""
-
-    states: np.ndarray
-    words: list[int]
-    is_complete: bool
+    def for_decoder(self) -> kaldi_decoder.FasterDecoderOptions:
+        """The same for kaldi_decoder."""
+        return kaldi_decoder.FasterDecoderOptions(
+            beam=self.beam,
+            max_active=self.max_active,
+            min_active=min(20, self.max_active - 1),
+        )
 
 
 class Search(Protocol):
-    """Finds words: `Decoder`, or what is built upon one."""
+    """Finds words: `Decoder`, that of a graph of Kaldi, or what is built upon one."""
 
     def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
         """The most likely words of log-likelihoods [time, states]."""
@@ -122,11 +122,7 @@ class Decoder:
             ]
             for word, several in lexicon.pronunciations.items()
         }
-        self._options = kaldi_decoder.FasterDecoderOptions(
-            beam=options.beam,
-            max_active=options.max_active,
-            min_active=min(20, options.max_active - 1),
-        )
+        self._options = options.for_decoder()
 
     def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
         """The most likely words.
@@ -139,7 +135,8 @@ class Decoder:
         Raises:
             ValueError: Another shape, or a value that is not finite.
         """
-        path = self._best_path(log_likelihoods, acoustic_scale)
+        check_likelihoods(log_likelihoods, self._topology.num_states)
+        path = best_path(self._graph, log_likelihoods, acoustic_scale, self._options)
         return Hypothesis((), False) if path is None else self._hypothesis(path)
 
     def alternatives(
@@ -155,7 +152,7 @@ class Decoder:
         Raises:
             ValueError: Another shape, or a value that is not finite.
         """
-        self._check(log_likelihoods)
+        check_likelihoods(log_likelihoods, self._topology.num_states)
         scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
         return [
             Alternative(self._hypothesis(path), path.cost)
@@ -172,51 +169,80 @@ class Decoder:
         Returns:
             int64 [time]; all -1 where nothing was found.
         """
-        path = self._best_path(log_likelihoods, acoustic_scale)
-        return np.full(len(log_likelihoods), -1) if path is None else path.states
+        check_likelihoods(log_likelihoods, self._topology.num_states)
+        path = best_path(self._graph, log_likelihoods, acoustic_scale, self._options)
+        if path is None:
+            return np.full(len(log_likelihoods), -1)
+        return np.array(path.inputs) - 1
 
-    def _best_path(
-        self, log_likelihoods: np.ndarray, acoustic_scale: float
-    ) -> "_Path | None":
-        self._check(log_likelihoods)
-        if len(log_likelihoods) == 0:
-            return None
-        # must outlive the decodable, which does not copy it
-        scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
-        decoder = kaldi_decoder.FasterDecoder(self._graph, self._options)
-        decoder.decode(kaldi_decoder.DecodableCtc(scaled))
-        found, path = decoder.get_best_path()
-        if not found:
-            return None
-        _, labels, words, _ = kaldifst.get_linear_symbol_sequence(path)
-        return _Path(np.array(labels) - 1, words, decoder.reached_final())
-
-    def _hypothesis(self, path: "_Path | WordPath") -> Hypothesis:
-        words = [self._spellings[label] for label in path.words]
-        timed = map(_timed, words, self._spans(path.states, words))
-        return Hypothesis(tuple(timed), path.is_complete)
-
-    def _check(self, log_likelihoods: np.ndarray) -> None:
-        expected = self._topology.num_states
-        if log_likelihoods.ndim != 2 or log_likelihoods.shape[1] != expected:
-            raise ValueError(
-                f"`log_likelihoods` must have shape [time, {expected}], got "
-                f"{list(log_likelihoods.shape)}"
-            )
-        if not np.isfinite(log_likelihoods).all():
-            raise ValueError("`log_likelihoods` holds a value that is not finite")
+    def _hypothesis(self, path: "BestPath | WordPath") -> Hypothesis:
+        words = [self._spellings[label] for label in path.outputs]
+        spans = self._spans(np.array(path.inputs) - 1, words)
+        return Hypothesis(tuple(map(timed_word, words, spans)), path.is_complete)
 
     def _spans(self, states: np.ndarray, words: list[str]) -> list[tuple[int, int]]:
         phones, edges = phone_runs(states, self._topology)
         several = [self._pronunciations[word] for word in words]
         found = place_words(phones, several, self._silence)
         if found is None:  # an unfinished path: its last words are not all said
-            even = np.linspace(0, len(states), len(words) + 1).astype(int)
-            return list(zip(even[:-1].tolist(), even[1:].tolist(), strict=True))
+            return even_spans(len(states), len(words))
         return [(edges[first], edges[last]) for first, last in found]
 
 
-def _timed(word: str, span: tuple[int, int]) -> TimedWord:
+class BestPath(NamedTuple):
+    """The best path through a graph: its labels without epsilons."""
+
+    inputs: list[int]
+    outputs: list[int]
+    is_complete: bool
+
+
+def best_path(
+    graph: kaldifst.StdFst,
+    log_likelihoods: np.ndarray,
+    acoustic_scale: float,
+    options: kaldi_decoder.FasterDecoderOptions,
+) -> BestPath | None:
+    """The best path of log-likelihoods [time, labels], or None if nothing survives.
+
+    No frames have no path.
+    """
+    if len(log_likelihoods) == 0:
+        return None
+    # must outlive the decodable, which does not copy it
+    scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
+    decoder = kaldi_decoder.FasterDecoder(graph, options)
+    decoder.decode(kaldi_decoder.DecodableCtc(scaled))
+    found, path = decoder.get_best_path()
+    if not found:
+        return None
+    _, inputs, outputs, _ = kaldifst.get_linear_symbol_sequence(path)
+    return BestPath(inputs, outputs, decoder.reached_final())
+
+
+def check_likelihoods(log_likelihoods: np.ndarray, expected: int) -> None:
+    """Refuses log-likelihoods that are not finite or not [time, expected].
+
+    Raises:
+        ValueError: They are not.
+    """
+    if log_likelihoods.ndim != 2 or log_likelihoods.shape[1] != expected:
+        raise ValueError(
+            f"`log_likelihoods` must have shape [time, {expected}], got "
+            f"{list(log_likelihoods.shape)}"
+        )
+    if not np.isfinite(log_likelihoods).all():
+        raise ValueError("`log_likelihoods` holds a value that is not finite")
+
+
+def even_spans(num_frames: int, num_words: int) -> list[tuple[int, int]]:
+    """Words of an unfinished path, the last of which is not all said, spread evenly."""
+    even = np.linspace(0, num_frames, num_words + 1).astype(int)
+    return list(zip(even[:-1].tolist(), even[1:].tolist(), strict=True))
+
+
+def timed_word(word: str, span: tuple[int, int]) -> TimedWord:
+    """A word and its frames, as times."""
     start, end = span
     return TimedWord(word, start * FRAME_SHIFT_S, (end - start) * FRAME_SHIFT_S)
 

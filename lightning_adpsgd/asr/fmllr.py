@@ -31,6 +31,7 @@ from lightning_adpsgd.asr.gmm import GaussianMixtures, shares_by_state
 from lightning_adpsgd.asr.parallel import product
 
 _BLOCK = 2048  # frames whose products are formed at a time
+_LEAST_SPREAD = 1e-6  # of the largest; less is the rounding of float32
 
 
 class Statistics(NamedTuple):
@@ -288,7 +289,7 @@ def _kind(sums: Statistics, options: FmllrOptions) -> str:
 def _is_definite(quadratic: np.ndarray) -> bool:
     """Whether the frames vary in all directions, so that a full map is determined."""
     values = np.linalg.eigvalsh(quadratic)
-    return bool((values[:, 0] > 1e-9 * values[:, -1]).all())
+    return bool((values[:, 0] > _LEAST_SPREAD * values[:, -1]).all())
 
 
 def _gathered(

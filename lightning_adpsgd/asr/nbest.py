@@ -47,14 +47,14 @@ class WordPath(NamedTuple):
     """One word sequence.
 
     Attributes:
-        states: Input labels less one along its best path, [time].
-        words: Output labels.
+        inputs: Input labels along its best path, one for each frame.
+        outputs: Labels of the words.
         cost: Of that path: scaled acoustic and graph cost together.
         is_complete: Whether it ends in a final state of the graph.
     """
 
-    states: np.ndarray
-    words: list[int]
+    inputs: list[int]
+    outputs: list[int]
     cost: float
     is_complete: bool
 
@@ -85,7 +85,7 @@ def word_paths(
     paths = _transducer(rows)
     kaldifst.arcsort(paths, "olabel")
     return [
-        WordPath(_states(paths, words), words, cost, is_complete)
+        WordPath(_inputs(paths, words), words, cost, is_complete)
         for words, cost in _cheapest(rows, options)
     ]
 
@@ -123,9 +123,9 @@ def _of_words(row: list[str]) -> list[str]:
     return [*row[:2], row[3], *row[3:]] if is_arc else row
 
 
-def _states(paths: kaldifst.StdVectorFst, words: list[int]) -> np.ndarray:
-    """The best path that has these words."""
+def _inputs(paths: kaldifst.StdVectorFst, words: list[int]) -> list[int]:
+    """Those of the best path that has these words."""
     wanted = kaldifst.make_linear_acceptor(words)
     path = kaldifst.shortest_path(kaldifst.compose(paths, wanted))
     _, labels, _, _ = kaldifst.get_linear_symbol_sequence(path)
-    return np.array(labels, np.int64) - 1
+    return labels

@@ -15,7 +15,7 @@ from recipes.switchboard.settings import RUN_STAGES, Settings, TrainSettings
 from recipes.switchboard.stages import STAGES
 
 _ROOT = Path(__file__).parents[2]
-_PACKAGES = ("torch", "lightning", "torchaudio", "kaldifst", "kaldi-decoder", "jiwer")
+_PACKAGES = ("torch", "lightning", "torchaudio", "kaldifst", "kaldi-decoder")
 
 
 def facts_of(runs: Sequence[Settings], corpus: str) -> dict[str, str]:

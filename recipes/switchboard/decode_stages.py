@@ -1,11 +1,11 @@
-"""Stages `baseline`, `decode` and `score`: from frames to words to a word error rate.
+"""Stages `baseline` and `decode`: from frames to words with times.
 
 `decode` recognises with the network of a training run, `baseline` with the Gaussian
-mixtures that made the alignment; what they leave is the same: for each split the words
-(`swb.txt`) and their times (`swb.ctm`), and `decode.json`; with fMLLR `baseline` leaves
-the same in `adapted/` of the adapted mixtures. The acoustic scale is chosen
-on `dev`, speakers of the training discs that training does not see, never on the test
-sets. `score` leaves `score.json`, and so does `baseline`.
+mixtures that made the alignment, `adapted_baseline` with those that fMLLR was estimated
+for; what they leave is the same: for each split the words (`swb.txt`) and their times
+(`swb.ctm`), and `decode.json`. The acoustic scale is chosen on `dev`, speakers of the
+training discs that training does not see, never on the test sets. The baselines score
+their words as well.
 """
 
 import json
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from lightning_adpsgd.asr.acronyms import letters_of
-from lightning_adpsgd.asr.corpus import Utterance, read_utterances
+from lightning_adpsgd.asr.corpus import Utterance
 from lightning_adpsgd.asr.decoding import (
     Decoder,
     Hypothesis,
@@ -35,24 +36,17 @@ from lightning_adpsgd.asr.nbest import NBestOptions
 from lightning_adpsgd.asr.ngram import read_arpa
 from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.rescoring import RescoringDecoder, Weighed, Weights, best
-from lightning_adpsgd.asr.scoring import (
-    NO_RULES,
-    Errors,
-    Glm,
-    ScoringError,
-    read_glm,
-)
-from lightning_adpsgd.asr.scoring import (
-    score as score_words,
-)
+from lightning_adpsgd.asr.scoring import Errors, ScoringError
+from lightning_adpsgd.asr.scoring import score as score_words
 from lightning_adpsgd.asr.states import read_topology
 from lightning_adpsgd.files import write_json, written_whole
+from recipes.switchboard import kaldi_stages
 from recipes.switchboard.inputs import Inputs, Load, StoredInputs, spoken_inputs
 from recipes.switchboard.pipeline import StageError
+from recipes.switchboard.score_stage import read_rules, score_decoded
 from recipes.switchboard.settings import TEST_SPLITS, Settings
 
 _MOST_WIDENINGS = 4
-PART_NAMES = {"swb": "SWB", "ch": "CH"}
 
 Scorer = Callable[[Inputs], np.ndarray]
 """From the inputs of an utterance to log-likelihoods [time, num_states]."""
@@ -68,6 +62,7 @@ class _Task(NamedTuple):
 def decode(settings: Settings, output: Path) -> None:
     """Recognises dev and the test sets with the network of `settings.run`."""
     scorer = network(settings.directory("train") / "model.ckpt")
+    _check_outputs(settings)
     if settings.decode.nbest and not settings.lm.large_order:
         raise StageError("`decode.nbest` needs a larger model: set `lm.large_order`")
     _recognise(
@@ -79,25 +74,32 @@ def decode(settings: Settings, output: Path) -> None:
     )
 
 
+def _check_outputs(settings: Settings) -> None:
+    """Refuses a network that was trained on other labels than these."""
+    path = settings.directory("train") / "model.ckpt"
+    checkpoint = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+    found = checkpoint["hyper_parameters"]["num_states"]
+    states = settings.directory("states") / "states.json"
+    expected = json.loads(states.read_text())["num_states"]
+    if found != expected:
+        raise StageError(
+            f"{path} has {found} outputs, but {states} lists {expected} states; train "
+            "again with these labels"
+        )
+
+
 def baseline(settings: Settings, output: Path) -> None:
     """Recognises and scores with the Gaussian mixtures that made the alignment."""
     scorer = _mixtures(settings.directory("mixtures"))
     _recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
-    _score(settings, output, output, f"{settings.states} GMM")
-    if settings.adapt.fmllr:
-        _adapted_baseline(settings, output / "adapted")
+    score_decoded(settings, output, output, f"{settings.states} GMM")
 
 
-def _adapted_baseline(settings: Settings, output: Path) -> None:
-    output.mkdir(exist_ok=True)
-    scorer = _adapted_mixtures(settings.directory("adapt") / "mixtures.npz")
+def adapted_baseline(settings: Settings, output: Path) -> None:
+    """Recognises and scores with mixtures and frames adapted to the speakers."""
+    scorer = _adapted_mixtures(settings.directory("streams") / "mixtures.npz")
     _recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
-    _score(settings, output, output, "GMM + fMLLR")
-
-
-def score(settings: Settings, output: Path) -> None:
-    """Counts the errors of `settings.run` on every test set."""
-    _score(settings, settings.directory("decode"), output, settings.run)
+    score_decoded(settings, output, output, f"{settings.states} GMM, fMLLR")
 
 
 def _mixtures(folder: Path) -> Scorer:
@@ -136,17 +138,7 @@ def _recognise(
     scales: Sequence[float],
     nbest: int = 0,
 ) -> None:
-    lexicon = read_lexicon(settings.directory("lexicon"))
-    options = SearchOptions(
-        beam=settings.decode.beam, max_active=settings.decode.max_active
-    )
-    decoder = Decoder(
-        read_graph(settings.directory("graph") / "HCLG.fst"),
-        lexicon,
-        read_topology(settings.directory("mixtures") / "tree.json"),
-        options,
-    )
-    task = _Task(settings, output, scorer, decoder)
+    task = _Task(settings, output, scorer, _decoder(settings))
     report: dict[str, Any] = {"frame_accuracy": _frame_accuracy(task)}
     sweep = _widening_sweep(task, scales)
     chosen = min(sweep, key=lambda scale: sweep[scale].wer)
@@ -160,14 +152,41 @@ def _recognise(
         flush=True,
     )
     if nbest:
-        task, weights = _with_larger_model(task, decoder, chosen)
+        task, weights = _with_larger_model(task, chosen)
         report |= weights
     report["incomplete"] = {
         split: _decode_split(task, split, chosen)
         for split in settings.splits()
         if split in TEST_SPLITS
     }
+    if settings.decode.export_likelihoods:
+        _export(task, chosen)
     write_json(output / "decode.json", report)
+
+
+def _decoder(settings: Settings) -> Search:
+    options = SearchOptions(
+        beam=settings.decode.beam, max_active=settings.decode.max_active
+    )
+    if settings.uses_kaldi:
+        return kaldi_stages.decoder(settings, options)
+    return Decoder(
+        read_graph(settings.directory("graph") / "HCLG.fst"),
+        read_lexicon(settings.directory("lexicon")),
+        read_topology(settings.directory("mixtures") / "tree.json"),
+        options,
+    )
+
+
+def _export(task: _Task, acoustic_scale: float) -> None:
+    """Leaves the log-likelihoods of the test sets for Kaldi's decoders."""
+    for split in task.settings.splits():
+        if split in TEST_SPLITS:
+            spoken = spoken_inputs(task.settings, split)
+            matrices = ((one.id, task.scorer(load())) for one, load in spoken)
+            kaldi_stages.export(
+                task.settings, task.output, split, matrices, acoustic_scale
+            )
 
 
 def _dev(settings: Settings) -> list[tuple[Utterance, Load]]:
@@ -236,21 +255,25 @@ def _dev_errors(
     found = {utterance.id: hypothesis.text for (utterance, _), hypothesis in pairs}
     references = {utterance.id: utterance.words for utterance, _ in spoken}
     try:
-        return score_words(references, found, glm=_glm(task.settings))
+        return score_words(references, found, glm=read_rules(task.settings))
     except ScoringError as error:
         raise StageError(f"dev cannot be scored: {error}") from error
 
 
-def _with_larger_model(
-    task: _Task, decoder: Decoder, scale: float
-) -> tuple[_Task, dict[str, Any]]:
-    """The task with n-best lists, weighed as is best on dev; and what that is."""
+def _with_larger_model(task: _Task, scale: float) -> tuple[_Task, dict[str, Any]]:
+    """The task with n-best lists, weighed as is best on dev; and what that is.
+
+    Raises:
+        StageError: The graph is Kaldi's, of which there are no such lists.
+    """
+    if not isinstance(task.decoder, Decoder):
+        raise StageError("`decode.nbest` must be 0 with a graph of Kaldi's")
     settings, lm = task.settings.decode, task.settings.directory("lm")
     options = NBestOptions(
         most=settings.nbest, beam=settings.beam, lattice_beam=settings.lattice_beam
     )
     small, large = (read_arpa(lm / name) for name in ("lm.arpa", "large.arpa"))
-    rescoring = RescoringDecoder(decoder, options, small, large)
+    rescoring = RescoringDecoder(task.decoder, options, small, large)
     spoken = _dev(task.settings)
 
     def weighed(load: Load) -> list[Weighed]:
@@ -330,72 +353,3 @@ def _ctm_lines(utterance: Utterance, hypothesis: Hypothesis) -> list[str]:
 def _write_lines(path: Path, lines: Sequence[str]) -> None:
     with written_whole(path) as file:
         file.writelines(f"{line}\n" for line in lines)
-
-
-def _glm(settings: Settings) -> Glm:
-    path = settings.directory("prepare") / "eval.glm"
-    if not path.exists():
-        return NO_RULES
-    try:
-        return read_glm(path)
-    except ScoringError as error:
-        raise StageError(str(error)) from error
-
-
-def _score(settings: Settings, decoded: Path, output: Path, name: str) -> None:
-    glm = _glm(settings)
-    if glm.num_skipped:
-        print(f"  WARNING: {glm.num_skipped} rules of the GLM have a form not applied")
-    errors = {
-        PART_NAMES.get(split, split): _score_split(settings, decoded, split, glm)
-        for split in settings.splits()
-        if split in TEST_SPLITS
-    }
-    if not errors:
-        raise StageError("there is no test set to score: neither SWB nor CH was found")
-    total = Errors()
-    for part in errors.values():
-        total = total.plus(part)
-    errors["total"] = total
-    report = json.loads((decoded / "decode.json").read_text())
-    parts = {part: {"wer": e.wer, **e._asdict()} for part, e in errors.items()}
-    write_json(output / "score.json", {"name": name, "parts": parts, **report})
-    print(_table(name, errors), flush=True)
-
-
-def _score_split(settings: Settings, decoded: Path, split: str, glm: Glm) -> Errors:
-    spoken = read_utterances(settings.directory("prepare") / f"{split}.jsonl")
-    empty = [utterance for utterance in spoken if not utterance.words]
-    if empty:
-        print(
-            f"  WARNING: {split}: {len(empty)} utterances have no reference words and "
-            f"are not scored, the first: {empty[0].source}",
-            flush=True,
-        )
-    scored = {utterance.id: utterance for utterance in spoken if utterance.words}
-    lines = (decoded / f"{split}.txt").read_text(encoding="utf-8").splitlines()
-    hypotheses = {line.split()[0]: line.split()[1:] for line in lines}
-    missing = scored.keys() - hypotheses.keys()
-    if missing:
-        print(
-            f"  WARNING: {split}: {len(missing)} utterances have no frames; all their "
-            f"words count as deleted, for example {min(missing)}",
-            flush=True,
-        )
-    try:
-        return score_words(
-            {name: utterance.words for name, utterance in scored.items()},
-            {name: words for name, words in hypotheses.items() if name in scored},
-            glm=glm,
-            sources={name: utterance.source for name, utterance in scored.items()},
-        )
-    except ScoringError as error:
-        raise StageError(f"{split} cannot be scored: {error}") from error
-
-
-def _table(name: str, errors: dict[str, Errors]) -> str:
-    lines = [f"  {name:<14}{'words':>7}{'WER':>8}{'sub':>6}{'del':>6}{'ins':>6}"]
-    for part, e in errors.items():
-        counts = f"{e.substitutions:>6}{e.deletions:>6}{e.insertions:>6}"
-        lines.append(f"  {part:<14}{e.num_words:>7}{e.wer:>8.1%}{counts}")
-    return "\n".join(lines)

@@ -12,6 +12,7 @@ the mixtures are trained anew on the adapted training speech, for some rounds
 
 import functools
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -164,13 +165,19 @@ def _write_split(
     found = in_order(fork_map(work, speakers.sides, settings.cores))
     bar = tqdm(found, desc=f"{split} fMLLR", total=len(speakers.sides), unit="side")
     estimates = list(bar)
-    np.savez(
-        folder / "transforms.npz",
-        sides=np.array([side.name for side in speakers.sides]),
-        transforms=np.stack([estimate.transform for estimate in estimates]),
-    )
+    _save_transforms(folder / "transforms.npz", speakers.sides, estimates)
     write_json(folder / "fmllr.json", _figures(estimates))
     writer.finish()
+
+
+def _save_transforms(
+    path: Path, sides: Sequence[Speaker], estimates: Sequence[Estimate]
+) -> None:
+    partial = path.with_name(f".{path.name}.partial.npz")
+    names = np.array([side.name for side in sides])
+    maps = np.stack([estimate.transform for estimate in estimates])
+    np.savez(partial, sides=names, transforms=maps)
+    os.replace(partial, path)
 
 
 def _figures(estimates: Sequence[Estimate]) -> dict[str, Any]:

@@ -312,15 +312,10 @@ def _check_rules(path: Path | None, problems: Skipped) -> None:
         return
     try:
         read_lines(path, problems)
-        rules = read_glm(path)
+        read_glm(path)
     except (CorpusError, ScoringError) as error:
         remedy = f"repair the line, or scoring will stop there; {COPY_AGAIN}"
         problems.add("unreadable rules of scoring", str(error), remedy=remedy)
-        return
-    if rules.num_skipped:
-        where = f"{path}: {rules.num_skipped} rules"
-        remedy = "they are not applied"
-        problems.add("rules of scoring of an unknown form", where, remedy=remedy)
 
 
 def missing_calls(holding: Holding) -> Iterator[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-RUN_STAGES = ("train", "decode", "score")
+RUN_STAGES = ("train", "decode", "score", "export")
 TRAINING_SPLITS = ("train", "dev")
 TEST_SPLITS = (
     *("swb", "ch"),
@@ -287,6 +287,35 @@ class RealignSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KaldiSettings:
+    """An experiment of Kaldi, whose alignments and graph take the place of our own.
+
+    Attributes:
+        experiment: Folder with `final.mdl` and `ali.*.gz` (`exp/tri4_ali_nodup`);
+            none: the recipe aligns and makes its graph itself.
+        more_alignments: Further folders with `ali.*.gz` by the same model, for
+            instance of the held-out utterances; comma-separated.
+        graph: Folder with `HCLG.fst`, `words.txt` and `phones`; none: the only one in
+            `experiment`.
+    """
+
+    experiment: Path | None = None
+    more_alignments: tuple[Path, ...] = ()
+    graph: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """`experiment`, where there is one.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if self.experiment is None:
+            raise ValueError("`kaldi.experiment` must name a folder, got none")
+        return self.experiment
+
+
+@dataclass(frozen=True, kw_only=True)
 class GraphSettings:
     """The search graph.
 
@@ -312,6 +341,8 @@ class DecodeSettings:
         lattice_beam: How far they may be from the best one.
         lm_weights: Of the larger model against that of the graph, tried on `dev`.
         word_penalties: Of each word, tried on `dev`.
+        export_likelihoods: Whether the test sets' log-likelihoods are written as
+            Kaldi's archives too; needs `kaldi.experiment`.
     """
 
     beam: float = 13.0
@@ -323,6 +354,18 @@ class DecodeSettings:
     lattice_beam: float = 6.0
     lm_weights: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     word_penalties: tuple[float, ...] = (-1.0, -0.5, 0.0, 0.5, 1.0)
+    export_likelihoods: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """What the folder for `python -m lightning_adpsgd.asr transcribe` holds besides.
+
+    Attributes:
+        onnx: Write `model.onnx`, which takes the package `onnx`.
+    """
+
+    onnx: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,16 +400,19 @@ class Settings:
     align: AlignSettings = field(default_factory=AlignSettings)
     triphone: TriphoneSettings = field(default_factory=TriphoneSettings)
     realign: RealignSettings = field(default_factory=RealignSettings)
+    kaldi: KaldiSettings = field(default_factory=KaldiSettings)
     adapt: AdaptSettings = field(default_factory=AdaptSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     graph: GraphSettings = field(default_factory=GraphSettings)
     decode: DecodeSettings = field(default_factory=DecodeSettings)
+    export: ExportSettings = field(default_factory=ExportSettings)
 
     def __post_init__(self) -> None:
         if self.cores < 1:
             raise ValueError(f"`cores` must be at least 1, got {self.cores}")
-        if not self.run or "/" in self.run or self.run.startswith("."):
-            raise ValueError(f"`run` must be a plain folder name, got {self.run!r}")
+        for name, run in (("run", self.run), ("realign.run", self.realign.run)):
+            if run is not None and (not run or "/" in run or run.startswith(".")):
+                raise ValueError(f"`{name}` must be a plain folder name, got {run!r}")
         if self.states not in STATES:
             raise ValueError(f"`states` must be one of {STATES}, got {self.states!r}")
         if self.realign.run == self.run:
@@ -374,6 +420,18 @@ class Settings:
                 f"`realign.run` must be another run than {self.run!r}, which learns "
                 "from the labels"
             )
+        if self.decode.export_likelihoods and not self.uses_kaldi:
+            raise ValueError("`decode.export_likelihoods` needs `kaldi.experiment`")
+        if self.uses_kaldi and self.realign.run is not None:
+            raise ValueError(
+                "`realign.run` must be none with `kaldi.experiment`: Kaldi's labels "
+                "stay as they are"
+            )
+
+    @property
+    def uses_kaldi(self) -> bool:
+        """Whether labels and graph are those of Kaldi."""
+        return self.kaldi.experiment is not None
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -398,6 +456,7 @@ class Settings:
     def stage_of(self, name: str) -> str:
         """The stage that leaves what `directory` calls by this name."""
         mixtures = "align" if self.states == "monophone" else "triphone"
+        mixtures = "kaldi" if self.uses_kaldi else mixtures
         states = "realign" if self.realign.run else mixtures
         streams = "features" if self.adapt.streams == "none" else "adapt"
         others = {

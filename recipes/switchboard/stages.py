@@ -19,11 +19,22 @@ def _from(module: str, function: str) -> Callable[[Settings, Path], None]:
     return stage
 
 
+def _check(settings: Settings, output: Path) -> None:
+    if settings.uses_kaldi:
+        importlib.import_module("recipes.switchboard.kaldi_stages").check(settings)
+    _from("check_stage", "check")(settings, output)
+
+
+def _graph(settings: Settings, output: Path) -> None:
+    module = "kaldi_stages" if settings.uses_kaldi else "hmm_stages"
+    _from(module, "graph")(settings, output)
+
+
 STAGES = (
     Stage(
         "check",
         "look at every file of the corpus before anything is computed",
-        _from("check_stage", "check"),
+        _check,
         depends=("corpus", "discs", "sources"),
     ),
     Stage(
@@ -60,6 +71,15 @@ STAGES = (
         _from("hmm_stages", "align"),
         inputs=(*SPOKEN, "features"),
         depends=("seed", "align"),
+        wanted=lambda settings: not settings.uses_kaldi,
+    ),
+    Stage(
+        "kaldi",
+        "take the state of each frame from alignments of Kaldi",
+        _from("kaldi_stages", "labels"),
+        inputs=("prepare", "features"),
+        depends=("kaldi",),
+        wanted=lambda settings: settings.uses_kaldi,
     ),
     Stage(
         "triphone",
@@ -67,7 +87,9 @@ STAGES = (
         _from("triphone_stage", "triphone"),
         inputs=(*SPOKEN, "features", "align"),
         depends=("seed", "align", "triphone"),
-        wanted=lambda settings: settings.states == "triphone",
+        wanted=lambda settings: (
+            settings.states == "triphone" and not settings.uses_kaldi
+        ),
     ),
     Stage(
         "realign",
@@ -80,7 +102,7 @@ STAGES = (
     Stage(
         "graph",
         "compose states, phones, words and sentences into one search graph",
-        _from("hmm_stages", "graph"),
+        _graph,
         inputs=("lexicon", "lm", "mixtures"),
         depends=("graph",),
     ),
@@ -93,11 +115,20 @@ STAGES = (
         wanted=lambda settings: settings.adapt.streams != "none",
     ),
     Stage(
+        "adapted_baseline",
+        "what the mixtures recognise of frames that are adapted to their speakers",
+        _from("decode_stages", "adapted_baseline"),
+        inputs=(*SPOKEN, "features", "states", "graph", "streams", "mixtures"),
+        depends=("decode",),
+        wanted=lambda settings: settings.adapt.fmllr,
+    ),
+    Stage(
         "baseline",
         "what the Gaussian mixtures recognise, for comparison",
         _from("decode_stages", "baseline"),
-        inputs=(*SPOKEN, "features", "mixtures", "states", "graph", "streams"),
+        inputs=(*SPOKEN, "features", "mixtures", "states", "graph"),
         depends=("decode",),
+        wanted=lambda settings: not settings.uses_kaldi,
     ),
     Stage(
         "train",
@@ -125,7 +156,15 @@ STAGES = (
     Stage(
         "score",
         "compare with what was said: the word error rate",
-        _from("decode_stages", "score"),
+        _from("score_stage", "score"),
         inputs=("prepare", "decode"),
+    ),
+    Stage(
+        "export",
+        "put the model and all that it needs into one folder, to transcribe with",
+        _from("export_stage", "export"),
+        inputs=("lexicon", "mixtures", "graph", "train", "decode"),
+        depends=("decode", "export"),
+        wanted=lambda settings: settings.streams is None and not settings.uses_kaldi,
     ),
 )

@@ -1,0 +1,1 @@
+"""Kaldi's files: models, alignments, graphs and features in, log-likelihoods out."""

@@ -1,0 +1,146 @@
+"""Alignments of Kaldi as labels of a store's frames."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from lightning_adpsgd.asr.corpus import Skipped
+from lightning_adpsgd.asr.kaldi.archives import read_alignments
+from lightning_adpsgd.asr.kaldi.errors import KaldiError
+from lightning_adpsgd.asr.kaldi.model import Transitions
+from lightning_adpsgd.asr.store import FrameStore, write_labels
+
+TOLERANCE = 2
+"""Frames by which an alignment may be longer or shorter than the features."""
+
+
+def alignment_files(folder: str | Path) -> list[Path]:
+    """The files `ali.1.gz`, `ali.2.gz` ... (or `ali.1`) of a folder, by number.
+
+    Raises:
+        KaldiError: There is none, a number is missing, or `num_jobs` says otherwise.
+    """
+    folder = Path(folder)
+    numbered: dict[int, Path] = {}
+    for path in folder.glob("ali.*"):
+        match = re.fullmatch(r"ali\.(\d+)(\.gz)?", path.name)
+        if match:
+            numbered[int(match[1])] = path
+    missing = set(range(1, max(numbered, default=0) + 1)) - set(numbered)
+    if not numbered or missing:
+        wanted = f"ali.{min(missing, default=1)}.gz"
+        raise KaldiError(f"{folder}: expected alignments ali.1.gz ..., no {wanted}")
+    _check_jobs(folder, len(numbered))
+    return [numbered[number] for number in sorted(numbered)]
+
+
+def _check_jobs(folder: Path, found: int) -> None:
+    path = folder / "num_jobs"
+    jobs = path.read_text().strip() if path.exists() else ""
+    if jobs.isdigit() and int(jobs) != found:
+        raise KaldiError(
+            f"{folder}: num_jobs says {jobs} files ali.*.gz, found {found}"
+        )
+
+
+@dataclass
+class Imported:
+    """What became of the alignments.
+
+    Attributes:
+        counts: How often each pdf occurs, int64 [pdfs].
+        num_labelled: Frames that have a label.
+        skipped: Utterances that were fitted, refused or missing, with examples.
+    """
+
+    counts: np.ndarray
+    num_labelled: int = 0
+    skipped: Skipped = field(default_factory=Skipped)
+
+
+def import_labels(
+    files: Iterable[Path], transitions: Transitions, store: FrameStore, labels: Path
+) -> Imported:
+    """Writes the pdfs of alignments as the labels of a store.
+
+    Alignments that are up to `TOLERANCE` frames longer are cut; in those that are as
+    little shorter, the last label is repeated; others are refused.
+    Utterances of the store without an alignment have no labels.
+
+    Args:
+        files: Archives of transition-ids, for instance `alignment_files(...)`.
+        transitions: Of the model that made them.
+        store: Frames to be labelled; alignments of other utterances are passed over.
+        labels: The file to write.
+
+    Raises:
+        KaldiError: An archive is damaged or does not fit the model, or no utterance of
+            the store has an alignment that fits.
+    """
+    imported = Imported(np.zeros(transitions.num_pdfs, np.int64))
+    seen: set[str] = set()
+
+    def labelled() -> Iterator[tuple[str, np.ndarray]]:
+        for path in files:
+            for name, ids in read_alignments(path):
+                if name in store and name not in seen:
+                    pdfs = _pdfs(path, name, ids, transitions)
+                    start, end = store.spans[store.position(name)]
+                    fitted = _fit(pdfs, int(end - start))
+                    _count(
+                        imported,
+                        f"{name} ({len(ids)} labels for {end - start} "
+                        f"frames, in {path})",
+                        len(ids),
+                        fitted,
+                    )
+                    seen.add(name)
+                    if fitted is not None:
+                        yield name, fitted
+
+    imported.num_labelled = write_labels(labels, store, labelled())
+    _count_missing(imported, store, seen)
+    if imported.num_labelled == 0:
+        examples = "; ".join(imported.skipped.report())
+        raise KaldiError(f"{labels}: no utterance could be labelled: {examples}")
+    return imported
+
+
+def _pdfs(
+    path: Path, name: str, ids: np.ndarray, transitions: Transitions
+) -> np.ndarray:
+    try:
+        return transitions.pdfs_of(ids)
+    except KaldiError as error:
+        raise KaldiError(f"{path}, utterance {name}: {error}") from error
+
+
+def _fit(pdfs: np.ndarray, num_frames: int) -> np.ndarray | None:
+    """As many labels as frames, or None where they differ too much."""
+    missing = num_frames - len(pdfs)
+    if abs(missing) > TOLERANCE or len(pdfs) == 0:
+        return None
+    # The last state goes on: an utterance ends in silence, or is cut there.
+    return np.pad(pdfs[:num_frames], (0, max(0, missing)), mode="edge")
+
+
+def _count(
+    imported: Imported, where: str, length: int, pdfs: np.ndarray | None
+) -> None:
+    if pdfs is None:
+        reason = f"alignment more than {TOLERANCE} frames off, refused"
+        imported.skipped.add(reason, where, length / 100)
+        return
+    imported.counts += np.bincount(pdfs, minlength=len(imported.counts))
+    if len(pdfs) != length:
+        imported.skipped.add("alignment cut or padded", where)
+
+
+def _count_missing(imported: Imported, store: FrameStore, seen: set[str]) -> None:
+    for name, (start, end) in zip(store.ids, store.spans, strict=True):
+        if str(name) not in seen:
+            seconds = float(end - start) / 100
+            imported.skipped.add("without an alignment", str(name), seconds)

@@ -1,0 +1,114 @@
+"""The words and phones of Kaldi's `lang` and `graph` folders."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lightning_adpsgd.asr.decoding import place_words
+from lightning_adpsgd.asr.kaldi.errors import KaldiError
+
+_EPSILON = ("<eps>", "0")
+
+
+def read_words(path: str | Path) -> dict[int, str]:
+    """The word of each label, from `words.txt`: lines of `word label`.
+
+    Raises:
+        KaldiError: A line is another.
+        OSError: The file cannot be read.
+    """
+    words = {}
+    for number, fields in _fields(Path(path)):
+        if len(fields) != 2 or not fields[1].isdigit():
+            raise KaldiError(f"{path}:{number}: expected `word label`, got {fields}")
+        words[int(fields[1])] = fields[0]
+    return words
+
+
+def _fields(path: Path) -> list[tuple[int, list[str]]]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [(n, line.split()) for n, line in enumerate(lines, 1) if line.strip()]
+
+
+class Boundaries(NamedTuple):
+    """How the phones of a path make words.
+
+    Attributes:
+        kinds: Of a phone: `begin`, `end`, `internal`, `singleton` or `nonword`; empty
+            where phones do not tell their place in a word.
+        pronunciations: Of a word, its phones.
+        silence: The phone between words, where `kinds` is empty.
+    """
+
+    kinds: dict[int, str]
+    pronunciations: dict[int, list[list[int]]]
+    silence: int
+
+    def spans(
+        self, phones: Sequence[int], words: Sequence[int]
+    ) -> list[tuple[int, int]] | None:
+        """Of each word the position of its first phone and that after its last one.
+
+        None where phones and words do not fit, as on an unfinished path.
+        """
+        if self.kinds:
+            found = self._by_kind(phones)
+            return found if len(found) == len(words) else None
+        if any(word not in self.pronunciations for word in words):
+            return None
+        several = [self.pronunciations[word] for word in words]
+        return place_words(list(phones), several, self.silence)
+
+    def _by_kind(self, phones: Sequence[int]) -> list[tuple[int, int]]:
+        spans, begin = [], 0
+        for position, phone in enumerate(phones):
+            kind = self.kinds.get(phone, "nonword")
+            if kind in ("begin", "singleton"):
+                begin = position
+            if kind in ("end", "singleton"):
+                spans.append((begin, position + 1))
+        return spans
+
+
+def read_boundaries(folder: str | Path) -> Boundaries:
+    """From a folder `phones` with `word_boundary.int` or `align_lexicon.int`.
+
+    Raises:
+        KaldiError: Neither is there, or a line cannot be used.
+    """
+    folder = Path(folder)
+    if (path := folder / "word_boundary.int").exists():
+        return Boundaries(_read_kinds(path), {}, 0)
+    if (path := folder / "align_lexicon.int").exists():
+        return _read_lexicon(path)
+    raise KaldiError(
+        f"{folder}: expected word_boundary.int or align_lexicon.int, without which "
+        "words have no times"
+    )
+
+
+def _read_kinds(path: Path) -> dict[int, str]:
+    known = ("nonword", "begin", "end", "internal", "singleton")
+    kinds = {}
+    for number, fields in _fields(path):
+        if len(fields) != 2 or not fields[0].isdigit() or fields[1] not in known:
+            problem = f"expected `phone {'|'.join(known)}`, got {fields}"
+            raise KaldiError(f"{path}:{number}: {problem}")
+        kinds[int(fields[0])] = fields[1]
+    return kinds
+
+
+def _read_lexicon(path: Path) -> Boundaries:
+    """Lines `word word phone phone ...`; the word 0 is the silence."""
+    pronunciations: dict[int, list[list[int]]] = {}
+    silence = 0
+    for number, fields in _fields(path):
+        if len(fields) < 3 or not all(field.isdigit() for field in fields):
+            problem = f"expected `word word phone ...`, got {fields}"
+            raise KaldiError(f"{path}:{number}: {problem}")
+        word, phones = int(fields[0]), [int(field) for field in fields[2:]]
+        if word == 0:
+            silence = phones[0]
+        else:
+            pronunciations.setdefault(word, []).append(phones)
+    return Boundaries({}, pronunciations, silence)

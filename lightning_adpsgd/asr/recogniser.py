@@ -1,0 +1,311 @@
+"""A trained model with all that it takes to turn sound into words, in one folder.
+
+    recogniser.json   sizes of the model, what the frames are, how to search
+    weights.pt        state_dict of the acoustic model
+    model.onnx        the same network for other programs, if it was asked for
+    states.json       names of the HMM states and their log priors
+    tree.json         which states phones are made of
+    lexicon.txt ...   words and phones, as `lexicon.write_lexicon` leaves them
+    HCLG.fst          the search graph, and words.txt, the words of its labels
+
+Models of adapted speakers (fMLLR, i-vectors) are not exported: what they take as input
+is estimated from other passes over a speaker's calls.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_adpsgd.asr.audio import SoundFile
+from lightning_adpsgd.asr.decoding import (
+    FRAME_SHIFT_S,
+    Decoder,
+    SearchOptions,
+    TimedWord,
+    read_graph,
+)
+from lightning_adpsgd.asr.lexicon import read_lexicon, write_lexicon
+from lightning_adpsgd.asr.model import AcousticModel
+from lightning_adpsgd.asr.segments import find_segments
+from lightning_adpsgd.asr.sphere import SAMPLE_RATE
+from lightning_adpsgd.asr.states import read_topology
+from lightning_adpsgd.files import write_json
+
+FORMAT = 1
+SIZES = (
+    "num_states",
+    "input_size",
+    "num_layers",
+    "hidden_size",
+    "bottleneck_size",
+    "window",
+    "hop",
+)
+
+
+class RecogniserError(ValueError):
+    """A folder holds no recogniser that can be used; the message has the path."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Where the parts of a recogniser are.
+
+    Attributes:
+        model: The acoustic model, with its priors.
+        num_mels: Log-mel energies of a frame.
+        acoustic_scale: Chosen on development data.
+        search: Width of the search.
+        lexicon: Folder of the lexicon.
+        tree: File of the topology.
+        graph: Folder with `HCLG.fst` and `words.txt`.
+    """
+
+    model: AcousticModel
+    num_mels: int
+    acoustic_scale: float
+    search: SearchOptions
+    lexicon: Path
+    tree: Path
+    graph: Path
+
+
+def export(parts: Parts, folder: Path, onnx: bool = False) -> None:
+    """Writes a recogniser, whole or not at all.
+
+    Args:
+        parts: What it is made of.
+        folder: Must not exist yet.
+        onnx: Write `model.onnx` as well.
+
+    Raises:
+        FileExistsError: The folder is there already.
+        ValueError: The model takes streams beside log-mel frames.
+    """
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists already; choose another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        write_files(parts, partial, onnx)
+        os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_files(parts: Parts, folder: Path, onnx: bool = False) -> None:
+    """What `export` writes, into a folder that is there; not whole until the end.
+
+    Raises:
+        ValueError: The model takes streams beside log-mel frames.
+    """
+    if parts.model.hparams["input_size"] not in (parts.num_mels, 3 * parts.num_mels):
+        raise ValueError(
+            f"`model` must take {parts.num_mels} or {3 * parts.num_mels} inputs, those "
+            f"of a frame, got {parts.model.hparams['input_size']}: models of adapted "
+            "speakers cannot be exported"
+        )
+    model = parts.model
+    write_lexicon(folder, read_lexicon(parts.lexicon))
+    for name in ("HCLG.fst", "words.txt"):
+        shutil.copy(parts.graph / name, folder / name)
+    shutil.copy(parts.tree, folder / "tree.json")
+    names = read_topology(folder / "tree.json").state_names
+    priors = model.log_priors.tolist()
+    write_json(folder / "states.json", {"names": names, "log_priors": priors})
+    weights = {name: value.cpu() for name, value in model.state_dict().items()}
+    torch.save(weights, folder / "weights.pt")
+    if onnx:
+        write_onnx(model, folder / "model.onnx")
+    write_json(folder / "recogniser.json", _description(parts))
+
+
+def _description(parts: Parts) -> dict[str, Any]:
+    width = parts.model.hparams["input_size"]
+    return {
+        "format": FORMAT,
+        "model": {name: parts.model.hparams[name] for name in SIZES},
+        "features": {
+            "sample_rate": SAMPLE_RATE,
+            "kind": "Kaldi's log-mel filter bank, 25 ms every 10 ms, no dither",
+            "num_mels": parts.num_mels,
+            "normalisation": "mean and variance of the speech of a channel",
+            "differences": width == 3 * parts.num_mels,
+        },
+        "acoustic_scale": parts.acoustic_scale,
+        "search": asdict(parts.search),
+    }
+
+
+class _Posteriors(nn.Module):
+    """What the ONNX file computes."""
+
+    def __init__(self, model: AcousticModel) -> None:
+        super().__init__()
+        self.lstm, self.bottleneck = model.lstm, model.bottleneck
+        self.output = model.output
+
+    @override
+    def forward(self, frames: Tensor) -> Tensor:
+        return self.output(self.bottleneck(self.lstm(frames)[0])).log_softmax(-1)
+
+
+def write_onnx(model: AcousticModel, path: Path) -> None:
+    """Writes the network: `frames` [batch, time, input_size] to `log_posteriors`.
+
+    Differences are taken before it, windows averaged and priors subtracted after it.
+
+    Args:
+        model: On the CPU.
+        path: The file.
+
+    Raises:
+        ModuleNotFoundError: The package `onnx` is not installed.
+    """
+    if importlib.util.find_spec("onnx") is None:
+        raise ModuleNotFoundError(
+            "the package onnx is not installed: pip install lightning-adpsgd[onnx]"
+        )
+    sizes = model.hparams
+    example = torch.zeros(1, sizes["window"], sizes["input_size"])
+    axes = {0: "batch", 1: "time"}
+    with warnings.catch_warnings():
+        # torch's newer exporter unrolls an LSTM over a fixed time, so not that one.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            _Posteriors(model).eval(),
+            (example,),
+            str(path),
+            input_names=["frames"],
+            output_names=["log_posteriors"],
+            dynamic_axes={"frames": axes, "log_posteriors": axes},
+            dynamo=False,
+        )
+
+
+class SaidWord(NamedTuple):
+    """A word, the channel in which it was said (from 0), and when, in seconds."""
+
+    channel: int
+    word: str
+    start_s: float
+    duration_s: float
+
+
+class Recogniser:
+    """Turns sound files into words with times.
+
+    Args:
+        folder: What `export` wrote.
+
+    Raises:
+        RecogniserError: A file is missing, broken, or of another format.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / "recogniser.json").is_file():
+            raise RecogniserError(
+                f"{folder}: no recogniser: recogniser.json is not there; export a "
+                "trained model"
+            )
+        try:
+            self._open(folder)
+        except RecogniserError:
+            raise
+        except (OSError, ValueError) as error:
+            raise RecogniserError(f"{folder}: cannot be used: {error}") from error
+
+    def _open(self, folder: Path) -> None:
+        told = _read_description(folder / "recogniser.json")
+        self._num_mels: int = told["features"]["num_mels"]
+        self._acoustic_scale: float = told["acoustic_scale"]
+        self._model = _read_model(told["model"], folder / "weights.pt")
+        self._decoder = Decoder(
+            read_graph(folder / "HCLG.fst"),
+            read_lexicon(folder),
+            read_topology(folder / "tree.json"),
+            SearchOptions(**told["search"]),
+        )
+
+    def transcribe(self, path: Path) -> Iterator[SaidWord]:
+        """The words of a sound file, channel by channel, as they are found.
+
+        Args:
+            path: 8 kHz or more.
+
+        Raises:
+            AudioError: The file cannot be used.
+        """
+        sound = SoundFile(path)
+        for channel in range(sound.num_channels):
+            for timed in self._words(sound, channel):
+                yield SaidWord(channel, *timed)
+
+    def _words(self, sound: SoundFile, channel: int) -> Iterator[TimedWord]:
+        with tempfile.TemporaryFile() as file:
+            # On disk: the frames of a day are 1.4 GB.
+            for block in sound.log_mel(channel, self._num_mels):
+                block.astype(np.float32).tofile(file)
+            frames = np.memmap(file, np.float32, "r").reshape(-1, self._num_mels)
+            segments = find_segments(_level(frames))
+            mean, deviation = _moments(frames, segments)
+            for first, last in segments:
+                part = (frames[first:last] - mean) / deviation
+                yield from self._segment(part, first)
+
+    def _segment(self, frames: np.ndarray, first: int) -> Iterator[TimedWord]:
+        inputs = torch.from_numpy(np.asarray(frames, np.float32))
+        matrix = self._model.log_likelihoods(inputs).numpy()
+        for timed in self._decoder.decode(matrix, self._acoustic_scale).words:
+            start = timed.start_s + first * FRAME_SHIFT_S
+            yield timed._replace(start_s=start)
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RecogniserError(f"{path}: no JSON: {error}") from error
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        raise RecogniserError(f"{path}: expected `format` {FORMAT}; export again")
+    return told
+
+
+def _read_model(sizes: dict[str, Any], path: Path) -> AcousticModel:
+    model = AcousticModel(**sizes)
+    try:
+        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    except Exception as error:  # torch has a different one for each way to be broken
+        raise RecogniserError(f"{path}: cannot be loaded: {error}") from error
+    return model.eval()
+
+
+def _level(frames: np.ndarray) -> np.ndarray:
+    pieces = range(0, len(frames), 100_000)
+    return np.concatenate([frames[i : i + 100_000].mean(axis=1) for i in pieces])
+
+
+def _moments(
+    frames: np.ndarray, segments: list[tuple[int, int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of the frames of all segments, as in `normalise_side`."""
+    parts = (np.asarray(frames[first:last], np.float64) for first, last in segments)
+    sums = [
+        np.stack([p.sum(0), (p**2).sum(0), np.full(p.shape[1], len(p))]) for p in parts
+    ]
+    total, squares, count = np.sum(sums, axis=0)
+    mean = total / count
+    variance = np.maximum(squares / count - mean**2, 0)
+    return mean, np.sqrt(variance).clip(1e-3)

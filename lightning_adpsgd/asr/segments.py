@@ -1,0 +1,54 @@
+"""Where in a recording somebody speaks, by the level of its frames.
+
+A conversation side is silent half of the time. What lies above a level between the
+quiet and the loud frames, with a margin around it, is a segment; one that is too long
+is cut at its quietest frame.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+_QUIET, _LOUD = 10, 95  # percentiles of the level
+_SPEECH = 0.3  # of the way from quiet to loud
+_LEAST_RANGE = 3.0  # log energy: between whispering and silence
+_MARGIN = 25
+_SMOOTH = 11
+
+
+def find_segments(
+    level: np.ndarray, longest: int = 2000, margin: int = _MARGIN
+) -> list[tuple[int, int]]:
+    """First frames of the stretches of speech, and the frames after their last ones.
+
+    Args:
+        level: Mean log energy of each frame, [frames].
+        longest: Frames of a segment.
+        margin: Frames that are kept around speech.
+    """
+    if not len(level):
+        return []
+    quiet, loud = np.percentile(level, [_QUIET, _LOUD])
+    if loud - quiet < _LEAST_RANGE:  # all speech, or none: let the search decide
+        return list(_cut(level, 0, len(level), longest))
+    smooth = np.convolve(level, np.ones(_SMOOTH) / _SMOOTH, "same")
+    is_speech = smooth > quiet + _SPEECH * (loud - quiet)
+    wide = np.convolve(is_speech, np.ones(2 * margin + 1), "same") > 0
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], wide, [False]])))
+    return [
+        piece
+        for first, last in edges.reshape(-1, 2).tolist()
+        for piece in _cut(level, first, last, longest)
+    ]
+
+
+def _cut(
+    level: np.ndarray, first: int, last: int, longest: int
+) -> Iterator[tuple[int, int]]:
+    while last - first > longest:
+        # Not before the middle, so that no piece is much shorter than it could be.
+        start = first + longest // 2
+        middle = start + int(np.argmin(level[start : first + longest])) + 1
+        yield first, middle
+        first = middle
+    yield first, last

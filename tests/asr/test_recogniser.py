@@ -1,0 +1,207 @@
+"""An exported folder says what the parts said, and all of it is there or nothing."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from lightning_adpsgd.asr.__main__ import main
+from lightning_adpsgd.asr.decoding import Decoder, SearchOptions, write_graph
+from lightning_adpsgd.asr.features import log_mel, normalise_side
+from lightning_adpsgd.asr.graphs import decoding_graph, symbols_of
+from lightning_adpsgd.asr.lexicon import write_lexicon
+from lightning_adpsgd.asr.model import AcousticModel
+from lightning_adpsgd.asr.recogniser import Parts, Recogniser, export, write_onnx
+from lightning_adpsgd.asr.segments import find_segments
+from lightning_adpsgd.asr.states import Topology, write_topology
+from tests.asr import digits
+
+SCALE = 0.3
+SEARCH = SearchOptions(beam=20.0, max_active=500)
+
+
+def acoustic_model(num_states: int, **changes) -> AcousticModel:
+    torch.manual_seed(0)
+    sizes = {"input_size": 120, "num_layers": 1, "hidden_size": 8, "bottleneck_size": 6}
+    model = AcousticModel(num_states, **(sizes | changes))
+    with torch.no_grad():
+        model.output.weight.mul_(20)  # decided enough to say something
+    model.set_priors(torch.arange(num_states) + 1)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory) -> Parts:
+    folder = tmp_path_factory.mktemp("parts")
+    lexicon = digits.lexicon()
+    topology = Topology.of(lexicon)
+    write_lexicon(folder, lexicon)
+    write_topology(folder / "tree.json", topology)
+    arpa = digits.loop_arpa(folder / "lm.arpa", list(digits.SPELLED))
+    write_graph(decoding_graph(lexicon, topology, arpa), folder / "HCLG.fst")
+    spellings = symbols_of(lexicon, topology).spellings
+    (folder / "words.txt").write_text("\n".join(spellings))
+    return Parts(
+        model=acoustic_model(topology.num_states),
+        num_mels=40,
+        acoustic_scale=SCALE,
+        search=SEARCH,
+        lexicon=folder,
+        tree=folder / "tree.json",
+        graph=folder,
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(parts, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "model"
+    export(parts, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def call(tmp_path_factory) -> Path:
+    """Two channels; in the first somebody is loud twice, with silence between."""
+    dice = np.random.default_rng(0)
+    loudness = np.repeat([0.001, 0.2, 0.001, 0.2, 0.001], 8000)[:, None]
+    samples = loudness * dice.standard_normal((40_000, 2)) * (1, 0.5)
+    path = tmp_path_factory.mktemp("sound") / "call.wav"
+    soundfile.write(str(path), samples.clip(-1, 1), 8000, subtype="FLOAT")
+    return path
+
+
+def by_hand(parts: Parts, call: Path, channel: int) -> list[tuple[str, float, float]]:
+    samples, _ = soundfile.read(str(call), dtype="float32")
+    frames = log_mel(samples[:, channel])
+    segments = find_segments(frames.mean(1).numpy())
+    spoken = normalise_side([frames[first:last] for first, last in segments])
+    decoder = Decoder(
+        decoding_graph(digits.lexicon(), _topology(), parts.graph / "lm.arpa"),
+        digits.lexicon(),
+        _topology(),
+        SEARCH,
+    )
+    words = []
+    for (first, _), part in zip(segments, spoken, strict=True):
+        matrix = parts.model.log_likelihoods(part).numpy()
+        words += [
+            (timed.word, timed.start_s + first / 100, timed.duration_s)
+            for timed in decoder.decode(matrix, SCALE).words
+        ]
+    return words
+
+
+def _topology() -> Topology:
+    return Topology.of(digits.lexicon())
+
+
+def test_words_of_a_file_are_those_of_the_parts(parts, exported, call):
+    found = list(Recogniser(exported).transcribe(call))
+    for channel in range(2):
+        expected = by_hand(parts, call, channel)
+        here = [said[1:] for said in found if said.channel == channel]
+        assert len(expected) >= 2
+        assert [word for word, *_ in here] == [word for word, *_ in expected]
+        np.testing.assert_allclose([x[1:] for x in here], [x[1:] for x in expected])
+
+
+def test_the_command_prints_words_with_times(exported, call, capsys):
+    assert main(["transcribe", str(call), "--model", str(exported)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert {line[0] for line in lines} == {"call"}
+    assert {line[1] for line in lines} == {"A", "B"}
+    for _, _, start, duration, word in lines:
+        assert 0 <= float(start) < float(start) + float(duration) <= 5.0
+        assert word in digits.SPELLED
+
+
+def test_a_file_that_cannot_be_used_does_not_keep_others_back(exported, call, capsys):
+    there = ["transcribe", "no.wav", str(call), "--model", str(exported)]
+    assert main(there) == 1
+    found = capsys.readouterr()
+    assert "error: no.wav: there is no such file" in found.err
+    assert "call A" in found.out
+
+
+def test_a_folder_without_a_recogniser_is_named(tmp_path, capsys):
+    assert main(["transcribe", "a.wav", "--model", str(tmp_path)]) == 1
+    assert f"error: {tmp_path}: no recogniser" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("recogniser.json", "{", "no JSON"),
+        ("recogniser.json", '{"format": 0}', "expected `format` 1; export again"),
+        ("weights.pt", "nothing", "cannot be loaded"),
+    ],
+)
+def test_a_broken_folder_is_named(exported, tmp_path, capsys, name, content, message):
+    shutil.copytree(exported, tmp_path / "model")
+    (tmp_path / "model" / name).write_text(content)
+    assert main(["transcribe", "a.wav", "--model", str(tmp_path / "model")]) == 1
+    assert f"{name}: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "HCLG.fst", "tree.json", "lexicon.txt"])
+def test_a_folder_that_lacks_a_file_names_it(exported, tmp_path, capsys, name):
+    shutil.copytree(exported, tmp_path / "model")
+    (tmp_path / "model" / name).unlink()
+    assert main(["transcribe", "a.wav", "--model", str(tmp_path / "model")]) == 1
+    found = capsys.readouterr().err
+    assert found.startswith(f"error: {tmp_path}")
+    assert name in found
+
+
+def test_the_folder_says_what_is_in_it(parts, exported):
+    told = json.loads((exported / "recogniser.json").read_text())
+    assert told["model"]["num_states"] == parts.model.hparams["num_states"]
+    assert (told["features"]["num_mels"], told["acoustic_scale"]) == (40, SCALE)
+    states = json.loads((exported / "states.json").read_text())
+    assert len(states["names"]) == len(states["log_priors"])
+    assert sum(np.exp(states["log_priors"])) == pytest.approx(1)
+    weights = torch.load(exported / "weights.pt", weights_only=True)
+    assert weights.keys() == parts.model.state_dict().keys()
+
+
+def test_an_export_that_fails_leaves_nothing(parts, tmp_path):
+    (tmp_path / "graph").mkdir()
+    broken = Parts(**(vars(parts) | {"graph": tmp_path / "graph"}))
+    with pytest.raises(FileNotFoundError):
+        export(broken, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["graph"]
+
+
+def test_a_folder_that_is_there_is_not_overwritten(parts, exported):
+    with pytest.raises(FileExistsError, match="exists already"):
+        export(parts, exported)
+
+
+def test_a_model_of_adapted_speakers_is_refused(parts, tmp_path):
+    model = acoustic_model(63, input_size=260)
+    with pytest.raises(ValueError, match=r"40 or 120 inputs.*got 260"):
+        export(Parts(**(vars(parts) | {"model": model})), tmp_path / "model")
+
+
+def test_without_the_package_onnx_it_is_named(parts, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install .*\[onnx\]"):
+        export(parts, tmp_path / "model", onnx=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_network_for_other_programs_computes_the_same(parts, tmp_path):
+    pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    write_onnx(parts.model, tmp_path / "model.onnx")
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"))
+    for shape in ((1, 21), (5, 33)):
+        frames = torch.randn(*shape, 120)
+        with torch.no_grad():
+            expected = parts.model(frames).log_softmax(-1).numpy()
+        [found] = session.run(None, {"frames": frames.numpy()})
+        np.testing.assert_allclose(found, expected, atol=1e-4)

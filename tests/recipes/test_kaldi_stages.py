@@ -1,0 +1,190 @@
+"""The recipe with the labels and the graph of a Kaldi experiment."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import kaldi_native_io as kio
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from lightning_adpsgd.asr.corpus import Utterance, write_utterances
+from lightning_adpsgd.asr.model import AcousticModel
+from lightning_adpsgd.asr.store import FrameStore, FrameWriter
+from recipes.switchboard import decode_stages
+from recipes.switchboard.inputs import Inputs
+from recipes.switchboard.kaldi_stages import check, graph, labels
+from recipes.switchboard.pipeline import StageError
+from recipes.switchboard.score_stage import score
+from recipes.switchboard.settings import (
+    DecodeSettings,
+    KaldiSettings,
+    Settings,
+    override,
+)
+from recipes.switchboard.stages import STAGES
+from tests.asr.kaldi_files import NUM_PDFS, PDFS, write_experiment
+
+SENTENCES = {
+    "train": {"sw1-A_1": [2, 1, 4, 3, 6, 8, 7, 10, 9, 2], "sw1-A_2": [4, 3, 6, 2, 1]},
+    "dev": {"sw2-A_1": [2, 1, 8, 7, 7, 10, 2, 1]},
+    "swb": {"sw_3-A_1": [2, 1, 4, 3, 6, 5, 8, 7, 10, 2]},
+}
+SAID = {"sw1-A_1": "ab", "sw1-A_2": "a", "sw2-A_1": "b", "sw_3-A_1": "ab"}
+
+
+def write_split(settings: Settings, split: str) -> None:
+    """Frames whose first value is the pdf, so that a scorer can read it off."""
+    utterances = []
+    writer = FrameWriter(
+        settings.directory("features") / split,
+        list(SENTENCES[split]),
+        [len(ids) for ids in SENTENCES[split].values()],
+        40,
+    )
+    writer.create()
+    for position, (name, ids) in enumerate(SENTENCES[split].items()):
+        frames = np.zeros((len(ids), 40), np.float32)
+        frames[:, 0] = [PDFS[i - 1] for i in ids]
+        writer.put(position, frames)
+        recording = Path(f"{name.split('-')[0]}.sph")
+        words, end_s = tuple(SAID[name]), len(ids) / 100
+        utterances.append(Utterance(name, recording, 0, 0.0, end_s, words, name))
+    writer.finish()
+    write_utterances(settings.directory("prepare") / f"{split}.jsonl", utterances)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    experiment = tmp_path / "exp" / "tri4_ali"
+    write_experiment(experiment, {**SENTENCES["train"], **SENTENCES["dev"]})
+    settings = Settings(
+        corpus=tmp_path / "corpus",
+        out=tmp_path / "out",
+        cores=1,
+        kaldi=KaldiSettings(experiment=experiment),
+        decode=DecodeSettings(acoustic_scales=(1.0,), export_likelihoods=True),
+    )
+    settings.directory("prepare").mkdir(parents=True)
+    for split in SENTENCES:
+        write_split(settings, split)
+    stm = "sw_3 A s 0.00 0.10 <O> A B\n"
+    (settings.directory("prepare") / "eval.stm").write_text(stm)
+    return settings
+
+
+def run(stage, settings: Settings, name: str) -> Path:
+    output = settings.directory(name)
+    output.mkdir(parents=True)
+    stage(settings, output)
+    return output
+
+
+def test_labels_are_kaldis_pdfs(settings, capsys):
+    folder = run(labels, settings, "kaldi")
+    assert settings.directory("states") == settings.directory("mixtures") == folder
+    store = FrameStore(settings.directory("features") / "train")
+    found = np.load(folder / "train" / "labels.npy")
+    assert found.tolist() == store.frame_range(0, 15)[:, 0].int().tolist()
+    states = json.loads((folder / "states.json").read_text())
+    assert states["num_states"] == NUM_PDFS
+    assert states["counts"] == np.bincount(found, minlength=NUM_PDFS).tolist()
+    assert "4 pdfs, 10 transition-ids; 2 files" in capsys.readouterr().out
+
+
+def sharp(inputs: Inputs) -> np.ndarray:
+    """Log-likelihoods that name the pdf that the frames carry."""
+    return named(inputs.log_mel.numpy())
+
+
+def named(frames: np.ndarray) -> np.ndarray:
+    matrix = np.full((len(frames), NUM_PDFS), -20.0, np.float32)
+    matrix[np.arange(len(frames)), frames[:, 0].astype(int)] = 0.0
+    return matrix
+
+
+def test_kaldis_graph_is_decoded_scored_and_exported(settings, monkeypatch, capsys):
+    run(labels, settings, "kaldi")
+    run(graph, settings, "graph")
+    monkeypatch.setattr(decode_stages, "network", lambda _: sharp)
+    monkeypatch.setattr(decode_stages, "_check_outputs", lambda _: None)
+    decoded = run(decode_stages.decode, settings, "decode")
+    report = json.loads((decoded / "decode.json").read_text())
+    assert report["frame_accuracy"] == 1.0
+    assert report["dev_wer"] == {"1.0": 0.0}
+    times = (decoded / "swb.ctm").read_text().splitlines()
+    assert times == ["sw_3 A 0.02 0.04 a", "sw_3 A 0.06 0.03 b"]
+    report = json.loads((run(score, settings, "score") / "score.json").read_text())
+    assert report["parts"]["total"]["wer"] == 0.0
+
+    archive = decoded / "swb.loglikes.scp"
+    reader = kio.RandomAccessFloatMatrixReader(f"scp:{archive}")
+    store = FrameStore(settings.directory("features") / "swb")
+    assert np.array_equal(np.array(reader["sw_3-A_1"]), named(store.frames(0).numpy()))
+    command = (decoded / "swb.latgen.sh").read_text().splitlines()[1]
+    assert command in capsys.readouterr().out
+    assert f"scp:{archive.resolve()}" in command
+    assert f"{settings.kaldi.experiment}/final.mdl" in command
+
+
+def test_a_network_has_as_many_outputs_as_kaldi_has_pdfs(settings):
+    run(labels, settings, "kaldi")
+    run(graph, settings, "graph")
+    model = AcousticModel(NUM_PDFS + 1, num_layers=1, hidden_size=4, bottleneck_size=4)
+    model.set_priors(torch.ones(NUM_PDFS + 1))
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.strategy.connect(model)
+    settings.directory("train").mkdir(parents=True)
+    trainer.save_checkpoint(settings.directory("train") / "model.ckpt")
+    with pytest.raises(StageError, match=r"5 outputs, .* 4 states"):
+        run(decode_stages.decode, settings, "decode")
+
+
+def test_missing_files_are_named_before_anything_starts(settings):
+    experiment = settings.kaldi.folder
+    shutil.rmtree(experiment / "graph")
+    (experiment / "ali.1.gz").unlink()
+    with pytest.raises(StageError) as caught:
+        check(settings)
+    assert "ali.1.gz" in str(caught.value)
+    assert "kaldi.graph=DIR" in str(caught.value)
+
+
+def test_an_archive_that_is_cut_short_stops_the_stage(settings):
+    path = settings.kaldi.folder / "ali.2.gz"
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(StageError, match=r"ali\.2\.gz: byte \d+"):
+        run(labels, settings, "kaldi")
+
+
+def test_held_out_utterances_without_alignments_say_what_to_do(settings):
+    shutil.rmtree(settings.kaldi.folder)
+    write_experiment(settings.kaldi.folder, SENTENCES["train"])
+    with pytest.raises(StageError, match=r"dev: .*kaldi\.more_alignments=DIR"):
+        run(labels, settings, "kaldi")
+    more = settings.out / "dev_ali"
+    write_experiment(more, SENTENCES["dev"])
+    kaldi = dataclasses.replace(settings.kaldi, more_alignments=(more,))
+    labels(dataclasses.replace(settings, kaldi=kaldi), settings.directory("kaldi"))
+    assert (settings.directory("kaldi") / "dev" / "labels.npy").exists()
+
+
+def test_settings_choose_the_stages(settings, tmp_path):
+    plain = Settings(corpus=tmp_path, out=tmp_path)
+    wanted = {
+        stage.name: (stage.wanted(plain), stage.wanted(settings)) for stage in STAGES
+    }
+    assert wanted["align"] == (True, False)
+    assert wanted["baseline"] == (True, False)
+    assert wanted["kaldi"] == (False, True)
+    assert wanted["graph"] == (True, True)
+    chosen = override(plain, "kaldi.experiment=exp/tri4_ali")
+    chosen = override(chosen, "kaldi.more_alignments=a,b")
+    assert chosen.kaldi.more_alignments == (Path("a"), Path("b"))
+    with pytest.raises(ValueError, match=r"needs `kaldi\.experiment`"):
+        override(plain, "decode.export_likelihoods=true")
+    with pytest.raises(ValueError, match="Kaldi's labels"):
+        override(chosen, "realign.run=first")

@@ -1,0 +1,115 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from lightning_adpsgd.asr.corpus import Utterance, write_utterances
+from lightning_adpsgd.asr.scoring import Errors
+from lightning_adpsgd.asr.scoring.nist import find_hubscr
+from recipes.switchboard import score_stage
+from recipes.switchboard.pipeline import StageError
+from recipes.switchboard.score_stage import score
+from recipes.switchboard.settings import Settings
+
+STM = """;; LABEL "O" "Overall" "Overall"
+sw_1 A s1 0.0 2.0 <O,sw,M> SO ((UH)) U S <B_ASIDE> IS LARGE
+en_2 2 s2 0.0 2.0 <O,en,F> YES INDEED
+en_3 A s3 0.0 2.0 <O,en,F> NOBODY HEARD THIS
+"""
+SWB = """sw_1 A 0.10 0.10 so
+sw_1 A 0.20 0.10 um
+sw_1 A 0.40 0.20 u._s.
+sw_1 A 0.60 0.20 is
+sw_1 A 0.80 0.20 [laughter]
+sw_1 A 1.00 0.20 big
+"""
+CH = "en_2 B 0.10 0.10 yes\n"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    settings = Settings(corpus=tmp_path, out=tmp_path)
+    prepared, decoded = settings.directory("prepare"), settings.directory("decode")
+    for folder in (prepared, decoded, settings.directory("score")):
+        folder.mkdir(parents=True)
+    for split, stem, channel in (("swb", "SW_1", 0), ("ch", "en_2", 1)):
+        path = Path(f"{stem}.sph")
+        utterance = Utterance(f"{split}-1", path, channel, 0.0, 2.0, ("x",), split)
+        write_utterances(prepared / f"{split}.jsonl", [utterance])
+    (prepared / "eval.stm").write_text(STM)
+    (decoded / "swb.ctm").write_text(SWB)
+    (decoded / "ch.ctm").write_text(CH)
+    (decoded / "decode.json").write_text('{"acoustic_scale": 0.1}')
+    return settings
+
+
+EXPECTED = {
+    "SWB": Errors(6, 1, 0, 0, 1, 1),  # (UH) so u s is large -> big
+    "CH": Errors(2, 0, 1, 0, 1, 1),
+    "total": Errors(8, 1, 1, 0, 2, 2),
+}
+
+
+def run(settings: Settings) -> dict:
+    score(settings, settings.directory("score"))
+    return json.loads((settings.directory("score") / "score.json").read_text())
+
+
+def errors_of(report: dict) -> dict[str, Errors]:
+    return {
+        part: Errors(**{name: counts[name] for name in Errors._fields})
+        for part, counts in report["parts"].items()
+    }
+
+
+def test_parts_are_counted_without_hubscr(settings, monkeypatch, capsys):
+    monkeypatch.setattr(score_stage, "find_hubscr", lambda: None)
+    report = run(settings)
+    assert errors_of(report) == EXPECTED
+    assert report["acoustic_scale"] == 0.1
+    assert "not installed" in report["scorer"]
+    said = capsys.readouterr().out
+    assert "1 sides of the reference have no utterance" in said
+    assert "en_3 A" in said
+
+
+@pytest.mark.skipif(find_hubscr() is None, reason="NIST's SCTK is not installed")
+def test_hubscr_and_the_own_scorer_agree_and_nist_is_named(settings):
+    report = run(settings)
+    assert errors_of(report) == EXPECTED
+    assert report["scorer"] == f"NIST's {find_hubscr()}; the own scorer agrees"
+
+
+def test_a_disagreement_is_said_aloud(settings, monkeypatch, capsys):
+    wrong = {("s1", "sw_1"): Errors(6, 2, 0, 0, 1, 1), ("s2", "en_2"): EXPECTED["CH"]}
+    monkeypatch.setattr(score_stage, "find_hubscr", lambda: Path("hubscr.pl"))
+    monkeypatch.setattr(score_stage, "run_hubscr", lambda *_: Path("x.sgml"))
+    monkeypatch.setattr(score_stage, "read_sgml", lambda _: wrong)
+    report = run(settings)
+    assert report["parts"]["total"]["substitutions"] == 2
+    assert "DIFFERS" in report["scorer"]
+    assert "other errors for 1 speakers" in capsys.readouterr().out
+
+
+def test_speakers_and_alignments_can_be_read(settings, monkeypatch):
+    monkeypatch.setattr(score_stage, "find_hubscr", lambda: None)
+    run(settings)
+    folder = settings.directory("score")
+    assert "| s2 " in (folder / "speakers.txt").read_text()
+    lines = (folder / "alignments.txt").read_text().split("\n")
+    assert "REF:  so (uh) u s is LARGE" in [line.rstrip() for line in lines]
+    assert "large ==> big" in (folder / "confusions.txt").read_text()
+
+
+def test_a_reference_that_cannot_be_used_stops_with_its_line(settings):
+    path = settings.directory("prepare") / "eval.stm"
+    path.write_text("sw_1 A s1 0.0 2.0 <O> (NOT CLOSED\n")
+    with pytest.raises(StageError, match=r"reference\.stm:2: parentheses"):
+        run(settings)
+
+
+def test_without_a_test_set_there_is_nothing_to_score(settings):
+    for split in ("swb", "ch"):
+        (settings.directory("prepare") / f"{split}.jsonl").unlink()
+    with pytest.raises(StageError, match="neither SWB nor CH"):
+        run(settings)
