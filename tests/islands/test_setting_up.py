@@ -1,0 +1,142 @@
+"""What `islands=` means and refuses, and where a Trainer goes on that has joined."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd.__main__ import main
+from lightning_adpsgd.catching_up import batch_size, catch_up
+from lightning_adpsgd.compatibility import check_island
+from lightning_adpsgd.exchange import Position
+from lightning_adpsgd.rendezvous import ENVIRONMENT_VARIABLE, Place
+from tests.learners import Linear, loader
+
+URL = "tcp://10.0.0.1:29400/my-job"
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("tcp://10.0.0.1:29400", Place("10.0.0.1", 29400, "job")),
+        (URL, Place("10.0.0.1", 29400, "my-job")),
+        ("tcp://[fe80::1]:1/a", Place("fe80::1", 1, "a")),
+    ],
+)
+def test_a_rendezvous_is_a_url(url: str, place: Place) -> None:
+    assert Place.parse(url) == place
+    assert Place.parse(str(place)) == place
+
+
+@pytest.mark.parametrize(
+    "url", ["", "10.0.0.1:1", "tcp://:1", "tcp://a", "tcp://a:x", "tcp://a:1/b/c"]
+)
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="`islands` must be tcp://host:port"):
+        Place.parse(url)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"communication": "sync"}, "`communication` must be 'async' with `islands`"),
+        ({"max_staleness": 3}, "`max_staleness` must be None with `islands`, got 3"),
+        ({"work_sharing": True}, "`work_sharing` must be False with `islands`"),
+        ({"topology": "hypercube"}, "`topology` must exist for any number"),
+        ({"islands": "http://a:1"}, "`islands` must be tcp://host:port"),
+    ],
+)
+def test_what_does_not_go_with_islands_is_refused(
+    arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        HADPSGDStrategy(**{"islands": URL, **arguments})
+
+
+def test_the_environment_stands_for_the_argument_and_does_not_beat_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert HADPSGDStrategy().dials.islands is None
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, URL)
+    assert HADPSGDStrategy().dials.islands == URL
+    other = "tcp://b:2"
+    assert HADPSGDStrategy(islands=other).dials.islands == other
+
+
+def test_an_island_is_one_super_learner() -> None:
+    check_island(2, 2)
+    with pytest.raises(ValueError, match=r"`super_learner_size` must be .* 4.*got 2"):
+        check_island(2, 4)
+
+
+def trainer_with(interval: str, folder: Path, steps: int, **arguments: Any) -> Any:
+    """A Trainer, ended, whose schedule halves the learning rate."""
+
+    class Scheduled(Linear):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), 1.0)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+            return [optimizer], [{"scheduler": schedule, "interval": interval}]
+
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        max_steps=steps,
+        **arguments,
+    )
+    trainer.fit(Scheduled(), loader(4))
+    return trainer
+
+
+class JoinAt(pl.Callback):
+    """Begins where others are."""
+
+    def __init__(self, position: Position) -> None:
+        self._position = position
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        catch_up(trainer, self._position)
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_joiner_ends_where_one_ends_that_began_at_the_beginning(
+    tmp_path: Path, interval: str
+) -> None:
+    whole = trainer_with(interval, tmp_path, 12)
+    joined = trainer_with(interval, tmp_path, 12, callbacks=[JoinAt(Position(8, 0, 2))])
+    assert joined.global_step == whole.global_step == 12
+    assert joined.current_epoch == whole.current_epoch == 3
+    rates = [t.optimizers[0].param_groups[0]["lr"] for t in (whole, joined)]
+    assert rates[0] == rates[1] == 0.5 ** (12 if interval == "step" else 3)
+
+
+def test_who_is_further_than_the_others_stays_there(tmp_path: Path) -> None:
+    trainer = trainer_with("step", tmp_path, 5)
+    catch_up(trainer, Position(3, 0, 7))
+    assert (trainer.global_step, trainer.optimizers[0].param_groups[0]["lr"]) == (
+        5,
+        0.5**5,
+    )
+
+
+def test_a_batch_that_cannot_be_counted_counts_nothing() -> None:
+    assert batch_size(torch.zeros(3, 2)) == 3
+    assert batch_size("") in (0, 1)
+    assert batch_size(object()) == 0
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["rendezvous", "--port", port, "--host", "127.0.0.1"]) == 2
+    assert "in use" in capsys.readouterr().err
