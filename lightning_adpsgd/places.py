@@ -12,16 +12,14 @@ where it is read by the training process (`num_workers=0`).
 import copy
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer.states import RunningStage
-from lightning.pytorch.utilities.data import extract_batch_size
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader, IterableDataset
 
+from lightning_adpsgd.catching_up import batch_size
 from lightning_adpsgd.generators import generator_states, set_generator_states
 
 
@@ -131,9 +129,9 @@ class PlaceInEpoch:
 
     def count(self, batch: Any) -> None:
         """Training on a batch begins."""
-        with warnings.catch_warnings(), suppress(MisconfigurationException):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a size that is guessed
-            self.num_samples += extract_batch_size(batch)
+            self.num_samples += batch_size(batch)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
