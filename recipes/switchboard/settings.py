@@ -259,10 +259,11 @@ class TriphoneSettings:
             directions that tell the monophones' states apart.
         lda_reach: Frames on each side that these directions are of.
         lda_dimension: How many directions.
+        mllt: Whether their axes are turned so that diagonal covariances fit best.
     """
 
-    num_leaves: int = 1000
-    min_frames: float = 100.0
+    num_leaves: int = 2000
+    min_frames: float = 400.0
     min_gain: float = 0.0
     tie: bool = True
     num_iterations: int = 8
@@ -270,6 +271,7 @@ class TriphoneSettings:
     lda: bool = True
     lda_reach: int = 4
     lda_dimension: int = 40
+    mllt: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from lightning_adpsgd.asr.front_end import FrontEnd
 from lightning_adpsgd.asr.gmm import GaussianMixtures
 from lightning_adpsgd.asr.lexicon import SPECIAL_WORDS, Lexicon, write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
-from lightning_adpsgd.asr.states import read_topology
+from lightning_adpsgd.asr.states import phone_runs, read_topology
 from lightning_adpsgd.asr.store import IGNORE, FrameStore, FrameWriter
 from recipes.switchboard import realign_stage, triphone_stage
 from recipes.switchboard.decode_stages import baseline, decode
@@ -164,7 +164,11 @@ def triphones(settings, tmp_path_factory) -> Settings:
     out = tmp_path_factory.mktemp("triphones")
     (out / "exp").symlink_to(settings.out / "exp")
     chosen = TriphoneSettings(
-        num_leaves=90, num_gaussians=150, num_iterations=3, lda_dimension=20
+        num_leaves=90,
+        min_frames=40,
+        num_gaussians=150,
+        num_iterations=3,
+        lda_dimension=20,
     )
     others = dataclasses.replace(settings, out=out, states="triphone", triphone=chosen)
     _run(triphone, others, "triphone")
@@ -246,8 +250,26 @@ def test_a_network_that_knows_the_states_labels_as_the_mixtures_do(
         assert found == expected
 
 
+def test_even_an_untrained_network_labels_the_words_that_were_said(triphones, tmp_path):
+    asked = dataclasses.replace(triphones, realign=RealignSettings(run="untrained"))
+    _save_untrained_model(dataclasses.replace(triphones, run="untrained"))
+    realign(asked, tmp_path)
+    topology = read_topology(tmp_path / "tree.json")
+    labels = tmp_path / "dev" / "labels.npy"
+    store = FrameStore(triphones.directory("features") / "dev", labels)
+    lexicon = digits.lexicon()
+    path = triphones.directory("prepare") / "dev.jsonl"
+    for utterance in read_utterances(path):
+        states = store.labels(store.position(utterance.id)).numpy()
+        said = [topology.phones[phone] for phone in phone_runs(states, topology)[0]]
+        expected = [
+            p for word in utterance.words for p in lexicon.pronunciations[word][0]
+        ]
+        assert [phone for phone in said if phone != "sil"] == expected
+
+
 def _save_untrained_model(settings: Settings) -> None:
-    states = json.loads((settings.directory("align") / "states.json").read_text())
+    states = json.loads((settings.directory("states") / "states.json").read_text())
     model = AcousticModel(
         states["num_states"], num_layers=1, hidden_size=4, bottleneck_size=4
     )
