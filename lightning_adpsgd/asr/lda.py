@@ -9,6 +9,7 @@ and those of the largest λ are kept. The projected frames have unit covariance 
 their classes, on average, which suits Gaussians with diagonal covariances.
 """
 
+import functools
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -20,7 +21,10 @@ _LEAST_SPREAD = 1e-6  # of the largest; a direction that varies less is none
 
 
 class ScatterSums(NamedTuple):
-    """Sums over frames: how many [classes], of x [classes, dim], of x xᵀ [dim, dim]."""
+    """Sums over the frames of each class.
+
+    How many [classes], of x [classes, dim] and of x xᵀ [classes, dim, dim].
+    """
 
     frames: np.ndarray
     first: np.ndarray
@@ -35,22 +39,21 @@ def scatter_sums(
     frames: np.ndarray, classes: np.ndarray, num_classes: int
 ) -> ScatterSums:
     """The sums over frames [time, dim] of known classes [time]."""
-    wide = frames.astype(float)
     order = np.argsort(classes, kind="stable")
-    found, start = np.unique(classes[order], return_index=True)
-    first = np.zeros((num_classes, frames.shape[1]))
-    if len(found):
-        first[found] = np.add.reduceat(wide[order], start)
-    counts = np.bincount(classes, minlength=num_classes).astype(float)
-    return ScatterSums(counts, first, product(wide.T, wide))
+    bounds = np.searchsorted(classes[order], np.arange(num_classes + 1))
+    size = frames.shape[1]
+    first = np.zeros((num_classes, size))
+    second = np.zeros((num_classes, size, size))
+    for label in np.flatnonzero(np.diff(bounds)):
+        own = frames[order[bounds[label] : bounds[label + 1]]].astype(float)
+        first[label] = own.sum(axis=0)
+        second[label] = product(own.T, own)
+    return ScatterSums(np.diff(bounds).astype(float), first, second)
 
 
 def total(parts: Iterable[ScatterSums]) -> ScatterSums:
     """The sums over all parts, of which there must be one."""
-    first, *rest = parts
-    for part in rest:
-        first = first.plus(part)
-    return first
+    return functools.reduce(ScatterSums.plus, parts)
 
 
 def discriminants(sums: ScatterSums, dimension: int) -> np.ndarray:
@@ -86,4 +89,13 @@ def covariances(sums: ScatterSums) -> tuple[np.ndarray, np.ndarray]:
     seen = sums.frames > 0
     means = sums.first[seen] / sums.frames[seen, None]
     about = (means * sums.frames[seen, None]).T @ means / count
-    return sums.second / count - about, about - np.outer(mean, mean)
+    return sums.second.sum(axis=0) / count - about, about - np.outer(mean, mean)
+
+
+def class_covariances(sums: ScatterSums, projection: np.ndarray) -> np.ndarray:
+    """Of the projected frames of each class, [classes, dimension, dimension]."""
+    count = np.maximum(sums.frames, 1.0)[:, None]
+    mean = sums.first / count
+    about = mean[:, :, None] * mean[:, None, :]
+    covariances = sums.second / count[:, :, None] - about
+    return projection.T @ covariances @ projection

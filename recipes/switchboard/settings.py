@@ -220,10 +220,11 @@ class TriphoneSettings:
             directions that tell the monophones' states apart.
         lda_reach: Frames on each side that these directions are of.
         lda_dimension: How many directions.
+        mllt: Whether their axes are turned so that diagonal covariances fit best.
     """
 
-    num_leaves: int = 1000
-    min_frames: float = 100.0
+    num_leaves: int = 2000
+    min_frames: float = 400.0
     min_gain: float = 0.0
     tie: bool = True
     num_iterations: int = 8
@@ -231,6 +232,7 @@ class TriphoneSettings:
     lda: bool = True
     lda_reach: int = 4
     lda_dimension: int = 40
+    mllt: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,8 +313,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.cores < 1:
             raise ValueError(f"`cores` must be at least 1, got {self.cores}")
-        if not self.run or "/" in self.run or self.run.startswith("."):
-            raise ValueError(f"`run` must be a plain folder name, got {self.run!r}")
+        for name, run in (("run", self.run), ("realign.run", self.realign.run)):
+            if run is not None and (not run or "/" in run or run.startswith(".")):
+                raise ValueError(f"`{name}` must be a plain folder name, got {run!r}")
         if self.states not in STATES:
             raise ValueError(f"`states` must be one of {STATES}, got {self.states!r}")
         if self.realign.run == self.run:

@@ -22,8 +22,15 @@ from lightning_adpsgd.asr.front_end import FrontEnd, spliced
 from lightning_adpsgd.asr.gmm import GaussianMixtures
 from lightning_adpsgd.asr.graphs import TrainingGraphs
 from lightning_adpsgd.asr.growing import TreeOptions, grow
-from lightning_adpsgd.asr.lda import ScatterSums, discriminants, scatter_sums, total
+from lightning_adpsgd.asr.lda import (
+    ScatterSums,
+    class_covariances,
+    discriminants,
+    scatter_sums,
+    total,
+)
 from lightning_adpsgd.asr.lexicon import Lexicon, read_lexicon
+from lightning_adpsgd.asr.mllt import diagonalising
 from lightning_adpsgd.asr.parallel import fork_map, in_order
 from lightning_adpsgd.asr.states import Topology, read_topology, write_topology
 from lightning_adpsgd.asr.store import FrameStore
@@ -145,6 +152,9 @@ def _front_end(settings: Settings, store: FrameStore, phones: Topology) -> Front
     some = evenly(positions, settings.align.max_training_utterances)
     sums = total(in_order(fork_map(work, _shards(some), settings.cores)))
     projection = discriminants(sums, chosen.lda_dimension)
+    if chosen.mllt:
+        covariances = class_covariances(sums, projection)
+        projection = projection @ diagonalising(covariances, sums.frames).T
     return FrontEnd(plain.num_cepstra, reach, projection)
 
 

@@ -7,14 +7,30 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from lightning_adpsgd.asr.corpus import Utterance, write_utterances
+from lightning_adpsgd.asr.corpus import (
+    Utterance,
+    read_utterances,
+    write_utterances,
+)
+from lightning_adpsgd.asr.front_end import FrontEnd
+from lightning_adpsgd.asr.gmm import GaussianMixtures
 from lightning_adpsgd.asr.lexicon import SPECIAL_WORDS, Lexicon, write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
+from lightning_adpsgd.asr.states import phone_runs, read_topology
 from lightning_adpsgd.asr.store import IGNORE, FrameStore, FrameWriter
-from recipes.switchboard.decode_stages import baseline, decode, score
+from recipes.switchboard import realign_stage, triphone_stage
+from recipes.switchboard.decode_stages import Scorer, baseline, decode, score
 from recipes.switchboard.hmm_stages import align, graph
 from recipes.switchboard.pipeline import StageError
-from recipes.switchboard.settings import AlignSettings, DecodeSettings, Settings
+from recipes.switchboard.realign_stage import realign
+from recipes.switchboard.settings import (
+    AlignSettings,
+    DecodeSettings,
+    RealignSettings,
+    Settings,
+    TriphoneSettings,
+)
+from recipes.switchboard.triphone_stage import triphone
 from tests.asr import digits
 
 SPLITS = {"train": 60, "dev": 6, "swb": 5, "ch": 4}
@@ -132,8 +148,119 @@ def test_word_times_lie_within_their_utterances(settings, tmp_path):
         assert float(start) % 10 + float(duration) < 10
 
 
+@pytest.fixture(scope="module")
+def triphones(settings, tmp_path_factory) -> Settings:
+    """The same experiment with a tree, from the labels of `settings` on."""
+    out = tmp_path_factory.mktemp("triphones")
+    (out / "exp").symlink_to(settings.out / "exp")
+    chosen = TriphoneSettings(
+        num_leaves=90,
+        min_frames=40,
+        num_gaussians=150,
+        num_iterations=3,
+        lda_dimension=20,
+    )
+    others = dataclasses.replace(settings, out=out, states="triphone", triphone=chosen)
+    _run(triphone, others, "triphone")
+    return others
+
+
+def test_triphones_label_every_frame_by_their_own_table(triphones):
+    folder = triphones.directory("states")
+    states = json.loads((folder / "states.json").read_text())
+    topology = read_topology(folder / "tree.json")
+    assert folder.name == "triphone"
+    assert states["num_states"] == topology.num_states
+    assert 3 * len(topology.phones) < topology.num_states <= 90
+    labels = np.load(folder / "train" / "labels.npy")
+    counts = np.bincount(labels, minlength=states["num_states"])
+    assert states["counts"] == counts.tolist()
+    mono = np.load(triphones.directory("align") / "train" / "labels.npy")
+    assert (topology.phone_of_state[labels] == mono // 3).mean() > 0.9
+
+
+def test_the_tree_is_made_once_when_its_stage_is_interrupted(
+    triphones, tmp_path, monkeypatch
+):
+    finished = triphones.directory("triphone")
+    for name in ("tree.json", "front_end.npz"):
+        (tmp_path / name).write_bytes((finished / name).read_bytes())
+    monkeypatch.setattr(triphone_stage, "grow", None)  # would fail if it were called
+    triphone(triphones, tmp_path)
+    labels = [np.load(f / "dev" / "labels.npy") for f in (tmp_path, finished)]
+    np.testing.assert_array_equal(*labels)
+
+
+def test_fewer_leaves_than_phones_have_states_stop_the_stage(triphones, tmp_path):
+    few = dataclasses.replace(triphones.triphone, num_leaves=7)
+    with pytest.raises(StageError, match="`num_leaves` must be at least"):
+        triphone(dataclasses.replace(triphones, triphone=few), tmp_path)
+
+
+def test_the_triphones_mixtures_recognise_the_digits(triphones, tmp_path):
+    others = dataclasses.replace(triphones, out=tmp_path)
+    _run(graph, _linked(others, triphones, "graph"), "graph")
+    report = json.loads((_run(baseline, others, "baseline") / "score.json").read_text())
+    assert report["name"] == "triphone GMM"
+    assert report["parts"]["total"]["wer"] < 0.2
+    assert report["frame_accuracy"] > 0.6
+
+
+def _linked(settings: Settings, finished: Settings, without: str) -> Settings:
+    """`settings`, in whose folder the finished stages lie, but for one."""
+    (settings.out / "exp").mkdir()
+    for folder in (finished.out / "exp").iterdir():
+        if folder.name not in (without, "baseline", "decode", "score"):
+            (settings.out / "exp" / folder.name).symlink_to(folder)
+    return settings
+
+
+def test_a_network_that_knows_the_states_labels_as_the_mixtures_do(
+    triphones, tmp_path, monkeypatch
+):
+    mixtures = GaussianMixtures.load(triphones.directory("mixtures") / "gmm.npz")
+    front_end = FrontEnd.load(triphones.directory("mixtures") / "front_end.npz")
+    scorer = mixtures.scorer()
+    # in place of a trained network: what the mixtures say, from the run that is named
+    paths = []
+
+    def network(path: Path) -> Scorer:
+        paths.append(path)
+        return lambda inputs: scorer(front_end(inputs.log_mel.numpy()))
+
+    monkeypatch.setattr(realign_stage, "network", network)
+    asked = dataclasses.replace(triphones, realign=RealignSettings(run="first"))
+    assert asked.directory("states").parts[-2:] == ("realign", "first")
+    realign(asked, tmp_path)
+    assert paths == [triphones.out / "exp" / "train" / "first" / "model.ckpt"]
+    for name in ("states.json", "tree.json"):
+        found, expected = (
+            json.loads((f / name).read_text())
+            for f in (tmp_path, triphones.directory("triphone"))
+        )
+        assert found == expected
+
+
+def test_even_an_untrained_network_labels_the_words_that_were_said(triphones, tmp_path):
+    asked = dataclasses.replace(triphones, realign=RealignSettings(run="untrained"))
+    _save_untrained_model(dataclasses.replace(triphones, run="untrained"))
+    realign(asked, tmp_path)
+    topology = read_topology(tmp_path / "tree.json")
+    labels = tmp_path / "dev" / "labels.npy"
+    store = FrameStore(triphones.directory("features") / "dev", labels)
+    lexicon = digits.lexicon()
+    path = triphones.directory("prepare") / "dev.jsonl"
+    for utterance in read_utterances(path):
+        states = store.labels(store.position(utterance.id)).numpy()
+        said = [topology.phones[phone] for phone in phone_runs(states, topology)[0]]
+        expected = [
+            p for word in utterance.words for p in lexicon.pronunciations[word][0]
+        ]
+        assert [phone for phone in said if phone != "sil"] == expected
+
+
 def _save_untrained_model(settings: Settings) -> None:
-    states = json.loads((settings.directory("align") / "states.json").read_text())
+    states = json.loads((settings.directory("states") / "states.json").read_text())
     model = AcousticModel(
         states["num_states"], num_layers=1, hidden_size=4, bottleneck_size=4
     )

@@ -62,6 +62,32 @@ def test_finished_stages_are_skipped(settings: Settings):
     assert recorder.calls == ["check", "lm", "train"]
 
 
+def test_a_stage_that_is_not_asked_for_is_neither_run_nor_checked(settings: Settings):
+    recorder = Recorder()
+    check, lm, train = recorder.stages()
+    stages = (check, lm._replace(wanted=lambda s: s.seed == 1), train)
+    train_alone = (check, stages[1], train._replace(inputs=("check",)))
+    with pytest.raises(FileNotFoundError):  # train reads what lm did not leave
+        run_stages(settings, train_alone)
+    assert recorder.calls == ["check", "train"]
+    run_stages(dataclasses.replace(settings, seed=1), stages)
+    assert recorder.calls == ["check", "train", "lm", "train"]
+    other = dataclasses.replace(settings, lm=LmSettings(order=2))
+    run_stages(other, stages, first="train", last="train", redo=True)
+    assert recorder.calls[-1] == "train"
+
+
+def test_what_several_stages_can_leave_is_asked_of_the_one_in_question(
+    settings: Settings,
+):
+    check, *_ = Recorder().stages()
+    stages = (check, Stage("graph", "g", check.run, ("states",)))
+    for states, stage in (("monophone", "align"), ("triphone", "triphone")):
+        chosen = dataclasses.replace(settings, states=states)
+        with pytest.raises(StageError, match=f"start with --from {stage}"):
+            run_stages(chosen, stages)
+
+
 def test_a_failed_stage_leaves_no_output_and_can_go_on(settings: Settings):
     recorder = Recorder()
     recorder.failing = {"lm"}

@@ -67,6 +67,29 @@ def test_a_run_must_be_a_folder_name(tmp_path: Path, run: str):
         Settings(corpus=tmp_path, out=tmp_path, run=run)
 
 
+def test_the_run_that_realigns_is_another_one(tmp_path: Path):
+    first = Settings(corpus=tmp_path, out=tmp_path, run="first")
+    with pytest.raises(ValueError, match=r"`realign\.run` must be another run"):
+        override(first, "realign.run=first")
+    with pytest.raises(ValueError, match=r"`realign\.run` must be a plain folder"):
+        override(first, "realign.run=a/b")
+
+
+def test_states_are_those_of_the_last_stage_that_is_asked_for(tmp_path: Path):
+    settings = Settings(corpus=tmp_path, out=tmp_path, run="second")
+    exp = tmp_path / "exp"
+    assert settings.directory("states") == settings.directory("mixtures")
+    assert settings.directory("states") == exp / "align"
+    settings = override(settings, "states=triphone")
+    assert settings.directory("states") == exp / "triphone"
+    settings = override(settings, "realign.run=first")
+    assert settings.directory("states") == exp / "realign" / "first"
+    assert settings.directory("mixtures") == exp / "triphone"
+    assert settings.directory("aligner") == exp / "train" / "first"
+    with pytest.raises(ValueError, match="`states` must be one of"):
+        override(settings, "states=quinphone")
+
+
 def test_the_command_line_becomes_settings(tmp_path: Path):
     words = f"--corpus {tmp_path} --out {tmp_path} --seed 3 --set lm.order=2 --cores 1"
     settings = settings_from(parser().parse_args(words.split()))
