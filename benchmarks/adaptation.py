@@ -50,8 +50,10 @@ def measure(quick: bool = False) -> Report:
         f"{FRAMES} frames of a conversation side at a time.",
         limit="operations per second of a float32 matrix product",
         notes=[
-            "The map of a side is found from its sums in a time that does not depend "
-            "on its frames, and is the row `fMLLR map`, in maps per second.",
+            f"fMLLR sums: of {STATES} states with {PER_STATE} Gaussians each. A side's "
+            "i-vector includes the occupancy of its frames; online i-vectors are one "
+            f"every {PERIOD} frames. A map is found from the sums of a side, however "
+            "many frames they are of.",
         ],
     )
     speed = _product_speed(turns)
@@ -76,7 +78,7 @@ def works() -> Iterator[Work]:
     mixtures = _mixtures(STATES, PER_STATE)
     start = fmllr.identity(DIMS)
     yield Work(
-        f"fMLLR sums, {STATES} states of {PER_STATE} Gaussians",
+        f"fMLLR sums, {STATES} x {PER_STATE} Gaussians",
         lambda: fmllr.accumulate(mixtures, frames, states, start),
         2 * DIMS * ((DIMS + 1) * (DIMS + 2) / 2 + DIMS + 1) + 8 * PER_STATE * DIMS,
     )
@@ -95,12 +97,12 @@ def _ivector_works(frames: np.ndarray, gaussians: int) -> Iterator[Work]:
     solved = _operations_to_solve(gaussians)
     heard = occupancy(ubm, frames)
     yield Work(
-        f"a side's i-vector with its occupancy, {name}",
+        f"a side's i-vector, {name}",
         lambda: model.posterior(heard.counts[None], occupancy(ubm, frames)[1][None]),
         shared + solved / FRAMES,
     )
     yield Work(
-        f"an i-vector every {PERIOD} frames, {name}",
+        f"online i-vectors, {name}",
         lambda: model.online(ubm, frames, PERIOD, model.nothing_heard()),
         shared + solved / PERIOD,
     )

@@ -3,7 +3,7 @@
 Per split it leaves the streams that are asked for, `fmllr/` (a map of the frames to
 where the mixtures expect them) and `ivector/` (who speaks, in a hundred numbers), and
 `report.json`. Both know a training speaker from its transcripts; development and test
-speakers only from what is heard and a first decoding of it.
+speakers only from what is heard, and from decoding it.
 """
 
 from pathlib import Path

@@ -1,8 +1,9 @@
 """fMLLR of every conversation side: the first half of stage `adapt`.
 
 The states of a training side come from the alignment with its transcript. Those of a
-development or test side come from a first decoding with the mixtures of the alignment:
-its words are never looked at, so what a network makes of `dev` holds for the test sets.
+development or test side come from decoding it, with the mixtures of the alignment first
+and then with adapted ones: its words are never looked at, so what a network makes of
+`dev` holds for the test sets.
 Silence says more about the line than about the speaker and is left out of the estimate.
 
 Adapting to mixtures that were trained on unadapted speech asks too much of one map, so
@@ -14,7 +15,7 @@ import functools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,8 +36,8 @@ from recipes.switchboard.speakers import Speaker, Speakers
 
 _MAX_PARTS = 64  # of the training sides, whatever the number of processes
 
-States = Callable[[int], np.ndarray]
-"""From the position of an utterance to its states [time]; negative ones are unknown."""
+Listener = Callable[[Speaker, Sequence[np.ndarray]], Estimate]
+"""From a side and what the mixtures see of its utterances to the side's map."""
 
 
 def make_fmllr(settings: Settings, output: Path) -> dict[str, Any]:
@@ -142,22 +143,19 @@ def _write_split(
     settings: Settings, split: str, folder: Path, mixtures: GaussianMixtures
 ) -> None:
     """Estimates the map of every side and writes what it makes of the frames."""
-    speakers, states = _heard(settings, split)
-    silent, options = _silence(settings), _options(settings)
-    dims = mixtures.mean.shape[1]
+    speakers, listen = _listener(settings, split, mixtures)
     writer = FrameWriter(
         folder / "fmllr",
         speakers.store.ids.tolist(),
         speakers.lengths.tolist(),
-        dims,
+        mixtures.mean.shape[1],
         settings.features.dtype,
     )
     writer.create()
 
     def work(side: Speaker) -> Estimate:
         frames = [speakers.frames(position) for position in side.positions]
-        known = [_without(states(position), silent) for position in side.positions]
-        found = estimate(mixtures, list(zip(frames, known, strict=True)), options)
+        found = listen(side, frames)
         for position, own in zip(side.positions, frames, strict=True):
             writer.put(position, transformed(found.transform, own))
         return found
@@ -191,24 +189,59 @@ def _figures(estimates: Sequence[Estimate]) -> dict[str, Any]:
     }
 
 
-def _heard(settings: Settings, split: str) -> tuple[Speakers, States]:
-    """The sides of a split, and where their states come from."""
+def _listener(
+    settings: Settings, split: str, mixtures: GaussianMixtures
+) -> tuple[Speakers, Listener]:
+    """The sides of a split, and what estimates their maps."""
     if split == "train":
         labels = settings.directory("mixtures") / "train" / "labels.npy"
         speakers = Speakers.of(settings, split, labels)
-        return speakers, lambda position: speakers.store.labels(position).numpy()
-    speakers = Speakers.of(settings, split, None)
-    return speakers, _first_decoding(settings, speakers)
+        return speakers, _with_transcripts(settings, speakers, mixtures)
+    return Speakers.of(settings, split, None), _with_decodings(settings, mixtures)
 
 
-def _first_decoding(settings: Settings, speakers: Speakers) -> States:
+def _with_transcripts(
+    settings: Settings, speakers: Speakers, mixtures: GaussianMixtures
+) -> Listener:
+    silent, options = _silence(settings), _options(settings)
+
+    def listen(side: Speaker, frames: Sequence[np.ndarray]) -> Estimate:
+        labels = (speakers.store.labels(p).numpy() for p in side.positions)
+        known = [_without(states, silent) for states in labels]
+        return estimate(mixtures, list(zip(frames, known, strict=True)), options)
+
+    return listen
+
+
+def _with_decodings(settings: Settings, mixtures: GaussianMixtures) -> Listener:
+    """Decodes as often as `adapt.decodings` says, from the second time on adapted."""
+    silent, options = _silence(settings), _options(settings)
+    decoder, scale = _decoder(settings), settings.adapt.acoustic_scale
+    plain = GaussianMixtures.load(settings.directory("mixtures") / "gmm.npz").scorer()
+    adapted = mixtures.scorer()
+
+    def heard(
+        frames: Sequence[np.ndarray], likelihoods: Iterable[np.ndarray]
+    ) -> Estimate:
+        states = (decoder.states(own, scale) for own in likelihoods)
+        known = [_without(own, silent) for own in states]
+        return estimate(mixtures, list(zip(frames, known, strict=True)), options)
+
+    def listen(side: Speaker, frames: Sequence[np.ndarray]) -> Estimate:
+        found = heard(frames, map(plain, frames))
+        for _ in range(settings.adapt.decodings - 1):
+            moved = [transformed(found.transform, own) for own in frames]
+            found = heard(frames, map(adapted, moved))
+        return found
+
+    return listen
+
+
+def _decoder(settings: Settings) -> Decoder:
     lexicon = read_lexicon(settings.directory("lexicon"))
+    topology = read_topology(settings.directory("mixtures") / "tree.json")
     options = SearchOptions(
         beam=settings.decode.beam, max_active=settings.decode.max_active
     )
     graph = read_graph(settings.directory("graph") / "HCLG.fst")
-    topology = read_topology(settings.directory("mixtures") / "tree.json")
-    decoder = Decoder(graph, lexicon, topology, options)
-    path = settings.directory("mixtures") / "gmm.npz"
-    scorer, scale = GaussianMixtures.load(path).scorer(), settings.adapt.acoustic_scale
-    return lambda position: decoder.states(scorer(speakers.frames(position)), scale)
+    return Decoder(graph, lexicon, topology, options)

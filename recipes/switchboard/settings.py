@@ -199,7 +199,9 @@ class AdaptSettings:
         passes: How often the Gaussians share a side's frames anew.
         min_frames: Fewest frames, silence aside, for a full map of a side.
         min_offset_frames: Fewest for an offset; below that fMLLR changes nothing.
-        acoustic_scale: Of the first decoding, for sides whose words nobody knows.
+        decodings: How often sides whose words nobody knows are decoded: once with the
+            mixtures of the alignment, then with adapted ones.
+        acoustic_scale: Of these decodings.
         num_gaussians: Of the mixture of all speech behind i-vectors.
         max_frames: Frames that this mixture is trained on.
         ivector_dims: Numbers in an i-vector.
@@ -215,6 +217,7 @@ class AdaptSettings:
     passes: int = 3
     min_frames: int = 500
     min_offset_frames: int = 100
+    decodings: int = 2
     acoustic_scale: float = 0.07
     num_gaussians: int = 64
     max_frames: int = 200_000
@@ -229,6 +232,8 @@ class AdaptSettings:
                 f"`streams` must be one of {', '.join(ADAPTED_BY)}, got "
                 f"{self.streams!r}"
             )
+        if self.decodings < 1:
+            raise ValueError(f"`decodings` must be at least 1, got {self.decodings}")
 
     @property
     def fmllr(self) -> bool:

@@ -258,6 +258,23 @@ def test_too_little_speech_for_the_mixture_is_said(settings, tmp_path):
         adapt(other, tmp_path)
 
 
-def test_an_unknown_stream_is_refused():
-    with pytest.raises(ValueError, match="`streams` must be one of none, fmllr"):
-        AdaptSettings(streams="xvectors")
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"streams": "xvectors"}, "`streams` must be one of none, fmllr"),
+        ({"decodings": 0}, "`decodings` must be at least 1, got 0"),
+    ],
+)
+def test_settings_out_of_bounds_are_refused(wrong: dict, problem: str):
+    with pytest.raises(ValueError, match=problem):
+        AdaptSettings(**wrong)
+
+
+def test_a_second_decoding_is_made_with_the_adapted_mixtures(settings, tmp_path):
+    once = dataclasses.replace(ADAPT, streams="fmllr", decodings=1)
+    other = dataclasses.replace(_copied(settings, tmp_path), adapt=once)
+    shutil.rmtree(other.directory("adapt") / "swb")
+    adapt(other, other.directory("adapt"))
+    before, after = (_report(which)["fmllr"]["swb"] for which in (other, settings))
+    assert after["frames"] != before["frames"] or after["after"] > before["after"]
+    assert _bytes(other, "train") == _bytes(settings, "train")

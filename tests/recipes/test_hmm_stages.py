@@ -15,7 +15,7 @@ from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.states import phone_runs, read_topology
 from lightning_adpsgd.asr.store import IGNORE, FrameStore, FrameWriter
 from recipes.switchboard import realign_stage, triphone_stage
-from recipes.switchboard.decode_stages import baseline, decode
+from recipes.switchboard.decode_stages import Scorer, baseline, decode
 from recipes.switchboard.hmm_stages import align, graph
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.realign_stage import realign
@@ -233,11 +233,12 @@ def test_a_network_that_knows_the_states_labels_as_the_mixtures_do(
     scorer = mixtures.scorer()
     # in place of a trained network: what the mixtures say, from the run that is named
     paths = []
-    monkeypatch.setattr(
-        realign_stage,
-        "network",
-        lambda path: paths.append(path) or (lambda frames: scorer(front_end(frames))),
-    )
+
+    def network(path: Path) -> Scorer:
+        paths.append(path)
+        return lambda inputs: scorer(front_end(inputs.log_mel.numpy()))
+
+    monkeypatch.setattr(realign_stage, "network", network)
     asked = dataclasses.replace(triphones, realign=RealignSettings(run="first"))
     assert asked.directory("states").parts[-2:] == ("realign", "first")
     realign(asked, tmp_path)
