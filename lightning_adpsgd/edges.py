@@ -200,10 +200,12 @@ class Edges:
         self._known = there
 
     def _greet(self, member: Member) -> None:
-        if member.incarnation not in self._met:
-            self._met.add(member.incarnation)
-            self.joined += 1
-            _log.info("%s has joined", member)
+        if member.incarnation in self._met:
+            _log.warning("%s is back: what both have learned is averaged", member)
+            return
+        self._met.add(member.incarnation)
+        self.joined += 1
+        _log.info("%s has joined", member)
 
     def _miss(self, member: Member) -> None:
         """Somebody is no longer on the roll."""

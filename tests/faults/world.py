@@ -3,6 +3,7 @@
 They are forked, so that they need not import anything; see `island` for what each does.
 """
 
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -32,10 +33,19 @@ class Step(NamedTuple):
 
 
 class World:
-    """A rendezvous and islands around it; all end with `close`."""
+    """A rendezvous and islands around it; all end with `close`.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._port = folder, _free_port()
+    Args:
+        folder: For diaries and outputs.
+        host: Address of the rendezvous.
+        namespace: Of the network in which it is; empty: that of this process.
+    """
+
+    def __init__(
+        self, folder: Path, host: str = "127.0.0.1", namespace: str = ""
+    ) -> None:
+        self._folder, self._host, self._port = folder, host, _free_port()
+        self._namespace = namespace
         self._processes: dict[str, BaseProcess] = {}
         self.start_rendezvous()
 
@@ -44,14 +54,16 @@ class World:
         return self._folder
 
     def start_rendezvous(self) -> None:
-        arguments = "127.0.0.1", self._port, None
-        self._start("rendezvous", _serve, *arguments[:2])
-        until(self._listens, "the rendezvous")
+        serves = _serve, self._host, self._port
+        self._start("rendezvous", self._namespace, *serves)
+        if not self._namespace:
+            until(self._listens, "the rendezvous")
 
-    def start(self, name: str, steps: int = -1) -> None:
+    def start(self, name: str, steps: int = -1, namespace: str = "") -> None:
         """Starts an island, which may take a while to join."""
-        url = f"tcp://127.0.0.1:{self._port}"
-        self._start(name, _train, url, str(self._folder), name, str(steps))
+        url = f"tcp://{self._host}:{self._port}"
+        trains = _train, url, str(self._folder), name, str(steps)
+        self._start(name, namespace, *trains)
 
     def signal(self, name: str, number: signal.Signals) -> None:
         pid = self._processes[name].pid
@@ -86,21 +98,23 @@ class World:
         for process in self._processes.values():
             process.join(SECONDS)
 
-    def _start(self, name: str, work: Callable[..., None], *arguments: Any) -> None:
+    def _start(self, name: str, namespace: str, *work: Any) -> None:
         context = multiprocessing.get_context("fork")
         path = self._folder / f"{name}.out"
-        process = context.Process(target=_written, args=(path, work, *arguments))
+        process = context.Process(target=_written, args=(path, namespace, *work))
         process.start()
         self._processes[name] = process
 
     def _listens(self) -> bool:
         with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self._port)) == 0
+            return probe.connect_ex((self._host, self._port)) == 0
 
 
 @contextmanager
-def world(folder: Path) -> Iterator[World]:
-    made = World(folder)
+def world(
+    folder: Path, host: str = "127.0.0.1", namespace: str = ""
+) -> Iterator[World]:
+    made = World(folder, host, namespace)
     try:
         yield made
     finally:
@@ -124,13 +138,25 @@ def _train(*arguments: str) -> None:
     island.main(*arguments)
 
 
-def _written(path: Path, work: Callable[..., None], *arguments: Any) -> None:
+def _written(
+    path: Path, namespace: str, work: Callable[..., None], *arguments: Any
+) -> None:
+    if namespace:
+        _enter(namespace)
     with path.open("a", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file
         logging.basicConfig(stream=file, force=True)
         work(*arguments)
+
+
+def _enter(namespace: str) -> None:
+    """Moves this process into another network."""
+    with Path(f"/run/netns/{namespace}").open() as file:
+        # `os.setns` comes with Python 3.12.
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), "setns")
 
 
 def _free_port() -> int:
