@@ -37,8 +37,9 @@ def test_fabric_and_trainer_have_the_same_dials() -> None:
     trainer = arguments_of(HADPSGDStrategy)
     fabric = arguments_of(HADPSGDFabricStrategy)
     assert fabric.items() <= trainer.items()
-    # Whose epochs are those of the Trainer's loop.
-    assert trainer.keys() - fabric.keys() <= {"work_sharing"}
+    # The epochs are those of the Trainer's loop, and so is the time of a save.
+    only_there = {"work_sharing", "islands", "save_in_background"}
+    assert trainer.keys() - fabric.keys() <= only_there
 
 
 @pytest.mark.parametrize(
