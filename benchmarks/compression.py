@@ -6,6 +6,8 @@ left and to the right. Only what travels differs. The control sends float32 to t
 learners on the same batches. The loss is held-out, of the mean of all.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -122,5 +124,6 @@ class Edge:
         for end, weights in enumerate((first, second)):
             mine, theirs = messages[end].clone(), messages[1 - end].clone()
             change = torch.empty_like(weights)
-            if self._codecs[end].change(mine, theirs, change, place=0):
+            square = self._codecs[end].change(mine, theirs, change, place=0)
+            if math.isfinite(square):
                 weights.add_(change, alpha=0.5)

@@ -2,7 +2,9 @@
 
 The limit sends a vector both ways at once over one TCP connection, one thread for each
 direction, with buffers that are allocated beforehand. `exchange` is the engine: ask,
-cross each chunk, average it into the communication side at both ends.
+cross each chunk, average it into the communication side at both ends; once over Gloo
+and once over the links of islands. Checksums are timed where they are taken, in the
+midst of an exchange, and stand beside a copy of the vector within memory.
 """
 
 import itertools
@@ -14,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,15 +26,19 @@ from torch.multiprocessing.spawn import spawn
 
 from benchmarks.results import Report, Row
 from benchmarks.timing import Spread, print_row, take_turns
+from lightning_adpsgd import exchange
 from lightning_adpsgd.gossip import Gossip, GossipOptions
+from lightning_adpsgd.links import Address, Credentials, Facts, LinkTransport
 from lightning_adpsgd.mixing import Schedule
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.topology import find_topology
-from lightning_adpsgd.transport import DistributedTransport
+from lightning_adpsgd.transport import DistributedTransport, Transport
 
 SIZES = (1_000_000, 43_154_944)
 REPETITIONS, WARMUPS = 9, 2
 LIMIT = "socket, both ways (the limit)"
+OVER_GLOO, OVER_LINKS = "exchange", "exchange, over links"
+COPY, SUMS = "copy within memory", "checksums of both messages"
 TIMEOUT = timedelta(minutes=1)
 
 
@@ -84,7 +91,7 @@ def exchange_once(engine: Gossip, schedule: Schedule, rounds: Iterator[int]) -> 
 
 
 def time_exchanges(
-    transport: DistributedTransport, vector: torch.Tensor, repetitions: int
+    transport: Transport, vector: torch.Tensor, repetitions: int
 ) -> Spread:
     """Seconds of an exchange that learner 0 asks for, its merge included."""
     schedule = Schedule(find_topology("ring"), num_super_learners=2)
@@ -103,16 +110,68 @@ def time_exchanges(
     return seconds
 
 
+@contextmanager
+def linked(index: int, folder: Path, name: str) -> Iterator[LinkTransport]:
+    """The two processes, joined as islands are; in a subfolder of that name."""
+    facts = Facts(index, f"process {index}", "benchmark", model="")
+    transport = LinkTransport(facts, Credentials(), size=2)
+    ready = threading.Event()
+    listener = transport.listen(Address("127.0.0.1", 0), lambda *_: ready.set())
+    unfinished = folder / f"{name}-{index}.partial"
+    unfinished.write_text(str(listener.address))
+    unfinished.rename(folder / f"{name}-{index}")
+    dist.barrier()
+    address = (folder / f"{name}-{1 - index}").read_text()
+    transport.connect(1 - index, Address.parse(address))
+    assert ready.wait(TIMEOUT.total_seconds())
+    yield transport
+    dist.barrier()
+    listener.close()
+    transport.close()
+
+
+class Stopwatch:
+    """Processor time of the checksums that exchanges take while it runs."""
+
+    def __init__(self) -> None:
+        self.seconds, self._checksum = 0.0, exchange.checksum
+
+    def __enter__(self) -> "Stopwatch":
+        exchange.checksum = self._timed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        exchange.checksum = self._checksum
+
+    def _timed(self, payload: torch.Tensor) -> int:
+        begin = time.thread_time()
+        found = self._checksum(payload)
+        self.seconds += time.thread_time() - begin
+        return found
+
+
 def measure_size(
-    transport: DistributedTransport, wire: Wire, num_elements: int, repetitions: int
+    transport: DistributedTransport,
+    wire: Wire,
+    folder: Path,
+    num_elements: int,
+    repetitions: int,
 ) -> dict[str, Spread]:
     """Seconds of each way on vectors of this length; of use in learner 0 alone."""
     outgoing, incoming = torch.randn(num_elements), torch.empty(num_elements)
     works = {
         LIMIT: lambda: wire.cross(outgoing, incoming),
+        COPY: lambda: incoming.copy_(outgoing),
     }
     seconds = take_turns(works, repetitions, WARMUPS)
-    seconds["exchange"] = time_exchanges(transport, outgoing, repetitions)
+    seconds[OVER_GLOO] = time_exchanges(transport, outgoing, repetitions)
+    with (
+        linked(transport.index, folder, f"address-{num_elements}") as links,
+        Stopwatch() as watch,
+    ):
+        seconds[OVER_LINKS] = time_exchanges(links, outgoing, repetitions)
+    mean = watch.seconds / (repetitions + WARMUPS)
+    seconds[SUMS] = Spread(mean, mean, mean)
     return seconds
 
 
@@ -124,7 +183,9 @@ def work(index: int, folder: Path, repetitions: int) -> None:
     group = dist.new_group([0, 1], timeout=TIMEOUT, backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
     transport, wire = DistributedTransport(group), Wire(index, folder)
-    found = {size: measure_size(transport, wire, size, repetitions) for size in SIZES}
+    found = {
+        size: measure_size(transport, wire, folder, size, repetitions) for size in SIZES
+    }
     if index == 0:
         (folder / "found.json").write_text(json.dumps(found))
     wire.close()
@@ -132,12 +193,38 @@ def work(index: int, folder: Path, repetitions: int) -> None:
 
 
 def rows(num_elements: int, seconds: dict[str, Spread]) -> Iterator[Row]:
-    for name, taken in seconds.items():
+    for name in (LIMIT, OVER_GLOO, OVER_LINKS):
+        taken = seconds[name]
         rate = taken.per(4 * num_elements / 1e9)
         ratio = seconds[LIMIT].median / taken.median
         print_row(f"{num_elements:>10,} {name}", f"{rate:.2f} GB/s", f"{ratio:.2f}")
         case = {"elements": f"{num_elements:,}", "way": name}
         yield Row(case, rate, "GB/s", ratio, details={"ms": 1e3 * taken.median})
+    yield checksum_row(num_elements, seconds)
+
+
+def checksum_row(num_elements: int, seconds: dict[str, Spread]) -> Row:
+    """Two sums read as many bytes as a copy moves: one vector goes, one comes."""
+    ratio = seconds[COPY].median / seconds[SUMS].median
+    share = 100 * seconds[SUMS].median / seconds[OVER_LINKS].median
+    at_a_gigabit = 100 * seconds[SUMS].median / (32 * num_elements / 1e9)
+    rate = seconds[SUMS].per(8 * num_elements / 1e9)
+    print_row(
+        f"{num_elements:>10,} {SUMS}", f"{rate:.2f} GB/s", f"{share:.1f}% of exchange"
+    )
+    return Row(
+        {"elements": f"{num_elements:,}", "way": SUMS},
+        rate,
+        "GB/s",
+        ratio,
+        "a copy within memory",
+        table="Checksums",
+        details={
+            "ms": 1e3 * seconds[SUMS].median,
+            "% of the exchange over links": share,
+            "% of an exchange at 1 Gbit/s": at_a_gigabit,
+        },
+    )
 
 
 def measure(quick: bool = False) -> Report:

@@ -44,6 +44,7 @@ class Dials:
     timeout: timedelta
     work_sharing: bool = False
     islands: str | None = None
+    max_reloads: int | None = 3
 
     def __post_init__(self) -> None:
         communications = ("sync", "delay_by_one", "async")
@@ -57,6 +58,10 @@ class Dials:
             raise ValueError(f"`cpu_share` must be in (0, 1], got {self.cpu_share}")
         if self.link_budget is not None and self.link_budget <= 0:
             raise ValueError(f"`link_budget` must be positive, got {self.link_budget}")
+        if self.max_reloads is not None and self.max_reloads < 0:
+            raise ValueError(
+                f"`max_reloads` must be at least 0, got {self.max_reloads}"
+            )
         if self.timeout.total_seconds() <= 0:
             raise ValueError(f"`timeout` must be positive, got {self.timeout}")
         for name in ("super_learner_size", "gossip_every", "max_staleness"):

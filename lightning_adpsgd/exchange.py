@@ -13,14 +13,15 @@ the papers. Who meets whom is decided in `gossip`.
 
 Each message carries checksums of its parts (`messages`), and each end's verdict on what
 it received follows two messages later, or in a closing word. A part that one end could
-not take, because it arrived damaged or is not finite, the other end takes back, so that
-the sum of the two stays what it was.
+not take, because it arrived damaged, is not finite or too far away, the other end takes
+back, so that the sum of the two stays what it was.
 
 Weights on a GPU are read, encoded and averaged there, on the stream of the calling
 thread; only messages come to the host, into pinned memory.
 """
 
 import itertools
+import math
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -31,8 +32,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_adpsgd.disagreement import Disagreement
 from lightning_adpsgd.messages import (
     DAMAGED,
+    FAR,
     FINE,
     NOT_FINITE,
     Damaged,
@@ -67,12 +70,23 @@ class Outcome(NamedTuple):
         bytes_sent: Payload of this end.
         first_step: Optimizer steps that the weights had seen which were read first.
         damaged: Parts left out because they arrived damaged at one end.
+        near: Whether the two ends were as near as they usually are (`disagreement`);
+            what was not is left out.
+        mine: Whether it was this end's weights that were not finite, or that were the
+            larger ones of two that were too far apart.
     """
 
     finite: bool
     bytes_sent: int
     first_step: int
     damaged: int = 0
+    near: bool = True
+    mine: bool = False
+
+    @property
+    def merged(self) -> bool:
+        """Whether all was taken that arrived as it was sent."""
+        return self.finite and self.near
 
 
 class Position(NamedTuple):
@@ -184,6 +198,7 @@ class Lane:
         self._replica, self._buffers = replica, buffers
         self._gain, self._timeout = gain, timeout
         self._codecs = codecs_of(replica, wire_dtype)
+        self._disagreement, self._is_to_blame = Disagreement(), False
         # A word, a number and what guards them.
         self._mine, self._theirs = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
 
@@ -258,6 +273,7 @@ class Lane:
     def _exchange(
         self, greeting: list[Pending], pacer: Pacer, ended: threading.Event | None
     ) -> Outcome:
+        self._is_to_blame = False
         with self._buffers.lent() as (pairs, room):
             landed: deque[_Landed] = deque()
             turns = zip(self._replica.chunks, itertools.cycle(pairs), strict=False)
@@ -271,7 +287,8 @@ class Lane:
                 done += self._land(crossing, landed, room)
             self._end_greeting(greeting)  # nobody has, where there are no weights
             done += self._close(landed, room)
-        return _total(done)
+        self._disagreement.end()
+        return _total(done, self._is_to_blame)
 
     def _end_greeting(self, greeting: list[Pending]) -> None:
         for pending in greeting:
@@ -297,9 +314,8 @@ class Lane:
         if ended is not None and delay > 0:
             ended.wait(delay)
         step = self._replica.step
-        self._encode(codec, chunk, going, room)
-        to_host(going.here, going.host)
-        write_seal(going.seal, [*map(checksum, going.parts_on_host), *verdicts])
+        sums = self._encode(codec, going, room)
+        write_seal(going.seal, [*sums, *verdicts])
         # Receives before sends: Gloo's notice that a receive is ready would otherwise
         # queue behind the payload and halve the bandwidth.
         pending = [
@@ -308,15 +324,24 @@ class Lane:
         ]
         return _Crossing(codec, going, coming, pending, step)
 
-    def _encode(self, codec: Codec, chunk: Chunk, going: Message, room: Tensor) -> None:
-        if going.here.dtype == chunk.dtype:  # it travels as it is
-            with self._replica.guard:
-                chunk.read(going.here)
-            return
+    def _encode(self, codec: Codec, going: Message, room: Tensor) -> list[int]:
+        """Writes the payload; returns the checksums of its parts."""
+        sums = []
         for part, message in going.by_part:
-            weights = _room_for(part, room)
-            with self._replica.guard:
-                part.read(weights)
+            self._encode_part(codec, part, message, room)
+            if going.here is going.host:  # the part is still in the core's cache
+                sums.append(checksum(message))
+        to_host(going.here, going.host)
+        return sums or [checksum(message) for message in going.parts_on_host]
+
+    def _encode_part(
+        self, codec: Codec, part: Part, message: Tensor, room: Tensor
+    ) -> None:
+        travels_as_it_is = message.dtype == part.dtype
+        weights = message if travels_as_it_is else _room_for(part, room)
+        with self._replica.guard:
+            part.read(weights)
+        if not travels_as_it_is:
             codec.encode(weights, message, part.place)
 
     def _land(
@@ -342,20 +367,41 @@ class Lane:
     ) -> int:
         if checksum(crossing.coming.parts_on_host[number]) != word:
             return DAMAGED
-        return self._add(crossing, number, 1, room)
+        # It looks at the change, so that on a GPU the coming message is free now.
+        verdict = self._judge(crossing, number, self._change(crossing, number, room))
+        if verdict == FINE:
+            self._add(crossing, number, 1, room)
+        return verdict
 
-    def _add(self, crossing: "_Crossing", number: int, sign: int, room: Tensor) -> int:
+    def _judge(self, crossing: "_Crossing", number: int, square: float) -> int:
+        """Both ends see the same messages, and come to the same verdict."""
+        is_finite, distance = math.isfinite(square), math.sqrt(abs(square))
+        if is_finite and not self._disagreement.is_unusual(distance):
+            return FINE
+        mine, theirs = (
+            crossing.codec.norm(message.by_part[number][1])
+            for message in (crossing.going, crossing.coming)
+        )
+        if is_finite and not self._disagreement.is_far(distance, mine, theirs):
+            return FINE
+        # Squares overflow sooner than weights do.
+        if mine > theirs or not math.isfinite(mine):
+            self._is_to_blame = True
+        return FAR if is_finite else NOT_FINITE
+
+    def _change(self, crossing: "_Crossing", number: int, room: Tensor) -> float:
+        """Writes what the peer has more than this end; the sum of its squares."""
         part, mine = crossing.going.by_part[number]
         theirs = crossing.coming.by_part[number][1]
         change = _room_for(part, room)
-        # It looks at the change, so that on a GPU the coming message is free now.
-        if not crossing.codec.change(mine, theirs, change, part.place):
-            return NOT_FINITE
+        return crossing.codec.change(mine, theirs, change, part.place)
+
+    def _add(self, crossing: "_Crossing", number: int, sign: int, room: Tensor) -> None:
+        part, _ = crossing.going.by_part[number]
         numbers = int(self._mine[1]), int(self._theirs[1])
         weight = exchange_weight(self._gain, *numbers)
         with self._replica.guard:
-            part.add(change, sign * weight)
-        return FINE
+            part.add(_room_for(part, room), sign * weight)
 
     def _settle(
         self, landed: "_Landed", theirs: Sequence[int], room: Tensor
@@ -366,6 +412,7 @@ class Lane:
             if pair[0] == FINE != pair[1]:
                 part_message = crossing.going.by_part[number][1]
                 crossing.codec.restore(part_message, crossing.coming.by_part[number][1])
+                self._change(crossing, number, room)
                 self._add(crossing, number, -1, room)
         verdicts = [max(pair) for pair in zip(mine, theirs, strict=True)]
         return _Settled(verdicts, crossing.going.host.nbytes, crossing.step)
@@ -431,11 +478,13 @@ def _room_for(part: Part, room: Tensor) -> Tensor:
     return room.view(part.dtype)[: len(part)]
 
 
-def _total(settled: list[_Settled]) -> Outcome:
+def _total(settled: list[_Settled], is_to_blame: bool) -> Outcome:
     verdicts = [verdict for one in settled for verdict in one.verdicts]
     return Outcome(
         NOT_FINITE not in verdicts,
         sum(one.bytes_sent for one in settled),
         min((one.step for one in settled), default=0),
         verdicts.count(DAMAGED),
+        FAR not in verdicts,
+        is_to_blame,
     )

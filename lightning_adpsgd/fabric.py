@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, final
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.launchers.multiprocessing import (
     _MultiProcessingLauncher,
@@ -23,17 +24,19 @@ from lightning.fabric.strategies.launchers.subprocess_script import (
     _SubprocessScriptLauncher,
 )
 from lightning.fabric.strategies.strategy import _BackwardSyncControl
-from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_adpsgd.checkpoint_io import WholeCheckpointIO
 from lightning_adpsgd.compatibility import check_device
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import DEFAULT_TIMEOUT, CommunicationName, Dials
-from lightning_adpsgd.job import NAMESPACE, Job, has_peers, set_up_job
+from lightning_adpsgd.fresh import FreshState
+from lightning_adpsgd.generators import generator_states, set_generator_states
+from lightning_adpsgd.job import NAMESPACE, Job, has_peers, learner_of, set_up_job
 from lightning_adpsgd.mixing import Order, Statistics
 from lightning_adpsgd.topology import TopologyLike, find_topology
 
@@ -72,10 +75,15 @@ class HADPSGDFabricStrategy(DDPStrategy):
             where they compete with the training for cores; elsewhere there is no bound.
         max_staleness: In "async", steps after which a learner without a completed
             exchange waits for one; none: it never waits.
+        max_reloads: In "async", how often a super-learner of one whose weights turn
+            infinite, not a number or far too large goes on from a peer's, with a fresh
+            optimizer, before it ends with an error; none: it goes on as it is, and
+            its peers leave it out.
         after_evaluation: "restore" puts the local weights back at the end of
             `consensus`, "adopt" goes on from the mean.
-        save_learners: Whether a checkpoint also holds each super-learner's weights and
-            optimizer state, so that a resume with as many goes on from there.
+        save_learners: Whether a checkpoint also holds what each learner is made of, so
+            that a resume with as many goes on from there: weights, optimizer state,
+            generators, round of gossip. The place in the epoch is the program's.
         seed: For topologies drawn at random; the same in all learners.
         timeout: For how long a peer may say nothing before it counts as lost, and of
             every collective; by default 5 minutes, and 30 for those of Lightning.
@@ -100,6 +108,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
         link_budget: float | None = None,
         cpu_share: float = 0.1,
         max_staleness: int | None = None,
+        max_reloads: int | None = 3,
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,
         seed: int = 0,
@@ -121,6 +130,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
             link_budget=link_budget,
             cpu_share=cpu_share,
             max_staleness=max_staleness,
+            max_reloads=max_reloads,
             after_evaluation=after_evaluation,
             save_learners=save_learners,
             seed=seed,
@@ -133,6 +143,19 @@ class HADPSGDFabricStrategy(DDPStrategy):
     @override
     def register_strategies(cls, strategy_registry: Any) -> None:
         """Names are registered by `lightning_adpsgd.registration`."""
+
+    @property
+    @override
+    def checkpoint_io(self) -> CheckpointIO:
+        """What reads and writes checkpoints; by default `WholeCheckpointIO`."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = WholeCheckpointIO()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    @override
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
 
     # --- the shape of the job
 
@@ -223,7 +246,9 @@ class HADPSGDFabricStrategy(DDPStrategy):
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Begins to communicate for the modules whose weights it changes."""
+        fresh = FreshState(optimizer)
         for job in self._jobs_of(optimizer):
+            job.on_reload = partial(_both, job.on_reload, fresh.restore)
             if not job.running:
                 job.start()
         self._optimizers.append(optimizer)
@@ -295,25 +320,27 @@ class HADPSGDFabricStrategy(DDPStrategy):
         """The super-learners of each job, in learner 0."""
         self._meet("checkpoint of learners")
         return [
-            job.gather_learners([o.state_dict() for o in self._optimizers_of(job)])
+            job.gather_learners(
+                [o.state_dict() for o in self._optimizers_of(job)],
+                {"generators": generator_states(self.root_device)},
+            )
             for job in self._running()
         ]
 
     def _restore_learner(self, job: Job, learners: list[Any]) -> None:
-        if len(learners) != self.num_super_learners:
-            rank_zero_info(
-                f"The checkpoint holds {len(learners)} super-learners and this job has "
-                f"{self.num_super_learners}: all start from their mean."
-            )
+        size = self.super_learner_size
+        learner = learner_of(learners, self.global_rank, self.world_size, size)
+        if learner is None:
             return
-        learner = learners[self.global_rank // self.super_learner_size]
         job.enter_consensus("load of learners")
-        job.restore_weights(learner)
+        job.restore_learner(learner)
         job.leave_consensus(adopt=True)
         for optimizer, saved in zip(
             self._optimizers_of(job), learner["states"], strict=True
         ):
             optimizer.load_state_dict(saved)
+        if "generators" in learner["own"]:
+            set_generator_states(learner["own"]["generators"], self.root_device)
 
     # --- collectives: all learners come, however far apart they are
 
@@ -504,6 +531,11 @@ def _cloned(value: Any) -> Any:
 
 def _is_world(group: Any) -> bool:
     return group is None or group is dist.group.WORLD
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()
 
 
 def _nothing() -> None:

@@ -1,11 +1,15 @@
 """Files that are never seen half written."""
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
+from uuid import uuid4
+
+_UNFINISHED = ".unfinished"
 
 
 @contextmanager
@@ -25,7 +29,81 @@ def written_whole(path: Path, newline: str | None = None) -> Iterator[TextIO]:
     os.replace(partial, path)
 
 
+@contextmanager
+def kept_on_disk(path: Path) -> Iterator[BinaryIO]:
+    """A file to write bytes into that becomes `path` at the end, and is on the disk.
+
+    After an error, a kill or a power failure at any point `path` is what it was before,
+    or the new file; never a part of it, never nothing. What a kill leaves in the folder
+    is removed by the next call for any file of that folder.
+
+    Args:
+        path: Its folder is made if there is none.
+
+    Raises:
+        OSError: The disk is full, or the folder cannot be written to.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path.parent)
+    file = _open_locked(path)
+    unfinished = Path(file.name)
+    try:
+        with file:
+            yield file
+            file.flush()
+            # Before the new name: a name may reach the disk sooner than the bytes.
+            os.fsync(file.fileno())
+            os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def remove_leftovers(folder: Path) -> list[Path]:
+    """Removes the files that writers have left unfinished who were killed.
+
+    Who writes holds a lock on the file, which the system takes from the dead, on
+    whatever machine they were.
+
+    Returns:
+        What was removed.
+    """
+    return [p for p in folder.glob(f".*{_UNFINISHED}") if _removed_if_left(p)]
+
+
 def write_json(path: Path, value: Any) -> None:
     """Writes a value as JSON, whole or not at all."""
     with written_whole(path) as file:
         json.dump(value, file, indent=1)
+
+
+def _open_locked(path: Path) -> BinaryIO:
+    while True:
+        name = f".{path.name}.{uuid4().hex[:8]}{_UNFINISHED}"
+        file = path.with_name(name).open("xb")
+        with suppress(OSError):  # not every file system knows locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        # Somebody who removes leftovers may have come between the two.
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()
+
+
+def _removed_if_left(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+    except OSError:  # in use, gone meanwhile, or a file system without locks
+        return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems refuse it
+            os.fsync(number)
+    finally:
+        os.close(number)

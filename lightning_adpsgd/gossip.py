@@ -22,12 +22,13 @@ and go, and the loss of one ends its two threads and nothing else. This module d
 nothing about optimizers and knows nothing of Lightning.
 """
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -48,6 +49,7 @@ from lightning_adpsgd.exchange import (
     Position,
     Pulled,
 )
+from lightning_adpsgd.health import Health, SickLearner
 from lightning_adpsgd.mixing import Communication, Order, Schedule, Statistics, Tally
 from lightning_adpsgd.node import Node, ShardMerge
 from lightning_adpsgd.pacing import CoreShare, Pacer
@@ -56,6 +58,8 @@ from lightning_adpsgd.protocol import UnderWay, due_round
 from lightning_adpsgd.replica import Replica, as_real
 from lightning_adpsgd.streams import side_stream
 from lightning_adpsgd.transport import PeerLost, Transport, lane_of
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,9 @@ class GossipOptions:
         cpu_share: Of a learner's processor time, what exchanges may take where the
             training thread has to queue for a core; 1: whatever they need.
         chunk_elements: Elements per message.
+        max_reloads: How often a learner whose weights went astray may go on from those
+            of a peer; none: it never does, and is left out.
+        on_reload: Called by the training thread when it has done so.
     """
 
     order: Order = "step_then_average"
@@ -86,6 +93,8 @@ class GossipOptions:
     link_budget: float | None = None
     cpu_share: float = 1.0
     chunk_elements: int = 1 << 20
+    max_reloads: int | None = 3
+    on_reload: Callable[[], None] = lambda: None
 
 
 class _Asking:
@@ -120,6 +129,7 @@ class Gossip(Communication):
       time, and by the training thread in a merge.
     - `_tally`, `_ages`, `_under_way`, `_paused`, `_last_exchange_step`,
       `_last_steps` (by peer): counters.
+    - `_health`; `_refusing`: peers whose weights are being left out.
     - `_asking`, `_answering`: by peer, what the thread that asks it, and the one that
       answers it, is told; `_threads`: all that run.
     - `_error`: written by the first thread that fails, read by the training thread.
@@ -184,6 +194,7 @@ class Gossip(Communication):
         self._under_way, self._paused = UnderWay(), False
         self._hurry, self._leaving = threading.Event(), threading.Event()
         self._error: BaseException | None = None
+        self._health, self._refusing = Health(), set[int]()
 
     @override
     def start(self) -> None:
@@ -282,6 +293,15 @@ class Gossip(Communication):
         """Writes what is like a snapshot in the place of w, and nothing else."""
         self._replica.spread(values, self._shards)
 
+    @property
+    @override
+    def step_and_round(self) -> tuple[int, int]:
+        return self._step, self._step // self._options.every
+
+    @override
+    def go_on_from(self, step: int, round: int) -> None:
+        self._step = self._last_exchange_step = self._replica.step = step
+
     @override
     def before_update(self) -> None:
         self._replica.updating = True
@@ -296,6 +316,8 @@ class Gossip(Communication):
             self._merge()
         self._take_up()
         self._replica.updating = False
+        if self._health.illness is not None:
+            self._recover(self._health.illness)
         self._wait_if_too_stale()
         if (round := due_round(self._step, self._options.every)) is not None:
             self._call_round(round)
@@ -419,6 +441,46 @@ class Gossip(Communication):
             self._ages.clear()
         finally:
             self._state.release()
+
+    def _recover(self, illness: str) -> None:
+        limit, done = self._options.max_reloads, self._tally.reloads
+        # The learners of a larger super-learner would have to agree on the step.
+        if limit is None or self._node.size > 1:
+            return
+        me = f"the weights of super-learner {self._transport.index} {illness}"
+        if done == limit:
+            raise SickLearner(
+                f"{me} at its step {self._step}, after {done} reloads from its peers "
+                f"(`max_reloads={limit}`): look at its data and its device, or lower "
+                "the learning rate"
+            )
+        peer, values = self._healthy_weights(me)
+        self._replica.put(values)
+        with self._state:
+            self._health = Health(self._step)
+            self._tally.reloads += 1
+        _log.warning(
+            "%s at its step %d: it goes on from those of super-learner %d and with a "
+            "fresh optimizer (reload %d of %d)",
+            *(me, self._step, peer, done + 1, limit),
+        )
+        self._options.on_reload()
+
+    def _healthy_weights(self, what: str) -> tuple[int, list[Tensor]]:
+        """Of the first peer that has any; the one last heard of is asked first."""
+        with self._state:
+            peers = sorted(self._last_steps, key=self._last_steps.__getitem__)[::-1]
+        for peer in peers:
+            with suppress(PeerLost, TimeoutError):
+                pulled = self.pull(peer).result(self._options.timeout.total_seconds())
+                if all(bool(torch.isfinite(value).all()) for value in pulled.values):
+                    return peer, pulled.values
+            self.raise_if_failed()
+        raise SickLearner(
+            f"{what} at its step {self._step}, and none of its peers {peers} has "
+            "finite ones: training has diverged; lower the learning rate or lengthen "
+            "its warm-up"
+        )
 
     def _call_round(self, round: int) -> None:
         for peer in self.circle.asks(round):
@@ -605,13 +667,29 @@ class Gossip(Communication):
 
     def _count_exchange(self, peer: int, outcome: Outcome) -> None:
         self._tally.bytes_sent += outcome.bytes_sent
-        self._tally.exchanges += outcome.finite
-        self._tally.refused += not outcome.finite
+        self._tally.exchanges += outcome.merged
+        self._tally.refused += not outcome.merged
+        self._tally.far += not outcome.near
+        self._health.note(outcome)
+        self._warn_once(peer, outcome)
         self._tally.damaged += outcome.damaged
         self._last_exchange_step = self._step
         if peer in self._last_steps:
             self._last_steps[peer] = self._step
         self._ages.append(outcome.first_step)
+
+    def _warn_once(self, peer: int, outcome: Outcome) -> None:
+        if outcome.merged:
+            self._refusing.discard(peer)
+        elif not outcome.mine and peer not in self._refusing:
+            self._refusing.add(peer)
+            _log.warning(
+                "super-learner %d leaves out what super-learner %d sends: its weights "
+                "are %s",
+                self._transport.index,
+                peer,
+                "far too large" if outcome.finite else "infinite or not a number",
+            )
 
     def _is_idle(self) -> bool:
         return not self._under_way.total()

@@ -144,6 +144,7 @@ class Island(Communication):
         self._store = store or HashStore()
         self.position, self.started_from = Position(), None
         self.membership = self._make_membership()
+        self._begun = (0, 0)
         self._gossip: Gossip | None = None
         self._edges: Edges | None = None
         self._transport: LinkTransport | None = None
@@ -169,6 +170,15 @@ class Island(Communication):
         )
         return membership
 
+    @property
+    @override
+    def step_and_round(self) -> tuple[int, int]:
+        return self._engine.step_and_round
+
+    @override
+    def go_on_from(self, step: int, round: int) -> None:
+        self._begun = (step, round)
+
     # --- from start to end
 
     @override
@@ -193,6 +203,7 @@ class Island(Communication):
             on_left=self._edges.on_left,
         )
         self._gossip.position = lambda: self.position
+        self._gossip.go_on_from(*self._begun)
         self._edges.attend(self._gossip)
         self._gossip.start()
         self._listen(transport)

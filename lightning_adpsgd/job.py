@@ -13,7 +13,6 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.utilities import move_data_to_device
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -39,6 +38,7 @@ from lightning_adpsgd.mixing import (
 )
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import FlatParameters
+from lightning_adpsgd.plain import gather_plain, number_from_learner_0
 from lightning_adpsgd.rendezvous import Place
 from lightning_adpsgd.startup import check_same_layout
 from lightning_adpsgd.streams import side_stream, wait_for_stream
@@ -93,7 +93,8 @@ def set_up_job(module: nn.Module, dials: Dials, super_learner_size: int) -> "Job
     """
     dials.topology.check_size(dist.get_world_size() // super_learner_size)
     flat = FlatParameters(module, shards=super_learner_size)
-    store, rank, num_learners = _own_store(), dist.get_rank(), dist.get_world_size()
+    rank, num_learners = dist.get_rank(), dist.get_world_size()
+    store = _own_store(flat.device)
     layout = flat.layout()
     check_same_layout(store, rank, num_learners, layout, dials.start_patience)
     on_device = _mixes_on_device(dials, super_learner_size, flat.device)
@@ -117,6 +118,44 @@ def _mixes_on_device(dials: Dials, size: int, device: torch.device) -> bool:
     return fits and has_nccl(device)
 
 
+def by_super_learner(learners: list[Any], size: int) -> list[dict[str, Any]]:
+    """What all learners keep, for a checkpoint: `own` of each, the rest of the first.
+
+    Args:
+        learners: By rank.
+        size: N.
+    """
+    return [
+        {
+            **{name: value for name, value in first.items() if name != "own"},
+            "learners": [one["own"] for one in learners[n * size : (n + 1) * size]],
+        }
+        for n, first in enumerate(learners[::size])
+    ]
+
+
+def learner_of(
+    saved: list[Any], rank: int, num_learners: int, super_learner_size: int
+) -> dict[str, Any] | None:
+    """What `Job.gather_learners` kept of one learner.
+
+    Returns:
+        None where the job that saved had another S or N, which is said once.
+    """
+    size, num_super_learners = super_learner_size, num_learners // super_learner_size
+    # Before version 0.2 a checkpoint kept nothing of each learner.
+    sizes = [len(group.get("learners") or [None] * size) for group in saved]
+    if sizes != [size] * num_super_learners:
+        rank_zero_info(
+            f"The checkpoint holds {len(saved)} super-learners of {max(sizes)} and "
+            f"this job has {num_super_learners} of {size}: all start from their mean."
+        )
+        return None
+    group, place = divmod(rank, size)
+    own = (saved[group].get("learners") or [{}] * size)[place]
+    return {**saved[group], "own": own}
+
+
 @final
 class Job:
     """One learner's part in a job; made by `set_up_job`, driven by the training thread.
@@ -132,6 +171,10 @@ class Job:
         groups: The process groups of this learner.
         store: Keys of this job alone, shared by all learners.
         coordinator: Watches already.
+
+    Attributes:
+        on_reload: Called when the weights were replaced by those of a peer, because
+            they had gone astray.
     """
 
     def __init__(
@@ -154,7 +197,9 @@ class Job:
         self._communication: Communication | None = None
         self._consensus: ConsensusModel | None = None
         self._statistics: Statistics | None = None
+        self._restored_position: tuple[int, int] | None = None
         self._closed = False
+        self.on_reload: Callable[[], None] = lambda: None
 
     # --- what it is, and what it has done
 
@@ -223,6 +268,9 @@ class Job:
         self._ties.renew()
         self.flat.check_views()
         communication = self._make_communication()
+        if self._restored_position is not None:
+            communication.go_on_from(*self._restored_position)
+            self._restored_position = None
         island = communication if isinstance(communication, Island) else None
         self._consensus = ConsensusModel(
             self.flat,
@@ -364,29 +412,45 @@ class Job:
 
     # --- what a checkpoint keeps of each super-learner
 
-    def gather_learners(self, optimizer_states: list[Any]) -> list[Any]:
-        """Weights and optimizer states of every super-learner; a collective.
+    def gather_learners(
+        self, optimizer_states: list[Any], own: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """All that the super-learners and their learners are made of; a collective.
+
+        Args:
+            optimizer_states: Equal within a super-learner.
+            own: Of this learner alone; plain data.
 
         Returns:
-            What `restore_weights` and an optimizer take, in the order of the
-            super-learners, in learner 0; nothing of use elsewhere.
+            What `learner_of` takes, in the order of the super-learners, in learner 0;
+            nothing elsewhere.
         """
-        learners: list[Any] = [None] * self._num_learners
-        mine = {"weights": self._local_weights(), "states": optimizer_states}
-        # Unpickled, a tensor of a GPU comes to the GPU of that number, if there is one.
-        mine = move_data_to_device(mine, torch.device("cpu"))
-        first = self._rank % self._super_learner_size == 0
-        target = learners if self._rank == 0 else None
-        dist.gather_object(mine if first else None, target)
-        return learners[:: self._super_learner_size]
+        mine: dict[str, Any] = {"own": dict(own or {})}
+        if self._rank % self._super_learner_size == 0:
+            mine |= {"weights": self._local_weights(), "states": optimizer_states}
+            mine |= {"position": self._position()}
+        all_learners = gather_plain(mine, self.flat.device)
+        return by_super_learner(all_learners or [], self._super_learner_size)
 
     @torch.no_grad()
-    def restore_weights(self, learner: Mapping[str, Any]) -> None:
-        """Takes up the weights of one super-learner that `gather_learners` gave."""
+    def restore_learner(self, learner: Mapping[str, Any]) -> None:
+        """Takes up the weights and the round that `learner_of` gave."""
         for vector, weights in zip(self.flat.vectors, learner["weights"], strict=True):
             vector.copy_(weights)
+        position = learner.get("position")
+        if self._communication is None:
+            self._restored_position = position
+        elif position is not None:
+            self._communication.go_on_from(*position)
 
     # --- private
+
+    def _reloaded(self) -> None:
+        self.on_reload()
+
+    def _position(self) -> tuple[int, int]:
+        assert self._communication is not None
+        return self._communication.step_and_round
 
     def _local_weights(self) -> list[Tensor]:
         kept = self._consensus.local_weights if self._consensus is not None else None
@@ -410,7 +474,8 @@ class Job:
             dials.seed,
         )
         if dials.communication == "async":
-            options, lost_peer = _options(dials), self.failures.lost_peer
+            options = _options(dials, self._reloaded)
+            lost_peer = self.failures.lost_peer
             return Gossip(vectors, transport, node, schedule, options, lost_peer)
         mixer = RoundMixer(vectors, transport, node, schedule, dials.timeout)
         if dials.communication == "sync":
@@ -423,7 +488,7 @@ class Job:
             self.flat.vectors,
             Place.parse(url),
             Schedule(dials.topology, 1, dials.mixing_gain, dials.seed),
-            _options(dials),
+            _options(dials, self._reloaded),
             self.flat.layout(),
             Credentials.from_environment(os.environ),
             Node(self.groups.shards),
@@ -431,7 +496,7 @@ class Job:
         )
 
 
-def _options(dials: Dials) -> GossipOptions:
+def _options(dials: Dials, on_reload: Callable[[], None]) -> GossipOptions:
     return GossipOptions(
         order=dials.effective_order,
         every=dials.gossip_every,
@@ -440,6 +505,8 @@ def _options(dials: Dials) -> GossipOptions:
         cpu_share=dials.cpu_share,
         max_staleness=dials.max_staleness,
         timeout=dials.timeout,
+        max_reloads=dials.max_reloads,
+        on_reload=on_reload,
     )
 
 
@@ -470,15 +537,9 @@ def _take_weights_of_learner_0(module: nn.Module) -> None:
     _sync_module_states(module, world, _BROADCAST_BYTES, 0, ignored)
 
 
-def _own_store() -> Store:
+def _own_store(device: torch.device) -> Store:
     root = dist.distributed_c10d._get_default_store()
     # Each job of a process group has keys of its own.
     count = PrefixStore(NAMESPACE, root)
-    run = _from_learner_0(count.add("runs", 1) if dist.get_rank() == 0 else None)
-    return PrefixStore(f"{NAMESPACE}/{run}", root)
-
-
-def _from_learner_0(value: Any) -> Any:
-    box = [value]
-    dist.broadcast_object_list(box, 0)
-    return box[0]
+    run = count.add("runs", 1) if dist.get_rank() == 0 else 0
+    return PrefixStore(f"{NAMESPACE}/{number_from_learner_0(run, device)}", root)

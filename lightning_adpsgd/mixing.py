@@ -100,7 +100,8 @@ class Statistics(NamedTuple):
         bytes_sent: Payload sent to other super-learners by this learner.
         exposed_seconds: Time that the training thread waited for communication.
         staleness: Optimizer steps between snapshot and merge, and how often.
-        refused: Received vectors that were not finite and therefore left out.
+        refused: Averages from which something was left out, because it was not finite
+            or too far away.
         damaged: Parts of vectors left out because they arrived damaged.
         peer_ages: For each super-learner that this one exchanges with asynchronously,
             optimizer steps since the last completed exchange, or since the start.
@@ -117,6 +118,8 @@ class Statistics(NamedTuple):
     staleness: dict[int, int]
     refused: int
     peer_ages: dict[int, int]
+    far: int = 0
+    reloads: int = 0
     members: int = 0
     joined: int = 0
     lost: int = 0
@@ -134,6 +137,8 @@ class Tally:
     staleness: dict[int, int] = field(default_factory=dict)
     refused: int = 0
     peer_ages: dict[int, int] = field(default_factory=dict)
+    far: int = 0
+    reloads: int = 0
     damaged: int = 0
 
     def snapshot(self) -> Statistics:
@@ -155,6 +160,15 @@ class Communication(ABC):
     @abstractmethod
     def start(self) -> None:
         """Begins to communicate; the weights are equal in all super-learners."""
+
+    @property
+    @abstractmethod
+    def step_and_round(self) -> tuple[int, int]:
+        """Optimizer steps, and rounds of the schedule begun: what comes next."""
+
+    @abstractmethod
+    def go_on_from(self, step: int, round: int) -> None:
+        """Counts on from another's `step_and_round`; before the start."""
 
     @abstractmethod
     def before_update(self) -> None:
@@ -237,6 +251,7 @@ class Mixer(Protocol):
 
     tally: Tally
     device: torch.device
+    round: int
 
     def statistics(self) -> Statistics:
         """What was done so far."""
@@ -298,7 +313,7 @@ class RoundMixer:
         self._staged = self._whole if self._where == self.device else self._stage()
         self._taken, self._mixed_mark = Mark(self.device), Mark(self.device)
         self._buffers: dict[tuple[torch.dtype, int, int], Tensor] = {}
-        self._round = 0
+        self.round = 0
         self._refused = torch.zeros((), dtype=torch.int64, device=self._where)
         self.tally = Tally()
 
@@ -317,9 +332,9 @@ class RoundMixer:
         self._taken.follow()
         for place, snapshot in zip(self._first_places(), self._snapshots, strict=True):
             to_host(place, snapshot)
-        part = self._schedule.part(self._transport.index, self._round)
-        post = self._post_mean if self._schedule.is_mean(self._round) else self._post
-        self._round += 1
+        part = self._schedule.part(self._transport.index, self.round)
+        post = self._post_mean if self._schedule.is_mean(self.round) else self._post
+        self.round += 1
         posted = (post(n, chunk, part) for n, chunk in enumerate(self._chunks))
         landed = [self._land(crossing, part) for crossing in one_behind(posted)]
         self.tally.exchanges += 1
@@ -427,6 +442,15 @@ class AtBoundary(Communication):
     def start(self) -> None:
         """There is nothing to start: averaging happens in the training thread."""
 
+    @property
+    @override
+    def step_and_round(self) -> tuple[int, int]:
+        return self._step, self._mixer.round
+
+    @override
+    def go_on_from(self, step: int, round: int) -> None:
+        self._step, self._mixer.round = step, round
+
     @override
     def before_update(self) -> None:
         """The average comes after the update."""
@@ -505,12 +529,22 @@ class BehindGradient(Communication):
         self._worker = worker or Worker("adpsgd-average", mixer.device)
         self._round: Future[None] | None = None
         # Steps, counted so that a round is launched whenever `every` divides them.
-        self._step = int(from_start)
+        self._step, self._goes_on = int(from_start), False
 
     @override
     def start(self) -> None:
-        if self._step:
+        if self._step and not self._goes_on:
             self._launch_if_due()
+
+    @property
+    @override
+    def step_and_round(self) -> tuple[int, int]:
+        return self._step, self._mixer.round
+
+    @override
+    def go_on_from(self, step: int, round: int) -> None:
+        # The round in flight was joined before the checkpoint was written.
+        self._step, self._mixer.round, self._goes_on = step, round, True
 
     @override
     def before_update(self) -> None:

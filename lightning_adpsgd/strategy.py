@@ -17,19 +17,22 @@ from typing import Any, Literal, TypeVar
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
+from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning_utilities.core.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from lightning_adpsgd import averages, clocks, pruning, signals
+from lightning_adpsgd import averages, clocks, last_good, pruning, signals
 from lightning_adpsgd.catching_up import batch_size, catch_up
+from lightning_adpsgd.checkpoint_io import WholeCheckpointIO
 from lightning_adpsgd.compatibility import (
     check_ddp_arguments,
     check_island,
@@ -39,16 +42,30 @@ from lightning_adpsgd.compatibility import (
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import DEFAULT_TIMEOUT, CommunicationName, Dials
 from lightning_adpsgd.exchange import Position
-from lightning_adpsgd.job import NAMESPACE, Job, has_peers, set_up_job
+from lightning_adpsgd.fresh import FreshState
+from lightning_adpsgd.job import (
+    NAMESPACE,
+    Job,
+    by_super_learner,
+    has_peers,
+    learner_of,
+    set_up_job,
+)
 from lightning_adpsgd.mixing import Order, Statistics
+from lightning_adpsgd.places import PlaceInEpoch
+from lightning_adpsgd.plain import gather_plain
 from lightning_adpsgd.rendezvous import ENVIRONMENT_VARIABLE
 from lightning_adpsgd.sampling import Place
+from lightning_adpsgd.saving import SaveThread, uploads_checkpoints
 from lightning_adpsgd.startup import Seats, check_start, open_store
 from lightning_adpsgd.topology import TopologyLike, find_topology
 from lightning_adpsgd.work_sharing import WorkSharing
 
 _EPOCH = f"{NAMESPACE}/epoch"
 """What a checkpoint keeps of a shared epoch."""
+
+_SAMPLES = f"{NAMESPACE}/samples"
+"""In a checkpoint: samples that all learners together have trained on."""
 
 _Broadcast = TypeVar("_Broadcast")
 
@@ -102,10 +119,18 @@ class HADPSGDStrategy(DDPStrategy):
             where they compete with the training for cores; elsewhere there is no bound.
         max_staleness: In "async", steps after which a learner without a completed
             exchange waits for one; none: it never waits.
+        max_reloads: In "async", how often a super-learner of one whose weights turn
+            infinite, not a number or far too large goes on from a peer's, with a fresh
+            optimizer, before it ends with an error; none: it goes on as it is, and
+            its peers leave it out.
         after_evaluation: "restore" puts the local weights back after an evaluation of
             the mean, "adopt" goes on from the mean.
-        save_learners: Whether a checkpoint also holds each super-learner's weights and
-            optimizer state, so that a resume with as many goes on from there.
+        save_learners: Whether a checkpoint also holds what each learner is made of, so
+            that a resume with as many goes on exactly: weights, optimizer state,
+            schedules, generators, place in the epoch, round of gossip.
+        save_in_background: Whether training goes on while learner 0 writes a
+            checkpoint, at the cost of one more copy of it in the host's memory; for
+            callbacks the file is there when the next save begins, or the training ends.
         seed: For topologies drawn at random; the same in all learners.
         timeout: For how long a peer may say nothing before it counts as lost, and of
             every collective; by default 5 minutes, and 30 for those of Lightning.
@@ -138,8 +163,10 @@ class HADPSGDStrategy(DDPStrategy):
         link_budget: float | None = None,
         cpu_share: float = 0.1,
         max_staleness: int | None = None,
+        max_reloads: int | None = 3,
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,
+        save_in_background: bool = True,
         seed: int = 0,
         timeout: timedelta | None = None,
         work_sharing: bool = False,
@@ -160,6 +187,7 @@ class HADPSGDStrategy(DDPStrategy):
             link_budget=link_budget,
             cpu_share=cpu_share,
             max_staleness=max_staleness,
+            max_reloads=max_reloads,
             after_evaluation=after_evaluation,
             save_learners=save_learners,
             seed=seed,
@@ -173,7 +201,12 @@ class HADPSGDStrategy(DDPStrategy):
         self._saved_epoch: Mapping[str, Any] | None = None
         self._decides = False
         self._saved_learner: Mapping[str, Any] | None = None
+        self._saved_samples = 0
+        self._place: PlaceInEpoch | None = None
         self._statistics: Statistics | None = None
+        self._saves_in_background = save_in_background
+        self._save_thread = SaveThread()
+        self._fresh: list[FreshState] = []
         self.last_consensus: Consensus | None = None
 
     @classmethod
@@ -210,7 +243,28 @@ class HADPSGDStrategy(DDPStrategy):
         """What this learner's communication has done; none if nothing communicates."""
         return self._job.statistics() if self._job is not None else self._statistics
 
+    @property
+    @override
+    def checkpoint_io(self) -> CheckpointIO:
+        """What reads and writes checkpoints; by default `WholeCheckpointIO`."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = WholeCheckpointIO()
+        elif isinstance(self._checkpoint_io, _WrappingCheckpointIO):
+            # Kept if the user has given it one.
+            self._checkpoint_io.checkpoint_io = WholeCheckpointIO()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    @override
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
+
     # --- set-up and end
+
+    @override
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        last_good.choose_when_launched(self._launcher)
 
     @override
     def setup_environment(self) -> None:
@@ -224,6 +278,9 @@ class HADPSGDStrategy(DDPStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         gossips = self._has_peers()
         alone = self.world_size == 1
+        if trainer.state.fn == TrainerFn.FITTING and self._dials.save_learners:
+            # Before optimizers, which may ask for the number of batches.
+            self._keep_place(trainer)
         if trainer.state.fn != TrainerFn.FITTING or not (gossips or alone):
             super().setup(trainer)
             return
@@ -244,6 +301,13 @@ class HADPSGDStrategy(DDPStrategy):
         self.setup_optimizers(trainer)
         self.setup_precision_plugin()
         _optimizers_to_device(self.optimizers, self.root_device)
+        self._fresh = [FreshState(optimizer) for optimizer in self.optimizers]
+        if self._job is not None:
+            self._job.on_reload = self._begin_optimizers_anew
+
+    def _begin_optimizers_anew(self) -> None:
+        for state in self._fresh:
+            state.restore()
 
     def _has_peers(self) -> bool:
         if self._dials.islands is None:
@@ -281,11 +345,13 @@ class HADPSGDStrategy(DDPStrategy):
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
+        if self._place is not None:
+            self._place.begin()
+        saved, self._saved_learner = self._saved_learner, None
         if self._job is None:
             return
-        if self._saved_learner is not None:
-            self._job.restore_weights(self._saved_learner)
-            self._saved_learner = None
+        if saved is not None:
+            self._job.restore_learner(saved)
         if self._work_sharing is not None:
             self._work_sharing.check_loaders()
         trainer = self._trainer_or_none()
@@ -296,6 +362,7 @@ class HADPSGDStrategy(DDPStrategy):
 
     def _end_run(self, trainer: pl.Trainer) -> None:
         """Ends in the consensus model before any hook sees the end of training."""
+        self._save_thread.wait()
         if self._job is not None and self._job.running:
             self.last_consensus = self._job.finish()
             averages.average_copies(trainer)
@@ -319,13 +386,20 @@ class HADPSGDStrategy(DDPStrategy):
 
     @override
     def teardown(self) -> None:
+        try:
+            self._stop_saving()
+        finally:
+            self._tear_down()
+
+    def _tear_down(self) -> None:
         if self._job is not None:
             self._job.close()
             self._statistics = self._job.statistics()
             self._job = None
-        if self._work_sharing is not None:
-            self._work_sharing.remove()
-            self._work_sharing = None
+        for installed in (self._place, self._work_sharing):
+            if installed is not None:
+                installed.remove()
+        self._work_sharing = self._place = None
         trainer = self._trainer_or_none()
         if trainer is not None:
             signals.restore(trainer)
@@ -333,7 +407,17 @@ class HADPSGDStrategy(DDPStrategy):
             averages.restore(trainer)
             pruning.restore(trainer)
             vars(trainer.fit_loop).pop("on_run_end", None)
+        self._fresh.clear()
         super().teardown()
+
+    def _stop_saving(self) -> None:
+        """Waits until all is on the disk; an error of it hides none of the training."""
+        try:
+            self._save_thread.stop()
+        except Exception as error:
+            if not self._interrupted():
+                raise
+            rank_zero_warn(str(error))
 
     # --- the step
 
@@ -345,6 +429,8 @@ class HADPSGDStrategy(DDPStrategy):
                 self._note(batch)
         if self._work_sharing is not None:
             self._work_sharing.begin_batch()
+        if self._place is not None:
+            self._place.count(batch)
         super().on_train_batch_start(batch, batch_idx)
 
     @override
@@ -406,12 +492,52 @@ class HADPSGDStrategy(DDPStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        if self._dials.save_learners and self._job and not self._interrupted():
-            states = [self.optimizer_state(optimizer) for optimizer in self.optimizers]
-            checkpoint[NAMESPACE] = self._job.gather_learners(states)
+        # Without optimizer states it is a file of weights, and nobody resumes from it.
+        whole = "optimizer_states" in checkpoint and not self._interrupted()
+        if self._place is not None and whole:
+            learners = self._all_learners(checkpoint, self._place)
+            checkpoint[NAMESPACE] = learners
+            own = (one for group in learners for one in group["learners"])
+            checkpoint[_SAMPLES] = sum(one["place"]["num_samples"] for one in own)
         if self._work_sharing is not None and not self._interrupted():
             checkpoint[_EPOCH] = self._work_sharing.state()
-        super().save_checkpoint(checkpoint, filepath, storage_options)
+        if not self._writes_beside(filepath):
+            self._drain()
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+        elif self.is_global_zero:
+            save = self.checkpoint_io.save_checkpoint
+            write = partial(save, path=filepath, storage_options=storage_options)
+            self._save_thread.save(checkpoint, filepath, write)
+
+    @override
+    def load_checkpoint(
+        self, checkpoint_path: Any, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        self._drain()
+        return super().load_checkpoint(checkpoint_path, weights_only)
+
+    @override
+    def remove_checkpoint(self, filepath: Any) -> None:
+        # Not before what takes its place is on the disk.
+        if self.is_global_zero:
+            remove = self.checkpoint_io.remove_checkpoint
+            self._save_thread.afterwards(partial(remove, filepath))
+
+    def _writes_beside(self, filepath: Any) -> bool:
+        trainer = self._trainer_or_none()
+        if trainer is None or trainer.state.fn != TrainerFn.FITTING:
+            return False
+        if self._interrupted() or not self._saves_in_background:
+            return False
+        # Of SLURM's checkpoint the job's end is next, and some loggers read the file.
+        at_signal = os.path.basename(filepath).startswith("hpc_ckpt_")
+        return not (at_signal or uploads_checkpoints(trainer.loggers))
+
+    def _drain(self) -> None:
+        if self._interrupted():
+            self._stop_saving()
+        else:
+            self._save_thread.wait()
 
     @override
     def load_model_state_dict(
@@ -419,21 +545,35 @@ class HADPSGDStrategy(DDPStrategy):
     ) -> None:
         super().load_model_state_dict(checkpoint, strict)
         self._saved_epoch = checkpoint.get(_EPOCH)
-        learners = checkpoint.get(NAMESPACE) or ()
-        if len(learners) == self.num_super_learners:
-            index = self.global_rank // self.super_learner_size
-            self._saved_learner = learners[index]
-        elif learners:
-            rank_zero_info(
-                f"The checkpoint holds {len(learners)} super-learners and this job has "
-                f"{self.num_super_learners}: all start from their mean."
-            )
+        self._saved_samples = checkpoint.get(_SAMPLES, 0)
+        self._saved_learner = self._learner_of(checkpoint)
+        if self._saved_learner is not None:
+            # What Lightning restores next.
+            assert isinstance(checkpoint, dict)
+            checkpoint["optimizer_states"] = self._saved_learner["states"]
+            checkpoint.update(self._saved_learner["own"].get("lightning", {}))
 
-    @override
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        saved = self._saved_learner
-        states = checkpoint if saved is None else {"optimizer_states": saved["states"]}
-        super().load_optimizer_state_dict(states)
+    def _learner_of(self, checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
+        module, saved = self.lightning_module, checkpoint.get(NAMESPACE)
+        if not saved or module is None or module.trainer.state.fn != TrainerFn.FITTING:
+            return None
+        size = self.super_learner_size
+        return learner_of(saved, self.global_rank, self.world_size, size)
+
+    def _all_learners(
+        self, checkpoint: Mapping[str, Any], place: PlaceInEpoch
+    ) -> list[Any]:
+        # Learners may have made different numbers of steps.
+        names = ("loops", "lr_schedulers", type(self.precision_plugin).__qualname__)
+        lightning = {name: checkpoint[name] for name in names if name in checkpoint}
+        own = {"lightning": lightning, "place": place.state()}
+        states = checkpoint["optimizer_states"]
+        if self._job is not None:
+            return self._job.gather_learners(states, own)
+        mine = {"states": states, "own": own}
+        return by_super_learner(
+            gather_plain(mine, self.root_device) or [], self.world_size
+        )
 
     # --- collectives and their scope
 
@@ -518,6 +658,14 @@ class HADPSGDStrategy(DDPStrategy):
     def _shares_work(self, trainer: pl.Trainer) -> bool:
         # A `fast_dev_run` is a fixed number of batches for each learner.
         return self._dials.work_sharing and not getattr(trainer, "fast_dev_run", False)
+
+    def _keep_place(self, trainer: pl.Trainer) -> None:
+        saved = self._saved_learner["own"] if self._saved_learner else {}
+        self._place = PlaceInEpoch(trainer, self.root_device, saved.get("place"))
+        if self._saved_learner is None and self.is_global_zero:
+            # With other learners no count is anybody's own; their sum stays.
+            self._place.num_samples = self._saved_samples
+        self._place.install()
 
     def _share_work(self, trainer: pl.Trainer, job: Job) -> WorkSharing:
         super_learner, learner = divmod(self.global_rank, self.super_learner_size)

@@ -62,11 +62,20 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> bool:
+    def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> float:
         """Writes what they have more than I, [n]; may overwrite their message.
 
         Returns:
-            Whether both messages were of finite weights; if not, `into` is useless.
+            The sum of its squares; infinite or not a number, and then `into` useless,
+            unless both messages were of finite weights.
+        """
+
+    @abstractmethod
+    def norm(self, message: Tensor) -> float:
+        """Of the weights that a message is about, or a bound of it.
+
+        Infinite or not a number exactly if the weights were. It may be asked for
+        after `change`, and of any message of this codec's kind.
         """
 
     @abstractmethod
@@ -93,12 +102,17 @@ class Cast(Codec):
         message.copy_(weights)
 
     @override
-    def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> bool:
+    def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> float:
         if theirs.dtype == into.dtype:
             torch.sub(theirs, mine, out=into)
         else:
             into.copy_(theirs).sub_(mine)
-        return math.isfinite(into.sum().item())
+        return torch.dot(into, into).item()
+
+    @override
+    def norm(self, message: Tensor) -> float:
+        # Not in half precision, whose squares overflow, nor in one that did.
+        return torch.linalg.vector_norm(message, dtype=torch.float64).item()
 
     @override
     def restore(self, mine: Tensor, theirs: Tensor) -> None:
@@ -150,7 +164,7 @@ class Lattice(Codec):
         residues.copy_(points)  # the conversion to bytes wraps around
 
     @override
-    def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> bool:
+    def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> float:
         my_sums, my_exponents, my_least, my_residues = _fields(mine)
         sums, exponents, least, residues = _fields(theirs)
         # The bytes wrap around, and so the nearest of all possible differences is left.
@@ -172,7 +186,16 @@ class Lattice(Codec):
             fits,
             agreed,
         )
-        return bool(torch.isfinite(into.sum())) and not _is_lost(least, my_least)
+        is_lost = _is_lost(least, my_least)
+        return math.inf if is_lost else torch.dot(into, into).item()
+
+    @override
+    def norm(self, message: Tensor) -> float:
+        least = _fields(message)[2]
+        if _is_lost(least, least):
+            return math.inf
+        largest = _power(least.int() + _PRECISION_BITS, torch.float64)
+        return math.sqrt(BLOCK) * torch.linalg.vector_norm(largest).item()
 
     @override
     def restore(self, mine: Tensor, theirs: Tensor) -> None:

@@ -1,5 +1,6 @@
 """One lane, both ends in threads: what an exchange does to two replicas."""
 
+import math
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -159,7 +160,7 @@ def exchange_in_one_thread(ends: list[End]) -> None:
     ):
         (codec,) = end.lane._codecs.values()
         change = torch.empty(5, dtype=each.dtype)
-        assert codec.change(mine.clone(), theirs.clone(), change, 0)
+        assert math.isfinite(codec.change(mine.clone(), theirs.clone(), change, 0))
         each.add(change, 0.5)
         end.replica.merge_all()
 
@@ -267,7 +268,9 @@ def test_what_one_end_alone_finds_not_finite_is_left_out_at_both(
     ends = two_ends(torch.zeros(4), torch.ones(4), chunk_elements=2)
     (codec,) = ends[1].lane._codecs.values()
     plain = codec.change
-    monkeypatch.setattr(codec, "change", lambda *args: plain(*args) and args[-1] != 1)
+    monkeypatch.setattr(
+        codec, "change", lambda *args: plain(*args) if args[-1] != 1 else math.nan
+    )
     outcomes = exchange(ends)
     assert [outcome.finite for outcome in outcomes] == [False, False]
     assert ends[0].weights.tolist() == [0.5, 0.5, 0.0, 0.0]

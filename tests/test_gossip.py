@@ -347,7 +347,7 @@ def test_one_learner_alone_in_the_world_is_idle() -> None:
 def test_a_diverged_learner_is_refused_counted_and_not_spread() -> None:
     rows = random_rows(3)
     rows[0, 3] = float("inf")
-    vectors, gossips = engines(rows, "ring")
+    vectors, gossips = engines(rows, "ring", max_reloads=None)
     with running(gossips):
         for _ in range(4):
             for vector, gossip in zip(vectors, gossips, strict=True):

@@ -17,6 +17,9 @@ NAME = "lightning_adpsgd"
 # From the ground up: a module imports only those before it.
 CORE = (
     "files",
+    "checkpoint_files",
+    "generators",
+    "plain",
     "matrices",
     "shares",
     "given",
@@ -39,7 +42,9 @@ CORE = (
     "mixing",
     "circle",
     "protocol",
+    "disagreement",
     "exchange",
+    "health",
     "gossip",
     "rendezvous",
     "membership",
@@ -63,6 +68,11 @@ CORE = (
     "catching_up",
     "averages",
     "pruning",
+    "checkpoint_io",
+    "last_good",
+    "saving",
+    "fresh",
+    "places",
     "strategy",
     "checkpoints",
     "fabric",
@@ -286,3 +296,26 @@ def test_no_module_delays_its_annotations() -> None:
     """`from __future__ import annotations` would switch the shape checks off."""
     for path in PACKAGE.rglob("*.py"):
         assert "__future__" not in set(imports(path)), path
+
+
+# Whoever can write to a socket or a file must not be able to run code here.
+UNPICKLING = re.compile(
+    r"(pickle|dill|cloudpickle|marshal|shelve)\.(loads?|open|Unpickler)$"
+    r"|gather_object$|_object_list$|^torch\.load$"
+)
+# What they read is restricted by `weights_only`, unless a caller has said otherwise.
+LOADERS = ("checkpoint_files.py", "plain.py")
+
+
+def test_nothing_unpickles_what_comes_from_a_network_or_a_file() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        calls = (
+            node
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Call) and UNPICKLING.search(ast.unparse(node.func))
+        )
+        for call in calls:
+            where = f"{path}:{call.lineno}"
+            assert path.name in LOADERS, where
+            (allowed,) = (k.value for k in call.keywords if k.arg == "weights_only")
+            assert ast.unparse(allowed) in ("True", "weights_only"), where

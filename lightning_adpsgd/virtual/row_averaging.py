@@ -71,7 +71,7 @@ class RowMixer:
         if has_streams(self.device):  # no cache is worth as many launches
             self._length = max(matrix.shape[1] for matrix in matrices)
         self._changes = [self._room(matrix) for matrix in matrices]
-        self._round, self._waiting = 0, set[int]()
+        self.round, self._waiting = 0, set[int]()
         size = schedule.num_super_learners
         self._refused = torch.zeros(size, dtype=torch.bool, device=self.device)
         self._num_refused = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -95,7 +95,7 @@ class RowMixer:
                     stretch.add_(change)
             row_bytes = matrix.shape[1] * changes.dtype.itemsize
             self.tally.bytes_sent += self._bytes_of(row_bytes)
-        self._round += 1
+        self.round += 1
         self._num_refused += self._refused.sum()
         self.tally.exchanges += self._schedule.num_super_learners
 
@@ -123,7 +123,7 @@ class RowMixer:
         return torch.zeros(len(matrix), length, dtype=dtype, device=matrix.device)
 
     def _mix(self, rows: Tensor, mixing: Tensor, into: Tensor) -> None:
-        if self._schedule.is_mean(self._round):
+        if self._schedule.is_mean(self.round):
             torch.sub(rows.mean(0), rows, out=into).mul_(self._schedule.gain)
             self._refused |= leave_out_if_not_finite(into)
             return
@@ -132,21 +132,21 @@ class RowMixer:
             if math.isfinite(into.sum().item()):
                 return
         # Row for row: in a product, what is not a number becomes everybody's.
-        parts, own = parts_of(self._schedule, self._round), list(rows)
+        parts, own = parts_of(self._schedule, self.round), list(rows)
         for i, (part, change) in enumerate(zip(parts, into, strict=True)):
             average(own, part.takes, change)
             self._refused[i] |= keep_change(change, own[i], self._schedule.gain)
 
     def _mixing(self) -> Tensor:
         """``(T_gamma - 1)^T`` of this round."""
-        mixing = with_gain(self._schedule.mixing(self._round), self._schedule.gain)
+        mixing = with_gain(self._schedule.mixing(self.round), self._schedule.gain)
         return (mixing - identity(len(mixing))).T
 
     def _bytes_of(self, row_bytes: int) -> int:
         """What all rows send in this round."""
-        if self._schedule.is_mean(self._round):  # a ring all-reduce
+        if self._schedule.is_mean(self.round):  # a ring all-reduce
             return 2 * row_bytes * (self._schedule.num_super_learners - 1)
-        parts = parts_of(self._schedule, self._round)
+        parts = parts_of(self._schedule, self.round)
         others = (len({*part.gives} - {i}) for i, part in enumerate(parts))
         return row_bytes * sum(others)
 
@@ -314,7 +314,8 @@ class Exchanges:
         # A codec that remembers must see the messages at both ends, and the first one
         # may overwrite this.
         kept = self._copy_of(theirs) if asked[dtype].remembers else None
-        finite = asker[dtype].change(mine, theirs, change, part.place)
+        square = asker[dtype].change(mine, theirs, change, part.place)
+        finite = math.isfinite(square)
         if finite:
             part.add(change, exchange.weight)
             # The change of the other end is the opposite, to the last bit.

@@ -1,0 +1,208 @@
+"""A checkpoint's file: an ordinary one of torch that tells whether it is whole.
+
+`torch.save` writes a zip archive. The comment of the archive, at its very end, holds
+here the SHA-256 of all that comes before, so that the sum goes wherever the file goes,
+and whoever reads archives of torch reads this one. Other people's checkpoints have no
+such comment; of these the CRC-32 of each record is checked, which torch writes and does
+not read. Nothing is unpickled here that torch's `weights_only` does not allow, unless
+the caller says so.
+"""
+
+import hashlib
+import os
+import pickle
+import zipfile
+from typing import Any, BinaryIO, Protocol
+
+import torch
+
+_MARK = b"lightning_adpsgd sha256 "
+_SUM_LENGTH = 64  # hexadecimal digits
+_COMMENT_LENGTH = len(_MARK) + _SUM_LENGTH
+_LENGTH = _COMMENT_LENGTH.to_bytes(2, "little")
+_ARCHIVE, _END = b"PK\x03\x04", b"PK\x05\x06"
+_END_LENGTH = 22  # bytes of the record that ends an archive without a comment
+_BLOCK = 1 << 20
+
+
+class DamagedCheckpoint(RuntimeError):
+    """A checkpoint's file is not what was written."""
+
+
+class UnsafeCheckpoint(pickle.UnpicklingError):
+    """A checkpoint holds objects whose loading can run code."""
+
+
+class _Sink(Protocol):
+    def write(self, data: Any, /) -> int: ...
+
+
+def write_checkpoint(checkpoint: Any, file: _Sink) -> None:
+    """Writes what `torch.save` writes, with a checksum; the file need not seek.
+
+    Raises:
+        OSError: As the file's `write` raises it.
+    """
+    writer = _SummingWriter(file)
+    try:
+        torch.save(checkpoint, writer)  # pyright: ignore[reportArgumentType]
+    except RuntimeError:
+        # After an error of `write` torch tries to end the archive and fails once more.
+        if writer.error is not None:
+            raise writer.error from None
+        raise
+    writer.finish()
+
+
+def check_checkpoint(file: BinaryIO, name: str) -> None:
+    """Reads a checkpoint to its end and compares its checksum.
+
+    A file of torch's old format, before 1.6, has nothing to compare and passes.
+
+    Args:
+        file: Can seek.
+        name: For the message.
+
+    Raises:
+        DamagedCheckpoint: Names the file and what is wrong with it.
+    """
+    size = file.seek(0, os.SEEK_END)
+    end = _read_from(file, max(0, size - _END_LENGTH - _COMMENT_LENGTH))
+    if end[-_COMMENT_LENGTH:].startswith(_MARK):
+        _check_sum(file, end[-_COMMENT_LENGTH - len(_LENGTH) :], size, name)
+    elif _read_from(file, 0, len(_ARCHIVE)) == _ARCHIVE or _END in end:
+        _check_archive(file, end, size, name)
+    elif not size:
+        raise DamagedCheckpoint(f"checkpoint {name} is empty: {_REMEDY}")
+
+
+def read_checkpoint(
+    file: BinaryIO, name: str, map_location: Any = None, weights_only: bool = True
+) -> Any:
+    """Loads a checkpoint that is whole.
+
+    Args:
+        file: Can seek.
+        name: For messages.
+        map_location: As for `torch.load`.
+        weights_only: Whether to refuse all but tensors, numbers, strings, containers
+            and what `torch.serialization.add_safe_globals` allows.
+
+    Raises:
+        DamagedCheckpoint: Names the file and what is wrong with it.
+        UnsafeCheckpoint: Names the objects that are refused.
+    """
+    check_checkpoint(file, name)
+    file.seek(0)
+    try:
+        return torch.load(file, map_location=map_location, weights_only=weights_only)
+    except pickle.UnpicklingError as error:
+        _refuse_unsafe(file, name, error)
+        raise _unreadable(name, error) from error
+    except (EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise _unreadable(name, error) from error
+
+
+_REMEDY = 'resume from another one (`ckpt_path="last"` finds the last that is whole)'
+
+
+class _SummingWriter:
+    """Sums what goes through; holds the two bytes back that tell a comment's length.
+
+    Attributes:
+        error: The first one that the file raised.
+    """
+
+    def __init__(self, file: _Sink) -> None:
+        self._file, self._sum, self._held = file, hashlib.sha256(), b""
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        self._sum.update(data)
+        kept = max(0, len(data) - len(_LENGTH))
+        try:
+            if kept:
+                self._file.write(self._held)
+                self._file.write(data[:kept])
+                self._held = b""
+            self._held += bytes(data[kept:])
+        except OSError as error:
+            self.error = self.error or error
+            raise
+        return len(data)
+
+    def flush(self) -> None:
+        """Torch asks for it; what is held back cannot go yet."""
+
+    def finish(self) -> None:
+        body, length = self._held[: -len(_LENGTH)], self._held[-len(_LENGTH) :]
+        assert length == b"\0\0", "an archive of torch has no comment"
+        comment = _MARK + self._sum.hexdigest().encode()
+        self._file.write(body + _LENGTH + comment)
+
+
+def _read_from(file: BinaryIO, place: int, length: int = -1) -> bytes:
+    file.seek(place)
+    return file.read(length)
+
+
+def _check_sum(file: BinaryIO, end: bytes, size: int, name: str) -> None:
+    digest = hashlib.sha256()
+    file.seek(0)
+    left = size - len(end)
+    while block := file.read(min(_BLOCK, left)):
+        digest.update(block)
+        left -= len(block)
+    digest.update(b"\0\0")
+    length, stored = end[: len(_LENGTH)], end[-_SUM_LENGTH:]
+    if length != _LENGTH or digest.hexdigest().encode() != stored:
+        raise DamagedCheckpoint(
+            f"checkpoint {name} is damaged: the SHA-256 of its {size} bytes is "
+            f"{digest.hexdigest()[:16]}... and was {stored[:16].decode('latin')}... "
+            f"when it was written: {_REMEDY}"
+        )
+
+
+def _check_archive(file: BinaryIO, end: bytes, size: int, name: str) -> None:
+    # Archives of torch have no comment; part of one of ours would be one.
+    last = end[-_END_LENGTH:]
+    if not (last.startswith(_END) and last.endswith(b"\0\0")):
+        what = "the end of the archive is missing or altered"
+        raise DamagedCheckpoint(
+            f"checkpoint {name} is truncated or damaged: {what} ({size} bytes): "
+            f"{_REMEDY}"
+        )
+    try:
+        file.seek(0)
+        with zipfile.ZipFile(file) as archive:
+            bad = archive.testzip()
+    except Exception as error:  # a damaged archive raises whatever comes of it
+        raise _unreadable(name, error) from error
+    if bad is not None:
+        raise DamagedCheckpoint(
+            f"checkpoint {name} is damaged: the CRC-32 of its record {bad} is another "
+            f"than when it was written: {_REMEDY}"
+        )
+
+
+def _refuse_unsafe(file: BinaryIO, name: str, cause: Exception) -> None:
+    file.seek(0)
+    try:
+        unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(
+            file  # pyright: ignore[reportArgumentType]
+        )
+    except Exception:  # of a file that no unpickler understands
+        return
+    if unsafe:
+        raise UnsafeCheckpoint(
+            f"checkpoint {name} holds objects of {', '.join(sorted(unsafe))}, and to "
+            "load these can run code; if you trust the file, allow them with "
+            "`torch.serialization.add_safe_globals([...])`, or all of it with "
+            "`weights_only=False`"
+        ) from cause
+
+
+def _unreadable(name: str, error: Exception) -> DamagedCheckpoint:
+    first = str(error).strip().partition("\n")[0]
+    what = f"{type(error).__name__}: {first}".removesuffix(": ")
+    return DamagedCheckpoint(f"checkpoint {name} cannot be read ({what}): {_REMEDY}")

@@ -1,0 +1,56 @@
+"""Plain data from all learners to learner 0, without pickle.
+
+What comes is tensors, numbers, strings and containers of them, or is refused: it is
+read as `torch.load(weights_only=True)` reads a file.
+"""
+
+import io
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def gather_plain(value: Any, device: torch.device) -> list[Any] | None:
+    """Brings one value of each learner together; a collective over all.
+
+    Args:
+        value: Tensors, numbers, strings, None and containers of them.
+        device: Of this learner.
+
+    Returns:
+        The values by rank, tensors on the host, in learner 0; none elsewhere.
+    """
+    where = torch.device("cpu") if dist.get_backend() == "gloo" else device
+    mine = _as_bytes(value).to(where)
+    length = torch.tensor([len(mine)], device=where)
+    lengths = [torch.zeros_like(length) for _ in range(dist.get_world_size())]
+    dist.all_gather(lengths, length)
+    longest = max(int(number) for number in lengths)
+    mine = torch.nn.functional.pad(mine, (0, longest - len(mine)))
+    rows = [torch.empty_like(mine) for _ in lengths] if dist.get_rank() == 0 else None
+    dist.gather(mine, rows)
+    if rows is None:
+        return None
+    pairs = zip(rows, lengths, strict=True)
+    return [_from_bytes(row[: int(number)]) for row, number in pairs]
+
+
+def number_from_learner_0(value: int, device: torch.device) -> int:
+    """Learner 0's number, in all learners; a collective over all."""
+    where = torch.device("cpu") if dist.get_backend() == "gloo" else device
+    box = torch.tensor([value], dtype=torch.int64, device=where)
+    dist.broadcast(box, 0)
+    return int(box)
+
+
+def _as_bytes(value: Any) -> Tensor:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
+
+
+def _from_bytes(row: Tensor) -> Any:
+    content = io.BytesIO(row.cpu().numpy().tobytes())
+    return torch.load(content, map_location="cpu", weights_only=True)

@@ -1,0 +1,280 @@
+"""Weights that are not a number, infinite or far too large, in one learner of several.
+
+First the engines alone, in threads; then whole trainings, in processes.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from lightning_adpsgd.gossip import Gossip
+from lightning_adpsgd.health import SickLearner
+from tests.helpers import engines, random_rows, running, until
+from tests.learners import (
+    Quadratic,
+    gossip,
+    learners,
+    loader,
+    trainer_of,
+    values,
+)
+from tests.test_exchange import exchange, two_ends
+
+NAN = float("nan")
+
+
+def step(vector: Tensor, engine: Gossip, noise: float = 0.0) -> None:
+    """An optimizer step whose gradient is noise."""
+    engine.before_update()
+    vector.add_(torch.randn_like(vector), alpha=noise)
+    engine.after_update()
+
+
+def steps_until(
+    vectors: list[Tensor],
+    gossips: list[Gossip],
+    condition: Callable[[], bool],
+    noise: float = 0.01,
+) -> None:
+    """Steps of all learners until something has come about."""
+    for _ in range(10_000):
+        if condition():
+            return
+        done = [e.statistics() for e in gossips]
+        for vector, engine in zip(vectors, gossips, strict=True):
+            step(vector, engine, noise)
+        until(lambda done=done: progressed(gossips, done), "an exchange")
+    raise AssertionError("10,000 steps were not enough")
+
+
+def progressed(gossips: list[Gossip], before: list[Any]) -> bool:
+    now = [e.statistics() for e in gossips]
+    pairs = zip(now, before, strict=True)
+    return any(n.exchanges + n.refused > b.exchanges + b.refused for n, b in pairs)
+
+
+def used_to_each_other(vectors: list[Tensor], gossips: list[Gossip]) -> None:
+    """Exchanges enough on each lane for what is usual to be known."""
+
+    def is_known() -> bool:
+        return all(e.statistics().exchanges > 60 * (len(gossips) - 1) for e in gossips)
+
+    steps_until(vectors, gossips, is_known)
+
+
+def refused(gossips: list[Gossip]) -> int:
+    return sum(e.statistics().refused for e in gossips)
+
+
+# --- the engines
+
+
+@pytest.mark.parametrize("wire_dtype", [None, torch.bfloat16, torch.int8])
+def test_an_exploded_learner_is_refused_counted_and_named(
+    wire_dtype: torch.dtype | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    vectors, gossips = engines(
+        random_rows(3, length=40), "complete", wire_dtype=wire_dtype, max_reloads=None
+    )
+    with running(gossips), caplog.at_level(logging.WARNING):
+        used_to_each_other(vectors, gossips)
+        assert refused(gossips) == 0
+        vectors[0].mul_(1e6)
+        far = 3 if wire_dtype != torch.int8 else 1
+        steps_until(
+            vectors,
+            gossips,
+            lambda: all(e.statistics().far >= far for e in gossips),
+        )
+    for vector in vectors[1:]:
+        assert vector.abs().max() < 100
+    text = caplog.text
+    assert "super-learner 1 leaves out what super-learner 0 sends" in text
+    assert text.count("super-learner 2 leaves out what super-learner 0 sends") == 1
+
+
+@pytest.mark.parametrize("wire_dtype", [None, torch.bfloat16])
+def test_what_is_too_far_is_left_out_by_both_ends(
+    wire_dtype: torch.dtype | None,
+) -> None:
+    first, second = torch.randn(2, 7)
+    ends = two_ends(first, second, wire_dtype=wire_dtype)
+    for _ in range(20):
+        first.add_(torch.randn(7), alpha=0.01)
+        assert all(outcome.merged for outcome in exchange(ends))
+    first.mul_(1e6)
+    before = first.clone(), second.clone()
+    outcomes = exchange(ends)
+    assert [outcome.near for outcome in outcomes] == [False, False]
+    assert [outcome.mine for outcome in outcomes] == [True, False]
+    assert first.equal(before[0])
+    assert second.equal(before[1])
+
+
+def test_an_exploded_learner_goes_on_from_a_peer_after_a_while() -> None:
+    vectors, gossips = engines(random_rows(3, length=40), "complete")
+    with running(gossips):
+        used_to_each_other(vectors, gossips)
+        vectors[0].mul_(1e6)
+        steps_until(vectors, gossips, lambda: gossips[0].statistics().reloads > 0)
+        assert vectors[0].abs().max() < 100
+    assert [e.statistics().reloads for e in gossips] == [1, 0, 0]
+
+
+def test_a_learner_that_is_no_number_goes_on_from_a_peer_with_a_fresh_optimizer() -> (
+    None
+):
+    begun_anew = list[int]()
+    vectors, gossips = engines(
+        random_rows(3), "ring", on_reload=lambda: begun_anew.append(1)
+    )
+    with running(gossips):
+        vectors[1][2] = NAN
+        steps_until(vectors, gossips, lambda: gossips[1].statistics().reloads > 0)
+        assert vectors[1].isfinite().all()
+    assert torch.stack(vectors).isfinite().all()
+    assert begun_anew == [1]
+
+
+def test_it_ends_when_it_has_gone_on_from_others_too_often() -> None:
+    vectors, gossips = engines(random_rows(2), "ring", max_reloads=2)
+
+    def fall_ill() -> bool:
+        vectors[1].fill_(NAN)
+        return False
+
+    what = r"super-learner 1 .*2 reloads.*max_reloads=2"
+    with running(gossips), pytest.raises(SickLearner, match=what):
+        steps_until(vectors, gossips, fall_ill)
+    assert vectors[0].isfinite().all()
+    assert gossips[0].statistics().reloads == 0
+
+
+def test_it_ends_when_no_peer_is_healthy() -> None:
+    vectors, gossips = engines(random_rows(2), "ring")
+
+    def all_fall_ill() -> bool:
+        for vector in vectors:
+            vector.fill_(NAN)
+        return False
+
+    what = r"none of its peers \[\d\] has finite ones"
+    with running(gossips), pytest.raises(SickLearner, match=what):
+        steps_until(vectors, gossips, all_fall_ill)
+
+
+# --- whole trainings
+
+SICK, AT = 1, 6
+
+
+class Falls(Quadratic):
+    """Learner 1 falls ill at its seventh step; a momentum that would keep it so."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(start=5.0)
+        self.how = how
+
+    def is_time(self, batch_idx: int) -> bool:
+        return self.global_rank == SICK and batch_idx == AT
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if self.how == "data" and self.is_time(batch_idx):
+            batch = batch * NAN
+        self.batch_idx = batch_idx
+        return super().training_step(batch, batch_idx)
+
+    @override
+    def on_after_backward(self) -> None:
+        if self.how == "gradients" and self.is_time(self.batch_idx):
+            assert self.weight.grad is not None
+            self.weight.grad[0] = NAN
+
+    @override
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.how == "weights" and self.is_time(batch_idx):
+            self.weight.data[2] = NAN
+
+    @override
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1, momentum=0.5)
+
+
+@pytest.mark.parametrize("how", ["gradients", "weights", "data"])
+def test_a_training_survives_the_illness_of_one_learner(how: str) -> None:
+    def program(rank: int) -> Any:
+        module = Falls(how)
+        # It waits for an exchange at least every second step, and so is found ill.
+        trainer = trainer_of(gossip("complete", max_staleness=1), 3)
+        trainer.fit(module, loader(180, rank, 3))
+        strategy: Any = trainer.strategy
+        momentum = [s["momentum_buffer"] for s in trainer.optimizers[0].state.values()]
+        return module.weight.detach(), strategy.gossip_statistics().reloads, momentum
+
+    results = values(learners(3, program))
+    assert [reloads for _, reloads, _ in results] == [0, 1, 0]
+    for weights, _, (momentum,) in results:
+        assert weights.equal(results[0][0])
+        assert weights.abs().max() < 2.0  # the rows that it goes to are about 0
+        assert momentum.isfinite().all()
+
+
+def test_a_learner_whose_data_are_all_ill_ends_with_its_name() -> None:
+    class Broken(Falls):
+        @override
+        def is_time(self, batch_idx: int) -> bool:
+            return self.global_rank == SICK
+
+    def program(rank: int) -> Any:
+        strategy = gossip("complete", max_staleness=1, max_reloads=2)
+        trainer_of(strategy, 2).fit(Broken("data"), loader(2000, rank, 2))
+
+    errors = [outcome.error for outcome in learners(2, program)]
+    assert errors[SICK]
+    assert "super-learner 1" in errors[SICK]
+    assert "after 2 reloads" in errors[SICK]
+    assert errors[0]
+    assert "after 2 reloads" in errors[0]
+
+
+class Network(pl.LightningModule):
+    """A small network from its own initialisation, one layer of which is zero."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        last = torch.nn.Linear(16, 1)
+        torch.nn.init.zeros_(last.weight)
+        layers = [torch.nn.Linear(3, 16), torch.nn.Tanh(), last]
+        self.layers, self.rate = torch.nn.Sequential(*layers).double(), rate
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        goal = batch.prod(1, keepdim=True).tanh()
+        return (self.layers(batch) - goal).square().mean()
+
+    @override
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), self.rate)
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.1, 1.0])
+def test_no_healthy_learner_is_refused(rate: float) -> None:
+    def program(rank: int) -> Any:
+        trainer = trainer_of(gossip("complete", max_staleness=2), 3, max_epochs=4)
+        rows: Any = loader(300, rank, 3).dataset
+        trainer.fit(Network(rate), DataLoader(rows, 2, shuffle=True))
+        strategy: Any = trainer.strategy
+        return strategy.gossip_statistics()
+
+    for statistics in values(learners(3, program)):
+        assert statistics.exchanges > 20
+        assert (statistics.refused, statistics.far, statistics.reloads) == (0, 0, 0)
