@@ -97,7 +97,7 @@ def codecs_of(
 
 def checksum(payload: Tensor) -> int:
     """XXH3 of a contiguous payload on the host, as a number of int64."""
-    found = xxhash.xxh3_64_intdigest(payload.view(torch.uint8).numpy())
+    found = xxhash.xxh3_64_intdigest(payload.view(torch.uint8).numpy().data)
     return found - (found >> 63 << 64)
 
 

@@ -10,7 +10,7 @@ from lightning_adpsgd.parameters import first_difference
 PROTOCOL = 1
 """Raised when members with the one before could not talk to those with this one."""
 
-_LONGEST_NAME = 100
+_LONGEST_NAME, _MOST = 100, 1 << 31
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ class Facts:
             if type(content[name]) is not kind:
                 raise ValueError(f"`{name}` of facts must be a {kind.__name__}")
         facts = cls(**content)
-        if min(facts.member, facts.shard, facts.super_learner_size - 1) < 0:
-            raise ValueError("facts must not have negative numbers")
+        numbers = facts.member, facts.shard, facts.super_learner_size - 1
+        if not all(0 <= number < _MOST for number in numbers):
+            raise ValueError(f"facts must have numbers from 0 to {_MOST}")
         if not all(type(value) is str for value in facts.settings.values()):
             raise ValueError("`settings` of facts must be of strings")
         return facts

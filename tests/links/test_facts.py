@@ -20,8 +20,9 @@ def test_facts_go_through_json() -> None:
     [
         ({"member": "3"}, "`member` of facts must be a int"),
         ({"member": True}, "`member` of facts must be a int"),
-        ({"member": -1}, "negative"),
-        ({"super_learner_size": 0}, "negative"),
+        ({"member": -1}, "numbers from 0 to"),
+        ({"member": 1 << 70}, "numbers from 0 to"),
+        ({"super_learner_size": 0}, "numbers from 0 to"),
         ({"model": 4}, "`model` of facts must be a str"),
         ({"settings": {"gain": 1}}, "must be of strings"),
         ({"settings": []}, "`settings` of facts must be a dict"),
