@@ -63,10 +63,28 @@ class FeatureSettings:
     Attributes:
         num_mels: Log-mel coefficients per frame.
         dtype: Type on disk, "float16" or "float32".
+        noise_share: Part of the training sides to which noise is added.
+        noise_decibels: The signal-to-noise ratio is drawn between these two.
+        noise_files: Folder of recorded noise; none for white noise.
+        noise_seed: Of all that is drawn.
     """
 
     num_mels: int = 40
     dtype: str = "float16"
+    noise_share: float = 0.0
+    noise_decibels: tuple[float, float] = (10.0, 25.0)
+    noise_files: Path | None = None
+    noise_seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise_share <= 1:
+            raise ValueError(
+                f"`noise_share` must lie in [0, 1], got {self.noise_share}"
+            )
+        if len(self.noise_decibels) != 2:
+            raise ValueError(
+                f"`noise_decibels` must be two numbers, got {self.noise_decibels}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
