@@ -253,11 +253,19 @@ class KaldiSettings:
             instance of the held-out utterances; comma-separated.
         graph: Folder with `HCLG.fst`, `words.txt` and `phones`; none: the only one in
             `experiment`.
+        fmllr: Tables or archives of fMLLR frames of all splits, comma-separated, that
+            `adapt.streams=fmllr` (or both) takes in place of its own.
+        ivectors: The same for i-vectors, one row per utterance or online ones.
+        ivector_period: Frames from one online i-vector to the next (Kaldi's default is
+            10); 0: one per utterance.
     """
 
     experiment: Path | None = None
     more_alignments: tuple[Path, ...] = ()
     graph: Path | None = None
+    fmllr: tuple[str, ...] = ()
+    ivectors: tuple[str, ...] = ()
+    ivector_period: int = 10
 
     @property
     def folder(self) -> Path:
@@ -349,12 +357,22 @@ class Settings:
                 f"`realign.run` must be another run than {self.run!r}, which learns "
                 "from the labels"
             )
+        if self.uses_kaldi:
+            self._check_streams()
         if self.decode.export_likelihoods and not self.uses_kaldi:
             raise ValueError("`decode.export_likelihoods` needs `kaldi.experiment`")
         if self.uses_kaldi and self.realign.run is not None:
             raise ValueError(
                 "`realign.run` must be none with `kaldi.experiment`: Kaldi's labels "
                 "stay as they are"
+            )
+
+    def _check_streams(self) -> None:
+        """Own streams need own mixtures and graphs, which a Kaldi experiment lacks."""
+        if self.adapt.fmllr and not self.kaldi.fmllr:
+            raise ValueError(
+                f"`adapt.streams={self.adapt.streams}` with `kaldi.experiment` takes "
+                "fMLLR from Kaldi; name its archives with `kaldi.fmllr`"
             )
 
     @property
