@@ -16,10 +16,11 @@ bfloat16 would take a million frames a second. The bound is 20 times that, per c
 import multiprocessing
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -153,7 +154,7 @@ def observe(small: Path, large: Path, turns: int) -> Seen:
     loader = loader_of(large)
     # Once more the same batches, so that their frames are in memory from then on.
     cold_s, *batch_s = [
-        _seconds(lambda: list(islice(loader, BATCHES))) / BATCHES
+        _seconds(lambda: deque(islice(loader, BATCHES), 0)) / BATCHES
         for _ in range(turns + 1)
     ]
     grown = _memory("RssAnon") - own, _memory("RssFile") - mapped
@@ -166,7 +167,7 @@ def first_batch(folder: Path) -> Chunk:
     return next(iter(loader_of(folder)))
 
 
-def loader_of(folder: Path) -> DataLoader[Chunk]:
+def loader_of(folder: Path) -> DataLoader[Any]:
     """The one that training uses."""
     data = SpeechData(folder, folder / "align", batch_size=BATCH)
     return data.train_dataloader()

@@ -37,7 +37,7 @@ class FlatParameters:
         self._module = module
         self._slots: list[_Slot] = []
         self.vectors: list[Tensor] = []
-        tensors = dict(_floating_tensors(module))
+        tensors = _recurrent_first(module, dict(_floating_tensors(module)))
         _check_tensors(tensors)
         for dtype in sorted({t.dtype for t in tensors.values()}, key=str):
             group = {n: t for n, t in tensors.items() if t.dtype == dtype}
@@ -122,6 +122,30 @@ def shard(vector: Tensor, index: int, count: int) -> Tensor:
     """The `index`-th of `count` equal parts of a vector, as a view."""
     length = vector.numel() // count
     return vector[index * length : (index + 1) * length]
+
+
+def _recurrent_first(
+    module: nn.Module, tensors: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The same with the largest recurrent module in front, in the order of cuDNN.
+
+    All matrices, layer by layer and direction by direction, then all biases, from the
+    start of their storage: cuDNN reads such weights where they are. Any others torch
+    copies into this order at every forward.
+    """
+    # With projections the order is another one.
+    modules = [m for m in module.modules() if isinstance(m, nn.RNNBase)]
+    several = [
+        [w for ws in m.all_weights for w in ws] for m in modules if not m.proj_size
+    ]
+    if not several:
+        return tensors
+    weights = max(several, key=lambda these: sum(weight.numel() for weight in these))
+    in_order = sorted(weights, key=lambda weight: -weight.ndim)  # keeps equal ones
+    places = {id(weight): place for place, weight in enumerate(in_order)}
+    rest = len(places)
+    by_place = sorted(tensors, key=lambda name: places.get(id(tensors[name]), rest))
+    return {name: tensors[name] for name in by_place}
 
 
 def _floating_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -1,3 +1,5 @@
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -182,3 +184,61 @@ def test_a_module_without_weights_has_no_vector() -> None:
     flat = FlatParameters(nn.ReLU())
     assert flat.vectors == []
     assert flat.num_elements == 0
+
+
+class Recurrent(nn.Module):
+    """A recurrent module among others, and a smaller one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(3, 3)
+        self.small = nn.GRU(3, 2)
+        self.lstm = nn.LSTM(3, 4, num_layers=2, bidirectional=True)
+        self.after = nn.Linear(8, 2)
+
+
+def test_weights_of_an_lstm_lie_as_cudnn_reads_them() -> None:
+    module = Recurrent()
+    lstm = module.lstm
+    flat = FlatParameters(module)
+    groups = lstm.all_weights  # of each layer and direction: two matrices, two biases
+    wanted = [w for group in groups for w in group[:2]]
+    wanted += [w for group in groups for w in group[2:]]
+    place = flat.vectors[0].data_ptr()
+    for weight in wanted:
+        assert weight.data_ptr() == place
+        assert weight.is_contiguous()
+        place += weight.numel() * weight.element_size()
+    assert wanted[0].storage_offset() == 0
+    # What the forward uses are these, and not copies of theirs.
+    assert [w.data_ptr() for w in lstm._flat_weights if w is not None] == [
+        w.data_ptr() for group in groups for w in group
+    ]
+
+
+def test_an_lstm_computes_the_same_from_the_vector_and_learns_in_it() -> None:
+    module = Recurrent()
+    inputs = torch.randn(5, 2, 3)
+    expected = module.lstm(inputs)[0]
+    flat = FlatParameters(module)
+    output = module.lstm(inputs)[0]
+    assert torch.equal(output, expected)
+    before = flat.vectors[0].clone()
+    output.square().mean().backward()
+    torch.optim.SGD(module.lstm.parameters(), 0.1).step()
+    size = sum(w.numel() for w in module.lstm.parameters())
+    assert bool((flat.vectors[0][:size] != before[:size]).any())
+    assert torch.equal(flat.vectors[0][size:], before[size:])
+    flat.check_views()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
+def test_cudnn_takes_the_weights_where_they_are() -> None:
+    module = Recurrent().cuda()
+    flat = FlatParameters(module)
+    with warnings.catch_warnings():
+        # "RNN module weights are not part of single contiguous chunk of memory"
+        warnings.simplefilter("error")
+        module.lstm(torch.randn(5, 2, 3, device="cuda"))[0].mean().backward()
+    flat.check_views()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _COUNT = re.compile(r"ngram (\d+)\s*=\s*(\d+)")
-_SECTION = re.compile(r"\\(\d+)-grams:")
+SECTION = re.compile(r"\\(\d+)-grams:")
 
 
 def check_arpa(path: str | Path) -> dict[int, int]:
@@ -33,7 +33,7 @@ def check_arpa(path: str | Path) -> dict[int, int]:
     found = dict.fromkeys(announced, 0)
     order = 1
     for number, line in lines:
-        section = _SECTION.fullmatch(line)
+        section = SECTION.fullmatch(line)
         if line == "\\end\\":
             _compare(path, number, announced, found)
             return found

@@ -17,6 +17,7 @@ import numpy as np
 
 from lightning_adpsgd.asr.graphs import symbols_of
 from lightning_adpsgd.asr.lexicon import Lexicon
+from lightning_adpsgd.asr.nbest import NBestOptions, word_paths
 from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.states import Topology, phone_runs
 
@@ -49,6 +50,13 @@ class Hypothesis(NamedTuple):
         return tuple(timed.word for timed in self.words)
 
 
+class Alternative(NamedTuple):
+    """One of several hypotheses, with its cost, acoustic scale included."""
+
+    hypothesis: Hypothesis
+    cost: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
     """How wide the search is.
@@ -78,7 +86,7 @@ class SearchOptions:
 
 
 class Search(Protocol):
-    """Finds words: `Decoder`, or that of a graph of Kaldi."""
+    """Finds words: `Decoder`, what is built upon one, or that of Kaldi's graphs."""
 
     def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
         """The most likely words of log-likelihoods [time, states]."""
@@ -131,9 +139,37 @@ class Decoder:
         path = best_path(self._graph, log_likelihoods, acoustic_scale, self._options)
         if path is None:
             return Hypothesis((), False)
-        words = [self._spellings[label] for label in path.outputs]
-        spans = self._spans(np.array(path.inputs) - 1, words)
-        return Hypothesis(tuple(map(timed_word, words, spans)), path.is_complete)
+        states = np.array(path.inputs) - 1
+        return self._hypothesis(states, path.outputs, path.is_complete)
+
+    def _hypothesis(
+        self, states: np.ndarray, labels: Sequence[int], is_complete: bool
+    ) -> Hypothesis:
+        words = [self._spellings[label] for label in labels]
+        timed = map(timed_word, words, self._spans(states, words))
+        return Hypothesis(tuple(timed), is_complete)
+
+    def alternatives(
+        self, log_likelihoods: np.ndarray, acoustic_scale: float, options: NBestOptions
+    ) -> list[Alternative]:
+        """The most likely word sequences, each once, the best first.
+
+        Args:
+            log_likelihoods: As of `decode`.
+            acoustic_scale: As of `decode`.
+            options: How many, and how far they may be from the best.
+
+        Raises:
+            ValueError: Another shape, or a value that is not finite.
+        """
+        check_likelihoods(log_likelihoods, self._topology.num_states)
+        scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
+        return [
+            Alternative(
+                self._hypothesis(path.states, path.words, path.is_complete), path.cost
+            )
+            for path in word_paths(self._graph, scaled, options)
+        ]
 
     def states(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> np.ndarray:
         """The HMM states of the most likely words: what a speaker is adapted with.

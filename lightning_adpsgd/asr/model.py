@@ -19,12 +19,18 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
-from lightning_adpsgd.asr.augmentation import random_warp
+from lightning_adpsgd.asr.augmentation import (
+    random_factors,
+    random_warp,
+    stretch_labels,
+    stretch_time,
+)
 from lightning_adpsgd.asr.features import CONTEXT, add_differences, with_differences
 from lightning_adpsgd.asr.schedule import GlobalSampleLR, PaperSchedule
 from lightning_adpsgd.asr.store import IGNORE
 
 _CHECK_EVERY_STEPS = 50
+_WINDOWS_AT_ONCE = 64  # with 32,000 states 170 MB of posteriors
 
 
 class NonFiniteLoss(FloatingPointError):
@@ -54,6 +60,8 @@ class AcousticModel(LightningModule):
         dropout: Probability between LSTM layers.
         max_warp: In training, the frequency axis of each chunk is stretched by a
             factor drawn from 1 - max_warp to 1 + max_warp; for log-mel frames.
+        max_stretch: In training, the time axis of each chunk is stretched by a factor
+            drawn from 1 - max_stretch to 1 + max_stretch.
         global_batch: Chunks of one step of all learners together.
         corpus_chunks: Chunks of one epoch of all learners together.
         base_rate: Learning rate at the start, see `schedule`.
@@ -78,6 +86,7 @@ class AcousticModel(LightningModule):
         bottleneck_size: int = 256,
         dropout: float = 0.0,
         max_warp: float = 0.0,
+        max_stretch: float = 0.0,
         global_batch: int = 256,
         corpus_chunks: int = 1,
         base_rate: float = 0.1,
@@ -90,8 +99,9 @@ class AcousticModel(LightningModule):
     ) -> None:
         super().__init__()
         _check_window(window, hop)
-        if not 0 <= max_warp < 1:
-            raise ValueError(f"`max_warp` must lie in [0, 1), got {max_warp}")
+        for name, most in (("max_warp", max_warp), ("max_stretch", max_stretch)):
+            if not 0 <= most < 1:
+                raise ValueError(f"`{name}` must lie in [0, 1), got {most}")
         self.save_hyperparameters()
         self.schedule = PaperSchedule(
             corpus_chunks, global_batch, base_rate, base_batch, warmup_epochs, decay
@@ -125,10 +135,7 @@ class AcousticModel(LightningModule):
     @override
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         """Frame cross-entropy of a batch; also logged as `train_loss`."""
-        frames, *others = batch
-        if self.hparams["max_warp"]:
-            frames = random_warp(frames.float(), self.hparams["max_warp"])
-        logits, labels = self._evaluate((frames, *others))
+        logits, labels = self._evaluate(self._varied(batch))
         loss = frame_cross_entropy(logits, labels)
         self._raise_unless_finite(loss)
         self.log("train_loss", loss, prog_bar=True)
@@ -233,16 +240,37 @@ class AcousticModel(LightningModule):
         self, inputs: Tensor, fmllr: Tensor, ivectors: Tensor
     ) -> Tensor:
         window, hop = self.hparams["window"], self.hparams["hop"]
-        starts = _window_starts(len(inputs), window, hop)
-        frames, adapted = (_windows(s, starts, window) for s in (inputs, fmllr))
-        posteriors = self(_joined(frames, adapted, ivectors[starts])).softmax(-1)
-        total = posteriors.new_zeros((len(inputs), posteriors.shape[-1]))
-        counts = posteriors.new_zeros((len(inputs), 1))
-        for start, posterior in zip(starts, posteriors, strict=True):
-            total[start : start + window] += posterior
-            counts[start : start + window] += 1
+        starts = torch.tensor(_window_starts(len(inputs), window, hop))
+        reach = torch.arange(min(window, len(inputs)))
+        total = inputs.new_zeros((len(inputs), self.hparams["num_states"]))
+        counts = inputs.new_zeros((len(inputs), 1))
+        for some in starts.to(inputs.device).split(_WINDOWS_AT_ONCE):
+            at = some[:, None] + reach.to(inputs.device)  # (window, time)
+            windows = _joined(inputs[at], fmllr[at], ivectors[some])
+            posteriors = self(windows).float().softmax(-1).flatten(0, 1)
+            total.index_add_(0, at.flatten(), posteriors)
+            counts.index_add_(0, at.flatten(), torch.ones_like(posteriors[:, :1]))
         tiny = torch.finfo(total.dtype).tiny
         return (total / counts).clamp(min=tiny).log()
+
+    def _varied(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The batch as other voices and other speeds would have made it."""
+        frames, labels, *beside = batch
+        frames = frames.float()
+        if most := self.hparams["max_warp"]:
+            frames = random_warp(frames, most)
+        if most := self.hparams["max_stretch"]:
+            factors = random_factors(frames, most)
+            frames, labels = (
+                stretch_time(frames, factors),
+                stretch_labels(labels, factors),
+            )
+            along = [part.ndim == 3 for part in beside]  # not i-vectors
+            beside = [
+                stretch_time(part.float(), factors) if moves else part
+                for part, moves in zip(beside, along, strict=True)
+            ]
+        return (frames, labels, *beside)
 
     def _evaluate(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         frames, labels, *beside = batch
@@ -331,10 +359,6 @@ def _joined(frames: Tensor, fmllr: Tensor, ivectors: Tensor) -> Tensor:
     repeated = ivectors[:, None].expand(-1, frames.shape[1], -1)
     parts = (frames, fmllr.to(frames.dtype), repeated.to(frames.dtype))
     return torch.cat(parts, dim=-1)
-
-
-def _windows(frames: Tensor, starts: Sequence[int], window: int) -> Tensor:
-    return torch.stack([frames[start : start + window] for start in starts])
 
 
 def _window_starts(num_frames: int, window: int, hop: int) -> list[int]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from lightning_adpsgd.asr.arpa import SECTION, check_arpa
 from lightning_adpsgd.files import written_whole
 
 BEGIN, END = "<s>", "</s>"
@@ -54,6 +55,19 @@ class NgramModel:
             return self.log10_probabilities[ngram]
         backoff = self.log10_backoffs.get(history, 0.0)
         return backoff + self.log10_probability(word, history[1:])
+
+    def log10_of_sentence(self, words: Sequence[str]) -> float:
+        """Of all the words and the end after them.
+
+        Raises:
+            KeyError: A word is not in the vocabulary.
+        """
+        history = (BEGIN,)
+        logs = []
+        for word in (*words, END):
+            logs.append(self.log10_probability(word, history))
+            history = (*history, word)
+        return math.fsum(logs)
 
 
 def estimate(
@@ -176,6 +190,30 @@ def write_arpa(path: Path, model: NgramModel) -> None:
         for length, ngrams in enumerate(by_length, start=1):
             _write_section(file, model, length, sorted(ngrams))
         file.write("\n\\end\\\n")
+
+
+def read_arpa(path: Path) -> NgramModel:
+    """Read a model from an ARPA file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A line is malformed or missing; path and line are named.
+    """
+    order = max(check_arpa(path))
+    probabilities: dict[Ngram, float] = {}
+    backoffs: dict[Ngram, float] = {}
+    length = 0
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if section := SECTION.fullmatch(line.strip()):
+                length = int(section[1])
+            elif length and line.strip() and line.strip() != "\\end\\":
+                fields = line.split()
+                ngram = tuple(fields[1 : length + 1])
+                probabilities[ngram] = float(fields[0])
+                if len(fields) > length + 1:
+                    backoffs[ngram] = float(fields[length + 1])
+    return NgramModel(order, probabilities, backoffs)
 
 
 def _write_section(

@@ -19,6 +19,8 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
+from lightning_adpsgd.asr.readahead import ReadAhead
+
 IGNORE = -100  # what torch's cross_entropy passes over by default
 
 
@@ -155,7 +157,10 @@ class FrameStore:
     def __init__(self, folder: Path, labels: Path | None = None) -> None:
         self.folder = folder
         self.labels_path = labels
-        self._frames = _tensor(_mapped(folder / "frames.npy", 2))
+        frames = _mapped(folder / "frames.npy", 2)
+        self._frames = _tensor(frames)
+        self._read_ahead = ReadAhead(frames._mmap)  # pyright: ignore[reportAttributeAccessIssue]
+        self._first_byte = int(frames.offset)
         self._ids = _mapped(folder / "ids.npy", 1)
         self.spans = _mapped(folder / "spans.npy", 2)
         self._labels = None if labels is None else _tensor(_mapped(labels, 1))
@@ -248,7 +253,12 @@ class FrameStore:
         A window that would reach beyond the array is moved inside; in an array shorter
         than a window there are zeros.
         """
-        return torch.from_numpy(_windows(self._frames.numpy(), starts, length))
+        frames = self._frames.numpy()
+        last = len(frames) - 1
+        self._read_ahead.want(
+            self._first_byte + starts.clip(0, last) * frames.strides[0]
+        )
+        return torch.from_numpy(_windows(frames, starts, length))
 
     @property
     def labelled(self) -> np.ndarray:
@@ -282,7 +292,7 @@ class FrameStore:
         return self._labels
 
 
-def _mapped(path: Path, axes: int) -> np.ndarray:
+def _mapped(path: Path, axes: int) -> np.memmap:
     try:
         array = np.load(path, mmap_mode="r")
     except FileNotFoundError as error:

@@ -9,7 +9,8 @@ their words as well.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from lightning_adpsgd.asr.acronyms import letters_of
 from lightning_adpsgd.asr.corpus import Utterance
 from lightning_adpsgd.asr.decoding import (
     Decoder,
@@ -30,7 +32,10 @@ from lightning_adpsgd.asr.front_end import FrontEnd
 from lightning_adpsgd.asr.gmm import GaussianMixtures
 from lightning_adpsgd.asr.lexicon import read_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
+from lightning_adpsgd.asr.nbest import NBestOptions
+from lightning_adpsgd.asr.ngram import read_arpa
 from lightning_adpsgd.asr.parallel import fork_map
+from lightning_adpsgd.asr.rescoring import RescoringDecoder, Weighed, Weights, best
 from lightning_adpsgd.asr.scoring import Errors, ScoringError
 from lightning_adpsgd.asr.scoring import score as score_words
 from lightning_adpsgd.asr.states import read_topology
@@ -38,8 +43,10 @@ from lightning_adpsgd.files import write_json, written_whole
 from recipes.switchboard import kaldi_stages
 from recipes.switchboard.inputs import Inputs, Load, StoredInputs, spoken_inputs
 from recipes.switchboard.pipeline import StageError
-from recipes.switchboard.score_stage import PART_NAMES, read_rules, score_decoded
-from recipes.switchboard.settings import Settings
+from recipes.switchboard.score_stage import read_rules, score_decoded
+from recipes.switchboard.settings import TEST_SPLITS, Settings
+
+_MOST_WIDENINGS = 4
 
 Scorer = Callable[[Inputs], np.ndarray]
 """From the inputs of an utterance to log-likelihoods [time, num_states]."""
@@ -56,7 +63,15 @@ def decode(settings: Settings, output: Path) -> None:
     """Recognises dev and the test sets with the network of `settings.run`."""
     scorer = network(settings.directory("train") / "model.ckpt")
     _check_outputs(settings)
-    _recognise(settings, output, scorer, settings.decode.acoustic_scales)
+    if settings.decode.nbest and not settings.lm.large_order:
+        raise StageError("`decode.nbest` needs a larger model: set `lm.large_order`")
+    _recognise(
+        settings,
+        output,
+        scorer,
+        settings.decode.acoustic_scales,
+        nbest=settings.decode.nbest,
+    )
 
 
 def _check_outputs(settings: Settings) -> None:
@@ -117,28 +132,36 @@ def network(path: Path) -> Scorer:
 
 
 def _recognise(
-    settings: Settings, output: Path, scorer: Scorer, scales: Sequence[float]
+    settings: Settings,
+    output: Path,
+    scorer: Scorer,
+    scales: Sequence[float],
+    nbest: int = 0,
 ) -> None:
-    task = _Task(settings, output, scorer, _decoder(settings))
+    decoder = _decoder(settings)
+    task = _Task(settings, output, scorer, decoder)
     report: dict[str, Any] = {"frame_accuracy": _frame_accuracy(task)}
-    sweep = _sweep(task, scales)
-    best = min(sweep, key=lambda scale: sweep[scale].wer)
+    sweep = _widening_sweep(task, scales)
+    chosen = min(sweep, key=lambda scale: sweep[scale].wer)
     report |= {
-        "acoustic_scale": best,
+        "acoustic_scale": chosen,
         "dev_wer": {str(scale): errors.wer for scale, errors in sweep.items()},
     }
     print(
         f"  dev: {report['frame_accuracy']:.1%} of frames right, "
-        f"WER {sweep[best].wer:.1%} at acoustic scale {best}",
+        f"WER {sweep[chosen].wer:.1%} at acoustic scale {chosen}",
         flush=True,
     )
+    if nbest and isinstance(decoder, Decoder):
+        task, weights = _with_larger_model(task, decoder, chosen)
+        report |= weights
     report["incomplete"] = {
-        split: _decode_split(task, split, best)
+        split: _decode_split(task, split, chosen)
         for split in settings.splits()
-        if split in PART_NAMES
+        if split in TEST_SPLITS
     }
     if settings.decode.export_likelihoods:
-        _export(task, best)
+        _export(task, chosen)
     write_json(output / "decode.json", report)
 
 
@@ -159,7 +182,7 @@ def _decoder(settings: Settings) -> Search:
 def _export(task: _Task, acoustic_scale: float) -> None:
     """Leaves the log-likelihoods of the test sets for Kaldi's decoders."""
     for split in task.settings.splits():
-        if split in PART_NAMES:
+        if split in TEST_SPLITS:
             spoken = spoken_inputs(task.settings, split)
             matrices = ((one.id, task.scorer(load())) for one, load in spoken)
             kaldi_stages.export(
@@ -194,25 +217,80 @@ def _hypotheses(
     return [hypotheses for _, hypotheses in sorted(bar, key=lambda pair: pair[0])]
 
 
+def _widening_sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
+    """The errors on dev by scale; goes on beyond the ends while an end is the best."""
+    sweep = _sweep(task, scales)
+    for _ in range(_MOST_WIDENINGS):
+        beyond = beyond_the_best({scale: e.wer for scale, e in sweep.items()})
+        if beyond is None:
+            break
+        sweep |= _sweep(task, [beyond])
+    return dict(sorted(sweep.items()))
+
+
+def beyond_the_best(rates: Mapping[float, float]) -> float | None:
+    """The next scale to try if the best one has nothing on one of its sides."""
+    scales = sorted(rates)
+    best = min(scales, key=lambda scale: rates[scale])
+    if len(scales) < 2 or best not in (scales[0], scales[-1]):
+        return None
+    neighbour = scales[1] if best == scales[0] else scales[-2]
+    return float(f"{best * best / neighbour:.2g}")
+
+
 def _sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
     spoken = _dev(task.settings)
     hypotheses = _hypotheses(task, "dev", spoken, scales)
+    return {
+        scale: _dev_errors(task, spoken, [several[position] for several in hypotheses])
+        for position, scale in enumerate(scales)
+    }
+
+
+def _dev_errors(
+    task: _Task,
+    spoken: Sequence[tuple[Utterance, Load]],
+    hypotheses: Sequence[Hypothesis],
+) -> Errors:
+    pairs = zip(spoken, hypotheses, strict=True)
+    found = {utterance.id: hypothesis.text for (utterance, _), hypothesis in pairs}
     references = {utterance.id: utterance.words for utterance, _ in spoken}
-    glm = read_rules(task.settings)
     try:
-        return {
-            scale: score_words(
-                references,
-                {
-                    utterance.id: several[position].text
-                    for (utterance, _), several in zip(spoken, hypotheses, strict=True)
-                },
-                glm=glm,
-            )
-            for position, scale in enumerate(scales)
-        }
+        return score_words(references, found, glm=read_rules(task.settings))
     except ScoringError as error:
         raise StageError(f"dev cannot be scored: {error}") from error
+
+
+def _with_larger_model(
+    task: _Task, decoder: Decoder, scale: float
+) -> tuple[_Task, dict[str, Any]]:
+    """The task with n-best lists, weighed as is best on dev; and what that is."""
+    settings, lm = task.settings.decode, task.settings.directory("lm")
+    options = NBestOptions(
+        most=settings.nbest, beam=settings.beam, lattice_beam=settings.lattice_beam
+    )
+    small, large = (read_arpa(lm / name) for name in ("lm.arpa", "large.arpa"))
+    rescoring = RescoringDecoder(decoder, options, small, large)
+    spoken = _dev(task.settings)
+
+    def weighed(load: Load) -> list[Weighed]:
+        return rescoring.weighed(task.scorer(load()), scale)
+
+    loads = [load for _, load in spoken]
+    found = fork_map(weighed, loads, task.settings.cores)
+    bar = tqdm(found, desc="n-best dev", total=len(loads), unit="utt")
+    several = [one for _, one in sorted(bar, key=lambda pair: pair[0])]
+    errors = {
+        weights: _dev_errors(task, spoken, [best(one, weights) for one in several])
+        for weights in starmap(
+            Weights, product(settings.lm_weights, settings.word_penalties)
+        )
+    }
+    rescoring.weights = min(errors, key=lambda weights: errors[weights].wer)
+    wer = errors[rescoring.weights].wer
+    print(f"  dev: WER {wer:.1%} with {rescoring.weights}", flush=True)
+    report = {"rescored": {"dev_wer": wer, **rescoring.weights._asdict()}}
+    return task._replace(decoder=rescoring), report
 
 
 def _frame_accuracy(task: _Task) -> float:
@@ -240,7 +318,8 @@ def _decode_split(task: _Task, split: str, scale: float) -> int:
     found = [several[0] for several in _hypotheses(task, split, spoken, [scale])]
     texts, times = [], []
     for (utterance, _), hypothesis in zip(spoken, found, strict=True):
-        texts.append(" ".join((utterance.id, *hypothesis.text)))
+        spelled = (letter for word in hypothesis.text for letter in letters_of(word))
+        texts.append(" ".join((utterance.id, *spelled)))
         times += _ctm_lines(utterance, hypothesis)
     _write_lines(task.output / f"{split}.txt", texts)
     _write_lines(task.output / f"{split}.ctm", times)
@@ -256,12 +335,16 @@ def _decode_split(task: _Task, split: str, scale: float) -> int:
 
 
 def _ctm_lines(utterance: Utterance, hypothesis: Hypothesis) -> list[str]:
-    recording, channel = utterance.recording.stem, "AB"[utterance.channel]
-    return [
-        f"{recording} {channel} {utterance.start_s + word.start_s:.2f} "
-        f"{word.duration_s:.2f} {word.word}"
-        for word in hypothesis.words
-    ]
+    recording, channel = utterance.conversation, "AB"[utterance.channel]
+    lines = []
+    for word in hypothesis.words:
+        letters = letters_of(word.word)  # references have those of `i._b._m.` apart
+        duration_s = word.duration_s / len(letters)
+        for place, letter in enumerate(letters):
+            start_s = utterance.start_s + word.start_s + place * duration_s
+            times = f"{start_s:.2f} {duration_s:.2f}"
+            lines.append(f"{recording} {channel} {times} {letter}")
+    return lines
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:

@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 RUN_STAGES = ("train", "decode", "score")
+TRAINING_SPLITS = ("train", "dev")
+TEST_SPLITS = (
+    *("swb", "ch"),
+    *("dev-clean", "dev-clean-2", "test-clean", "dev-other", "test-other"),
+)
 STATES = ("monophone", "triphone")
-SPLITS = ("train", "dev", "swb", "ch")
 ADAPTED_BY = ("none", "fmllr", "ivectors", "both")
 
 
@@ -23,28 +27,62 @@ class PrepareSettings:
     """Which utterances are used, and for what.
 
     Attributes:
+        dev_utterances: So many utterances, the first by id, are held out as `dev`, as
+            Kaldi's recipe does; their speakers may be in `train` as well. 0 holds
+            speakers out instead, of whom nobody is in `train`.
         dev_fraction: Share of the training speakers held out as `dev`, the last ones
-            by name; at least `min_dev_sides` sides.
+            by name; at least `min_dev_sides` sides. Only if `dev_utterances` is 0.
         min_dev_sides: Fewest conversation sides in `dev`.
-        max_repeats: An utterance text heard more often than this is dropped from
-            `train` beyond it ("uh-huh" would otherwise take over); 0 keeps all.
+        max_repeats: Of an utterance text heard more often than this about so many are
+            kept in `train` ("uh-huh" would otherwise take over); 0 keeps all.
+        extend_s: Test segments begin and end this much earlier and later, in seconds,
+            where they do not come into another one; 0.1 in Kaldi's recipe.
         clip_s: A transcript may end this much after its audio and is clipped; beyond
             that the utterance is skipped and counted. In seconds.
         min_utterance_s: Shorter utterances are skipped and counted, in seconds.
     """
 
+    dev_utterances: int = 0
     dev_fraction: float = 0.08
     min_dev_sides: int = 2
     max_repeats: int = 300
+    extend_s: float = 0.0
     clip_s: float = 0.1
     min_utterance_s: float = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
+class LexiconSettings:
+    """Where pronunciations come from.
+
+    Attributes:
+        repair: Apply the patches of Kaldi's recipe to the MS-State dictionary.
+        cmudict: A dictionary in the form of CMUdict, for training words that the
+            MS-State dictionary lacks; none by default.
+        synthesise: Let eSpeak pronounce words that no dictionary has.
+        min_count: Words heard less often in training are not given to eSpeak.
+    """
+
+    repair: bool = False
+    cmudict: Path | None = None
+    synthesise: bool = False
+    min_count: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
 class LmSettings:
-    """The n-gram language model of the training transcripts."""
+    """The n-gram language models of the training transcripts.
+
+    Attributes:
+        order: Words of the longest n-grams of the search graph.
+        prune: N-grams whose loss makes the perplexity of that model grow by less than
+            this part are left out of it; 0 keeps all, 1e-8 is usual with order 4.
+        large_order: The same words without pruning, for `decode.nbest`; 0 for none.
+    """
 
     order: int = 3
+    prune: float = 0.0
+    large_order: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +130,9 @@ class TrainSettings:
         bottleneck_size: Of the linear layer before the softmax.
         dropout: Between LSTM layers.
         max_warp: In training, the frequency axis is stretched by at most this part.
+        max_stretch: In training, time is stretched by at most this part: other speeds.
+        clip: Largest norm of the gradient of a step; 0 leaves it as it is.
+        precision: As Lightning calls it: "32-true", "bf16-mixed", ...
     """
 
     strategy: str = "hadpsgd"
@@ -115,6 +156,9 @@ class TrainSettings:
     bottleneck_size: int = 64
     dropout: float = 0.0
     max_warp: float = 0.15
+    max_stretch: float = 0.0
+    clip: float = 0.0
+    precision: str = "32-true"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,6 +344,11 @@ class DecodeSettings:
         acoustic_scales: Tried for a network.
         gmm_acoustic_scales: Tried for the mixtures of the alignment.
         max_dev_utterances: Utterances of `dev` that the scales are tried on.
+        nbest: So many word sequences of each utterance are weighed anew with the model
+            of `lm.large_order`; 0 for none.
+        lattice_beam: How far they may be from the best one.
+        lm_weights: Of the larger model against that of the graph, tried on `dev`.
+        word_penalties: Of each word, tried on `dev`.
         export_likelihoods: Whether the test sets' log-likelihoods are written as
             Kaldi's archives too; needs `kaldi.experiment`.
     """
@@ -309,6 +358,10 @@ class DecodeSettings:
     acoustic_scales: tuple[float, ...] = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
     gmm_acoustic_scales: tuple[float, ...] = (0.05, 0.07, 0.1, 0.14)
     max_dev_utterances: int = 100
+    nbest: int = 0
+    lattice_beam: float = 6.0
+    lm_weights: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    word_penalties: tuple[float, ...] = (-1.0, -0.5, 0.0, 0.5, 1.0)
     export_likelihoods: bool = False
 
 
@@ -318,6 +371,9 @@ class Settings:
 
     Attributes:
         corpus: Root that holds the LDC folders (`LDC97S62`, `LDC2002S09`, ...).
+        discs: Further folders that hold discs.
+        sources: What is trained on, of "switchboard", "fisher" and "callhome"; `dev`
+            is taken from the first.
         out: Experiment directory; every stage writes below `out/exp`.
         run: Name of the training run: `train`, `decode` and `score` exist once per
             run, so that several strategies share one alignment and one graph.
@@ -328,11 +384,14 @@ class Settings:
 
     corpus: Path
     out: Path
+    discs: tuple[Path, ...] = ()
+    sources: tuple[str, ...] = ("switchboard",)
     run: str = "hadpsgd"
     seed: int = 0
     cores: int = 2
     states: str = "monophone"
     prepare: PrepareSettings = field(default_factory=PrepareSettings)
+    lexicon: LexiconSettings = field(default_factory=LexiconSettings)
     lm: LmSettings = field(default_factory=LmSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)
     align: AlignSettings = field(default_factory=AlignSettings)
@@ -359,6 +418,8 @@ class Settings:
             )
         if self.uses_kaldi:
             self._check_streams()
+            if self.decode.nbest:
+                raise ValueError("`decode.nbest` must be 0 with `kaldi.experiment`")
         if self.decode.export_likelihoods and not self.uses_kaldi:
             raise ValueError("`decode.export_likelihoods` needs `kaldi.experiment`")
         if self.uses_kaldi and self.realign.run is not None:
@@ -379,6 +440,11 @@ class Settings:
     def uses_kaldi(self) -> bool:
         """Whether labels and graph are those of Kaldi."""
         return self.kaldi.experiment is not None
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """All folders that hold discs."""
+        return self.corpus, *self.discs
 
     def directory(self, name: str) -> Path:
         """Where a stage leaves its finished output.
@@ -415,9 +481,10 @@ class Settings:
         return None if self.adapt.streams == "none" else self.directory("streams")
 
     def splits(self) -> tuple[str, ...]:
-        """The splits that `prepare` found: `train`, `dev`, and `swb`, `ch` if any."""
+        """The splits that `prepare` found: `train`, `dev`, and parts of the test."""
         prepared = self.directory("prepare")
-        return tuple(s for s in SPLITS if (prepared / f"{s}.jsonl").exists())
+        splits = TRAINING_SPLITS + TEST_SPLITS
+        return tuple(s for s in splits if (prepared / f"{s}.jsonl").exists())
 
 
 def override(settings: Settings, assignment: str) -> Settings:

@@ -35,21 +35,21 @@ STAGES = (
         "check",
         "look at every file of the corpus before anything is computed",
         _check,
-        depends=("corpus",),
+        depends=("corpus", "discs", "sources"),
     ),
     Stage(
         "prepare",
         "cut the recordings into utterances for training, development and test",
         _from("prepare_stage", "prepare"),
         inputs=("check",),
-        depends=("corpus", "prepare"),
+        depends=("corpus", "discs", "sources", "prepare"),
     ),
     Stage(
         "lexicon",
         "give every word its pronunciations",
         _from("data_stages", "lexicon"),
         inputs=("prepare",),
-        depends=("corpus",),
+        depends=("corpus", "discs", "lexicon"),
     ),
     Stage(
         "lm",
@@ -143,6 +143,7 @@ STAGES = (
         _from("decode_stages", "decode"),
         inputs=(
             *SPOKEN,
+            "lm",
             "features",
             "mixtures",
             "states",

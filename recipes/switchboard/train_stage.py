@@ -118,6 +118,7 @@ def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
         bottleneck_size=train.bottleneck_size,
         dropout=train.dropout,
         max_warp=train.max_warp,
+        max_stretch=train.max_stretch,
         global_batch=train.batch_size * train.num_learners,
         corpus_chunks=corpus_chunks,
         base_rate=train.base_rate,
@@ -181,6 +182,8 @@ def _make_trainer(settings: Settings, output: Path) -> Trainer:
         devices=train.num_learners,
         strategy=make_strategy(train),
         max_epochs=train.epochs,
+        precision=train.precision,  # pyright: ignore[reportArgumentType]
+        gradient_clip_val=train.clip or None,
         check_val_every_n_epoch=train.validate_every,
         num_sanity_val_steps=0,
         log_every_n_steps=10,

@@ -169,6 +169,33 @@ def test_log_posteriors_are_the_mean_over_the_windows_of_a_frame(num_frames):
     torch.testing.assert_close(model.log_posteriors(frames), expected)
 
 
+def test_windows_in_several_batches_give_what_one_batch_gives(monkeypatch):
+    model, frames = small_model(), torch.randn(200, 4)
+    whole = model.log_posteriors(frames)
+    monkeypatch.setattr("lightning_adpsgd.asr.model._WINDOWS_AT_ONCE", 3)
+    torch.testing.assert_close(model.log_posteriors(frames), whole)
+
+
+def test_a_window_over_the_whole_utterance_is_the_full_forward():
+    model, frames = small_model(window=200, hop=100), torch.randn(120, 4)
+    with torch.no_grad():
+        logits = model(model._utterance_inputs(frames)[None])[0]
+    torch.testing.assert_close(model.log_posteriors(frames), logits.log_softmax(-1))
+
+
+def test_longer_windows_come_closer_to_the_full_forward():
+    frames, distances = torch.randn(200, 4), []
+    for window, hop in ((21, 21), (21, 7), (80, 20)):
+        torch.manual_seed(0)
+        model = small_model(window=window, hop=hop)
+        with torch.no_grad():
+            logits = model(model._utterance_inputs(frames)[None])[0]
+        seen = model.log_posteriors(frames).exp()
+        distances.append(float((seen - logits.softmax(-1)).abs().mean()))
+    assert distances[0] > distances[1] > distances[2]
+    assert distances[2] < 0.01
+
+
 def test_posteriors_of_a_frame_sum_to_one():
     log_posteriors = small_model().log_posteriors(torch.randn(100, 4))
     torch.testing.assert_close(log_posteriors.exp().sum(1), torch.ones(100))
@@ -225,6 +252,54 @@ def test_frames_are_warped_in_training_only():
     assert model.training_step(batch, 0).item() != losses[0]
 
 
-def test_a_warp_of_the_whole_axis_is_refused():
-    with pytest.raises(ValueError, match=r"`max_warp` must lie in \[0, 1\), got 1"):
-        small_model(max_warp=1)
+def test_time_is_stretched_in_training_only():
+    model = small_model(max_stretch=0.5)
+    batch = learnable_batches(8).tensors
+    losses = [frame_cross_entropy(*model._evaluate(batch)).item() for _ in range(2)]
+    assert losses[0] == losses[1]
+    assert model.training_step(batch, 0).item() != losses[0]
+
+
+def test_streams_of_a_stretched_chunk_stay_with_their_frames():
+    model = small_model(max_stretch=0.3)
+    ramp = torch.arange(29.0)[None, :, None].repeat(4, 1, 2)
+    labels = torch.zeros(4, 21).long()
+    fmllr, ivector = ramp[:, 4:25], torch.randn(4, 3)
+    frames, _, moved, same = model._varied((ramp, labels, fmllr, ivector))
+    assert torch.equal(same, ivector)
+    inside = slice(2, -2)  # there nothing comes from beyond the stream's ends
+    torch.testing.assert_close(moved[:, 6:15], frames[:, 4:25][:, 6:15])
+    assert not torch.equal(frames[:, inside], ramp[:, inside])
+
+
+def test_dropout_acts_between_layers_and_in_training_only():
+    model, frames = small_model(num_layers=2, dropout=0.5), torch.randn(2, 9, 12)
+    model.train()
+    assert not torch.equal(model(frames), model(frames))
+    model.eval()
+    assert torch.equal(model(frames), model(frames))
+
+
+def test_a_step_with_a_clipped_gradient_is_no_longer_than_the_bound():
+    model = small_model(base_rate=1.0)
+    before = torch.cat([p.detach().clone().flatten() for p in model.parameters()])
+    trainer = quiet_trainer(max_steps=1, gradient_clip_val=1e-3)
+    trainer.fit(model, DataLoader(learnable_batches(8), batch_size=8))
+    after = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert (after - before).norm().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_mixed_precision_computes_in_bfloat16_and_keeps_weights_in_float32():
+    model, seen = small_model(), []
+    model.output.register_forward_hook(lambda m, i, out: seen.append(out.dtype))
+    trainer = quiet_trainer(max_steps=2, precision="bf16-mixed")
+    trainer.fit(model, DataLoader(learnable_batches(16), batch_size=8))
+    assert seen == [torch.bfloat16] * 2
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert math.isfinite(trainer.callback_metrics["train_loss"].item())
+
+
+@pytest.mark.parametrize("name", ["max_warp", "max_stretch"])
+def test_a_stretch_of_the_whole_axis_is_refused(name: str):
+    with pytest.raises(ValueError, match=rf"`{name}` must lie in \[0, 1\), got 1"):
+        small_model(**{name: 1})

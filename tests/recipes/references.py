@@ -8,9 +8,7 @@ def write_reference(settings: Settings) -> None:
     """An `eval.stm` of what the utterances of the test sets say."""
     prepared = settings.directory("prepare")
     lines = [
-        " ".join(
-            (u.recording.stem, "A", "x", f"{u.start_s} {u.end_s}", "<O>", *u.words)
-        )
+        " ".join((u.conversation, "A", "x", f"{u.start_s} {u.end_s}", "<O>", *u.words))
         for split in set(settings.splits()) & {"swb", "ch"}
         for u in read_utterances(prepared / f"{split}.jsonl")
     ]

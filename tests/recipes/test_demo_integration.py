@@ -24,6 +24,9 @@ SMALL = {
     "train.batch_size": 8,
     "align.num_iterations": 2,
     "align.num_gaussians": 150,
+    "lm.prune": 1e-6,
+    "lm.large_order": 4,
+    "decode.nbest": 10,
 }
 
 
@@ -101,6 +104,15 @@ def test_the_model_of_a_run_opens_without_this_package(finished):
     path = settings(finished, "hadpsgd").directory("train") / "model.ckpt"
     weights = torch.load(path, weights_only=True)["state_dict"]
     assert all(value.isfinite().all() for value in weights.values())
+
+
+def test_language_model_weights_are_chosen_on_dev(finished):
+    folder = settings(finished, "ddp").directory("decode")
+    report = json.loads((folder / "decode.json").read_text())
+    plain, rescored = report["dev_wer"], report["rescored"]
+    assert rescored["dev_wer"] <= min(plain.values()) + 0.05
+    assert rescored["large"] in settings(finished, "ddp").decode.lm_weights
+    assert (finished / "exp/lm/large.arpa").exists()
 
 
 def test_the_report_tells_the_word_error_rate_of_every_run(finished):

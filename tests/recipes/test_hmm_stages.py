@@ -54,7 +54,7 @@ def _write_split(
         frames.append(speaker.frames(speaker.states(words)))
         utterances.append(
             Utterance(
-                id=f"{split}-A_{number:06d}",
+                id=f"sw_{split}-A_{number:06d}",
                 recording=Path(f"{'en' if split == 'ch' else 'sw'}_{split}.sph"),
                 channel=0,
                 start_s=10.0 * number,
@@ -135,7 +135,7 @@ def test_the_alignments_mixtures_recognise_the_digits(settings):
     assert report["parts"]["total"]["num_words"] == 4 * (SPLITS["swb"] + SPLITS["ch"])
     assert report["parts"]["total"]["wer"] < 0.2
     assert report["frame_accuracy"] > 0.7
-    assert report["acoustic_scale"] in (0.1, 0.3)
+    assert str(report["acoustic_scale"]) in report["dev_wer"]
 
 
 def test_word_times_lie_within_their_utterances(settings, tmp_path):
