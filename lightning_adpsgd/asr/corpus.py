@@ -1,16 +1,11 @@
-"""What a conversational corpus is made of: utterances, and the files that hold them.
-
-The layout is that of the LDC's discs, all below one root: LDC97S62 (two-channel SPHERE
-files, MS-State transcripts and dictionary), LDC2002S09 (Hub5'00 audio and pem) and
-LDC2002T43 (its stm and glm). Nothing is required of the folders' names in between.
-"""
+"""What a conversational corpus is made of: utterances; and what is left out of it."""
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from lightning_adpsgd.files import written_whole
 
@@ -22,6 +17,18 @@ class CorpusError(ValueError):
     def at(cls, path: Path, line: int, problem: str) -> "CorpusError":
         """The error for one line of a file."""
         return cls(f"{path}:{line}: {problem}")
+
+
+class Caller(NamedTuple):
+    """Who speaks on one conversation side.
+
+    Attributes:
+        name: The same in all calls of a person.
+        sex: "m", "f", or empty where it is not known.
+    """
+
+    name: str
+    sex: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,11 @@ class Utterance:
         """The conversation side it belongs to: recording and channel."""
         return self.recording, self.channel
 
+    @property
+    def conversation(self) -> str:
+        """Name of the recording as references have it, whatever its file is called."""
+        return self.id.rsplit("-", 2)[0]
+
 
 def utterance_id(recording: str, channel: int, start_s: float, end_s: float) -> str:
     """The id in the form of the Switchboard recipes, with times in 1/100 s."""
@@ -71,7 +83,8 @@ def write_utterances(path: Path, utterances: Iterable[Utterance]) -> None:
         for utterance in utterances:
             values = dataclasses.asdict(utterance)
             values["recording"] = str(utterance.recording)
-            file.write(json.dumps(values, ensure_ascii=False) + "\n")
+            # ASCII, since a path may hold bytes that no encoding has
+            file.write(json.dumps(values) + "\n")
 
 
 def read_utterances(path: Path) -> list[Utterance]:
@@ -102,20 +115,43 @@ def _utterance(path: Path, number: int, line: str) -> Utterance:
 
 @dataclass
 class Skipped:
-    """What was left out, by reason: how often, how many seconds, where for example."""
+    """What was left out, by reason: how often, how many seconds, where for example.
+
+    Attributes:
+        counts: How often.
+        seconds: How much speech together.
+        examples: The first places.
+        remedies: What the reader can do about it, where that is known.
+        num_examples: So many places are kept.
+    """
 
     counts: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
+    remedies: dict[str, str] = field(default_factory=dict)
     num_examples: int = 3
 
-    def add(self, reason: str, where: str, seconds: float = 0.0) -> None:
+    def add(
+        self, reason: str, where: str, seconds: float = 0.0, remedy: str = ""
+    ) -> None:
         """Count one thing that is left out."""
         self.counts[reason] = self.counts.get(reason, 0) + 1
         self.seconds[reason] = self.seconds.get(reason, 0.0) + max(0.0, seconds)
         examples = self.examples.setdefault(reason, [])
         if len(examples) < self.num_examples:
             examples.append(where)
+        if remedy:
+            self.remedies[reason] = remedy
+
+    def merge(self, other: "Skipped") -> None:
+        """Count what another one counted."""
+        for reason, count in other.counts.items():
+            self.counts[reason] = self.counts.get(reason, 0) + count
+            seconds = self.seconds.get(reason, 0.0) + other.seconds[reason]
+            self.seconds[reason] = seconds
+            examples = self.examples.setdefault(reason, [])
+            examples += other.examples[reason][: self.num_examples - len(examples)]
+        self.remedies.update(other.remedies)
 
     def report(self) -> list[str]:
         """One line per reason, the most frequent first."""
@@ -126,62 +162,5 @@ class Skipped:
         hours = self.seconds[reason] / 3600
         lost = f" ({hours:.2f} h)" if hours else ""
         examples = ", ".join(self.examples[reason])
-        return f"{reason}: {self.counts[reason]}{lost}, for example {examples}"
-
-
-@dataclass(frozen=True)
-class CorpusTree:
-    """The files of a corpus that matter, found by their names.
-
-    Attributes:
-        recordings: SPHERE files by stem: `sw02001`, `sw_4390`, `en_4156`.
-        transcripts: MS-State transcripts, one per conversation side.
-        dictionary: MS-State dictionary.
-        speakers: Table of the callers' numbers, `conv.tab`.
-        pem: Segments of the evaluation.
-        stm: Their reference.
-        glm: Rules of scoring.
-        duplicates: Recordings that are left out because one of that name exists.
-    """
-
-    recordings: dict[str, Path]
-    transcripts: tuple[Path, ...]
-    dictionary: Path | None
-    speakers: Path | None
-    pem: Path | None
-    stm: Path | None
-    glm: Path | None
-    duplicates: tuple[Path, ...] = ()
-
-
-_RECORDING = re.compile(r"(sw\d+|(sw|en)_\d+)\.sph", re.IGNORECASE)
-_TRANSCRIPT = re.compile(r"sw\d+[AB]-ms98-a-trans\.text")
-
-
-def find_tree(root: Path) -> CorpusTree:
-    """Look for the files of a corpus anywhere below `root`.
-
-    Raises:
-        CorpusError: `root` is not a folder.
-    """
-    if not root.is_dir():
-        raise CorpusError(f"{root}: expected the folder of a corpus, there is none")
-    files = sorted(p for p in root.rglob("*") if p.is_file())
-    recordings: dict[str, Path] = {}
-    audio = [p for p in files if _RECORDING.fullmatch(p.name)]
-    for path in audio:
-        recordings.setdefault(path.stem.lower(), path)
-    return CorpusTree(
-        recordings=recordings,
-        transcripts=tuple(p for p in files if _TRANSCRIPT.fullmatch(p.name)),
-        dictionary=_first(files, r"sw-ms98-dict\.text"),
-        speakers=_first(files, r"conv\.tab"),
-        pem=_first(files, r"hub5e_00\.pem"),
-        stm=_first(files, r"hub5e00.*\.stm"),
-        glm=_first(files, r"en20000405_hub5\.glm") or _first(files, r".*\.glm"),
-        duplicates=tuple(p for p in audio if recordings[p.stem.lower()] != p),
-    )
-
-
-def _first(files: list[Path], pattern: str) -> Path | None:
-    return next((p for p in files if re.fullmatch(pattern, p.name)), None)
+        remedy = f"; {self.remedies[reason]}" if reason in self.remedies else ""
+        return f"{reason}: {self.counts[reason]}{lost}, for example {examples}{remedy}"

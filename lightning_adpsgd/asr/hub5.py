@@ -7,17 +7,18 @@ tools assign words. Scoring by the rules of the GLM is not done here.
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from lightning_adpsgd.asr.corpus import CorpusError, Skipped
-from lightning_adpsgd.asr.transcripts import parse_times
+from lightning_adpsgd.asr.turns import LINE_LEFT_OUT, parse_times, read_lines
 
 PARTS = {"swb": "sw_", "ch": "en_"}
 _IGNORED = "ignore_time_segment_in_scoring"
 _ALTERNATIVES = re.compile(r"\{([^{}/]*)/[^{}]*\}")
 _OPTIONAL = re.compile(r"\([^()]*\)")
-_ASIDE = re.compile(r"<[be]_aside>")
+_ASIDE = re.compile(r"<[be]_aside>", re.IGNORECASE)
 
 
 class EvalSegment(NamedTuple):
@@ -66,17 +67,13 @@ def read_stm(path: Path, skipped: Skipped) -> list[EvalSegment]:
 
 
 def _read(path: Path, skipped: Skipped, reason: str) -> list[EvalSegment]:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
     segments = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip() and not line.lstrip().startswith((";;", "#")):
+    for number, line in read_lines(path, skipped):
+        if not line.lstrip().startswith((";;", "#")):
             try:
                 segments.append(_parse(path, number, line))
             except CorpusError as error:
-                skipped.add(reason, str(error))
+                skipped.add(reason, str(error), remedy=LINE_LEFT_OUT)
     return segments
 
 
@@ -89,6 +86,42 @@ def _parse(path: Path, number: int, line: str) -> EvalSegment:
     channel = 0 if fields[1].upper() in ("A", "1") else 1
     text = fields[5] if len(fields) > 5 else ""
     return EvalSegment(number, fields[0].lower(), channel, start_s, end_s, text)
+
+
+def repaired(stm: str) -> str:
+    """A reference as NIST's tools accept it, as in Kaldi's recipe for this test set.
+
+    Doubled parentheses become single ones and the marks of asides go; their words stay.
+    """
+    single = stm.replace("((", "(").replace("))", ")")
+    return _ASIDE.sub("", single)
+
+
+def extended(segments: Iterable[EvalSegment], seconds: float) -> list[EvalSegment]:
+    """Segments that begin earlier and end later, but never in one another.
+
+    Kaldi's recipe for this test set gives each 0.1 s more at both ends. Where two of a
+    channel are nearer than twice that, they meet in the middle; where they overlap,
+    those ends stay as they are.
+    """
+    result = list(segments)
+    sides: dict[tuple[str, int], list[int]] = {}
+    for place, segment in enumerate(result):
+        sides.setdefault((segment.recording, segment.channel), []).append(place)
+    for places in sides.values():
+        places.sort(key=lambda place: result[place].start_s)
+        gaps = [
+            result[after].start_s - result[before].end_s
+            for before, after in pairwise(places)
+        ]
+        more = [min(seconds, gap / 2) if gap > 0 else 0.0 for gap in gaps]
+        for place, before, after in zip(
+            places, [seconds, *more], [*more, seconds], strict=True
+        ):
+            old = result[place]
+            start_s = max(0.0, old.start_s - before)
+            result[place] = old._replace(start_s=start_s, end_s=old.end_s + after)
+    return result
 
 
 def reference_words(text: str) -> tuple[str, ...]:

@@ -4,12 +4,17 @@ Silence phones: `sil` between words, `spn` for speech without known phones (unkn
 broken-off words, vocalised noise), `nsn` for other noise, `lau` for laughter.
 """
 
-from collections.abc import Iterable
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_adpsgd.asr.acronyms import LETTERS_AND_WORDS, acronym_of
 from lightning_adpsgd.asr.corpus import CorpusError, Skipped, Utterance
+from lightning_adpsgd.asr.dictionary_repairs import added, taken_away
 from lightning_adpsgd.asr.transcripts import normalise_word
+from lightning_adpsgd.asr.turns import COPY_AGAIN, LINE_LEFT_OUT, read_lines
 from lightning_adpsgd.files import written_whole
 
 UNKNOWN = "<unk>"
@@ -20,6 +25,7 @@ SPECIAL_WORDS = {
     "[laughter]": "lau",
     UNKNOWN: "spn",
 }
+_VARIANT = re.compile(r"\(\d+\)$")
 _SILENCE_PHONES = (SILENCE, "spn", "nsn", "lau")
 
 Pronunciation = tuple[str, ...]
@@ -52,34 +58,119 @@ class Lexicon:
         return tuple(w if w in self.pronunciations else UNKNOWN for w in words)
 
 
-def read_dictionary(
-    path: Path, skipped: Skipped
-) -> dict[str, tuple[Pronunciation, ...]]:
-    """Pronunciations of an MS-State dictionary: lines of `word phone phone ...`.
+Dictionary = dict[str, tuple[Pronunciation, ...]]
 
-    Words are normalised as in the transcripts; `#` begins a comment. Lines without
-    phones are counted in `skipped`.
+
+def read_entries(path: Path, skipped: Skipped) -> list[tuple[str, Pronunciation]]:
+    """Words and phones of an MS-State dictionary as they are written.
+
+    `#` begins a comment. Lines without phones are counted in `skipped`.
 
     Raises:
         CorpusError: The file cannot be read or holds no pronunciation.
     """
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
-    found: dict[str, dict[Pronunciation, None]] = {}
-    for number, line in enumerate(lines, start=1):
-        token, *phones = line.lower().split() or ["#"]
-        if token.startswith("#"):
+    entries = []
+    for number, line in read_lines(path, skipped):
+        word, *phones = line.split()
+        if word.startswith("#"):
             continue
-        word = normalise_word(token)
-        if not phones:
-            skipped.add("dictionary line without phones", f"{path}:{number}: {token}")
-        elif word is not None and word not in SPECIAL_WORDS:
-            found.setdefault(word, {})[tuple(phones)] = None
-    if not found:
-        raise CorpusError(f"{path}: expected lines of `word phone ...`, found none")
+        if phones:
+            entries.append((word, tuple(phone.lower() for phone in phones)))
+        else:
+            where = f"{path}:{number}: {word}"
+            skipped.add("dictionary line without phones", where, remedy=LINE_LEFT_OUT)
+    if not entries:
+        raise CorpusError(
+            f"{path}: expected lines of `word phone ...`, found none; {COPY_AGAIN}"
+        )
+    return entries
+
+
+def read_dictionary(path: Path, skipped: Skipped, repair: bool = False) -> Dictionary:
+    """Pronunciations of an MS-State dictionary: lines of `word phone phone ...`.
+
+    Words are normalised as in the transcripts, acronyms too.
+
+    Args:
+        path: `sw-ms98-dict.text`.
+        skipped: Gets lines without phones.
+        repair: Apply `dictionary_repairs`.
+
+    Raises:
+        CorpusError: See `read_entries`.
+    """
+    entries = read_entries(path, skipped)
+    if repair:
+        wrong = set(taken_away())
+        entries = [entry for entry in entries if entry not in wrong] + [*added()]
+    found: dict[str, dict[Pronunciation, None]] = {}
+    for written, phones in entries:
+        for word in _words_of(written, phones):
+            if word not in SPECIAL_WORDS:
+                found.setdefault(word, {})[phones] = None
     return {word: tuple(found[word]) for word in sorted(found)}
+
+
+def _words_of(written: str, phones: Pronunciation) -> Iterator[str]:
+    """The word of an entry; for `I ay` both the letter and the word."""
+    acronym, word = acronym_of(written, phones), normalise_word(written)
+    if acronym:
+        yield acronym
+    if word and (not acronym or written in LETTERS_AND_WORDS):
+        yield word
+
+
+def read_cmudict(path: Path, skipped: Skipped) -> Dictionary:
+    """Pronunciations of the CMU dictionary, or one of its form, in MS-State's phones.
+
+    Lines of `WORD  W ER1 D`, other pronunciations as `WORD(1)` or once more; `;;;` and
+    `#` begin a comment. Stress goes, but for `AH0`, which is MS-State's `ax`.
+
+    Raises:
+        CorpusError: The file cannot be read or holds no pronunciation.
+    """
+    found: dict[str, dict[Pronunciation, None]] = {}
+    for number, line in read_lines(path, skipped):
+        if line.startswith(";;;"):
+            continue
+        written, *phones = line.partition(" #")[0].split()
+        if not phones:
+            where = f"{path}:{number}: {written}"
+            skipped.add("dictionary line without phones", where, remedy=LINE_LEFT_OUT)
+            continue
+        word = _VARIANT.sub("", written.lower())
+        found.setdefault(word, {})[tuple(map(_without_stress, phones))] = None
+    if not found:
+        raise CorpusError(f"{path}: expected lines of `WORD W ER1 D`, found none")
+    return {word: tuple(found[word]) for word in sorted(found)}
+
+
+def _without_stress(phone: str) -> str:
+    return "ax" if phone == "AH0" else phone.rstrip("012").lower()
+
+
+def find_missing(
+    dictionary: Dictionary, utterances: Iterable[Utterance]
+) -> Counter[str]:
+    """Words that are said but not in the dictionary, and how often.
+
+    Broken-off words are not among them: nobody can say how they go on.
+    """
+    said = Counter(word for utterance in utterances for word in utterance.words)
+    return Counter(
+        {
+            word: count
+            for word, count in said.items()
+            if word not in dictionary
+            and word not in SPECIAL_WORDS
+            and not is_broken_off(word)
+        }
+    )
+
+
+def is_broken_off(word: str) -> bool:
+    """Whether a word was begun or ended only: `ab-`, `-ly`."""
+    return word.startswith("-") or word.endswith("-")
 
 
 def build_lexicon(dictionary: dict[str, tuple[Pronunciation, ...]]) -> Lexicon:
@@ -102,7 +193,7 @@ def count_unknown(lexicon: Lexicon, utterances: Iterable[Utterance]) -> Skipped:
     for utterance in utterances:
         for word in utterance.words:
             if word not in lexicon:
-                broken = word.startswith("-") or word.endswith("-")
+                broken = is_broken_off(word)
                 reason = "broken-off words" if broken else "out-of-vocabulary words"
                 unknown.add(reason, f"{word!r} at {utterance.source or utterance.id}")
     return unknown

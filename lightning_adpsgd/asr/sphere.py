@@ -16,7 +16,8 @@ import numpy as np
 import soundfile
 
 SAMPLE_RATE = 8000
-_MAGIC = b"NIST_1A\n"
+MAGIC = b"NIST_1A\n"
+_CODINGS = ("pcm", "ulaw", "mu-law", "alaw")
 
 
 class SphereError(ValueError):
@@ -65,25 +66,30 @@ def read_header(path: Path, sample_rate: int = SAMPLE_RATE) -> SphereHeader:
         with path.open("rb") as file:
             header = _parse_header(path, file)
     except OSError as error:
-        raise SphereError(f"{path}: cannot be read: {error.strerror}") from error
+        raise SphereError(
+            f"{path}: cannot be read: {error.strerror}; see its permissions"
+        ) from error
     if header.sample_rate != sample_rate:
         raise SphereError(
-            f"{path}: expected {sample_rate} Hz, the header says {header.sample_rate}"
+            f"{path}: expected {sample_rate} Hz, the header says {header.sample_rate}; "
+            "resample it, or look whether the disc is the right one"
         )
     _check_complete(path, header, size)
     return header
 
 
 def _parse_header(path: Path, file: io.BufferedReader) -> SphereHeader:
-    if (start := file.read(len(_MAGIC))) != _MAGIC:
+    if not (start := file.read(len(MAGIC))):
+        raise SphereError(f"{path}: an empty file; copy it again")
+    if start != MAGIC:
         raise SphereError(
-            f"{path}: not a SPHERE file: expected it to begin with {_MAGIC!r}, "
-            f"it begins with {start!r}"
+            f"{path}: not a SPHERE file: expected it to begin with {MAGIC!r}, "
+            f"it begins with {start!r}; copy it again"
         )
     try:
         header_bytes = int(file.readline(16))
         fields = _fields(file.read(header_bytes - file.tell()))
-        return SphereHeader(
+        header = SphereHeader(
             num_samples=int(fields["sample_count"]),
             num_channels=int(fields.get("channel_count", "1")),
             sample_rate=int(fields["sample_rate"]),
@@ -91,8 +97,23 @@ def _parse_header(path: Path, file: io.BufferedReader) -> SphereHeader:
             sample_bytes=int(fields.get("sample_n_bytes", "2")),
             header_bytes=header_bytes,
         )
+        return _plausible(header)
     except (KeyError, ValueError) as error:
-        raise SphereError(f"{path}: broken SPHERE header: {error!r}") from error
+        raise SphereError(
+            f"{path}: broken SPHERE header: {error!r}; copy it again"
+        ) from error
+
+
+def _plausible(header: SphereHeader) -> SphereHeader:
+    positive = ("num_samples", "num_channels", "sample_rate", "sample_bytes")
+    for name in positive:
+        if getattr(header, name) <= 0:
+            raise ValueError(f"`{name}` must be positive, got {getattr(header, name)}")
+    if header.coding.split(",")[0] not in _CODINGS:
+        raise ValueError(
+            f"`sample_coding` must be of {_CODINGS}, got {header.coding!r}"
+        )
+    return header
 
 
 def _fields(text: bytes) -> dict[str, str]:
@@ -102,14 +123,20 @@ def _fields(text: bytes) -> dict[str, str]:
 
 
 def _check_complete(path: Path, header: SphereHeader, size: int) -> None:
-    if header.is_shortened:
+    if header.is_shortened and size > header.header_bytes:
         return  # the size on disk says nothing about the number of samples
     sample_bytes = header.num_channels * header.sample_bytes
     found = max(0, size - header.header_bytes) // sample_bytes
     if found < header.num_samples:
+        first = ""
+        if header.num_samples == header.num_channels * found:
+            # Said of the first release in the README of LDC97S62.
+            first = (
+                ", or get the second release: in the first, headers count both sides"
+            )
         raise SphereError(
             f"{path}: truncated: the header says {header.num_samples} samples per "
-            f"channel, the file holds {found}; copy it again"
+            f"channel, the file holds {found}; copy it again{first}"
         )
 
 

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from recipes.generated.corpus import write_corpus
+from recipes.generated.corpus import write_corpus, write_librispeech
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -17,17 +17,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the corpus")
     parser.add_argument("--minutes", type=float, default=24.0, help="training speech")
     parser.add_argument("--test-minutes", type=float, default=5.0, help="test speech")
+    add = parser.add_argument
+    add("--fisher-minutes", type=float, default=0.0, help="in Fisher's layout, if any")
+    add("--callhome-minutes", type=float, default=0.0, help="in CallHome's, if any")
+    add("--librispeech", action="store_true", help="in LibriSpeech's layout instead")
     parser.add_argument("--seed", type=int, default=1, help="draws everything")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args(arguments)
     try:
-        write_corpus(
-            given.out,
-            minutes=given.minutes,
-            test_minutes=given.test_minutes,
-            seed=given.seed,
-            processes=given.processes,
-        )
+        _write(given)
     except (ValueError, FileExistsError, RuntimeError) as error:
         print(f"recipes.generated: {error}", file=sys.stderr)
         return 1
@@ -35,6 +33,24 @@ def main(arguments: list[str] | None = None) -> int:
         print("recipes.generated: stopped; the same command goes on", file=sys.stderr)
         return 130
     return 0
+
+
+def _write(given: argparse.Namespace) -> None:
+    speech = {
+        "minutes": given.minutes,
+        "test_minutes": given.test_minutes,
+        "seed": given.seed,
+        "processes": given.processes,
+    }
+    if given.librispeech:
+        write_librispeech(given.out, **speech)
+    else:
+        write_corpus(
+            given.out,
+            **speech,
+            fisher_minutes=given.fisher_minutes,
+            callhome_minutes=given.callhome_minutes,
+        )
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ class Plan:
         speakers: of channel A and channel B.
         speech_s: the least seconds of speech, both sides together.
         seed: the corpus's.
+        layout: which corpus's files it gets, `switchboard`, `hub5`, `fisher`, ....
     """
 
     name: str
@@ -47,6 +48,7 @@ class Plan:
     speakers: tuple[Speaker, Speaker]
     speech_s: float
     seed: int
+    layout: str = "switchboard"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import json
 import math
 import multiprocessing
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from recipes.generated import layout
-from recipes.generated.conversation import Plan, Turn, render
+from recipes.generated import callhome, fisher, layout, librispeech
+from recipes.generated.conversation import Conversation, Plan, Turn, render
 from recipes.generated.grammar import vocabulary
 from recipes.generated.pronunciations import dictionary
 from recipes.generated.rules import TOPICS
@@ -28,7 +28,27 @@ from recipes.generated.speakers import draw_speakers
 #: Changes whenever the same arguments give other bytes.
 VERSION = 3
 MAX_MINUTES_A_CALL = 5.0
-LEAST_CALLS = {"train": 20, "sw": 3, "en": 3}
+LEAST_CALLS = {
+    **{"train": 20, "sw": 3, "en": 3, "fisher": 4, "callhome": 2},
+    **{"train-clean-5": 10, "dev-clean-2": 2, "test-clean": 3},
+}
+#: Names of the calls of a part, and the layout of its files.
+_PARTS = {
+    "train": ("sw{:05d}", "switchboard"),
+    "sw": ("sw_{:04d}", "hub5"),
+    "en": ("en_{:04d}", "hub5"),
+    "fisher": ("fe_03_{:05d}", "fisher"),
+    "callhome": ("en_{:04d}", "callhome"),
+    "train-clean-5": ("train-clean-5-{:04d}", "librispeech"),
+    "dev-clean-2": ("dev-clean-2-{:04d}", "librispeech"),
+    "test-clean": ("test-clean-{:04d}", "librispeech"),
+}
+#: Number of the first call, and from one to the next.
+_NUMBERS = {
+    **{"train": (2001, 1), "sw": (4390, 4), "en": (4392, 4)},
+    **{"fisher": (1, 1), "callhome": (6001, 1)},
+    **{"train-clean-5": (1, 1), "dev-clean-2": (1001, 1), "test-clean": (2001, 1)},
+}
 _MAX_TRAINING_CALLS = 9999 - 2000
 _STATE = ".generated"
 
@@ -38,15 +58,20 @@ def write_corpus(
     *,
     minutes: float = 24.0,
     test_minutes: float = 5.0,
+    fisher_minutes: float = 0.0,
+    callhome_minutes: float = 0.0,
     seed: int = 1,
     processes: int = 2,
 ) -> None:
     """Write the corpus, or what is missing of it.
 
     Args:
-        tree: folder that gets LDC97S62, LDC2002S09 and LDC2002T43.
+        tree: folder that gets LDC97S62, LDC2002S09 and LDC2002T43; LDC2004S13,
+            LDC2004T19 for Fisher and LDC97S42, LDC97T14 for CallHome.
         minutes: least speech of both sides together, for training; silence not counted.
         test_minutes: the same for the two halves of the test set together.
+        fisher_minutes: the same for calls laid out as Fisher's; 0 for none.
+        callhome_minutes: the same for calls laid out as CallHome's; 0 for none.
         seed: the same seed and minutes give the same bytes.
         processes: conversations made at the same time.
 
@@ -55,24 +80,74 @@ def write_corpus(
         FileExistsError: `tree` holds something else, or a corpus of other arguments.
         RuntimeError: a conversation could not be made.
     """
+    per_part = {"train": minutes, "sw": test_minutes / 2, "en": test_minutes / 2}
+    more = {"fisher": fisher_minutes, "callhome": callhome_minutes}
+    more = {part: amount for part, amount in more.items() if amount}
+    plans = plan_parts(per_part | more, seed)
+    arguments = {"minutes": minutes, "test_minutes": test_minutes, "seed": seed}
+    arguments |= {f"{part}_minutes": amount for part, amount in more.items()}
+    tree = tree.absolute()  # the processes that speak may have another folder
+    _speak(tree, plans, arguments, processes)
+    _write_shared_files(tree, plans)
+
+
+def write_librispeech(
+    tree: Path,
+    *,
+    minutes: float = 12.0,
+    test_minutes: float = 2.0,
+    seed: int = 1,
+    processes: int = 2,
+) -> None:
+    """Write a corpus in the layout of mini LibriSpeech: one turn is one utterance.
+
+    Args:
+        tree: folder that gets LibriSpeech.
+        minutes: least speech for training.
+        test_minutes: the same for each of `dev-clean-2` and `test-clean`.
+        seed: the same seed and minutes give the same bytes.
+        processes: conversations made at the same time.
+
+    Raises:
+        ValueError, FileExistsError, RuntimeError: see `write_corpus`.
+    """
+    per_part = {
+        **{"train-clean-5": minutes},
+        **{"dev-clean-2": test_minutes, "test-clean": test_minutes},
+    }
+    plans = plan_parts(per_part, seed)
+    tree = tree.absolute()
+    arguments = {"minutes": minutes, "test_minutes": test_minutes, "seed": seed}
+    _speak(tree, plans, arguments | {"librispeech": True}, processes)
+    lexicon = librispeech.lexicon(dictionary())
+    layout.write_text(tree / librispeech.LEXICON, lexicon)
+    speakers = librispeech.speakers_table(plans)
+    layout.write_text(tree / librispeech.SPEAKERS, speakers)
+
+
+def _speak(
+    tree: Path, plans: list[Plan], arguments: Mapping[str, float], processes: int
+) -> None:
+    """Make the conversations that are not finished."""
     if processes < 1:
         raise ValueError(f"`processes` must be at least 1, got {processes}")
-    plans = plan_corpus(minutes=minutes, test_minutes=test_minutes, seed=seed)
-    tree = tree.absolute()  # the processes that speak may have another folder
-    arguments = {"minutes": minutes, "test_minutes": test_minutes, "seed": seed}
-    _claim(tree, arguments | {"version": VERSION})
+    _claim(tree, {**arguments, "version": VERSION})
     missing = [plan for plan in plans if not _record(tree, plan.name).exists()]
     bar = tqdm(total=len(plans), desc="speaking", unit="call")
     with bar:
         bar.update(len(plans) - len(missing))
         for _ in _make_each_alone(tree, missing, processes):
             bar.update()
-    _write_shared_files(tree, plans)
 
 
 def plan_corpus(*, minutes: float, test_minutes: float, seed: int) -> list[Plan]:
     """Return all conversations, training first; see `write_corpus`."""
     per_part = {"train": minutes, "sw": test_minutes / 2, "en": test_minutes / 2}
+    return plan_parts(per_part, seed)
+
+
+def plan_parts(per_part: Mapping[str, float], seed: int) -> list[Plan]:
+    """Return the conversations of parts, given with their minutes."""
     counts = {part: _num_calls(part, amount) for part, amount in per_part.items()}
     speakers = draw_speakers({part: 2 * n for part, n in counts.items()}, seed)
     return [
@@ -82,6 +157,7 @@ def plan_corpus(*, minutes: float, test_minutes: float, seed: int) -> list[Plan]
             speakers=(speakers[part][2 * index], speakers[part][2 * index + 1]),
             speech_s=60 * per_part[part] / count,
             seed=seed,
+            layout=_PARTS[part][1],
         )
         for part, count in counts.items()
         for index in range(count)
@@ -90,9 +166,8 @@ def plan_corpus(*, minutes: float, test_minutes: float, seed: int) -> list[Plan]
 
 def call_name(part: str, index: int) -> str:
     """Return `sw02001` ... for training, `sw_4390` and `en_4392` ... for the test."""
-    if part == "train":
-        return f"sw{2001 + index:05d}"
-    return f"{part}_{4390 + 4 * index + 2 * (part == 'en')}"
+    first, step = _NUMBERS[part]
+    return _PARTS[part][0].format(first + step * index)
 
 
 def read_turns(tree: Path, name: str) -> list[Turn]:
@@ -173,7 +248,7 @@ def _make(tree: Path, plan: Plan) -> None:
     """Make one conversation; its record, written last, says that it is whole."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its children itself
     conversation = render(plan)
-    layout.write_conversation(tree, conversation)
+    _WRITERS[plan.layout](tree, conversation)
     record = {
         "plan": asdict(plan),
         "num_samples": len(conversation.samples),
@@ -182,9 +257,20 @@ def _make(tree: Path, plan: Plan) -> None:
     layout.write_text(_record(tree, plan.name), json.dumps(record) + "\n")
 
 
+_WRITERS: dict[str, Callable[[Path, Conversation], None]] = {
+    "switchboard": layout.write_conversation,
+    "hub5": layout.write_conversation,
+    "fisher": fisher.write_conversation,
+    "callhome": callhome.write_conversation,
+    "librispeech": librispeech.write_conversation,
+}
+
+
 def _write_shared_files(tree: Path, plans: list[Plan]) -> None:
     """Write the files that speak of all conversations: dictionary, PEM, STM, GLM."""
-    tests = sorted((p for p in plans if "_" in p.name), key=lambda plan: plan.name[3:])
+    tests = sorted(
+        (p for p in plans if p.layout == "hub5"), key=lambda plan: plan.name[3:]
+    )
     turns = {plan.name: read_turns(tree, plan.name) for plan in tests}
     pem = "".join(layout.segments(plan.name, turns[plan.name]) for plan in tests)
     stm = [layout.reference(p.name, p.speakers, turns[p.name]) for p in tests]
@@ -192,3 +278,6 @@ def _write_shared_files(tree: Path, plans: list[Plan]) -> None:
     layout.write_text(tree / layout.REFERENCE, layout.reference_file(stm))
     layout.write_text(tree / layout.MAPPINGS, layout.mappings(vocabulary()))
     layout.write_text(tree / layout.DICTIONARY, "\n".join(dictionary()) + "\n")
+    calls = [plan for plan in plans if plan.layout == "fisher"]
+    if calls:
+        layout.write_text(tree / fisher.CALLDATA, fisher.calldata(calls))

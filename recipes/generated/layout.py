@@ -56,7 +56,7 @@ def write_conversation(tree: Path, conversation: Conversation) -> None:
         for side in (0, 1):
             text = training_transcript(name, side, turns, len(conversation.samples))
             write_text(tree / training_transcript_path(name, side), text)
-    _write_sphere(tree / sphere_path(name), conversation)
+    write_sphere(tree / sphere_path(name), conversation)
 
 
 def sphere_path(name: str) -> str:
@@ -92,7 +92,7 @@ def test_transcript(name: str, turns: Iterable[Turn]) -> str:
     """Return the text that accompanies a test recording."""
     head = f"#Language: eng\n#File id: {name}\n\n"
     return head + "".join(
-        f"{_times(turn)} {SIDES[turn.side]}: {' '.join(map(_as_text, turn.tokens))}\n\n"
+        f"{times(turn)} {SIDES[turn.side]}: {' '.join(map(_as_text, turn.tokens))}\n\n"
         for turn in turns
     )
 
@@ -100,7 +100,7 @@ def test_transcript(name: str, turns: Iterable[Turn]) -> str:
 def segments(name: str, turns: Iterable[Turn]) -> str:
     """Return the PEM lines of one test recording."""
     return "".join(
-        f"{name} {SIDES[turn.side]} unknown_speaker {_times(turn)}\n" for turn in turns
+        f"{name} {SIDES[turn.side]} unknown_speaker {times(turn)}\n" for turn in turns
     )
 
 
@@ -110,7 +110,7 @@ def reference(name: str, speakers: tuple[Speaker, ...], turns: Iterable[Turn]) -
     lines: list[str] = []
     for turn in turns:
         side, gender = SIDES[turn.side], speakers[turn.side].gender
-        who = f"{name} {side} {name}_{side} {_times(turn)}"
+        who = f"{name} {side} {name}_{side} {times(turn)}"
         words = " ".join(_scored(turn.tokens))
         lines.append(f"{who} <O,{part},{gender},{part}-{gender}> {words}\n")
     return "".join(lines)
@@ -131,7 +131,8 @@ def mappings(words: Iterable[str]) -> str:
     )
 
 
-def _write_sphere(path: Path, conversation: Conversation) -> None:
+def write_sphere(path: Path, conversation: Conversation) -> None:
+    """Write both sides as mu-law in a SPHERE file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     hidden = path.with_name(f".{path.name}.part")
     samples = conversation.samples
@@ -143,8 +144,15 @@ def _ms98(start: int, end: int, words: str) -> str:
     return f"{start / SAMPLE_RATE:.6f} {end / SAMPLE_RATE:.6f} {words}"
 
 
-def _times(turn: Turn) -> str:
+def times(turn: Turn) -> str:
+    """Return begin and end of a turn in seconds."""
     return f"{turn.start / SAMPLE_RATE:.2f} {turn.end / SAMPLE_RATE:.2f}"
+
+
+def as_said(token: str) -> str:
+    """Return a word without the marks of MS-State: `bo-` for `bo[ught]-`."""
+    plain = laughed_word(token) or token
+    return plain.split("[")[0] + "-" if is_partial(plain) else plain
 
 
 def _as_text(token: str) -> str:

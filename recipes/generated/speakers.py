@@ -17,6 +17,11 @@ VARIANTS = {
     "train": (_NEAR_MEN, _NEAR_WOMEN),
     "sw": (_NEAR_MEN, _NEAR_WOMEN),
     "en": (_FAR_MEN, _FAR_WOMEN),
+    "fisher": (_NEAR_MEN, _NEAR_WOMEN),
+    "callhome": (_FAR_MEN, _FAR_WOMEN),
+    "train-clean-5": (_NEAR_MEN, _NEAR_WOMEN),
+    "dev-clean-2": (_NEAR_MEN, _NEAR_WOMEN),
+    "test-clean": (_FAR_MEN, _FAR_WOMEN),
 }
 
 
@@ -68,7 +73,7 @@ def draw_speakers(counts: dict[str, int], seed: int) -> dict[str, list[Speaker]]
 
 
 def _draw_speaker(part: str, index: int, rng: random.Random) -> Speaker:
-    far = part == "en"
+    far = VARIANTS[part][0] is _FAR_MEN
     men_or_women = VARIANTS[part][rng.random() < 0.5]
     variant = men_or_women[index % len(men_or_women)]
     accent = rng.choices(ACCENTS, (4, 1))[0]

@@ -1,31 +1,36 @@
 """Stage `check`: look at every file of the corpus before anything is computed.
 
-Every recording's header is read and compared with the size of its file, so that a
-missing disc or a copy that was cut short is known in the first minute and not in the
-tenth hour. What is usable is written down for `prepare`, with the length of the audio.
+A missing disc, a copy that was cut short, or a transcript that nobody can read is known
+in the first minutes and not in the tenth hour. What is found is said per source, with
+hours and those of the whole corpus, then what is missing or damaged, with file, line
+and remedy. The usable recordings are written down for `prepare`, with their lengths.
 """
 
 import json
-import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from tqdm import tqdm
-
-from lightning_adpsgd.asr.corpus import CorpusError, CorpusTree, Skipped, find_tree
-from lightning_adpsgd.asr.hub5 import part_of
-from lightning_adpsgd.asr.sphere import SphereError, read_header
-from lightning_adpsgd.asr.transcripts import side_of
+from lightning_adpsgd.asr.corpus import CorpusError, Skipped
+from lightning_adpsgd.asr.hub5 import PARTS, part_of
+from lightning_adpsgd.asr.lexicon import read_entries
+from lightning_adpsgd.asr.sources import TRAINING, Discs, Holding, find_discs
 from lightning_adpsgd.files import write_json
+from recipes.switchboard.inspection import (
+    SHORTENED,
+    Recording,
+    Speech,
+    check_callers,
+    check_test,
+    compare,
+    inspect_recordings,
+    inspect_transcripts,
+    missing_calls,
+)
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import Settings
 
 REPORT = "report.json"
-_PARTS = {
-    "train": "LDC97S62, training audio",
-    "swb": "LDC2002S09, SWB part of the test set",
-    "ch": "LDC2002S09, CallHome part of the test set",
-}
+_PARTS = {"swb": "SWB", "ch": "CallHome"}
 _FILES = {
     "dictionary": "LDC97S62, sw-ms98-dict.text: pronunciations",
     "pem": "LDC2002S09, hub5e_00.pem: segments of the test set",
@@ -34,34 +39,65 @@ _FILES = {
 }
 
 
-class Recording(NamedTuple):
-    """A recording whose header and size are right.
-
-    Attributes:
-        path: The SPHERE file.
-        seconds: Its length.
-        num_channels: Usually two.
-    """
-
-    path: Path
-    seconds: float
-    num_channels: int
-
-
 def check(settings: Settings, output: Path) -> None:
     """Report what is there, what is missing and what is broken.
 
     Raises:
-        StageError: There is nothing to train on, or no dictionary.
+        StageError: There is nothing to train on in one of the sources asked for, or no
+            usable dictionary.
     """
-    tree = _find(settings.corpus)
     problems = Skipped()
-    recordings = _usable(tree, problems)
-    _compare_with_transcripts(tree, recordings, problems)
-    lines = [*_describe(tree, recordings), *_warnings(problems)]
-    print("\n".join(f"  {line}" for line in lines), flush=True)
-    _stop_if_useless(settings.corpus, tree, recordings)
-    _write(output / REPORT, recordings, lines)
+    discs = discs_of(settings, problems)
+    recordings: dict[str, Recording] = {}
+    lines: list[str] = []
+    for name in settings.sources:
+        holding = discs.holding(name)
+        found = inspect_recordings(holding, settings.cores, problems)
+        speech = inspect_transcripts(holding, found, settings.cores, problems)
+        compare(holding, found, speech, problems)
+        callers = check_callers(holding, speech, problems)
+        lines += [*_describe(holding, found, speech, bool(callers))]
+        lines += missing_calls(holding)
+        recordings |= found
+    tested = inspect_recordings(discs.holding("hub5"), settings.cores, problems)
+    check_test(discs, tested, problems)
+    for path in discs.archives:
+        remedy = "unpack or mount it; nothing in it is used"
+        problems.add("archive that is not unpacked", str(path), remedy=remedy)
+    unusable = _wrong_dictionary(settings, discs, problems)
+    lines += [*_describe_test(tested), *_describe_files(discs)]
+    lines += _unused(settings, discs)
+    lines += [f"WARNING: {line}" for line in problems.report()]
+    say(lines)
+    for name in settings.sources:
+        holding = discs.holding(name)
+        if not holding.transcripts.keys() & recordings.keys():
+            raise StageError(_nothing_of(settings, holding, problems))
+    if unusable:
+        raise StageError(unusable)
+    _write(output / REPORT, recordings | tested, lines)
+
+
+def discs_of(settings: Settings, problems: Skipped) -> Discs:
+    """What lies below the folders of the settings.
+
+    Raises:
+        StageError: One is not a folder, or a source has no such name.
+    """
+    for name in settings.sources:
+        if name not in TRAINING:
+            known = ", ".join(TRAINING)
+            raise StageError(f"`sources` must be of {known}, got {name!r}")
+    try:
+        return find_discs(settings.roots, problems)
+    except CorpusError as error:
+        raise StageError(f"--corpus: {error}") from error
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print lines; bytes of a path that are no text are escaped."""
+    text = "\n".join(f"  {line}" for line in lines)
+    print(text.encode(errors="backslashreplace").decode(), flush=True)
 
 
 def read_recordings(settings: Settings) -> dict[str, Recording]:
@@ -73,83 +109,83 @@ def read_recordings(settings: Settings) -> dict[str, Recording]:
     }
 
 
-def _find(corpus: Path) -> CorpusTree:
-    try:
-        return find_tree(corpus)
-    except CorpusError as error:
-        raise StageError(f"--corpus: {error}") from error
+def _describe(
+    holding: Holding,
+    recordings: dict[str, Recording],
+    speech: dict[str, Speech],
+    has_callers: bool,
+) -> Iterator[str]:
+    source = holding.source
+    wanted = " or ".join(map(str, source.num_recordings))
+    complete = f"complete: {wanted} recordings, about {source.hours:.0f} h"
+    hours = sum(r.seconds for r in recordings.values()) / 3600
+    found = f"{len(recordings)} usable of {len(holding.recordings)}, {hours:.2f} h"
+    missing = "" if holding.recordings else "MISSING, "
+    yield f"{source.audio}, training audio: {missing}{found} ({complete})"
+    turns = sum(s.num_turns for s in speech.values())
+    said = sum(s.seconds for s in speech.values()) / 3600
+    found = f"{len(speech)} conversations, {turns} utterances, {said:.2f} h"
+    yield f"{source.text}: {found if speech else 'MISSING'}"
+    if source.callers:
+        without = "MISSING, each side counts as a speaker of its own"
+        yield f"{source.name}, table of callers: {'there' if has_callers else without}"
 
 
-def _usable(tree: CorpusTree, problems: Skipped) -> dict[str, Recording]:
-    usable = {}
-    for stem, path in tqdm(tree.recordings.items(), desc="headers", unit="file"):
-        try:
-            header = read_header(path)
-        except SphereError as error:
-            problems.add("unusable recording", str(error))
-            continue
-        if header.is_shortened and shutil.which("sph2pipe") is None:
-            problems.add(
-                "recording compressed with shorten; put the program sph2pipe on PATH",
-                str(path),
-                header.duration_s,
-            )
-            continue
-        usable[stem] = Recording(path, header.duration_s, header.num_channels)
-    for path in tree.duplicates:
-        problems.add("second recording of the same name", str(path))
-    return usable
+def _describe_test(recordings: dict[str, Recording]) -> Iterator[str]:
+    for part in PARTS:
+        lengths = [r.seconds for stem, r in recordings.items() if part_of(stem) == part]
+        found = (
+            f"{len(lengths)} files, {sum(lengths) / 3600:.2f} h (complete: 20 files)"
+        )
+        what = f"LDC2002S09, {_PARTS[part]} part of the test set"
+        yield f"{what}: {found if lengths else 'MISSING'}"
 
 
-def _compare_with_transcripts(
-    tree: CorpusTree, recordings: dict[str, Recording], problems: Skipped
-) -> None:
-    transcribed = {side_of(path)[0]: path for path in tree.transcripts}
-    for stem, path in transcribed.items():
-        if stem not in tree.recordings:
-            problems.add(f"transcript without its recording ({stem}.sph)", str(path))
-    for stem, recording in recordings.items():
-        if part_of(stem) is None and stem not in transcribed:
-            where, seconds = str(recording.path), recording.seconds
-            problems.add("recording without a transcript", where, seconds)
-
-
-def _describe(tree: CorpusTree, recordings: dict[str, Recording]) -> list[str]:
-    lines = []
-    for part, meaning in _PARTS.items():
-        lengths = [r.seconds for stem, r in recordings.items() if _part(stem) == part]
-        hours = f"{len(lengths)} files, {sum(lengths) / 3600:.2f} h"
-        lines.append(f"{meaning}: {hours if lengths else 'MISSING'}")
-    number = len(tree.transcripts) or "MISSING"
-    lines.append(f"LDC97S62, MS-State transcripts: {number}")
+def _describe_files(discs: Discs) -> Iterator[str]:
     for name, meaning in _FILES.items():
-        lines.append(f"{meaning}: {getattr(tree, name) or 'MISSING'}")
-    return lines
+        yield f"{meaning}: {getattr(discs, name) or 'MISSING'}"
 
 
-def _part(stem: str) -> str:
-    return part_of(stem) or "train"
+def _unused(settings: Settings, discs: Discs) -> Iterator[str]:
+    for name, holding in discs.holdings.items():
+        if name in TRAINING and name not in settings.sources and holding.recordings:
+            found = f"{len(holding.recordings)} recordings of {holding.source.audio}"
+            yield f"not used: {found}; `sources` does not name {name}"
 
 
-def _warnings(problems: Skipped) -> list[str]:
-    return [f"WARNING: {line}" for line in problems.report()]
-
-
-def _stop_if_useless(
-    corpus: Path, tree: CorpusTree, recordings: dict[str, Recording]
-) -> None:
-    transcribed = {side_of(path)[0] for path in tree.transcripts}
-    if not transcribed & recordings.keys():
-        raise StageError(
-            f"{corpus}: expected recordings sw*.sph with transcripts "
-            f"sw*-ms98-a-trans.text; of {len(transcribed)} transcribed conversations "
-            "none has a usable recording, so there is nothing to train on"
+def _wrong_dictionary(
+    settings: Settings, discs: Discs, problems: Skipped
+) -> str | None:
+    """Why the dictionary cannot be used, None if it can; broken lines are counted."""
+    if discs.dictionary is None:
+        return (
+            f"{settings.corpus}: expected the dictionary sw-ms98-dict.text, which "
+            "belongs to the MS-State transcripts; without it no word has a "
+            "pronunciation"
         )
-    if tree.dictionary is None:
-        raise StageError(
-            f"{corpus}: expected the dictionary sw-ms98-dict.text, which belongs to "
-            "the MS-State transcripts; without it no word has a pronunciation"
-        )
+    try:
+        read_entries(discs.dictionary, problems)
+    except CorpusError as error:
+        return f"the dictionary cannot be used: {error}"
+    return None
+
+
+def _nothing_of(settings: Settings, holding: Holding, problems: Skipped) -> str:
+    source = holding.source
+    pattern = source.transcript.pattern if source.transcript else ""
+    shortened = problems.counts.get(SHORTENED, 0)
+    why = (
+        f"; {shortened} are compressed, {problems.remedies[SHORTENED]}"
+        if shortened
+        else ""
+    )
+    return (
+        f"{', '.join(map(str, settings.roots))}: expected recordings "
+        f"{source.recording.pattern} ({source.audio}) with transcripts {pattern} "
+        f"({source.text}); of {len(holding.transcripts)} transcribed conversations "
+        f"none has a usable recording, so there is nothing to train on{why}. Give the "
+        f"folder that holds them, or leave {source.name} out of `sources`"
+    )
 
 
 def _write(path: Path, recordings: dict[str, Recording], lines: list[str]) -> None:

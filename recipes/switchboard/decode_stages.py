@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from lightning_adpsgd.asr.acronyms import letters_of
 from lightning_adpsgd.asr.corpus import Utterance
 from lightning_adpsgd.asr.decoding import (
     Decoder,
@@ -42,8 +43,8 @@ from lightning_adpsgd.files import write_json, written_whole
 from recipes.switchboard import kaldi_stages
 from recipes.switchboard.inputs import Inputs, Load, StoredInputs, spoken_inputs
 from recipes.switchboard.pipeline import StageError
-from recipes.switchboard.score_stage import PART_NAMES, read_rules, score_decoded
-from recipes.switchboard.settings import Settings
+from recipes.switchboard.score_stage import read_rules, score_decoded
+from recipes.switchboard.settings import TEST_SPLITS, Settings
 
 _MOST_WIDENINGS = 4
 
@@ -156,7 +157,7 @@ def _recognise(
     report["incomplete"] = {
         split: _decode_split(task, split, chosen)
         for split in settings.splits()
-        if split in PART_NAMES
+        if split in TEST_SPLITS
     }
     if settings.decode.export_likelihoods:
         _export(task, chosen)
@@ -180,7 +181,7 @@ def _decoder(settings: Settings) -> Search:
 def _export(task: _Task, acoustic_scale: float) -> None:
     """Leaves the log-likelihoods of the test sets for Kaldi's decoders."""
     for split in task.settings.splits():
-        if split in PART_NAMES:
+        if split in TEST_SPLITS:
             spoken = spoken_inputs(task.settings, split)
             matrices = ((one.id, task.scorer(load())) for one, load in spoken)
             kaldi_stages.export(
@@ -320,7 +321,8 @@ def _decode_split(task: _Task, split: str, scale: float) -> int:
     found = [several[0] for several in _hypotheses(task, split, spoken, [scale])]
     texts, times = [], []
     for (utterance, _), hypothesis in zip(spoken, found, strict=True):
-        texts.append(" ".join((utterance.id, *hypothesis.text)))
+        spelled = (letter for word in hypothesis.text for letter in letters_of(word))
+        texts.append(" ".join((utterance.id, *spelled)))
         times += _ctm_lines(utterance, hypothesis)
     _write_lines(task.output / f"{split}.txt", texts)
     _write_lines(task.output / f"{split}.ctm", times)
@@ -336,12 +338,16 @@ def _decode_split(task: _Task, split: str, scale: float) -> int:
 
 
 def _ctm_lines(utterance: Utterance, hypothesis: Hypothesis) -> list[str]:
-    recording, channel = utterance.recording.stem, "AB"[utterance.channel]
-    return [
-        f"{recording} {channel} {utterance.start_s + word.start_s:.2f} "
-        f"{word.duration_s:.2f} {word.word}"
-        for word in hypothesis.words
-    ]
+    recording, channel = utterance.conversation, "AB"[utterance.channel]
+    lines = []
+    for word in hypothesis.words:
+        letters = letters_of(word.word)  # references have those of `i._b._m.` apart
+        duration_s = word.duration_s / len(letters)
+        for place, letter in enumerate(letters):
+            start_s = utterance.start_s + word.start_s + place * duration_s
+            times = f"{start_s:.2f} {duration_s:.2f}"
+            lines.append(f"{recording} {channel} {times} {letter}")
+    return lines
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:

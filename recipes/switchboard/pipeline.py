@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lightning_adpsgd.asr.corpus import CorpusError, Skipped
+from lightning_adpsgd.asr.discs import find_files
 from recipes.switchboard.settings import Settings
 
 STAMP = ".done"
@@ -129,17 +131,13 @@ def _plain(value: Any) -> Any:
 
 def _tree_digest(settings: Settings) -> str:
     # Names and sizes, not contents: 30 GB of audio would take minutes at every call.
-    files = {
-        p.relative_to(settings.corpus): p.stat().st_size
-        for p in settings.corpus.rglob("*")
-        if p.is_file()
-    }
-    lines = [f"{name} {files[name]}" for name in sorted(files) if not _is_hidden(name)]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+    try:
+        files = find_files(settings.roots, Skipped())
+    except CorpusError as error:
+        raise StageError(f"--corpus: {error}") from error
+    lines = [f"{file.path} {file.path.stat().st_size}" for file in files]
+    content = "\n".join(lines).encode(errors="surrogateescape")
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _input_digest(name: str, stage: Stage, settings: Settings) -> str:

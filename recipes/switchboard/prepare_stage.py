@@ -1,23 +1,24 @@
 """Stage `prepare`: cut the recordings into utterances for training and test.
 
-The last speakers by name form `dev`, on which the acoustic scale is chosen and the
-held-out loss measured; nobody of them is in `train`. Whatever cannot be used is counted
-with its file and line, and the count is said at the end.
+Held out as `dev`, on which the acoustic scale is chosen and the held-out loss measured,
+are the last speakers by name, of whom nobody is in `train`; or, as in Kaldi's recipe,
+the first so many utterances. Whatever cannot be used is counted with its file and line,
+and the count is said at the end.
 """
 
 import dataclasses
-import shutil
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
+from lightning_adpsgd.asr.acronyms import acronyms_in
 from lightning_adpsgd.asr.corpus import (
-    CorpusTree,
+    CorpusError,
     Skipped,
     Utterance,
-    find_tree,
     utterance_id,
     write_utterances,
 )
@@ -25,19 +26,25 @@ from lightning_adpsgd.asr.hub5 import (
     PARTS,
     EvalSegment,
     assign,
+    extended,
     part_of,
     read_pem,
     read_stm,
     reference_words,
+    repaired,
 )
-from lightning_adpsgd.asr.transcripts import (
-    Segment,
-    read_speakers,
-    read_transcript,
-    side_of,
+from lightning_adpsgd.asr.lexicon import read_entries
+from lightning_adpsgd.asr.sources import (
+    Callers,
+    Discs,
+    Holding,
+    read_callers,
+    read_turns,
 )
-from lightning_adpsgd.files import write_json
-from recipes.switchboard.check_stage import Recording, read_recordings
+from lightning_adpsgd.asr.turns import Turn
+from lightning_adpsgd.files import write_json, written_whole
+from recipes.switchboard.check_stage import discs_of, read_recordings, say
+from recipes.switchboard.inspection import Recording
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import PrepareSettings, Settings
 
@@ -48,52 +55,127 @@ def prepare(settings: Settings, output: Path) -> None:
     Raises:
         StageError: No usable utterance, or too few speakers to hold some out.
     """
-    tree = find_tree(settings.corpus)
-    recordings = read_recordings(settings)
     skipped = Skipped()
-    every = _training(tree, recordings, settings.prepare, skipped)
-    spoken = list(distinct(every, skipped))
-    train, dev = hold_out(spoken, settings.prepare)
+    discs = discs_of(settings, skipped)
+    recordings = read_recordings(settings)
+    callers = _callers(settings, discs, skipped)
+    spoken = _training(settings, discs, recordings, callers, skipped)
+    train, dev = _divide(spoken, settings, skipped)
     splits = {
         "train": list(limit_repeats(train, settings.prepare.max_repeats, skipped)),
         "dev": dev,
-        **_test(tree, recordings, settings.prepare, skipped),
+        **_test(discs, recordings, settings.prepare, skipped),
     }
+    write_splits(output, splits)
+    _write_sexes(output / "sexes.txt", callers, (*train, *dev))
+    for source, name in ((discs.stm, "eval.stm"), (discs.glm, "eval.glm")):
+        if source is not None:
+            _copy_text(source, output / name)
+    missing = sorted(PARTS.keys() - splits.keys())
+    warnings = (
+        [f"WARNING: no test utterances for {', '.join(missing)}"] if missing else []
+    )
+    say_splits(output, splits, skipped, warnings)
+
+
+def write_splits(output: Path, splits: Mapping[str, list[Utterance]]) -> None:
+    """Write `train.jsonl` and so on."""
     for split, utterances in splits.items():
         write_utterances(output / f"{split}.jsonl", utterances)
-    for source, name in ((tree.stm, "eval.stm"), (tree.glm, "eval.glm")):
-        if source is not None:
-            shutil.copyfile(source, output / name)
-    _say(output, splits, skipped)
+
+
+def _copy_text(source: Path, target: Path) -> None:
+    """Copy a reference or rules, the reference with the repairs of Kaldi's recipe.
+
+    Line ends become those of this system, on which NIST's tools stumble otherwise.
+    """
+    lines = source.read_text(encoding="latin-1").splitlines()
+    text = "".join(f"{line.rstrip()}\n" for line in lines)
+    with written_whole(target) as file:
+        file.write(repaired(text) if target.suffix == ".stm" else text)
+
+
+def _callers(settings: Settings, discs: Discs, skipped: Skipped) -> Callers:
+    tables = [read_callers(discs.holding(n), skipped) for n in settings.sources]
+    return {side: caller for table in tables for side, caller in table.items()}
+
+
+def _write_sexes(path: Path, callers: Callers, spoken: Iterable[Utterance]) -> None:
+    """Write `speaker m|f` for those of whom it is known, as Kaldi's spk2gender."""
+    used = {utterance.speaker for utterance in spoken}
+    known = {c.name: c.sex for c in callers.values() if c.name in used and c.sex}
+    with written_whole(path) as file:
+        file.writelines(f"{name} {known[name]}\n" for name in sorted(known))
 
 
 def _training(
-    tree: CorpusTree,
+    settings: Settings,
+    discs: Discs,
     recordings: dict[str, Recording],
-    settings: PrepareSettings,
+    callers: Callers,
+    skipped: Skipped,
+) -> dict[str, list[Utterance]]:
+    """Utterances of each source, sorted by id; each id once."""
+    acronyms = _acronyms(discs)
+    return {
+        name: sorted(
+            distinct(
+                _spoken(
+                    discs.holding(name),
+                    acronyms,
+                    callers,
+                    recordings,
+                    settings,
+                    skipped,
+                ),
+                skipped,
+            ),
+            key=lambda utterance: utterance.id,
+        )
+        for name in settings.sources
+    }
+
+
+def _acronyms(discs: Discs) -> dict[str, str]:
+    """The words of the dictionary that are spelled out."""
+    if discs.dictionary is None:
+        return {}
+    return acronyms_in(read_entries(discs.dictionary, Skipped()))
+
+
+def _spoken(
+    holding: Holding,
+    acronyms: Mapping[str, str],
+    callers: Callers,
+    recordings: dict[str, Recording],
+    settings: Settings,
     skipped: Skipped,
 ) -> Iterator[Utterance]:
-    speakers = read_speakers(tree.speakers) if tree.speakers else {}
-    for path in tqdm(tree.transcripts, desc="transcripts", unit="side"):
-        stem, channel = side_of(path)
-        speaker = speakers.get((stem, channel), f"{stem}-{'AB'[channel]}")
-        for segment in read_transcript(path, skipped):
-            utterance = _utterance(stem, channel, segment, speaker, path)
-            yield from _fitted(utterance, recordings.get(stem), settings, skipped)
+    bar = tqdm(holding.transcripts.items(), desc=holding.source.name, unit="call")
+    for stem, files in bar:
+        recording = recordings.get(stem)
+        for file in files:
+            for turn in read_turns(holding.source, file, skipped, acronyms):
+                utterance = _utterance(stem, turn, callers, file.path)
+                yield from _fitted(utterance, recording, settings.prepare, skipped)
 
 
-def _utterance(
-    stem: str, channel: int, segment: Segment, speaker: str, path: Path
-) -> Utterance:
+def _utterance(stem: str, turn: Turn, callers: Callers, path: Path) -> Utterance:
+    """Of a turn whose recording is not known yet.
+
+    A second talker at one telephone, `A1`, is a speaker of its own.
+    """
+    caller = None if turn.talker[1:] else callers.get((stem, turn.channel))
+    talker = turn.talker or "AB"[turn.channel]
     return Utterance(
-        id=utterance_id(stem, channel, segment.start_s, segment.end_s),
+        id=utterance_id(stem, turn.channel, turn.start_s, turn.end_s),
         recording=Path(),
-        channel=channel,
-        start_s=segment.start_s,
-        end_s=segment.end_s,
-        words=segment.words,
-        speaker=speaker,
-        source=f"{path}:{segment.line}",
+        channel=turn.channel,
+        start_s=turn.start_s,
+        end_s=turn.end_s,
+        words=turn.words,
+        speaker=caller.name if caller else f"{stem}-{talker}",
+        source=f"{path}:{turn.line}",
     )
 
 
@@ -130,6 +212,44 @@ def distinct(utterances: Iterable[Utterance], skipped: Skipped) -> Iterator[Utte
             yield utterance
 
 
+def _divide(
+    spoken: dict[str, list[Utterance]], settings: Settings, skipped: Skipped
+) -> tuple[list[Utterance], list[Utterance]]:
+    """Training and held-out utterances; the latter come from the first source."""
+    first, *others = (spoken[name] for name in settings.sources)
+    if settings.prepare.dev_utterances:
+        train, dev = first_utterances(first, settings.prepare.dev_utterances)
+    else:
+        train, dev = hold_out(first, settings.prepare)
+    held_out = {utterance.speaker for utterance in dev}
+    for utterances in others:
+        for utterance in utterances:
+            if utterance.speaker in held_out and not settings.prepare.dev_utterances:
+                seconds = utterance.duration_s
+                skipped.add(
+                    "speaker of dev in another source", utterance.source, seconds
+                )
+            else:
+                train.append(utterance)
+    return train, dev
+
+
+def first_utterances(
+    utterances: list[Utterance], number: int
+) -> tuple[list[Utterance], list[Utterance]]:
+    """Split into training utterances and the first `number`, which are held out.
+
+    Raises:
+        StageError: None would remain for training.
+    """
+    if len(utterances) <= number:
+        raise StageError(
+            f"`prepare.dev_utterances` must be below the {len(utterances)} utterances "
+            f"there are, got {number}"
+        )
+    return utterances[number:], utterances[:number]
+
+
 def hold_out(
     utterances: list[Utterance], settings: PrepareSettings
 ) -> tuple[list[Utterance], list[Utterance]]:
@@ -159,52 +279,77 @@ def hold_out(
 
 
 def limit_repeats(
-    utterances: Iterable[Utterance], limit: int, skipped: Skipped
+    utterances: Sequence[Utterance], limit: int, skipped: Skipped
 ) -> Iterator[Utterance]:
-    """Pass on at most `limit` utterances of the same words; 0 passes on all."""
-    seen: Counter[tuple[str, ...]] = Counter()
+    """Thin out utterances of the same words to about `limit`; 0 passes on all.
+
+    Which ones stay is drawn as in Kaldi's `remove_dup_utts.sh`: of a text heard n >=
+    limit times, each with probability limit / n, over the whole corpus. The same
+    utterances in the same order give the same choice as there.
+    """
+    counts = Counter(utterance.words for utterance in utterances)
+    draws = _draws()
     for utterance in utterances:
-        seen[utterance.words] += 1
-        if limit and seen[utterance.words] > limit:
+        count = counts[utterance.words]
+        if not limit or count < limit or next(draws) < limit / count:
+            yield utterance
+        else:
             reason = f"same words heard more than {limit} times"
             skipped.add(reason, utterance.source, utterance.duration_s)
-        else:
-            yield utterance
+
+
+def _draws() -> Iterator[float]:
+    """The numbers in [0, 1) of Kaldi's script: k_{i+1} = (k_i + 103349) mod 71147."""
+    step, modulus = 103_349, 71_147
+    return (k * step % modulus / modulus for k in itertools.count(1))
 
 
 def _test(
-    tree: CorpusTree,
+    discs: Discs,
     recordings: dict[str, Recording],
     settings: PrepareSettings,
     skipped: Skipped,
 ) -> dict[str, list[Utterance]]:
     parts: dict[str, list[Utterance]] = {part: [] for part in PARTS}
-    if tree.stm is None:
+    if discs.stm is None:
         return {}
-    stm = read_stm(tree.stm, skipped)
-    pem = read_pem(tree.pem, skipped) if tree.pem else stm
-    for segment, references in assign(pem, stm, skipped, tree.stm):
+    stm = _segments(read_stm, discs.stm, skipped)
+    pem = (_segments(read_pem, discs.pem, skipped) if discs.pem else []) or stm
+    named = [utterance_id(*segment[1:5]) for segment in pem]
+    pem = extended(pem, settings.extend_s)
+    names = dict(zip(pem, named, strict=True))
+    for segment, references in assign(pem, stm, skipped, discs.stm):
         part = part_of(segment.recording)
         if part is None or any(reference.is_ignored for reference in references):
             continue
-        source = f"{tree.pem or tree.stm}:{segment.line}"
+        source = f"{discs.pem or discs.stm}:{segment.line}"
         if not references:
             seconds = segment.end_s - segment.start_s
             skipped.add("test segment without a reference", source, seconds)
             continue
-        utterance = _test_utterance(segment, references, source)
+        utterance = _test_utterance(names[segment], segment, references, source)
         recording = recordings.get(segment.recording)
         parts[part] += _fitted(utterance, recording, settings, skipped)
     unique = {part: list(distinct(parts[part], skipped)) for part in parts}
     return {part: utterances for part, utterances in unique.items() if utterances}
 
 
+def _segments(
+    read: Callable[[Path, Skipped], list[EvalSegment]], path: Path, skipped: Skipped
+) -> list[EvalSegment]:
+    try:
+        return read(path, skipped)
+    except CorpusError as error:
+        skipped.add("unreadable segments of the test", str(error))
+        return []
+
+
 def _test_utterance(
-    segment: EvalSegment, references: list[EvalSegment], source: str
+    name: str, segment: EvalSegment, references: list[EvalSegment], source: str
 ) -> Utterance:
     stem, channel = segment.recording, segment.channel
     return Utterance(
-        id=utterance_id(stem, channel, segment.start_s, segment.end_s),
+        id=name,
         recording=Path(),
         channel=channel,
         start_s=segment.start_s,
@@ -215,12 +360,17 @@ def _test_utterance(
     )
 
 
-def _say(output: Path, splits: dict[str, list[Utterance]], skipped: Skipped) -> None:
+def say_splits(
+    output: Path,
+    splits: Mapping[str, list[Utterance]],
+    skipped: Skipped,
+    warnings: Sequence[str] = (),
+) -> None:
+    """Print what is in the splits and what was left out; write `summary.json`."""
     lines = [_describe(split, utterances) for split, utterances in splits.items()]
-    if len(missing := PARTS.keys() - splits.keys()):
-        lines.append(f"WARNING: no test utterances for {', '.join(sorted(missing))}")
+    lines += warnings
     lines += [f"WARNING: left out: {line}" for line in skipped.report()]
-    print("\n".join(f"  {line}" for line in lines), flush=True)
+    say(lines)
     counts = {"counts": skipped.counts, "seconds": skipped.seconds}
     write_json(output / "summary.json", {"report": lines, "skipped": counts})
 

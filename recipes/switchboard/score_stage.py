@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_adpsgd.asr.corpus import Utterance, read_utterances
-from lightning_adpsgd.asr.hub5 import PARTS
 from lightning_adpsgd.asr.scoring import (
     Errors,
     Glm,
@@ -33,10 +32,10 @@ from lightning_adpsgd.asr.scoring.nist import (
     run_hubscr,
 )
 from lightning_adpsgd.asr.scoring.reports import alignments, confusions, table
-from lightning_adpsgd.asr.scoring.utterances import written_words
+from lightning_adpsgd.asr.scoring.utterances import reference_text, written_words
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.switchboard.pipeline import StageError
-from recipes.switchboard.settings import Settings
+from recipes.switchboard.settings import TEST_SPLITS, Settings
 
 PART_NAMES = {"swb": "SWB", "ch": "CH"}
 _ASIDE = re.compile(r"<[be]_aside>", re.IGNORECASE)
@@ -76,18 +75,16 @@ def score_decoded(settings: Settings, decoded: Path, output: Path, name: str) ->
     Raises:
         StageError: There is no test set, or it cannot be scored.
     """
-    parts = [split for split in settings.splits() if split in PART_NAMES]
-    if not parts:
-        raise StageError("there is no test set to score: neither SWB nor CH was found")
+    spoken = _spoken(settings)
     stm, ctm = output / "reference.stm", output / "hypothesis.ctm"
-    _write(stm, _reference(settings, parts))
-    _write(ctm, _hypothesis(decoded, parts))
+    _write(stm, _reference(settings, spoken))
+    _write(ctm, _hypothesis(decoded, spoken))
     try:
         scores = score_files(stm, ctm, read_rules(settings))
     except ScoringError as error:
         raise StageError(f"the test set cannot be scored: {error}") from error
     counted = _counted(settings, stm, ctm, scores)
-    errors = _by_part(counted.errors, parts)
+    errors = _by_part(counted.errors, spoken)
     _write_reports(output, name, scores, errors)
     report = json.loads((decoded / "decode.json").read_text())
     figures = {part: {"wer": e.wer, **e._asdict()} for part, e in errors.items()}
@@ -95,6 +92,22 @@ def score_decoded(settings: Settings, decoded: Path, output: Path, name: str) ->
     write_json(output / "score.json", {**summary, **report})
     print(f"  counted by {counted.by}")
     print(_indented(table(name, errors, "total")), flush=True)
+
+
+Spoken = dict[str, list[Utterance]]
+"""The utterances of each test set."""
+
+
+def _spoken(settings: Settings) -> Spoken:
+    prepared = settings.directory("prepare")
+    spoken = {
+        split: read_utterances(prepared / f"{split}.jsonl")
+        for split in settings.splits()
+        if split in TEST_SPLITS
+    }
+    if not spoken:
+        raise StageError("there is no test set to score: neither SWB nor CH was found")
+    return spoken
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:
@@ -106,15 +119,28 @@ def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.split("\n"))
 
 
-def _reference(settings: Settings, parts: Sequence[str]) -> Iterator[str]:
-    """The lines of the reference for the sides that could be decoded, repaired."""
-    prepared = settings.directory("prepare")
-    sides = {
-        _side(utterance)
-        for part in parts
-        for utterance in read_utterances(prepared / f"{part}.jsonl")
-    }
-    text = (prepared / "eval.stm").read_text(encoding="utf-8", errors="replace")
+def _reference(settings: Settings, spoken: Spoken) -> Iterator[str]:
+    """The lines of the reference for the sides that could be decoded.
+
+    Test sets without a reference of their own have that of their utterances.
+    """
+    path = settings.directory("prepare") / "eval.stm"
+    with_stm = PART_NAMES.keys() & spoken.keys() if path.exists() else set()
+    if with_stm:
+        sides = {_side(one) for split in with_stm for one in spoken[split]}
+        yield from _official(path.read_text("utf-8", "replace"), sides)
+    for split in spoken.keys() - with_stm:
+        yield from map(_as_reference, spoken[split])
+
+
+def _as_reference(utterance: Utterance) -> str:
+    file, channel = _side(utterance)
+    times = f"{utterance.start_s:.3f} {utterance.end_s:.3f}"
+    words = " ".join(reference_text(utterance.words))
+    return f"{file} {channel.upper()} {utterance.speaker} {times} <O> {words}"
+
+
+def _official(text: str, sides: set[tuple[str, str]]) -> Iterator[str]:
     lines = [_repaired(line) for line in text.split("\n")]
     missing = {_line_side(line) for line in lines if _is_data(line)} - sides
     _warn_of_missing(sorted(missing))
@@ -125,7 +151,7 @@ def _reference(settings: Settings, parts: Sequence[str]) -> Iterator[str]:
 
 
 def _side(utterance: Utterance) -> tuple[str, str]:
-    return utterance.recording.stem.lower(), "ab"[utterance.channel]
+    return utterance.conversation.lower(), "ab"[utterance.channel]
 
 
 def _is_data(line: str) -> bool:
@@ -168,7 +194,7 @@ def _undefined_labels(lines: Sequence[str]) -> Iterator[str]:
             yield f';; LABEL "{name}" "{name}" "{name}"'
 
 
-def _hypothesis(decoded: Path, parts: Sequence[str]) -> Iterator[str]:
+def _hypothesis(decoded: Path, parts: Iterable[str]) -> Iterator[str]:
     """The recognised words that are scored."""
     for part in parts:
         path = decoded / f"{part}.ctm"
@@ -209,14 +235,13 @@ def _counted(settings: Settings, stm: Path, ctm: Path, scores: Scores) -> _Count
     return _Counted(errors, f"NIST's {hubscr}; the own scorer agrees")
 
 
-def _by_part(errors: BySpeaker, parts: Sequence[str]) -> dict[str, Errors]:
+def _by_part(errors: BySpeaker, spoken: Spoken) -> dict[str, Errors]:
+    part_of = {_side(one)[0]: split for split in spoken for one in spoken[split]}
     sums = {
-        PART_NAMES[part]: total_of(
-            counts
-            for (_, file), counts in errors.items()
-            if file.startswith(PARTS[part])
+        PART_NAMES.get(part, part): total_of(
+            counts for (_, file), counts in errors.items() if part_of[file] == part
         )
-        for part in parts
+        for part in spoken
     }
     total = total_of(sums.values())
     if total.num_words == 0:

@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 RUN_STAGES = ("train", "decode", "score", "export")
+TRAINING_SPLITS = ("train", "dev")
+TEST_SPLITS = (
+    *("swb", "ch"),
+    *("dev-clean", "dev-clean-2", "test-clean", "dev-other", "test-other"),
+)
 STATES = ("monophone", "triphone")
-SPLITS = ("train", "dev", "swb", "ch")
 ADAPTED_BY = ("none", "fmllr", "ivectors", "both")
 
 
@@ -23,21 +27,46 @@ class PrepareSettings:
     """Which utterances are used, and for what.
 
     Attributes:
+        dev_utterances: So many utterances, the first by id, are held out as `dev`, as
+            Kaldi's recipe does; their speakers may be in `train` as well. 0 holds
+            speakers out instead, of whom nobody is in `train`.
         dev_fraction: Share of the training speakers held out as `dev`, the last ones
-            by name; at least `min_dev_sides` sides.
+            by name; at least `min_dev_sides` sides. Only if `dev_utterances` is 0.
         min_dev_sides: Fewest conversation sides in `dev`.
-        max_repeats: An utterance text heard more often than this is dropped from
-            `train` beyond it ("uh-huh" would otherwise take over); 0 keeps all.
+        max_repeats: Of an utterance text heard more often than this about so many are
+            kept in `train` ("uh-huh" would otherwise take over); 0 keeps all.
+        extend_s: Test segments begin and end this much earlier and later, in seconds,
+            where they do not come into another one; 0.1 in Kaldi's recipe.
         clip_s: A transcript may end this much after its audio and is clipped; beyond
             that the utterance is skipped and counted. In seconds.
         min_utterance_s: Shorter utterances are skipped and counted, in seconds.
     """
 
+    dev_utterances: int = 0
     dev_fraction: float = 0.08
     min_dev_sides: int = 2
     max_repeats: int = 300
+    extend_s: float = 0.0
     clip_s: float = 0.1
     min_utterance_s: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LexiconSettings:
+    """Where pronunciations come from.
+
+    Attributes:
+        repair: Apply the patches of Kaldi's recipe to the MS-State dictionary.
+        cmudict: A dictionary in the form of CMUdict, for training words that the
+            MS-State dictionary lacks; none by default.
+        synthesise: Let eSpeak pronounce words that no dictionary has.
+        min_count: Words heard less often in training are not given to eSpeak.
+    """
+
+    repair: bool = False
+    cmudict: Path | None = None
+    synthesise: bool = False
+    min_count: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,11 +315,19 @@ class KaldiSettings:
             instance of the held-out utterances; comma-separated.
         graph: Folder with `HCLG.fst`, `words.txt` and `phones`; none: the only one in
             `experiment`.
+        fmllr: Tables or archives of fMLLR frames of all splits, comma-separated, that
+            `adapt.streams=fmllr` (or both) takes in place of its own.
+        ivectors: The same for i-vectors, one row per utterance or online ones.
+        ivector_period: Frames from one online i-vector to the next (Kaldi's default is
+            10); 0: one per utterance.
     """
 
     experiment: Path | None = None
     more_alignments: tuple[Path, ...] = ()
     graph: Path | None = None
+    fmllr: tuple[str, ...] = ()
+    ivectors: tuple[str, ...] = ()
+    ivector_period: int = 10
 
     @property
     def folder(self) -> Path:
@@ -363,6 +400,9 @@ class Settings:
 
     Attributes:
         corpus: Root that holds the LDC folders (`LDC97S62`, `LDC2002S09`, ...).
+        discs: Further folders that hold discs.
+        sources: What is trained on, of "switchboard", "fisher" and "callhome"; `dev`
+            is taken from the first.
         out: Experiment directory; every stage writes below `out/exp`.
         run: Name of the training run: `train`, `decode` and `score` exist once per
             run, so that several strategies share one alignment and one graph.
@@ -373,11 +413,14 @@ class Settings:
 
     corpus: Path
     out: Path
+    discs: tuple[Path, ...] = ()
+    sources: tuple[str, ...] = ("switchboard",)
     run: str = "hadpsgd"
     seed: int = 0
     cores: int = 2
     states: str = "monophone"
     prepare: PrepareSettings = field(default_factory=PrepareSettings)
+    lexicon: LexiconSettings = field(default_factory=LexiconSettings)
     lm: LmSettings = field(default_factory=LmSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)
     align: AlignSettings = field(default_factory=AlignSettings)
@@ -403,6 +446,10 @@ class Settings:
                 f"`realign.run` must be another run than {self.run!r}, which learns "
                 "from the labels"
             )
+        if self.uses_kaldi:
+            self._check_streams()
+            if self.decode.nbest:
+                raise ValueError("`decode.nbest` must be 0 with `kaldi.experiment`")
         if self.decode.export_likelihoods and not self.uses_kaldi:
             raise ValueError("`decode.export_likelihoods` needs `kaldi.experiment`")
         if self.uses_kaldi and self.realign.run is not None:
@@ -411,10 +458,23 @@ class Settings:
                 "stay as they are"
             )
 
+    def _check_streams(self) -> None:
+        """Own streams need own mixtures and graphs, which a Kaldi experiment lacks."""
+        if self.adapt.fmllr and not self.kaldi.fmllr:
+            raise ValueError(
+                f"`adapt.streams={self.adapt.streams}` with `kaldi.experiment` takes "
+                "fMLLR from Kaldi; name its archives with `kaldi.fmllr`"
+            )
+
     @property
     def uses_kaldi(self) -> bool:
         """Whether labels and graph are those of Kaldi."""
         return self.kaldi.experiment is not None
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """All folders that hold discs."""
+        return self.corpus, *self.discs
 
     def directory(self, name: str) -> Path:
         """Where a stage leaves its finished output.
@@ -451,9 +511,10 @@ class Settings:
         return None if self.adapt.streams == "none" else self.directory("streams")
 
     def splits(self) -> tuple[str, ...]:
-        """The splits that `prepare` found: `train`, `dev`, and `swb`, `ch` if any."""
+        """The splits that `prepare` found: `train`, `dev`, and parts of the test."""
         prepared = self.directory("prepare")
-        return tuple(s for s in SPLITS if (prepared / f"{s}.jsonl").exists())
+        splits = TRAINING_SPLITS + TEST_SPLITS
+        return tuple(s for s in splits if (prepared / f"{s}.jsonl").exists())
 
 
 def override(settings: Settings, assignment: str) -> Settings:

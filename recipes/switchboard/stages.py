@@ -35,21 +35,21 @@ STAGES = (
         "check",
         "look at every file of the corpus before anything is computed",
         _check,
-        depends=("corpus",),
+        depends=("corpus", "discs", "sources"),
     ),
     Stage(
         "prepare",
         "cut the recordings into utterances for training, development and test",
         _from("prepare_stage", "prepare"),
         inputs=("check",),
-        depends=("corpus", "prepare"),
+        depends=("corpus", "discs", "sources", "prepare"),
     ),
     Stage(
         "lexicon",
         "give every word its pronunciations",
         _from("data_stages", "lexicon"),
         inputs=("prepare",),
-        depends=("corpus",),
+        depends=("corpus", "discs", "lexicon"),
     ),
     Stage(
         "lm",
@@ -111,7 +111,7 @@ STAGES = (
         "find what tells each speaker from the others: fMLLR and i-vectors",
         _from("adapt_stage", "adapt"),
         inputs=(*SPOKEN, "features", "mixtures", "graph"),
-        depends=("seed", "adapt"),
+        depends=("seed", "adapt", "kaldi"),
         wanted=lambda settings: settings.adapt.streams != "none",
     ),
     Stage(
@@ -120,7 +120,7 @@ STAGES = (
         _from("decode_stages", "adapted_baseline"),
         inputs=(*SPOKEN, "features", "states", "graph", "streams", "mixtures"),
         depends=("decode",),
-        wanted=lambda settings: settings.adapt.fmllr,
+        wanted=lambda settings: settings.adapt.fmllr and not settings.kaldi.fmllr,
     ),
     Stage(
         "baseline",

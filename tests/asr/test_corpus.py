@@ -1,5 +1,6 @@
-"""Utterances survive a file, and the files of a corpus are found by their names."""
+"""Utterances survive a file; what is left out is counted."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,10 @@ from lightning_adpsgd.asr.corpus import (
     CorpusError,
     Skipped,
     Utterance,
-    find_tree,
     read_utterances,
     utterance_id,
     write_utterances,
 )
-from tests.asr.tiny import write_corpus
 
 SPOKEN = Utterance(
     "sw02001-A_000030-000773",
@@ -58,36 +57,20 @@ def test_the_id_holds_side_and_times_in_hundredths():
     assert utterance_id("sw02001", 1, 0.3, 7.732) == "sw02001-B_000030-000773"
 
 
-def test_the_tree_is_found_below_any_folders(tmp_path: Path):
-    tree = find_tree(write_corpus(tmp_path, conversations=2))
-    assert set(tree.recordings) == {"sw02001", "sw02002", "sw_4390", "en_4156"}
-    assert len(tree.transcripts) == 4
-    assert tree.dictionary is not None
-    assert tree.pem is not None
-    assert tree.stm is not None
-    assert tree.glm is not None
+def test_the_conversation_is_known_from_the_id_whatever_the_file_is_called():
+    spoken = dataclasses.replace(SPOKEN, recording=Path("SW02001.SPH;1"))
+    assert spoken.conversation == "sw02001"
 
 
-def test_what_is_absent_is_none(tmp_path: Path):
-    (tmp_path / "LDC97S62").mkdir()
-    tree = find_tree(tmp_path)
-    assert tree.recordings == {}
-    assert (tree.dictionary, tree.pem, tree.stm, tree.glm) == (None,) * 4
-
-
-def test_a_recording_that_is_there_twice_is_reported(tmp_path: Path):
-    write_corpus(tmp_path, conversations=1)
-    copy = tmp_path / "LDC97S62/swb1_d2/sw02001.sph"
-    copy.parent.mkdir()
-    copy.write_bytes(b"")
-    tree = find_tree(tmp_path)
-    assert tree.duplicates == (copy,)
-    assert tree.recordings["sw02001"] != copy
-
-
-def test_a_corpus_that_is_no_folder_is_refused(tmp_path: Path):
-    with pytest.raises(CorpusError, match="expected the folder of a corpus"):
-        find_tree(tmp_path / "gone")
+def test_counts_of_several_are_added():
+    one, other = Skipped(), Skipped()
+    one.add("cut", "a:1", 1.0, "copy it")
+    other.add("cut", "b:1", 2.0)
+    other.add("empty", "c:1")
+    one.merge(other)
+    assert one.counts == {"cut": 2, "empty": 1}
+    assert one.seconds == {"cut": 3.0, "empty": 0.0}
+    assert one.report()[0] == "cut: 2 (0.00 h), for example a:1, b:1; copy it"
 
 
 def test_what_is_skipped_is_summed_up_by_reason():

@@ -8,10 +8,12 @@ from lightning_adpsgd.asr.corpus import CorpusError, Skipped
 from lightning_adpsgd.asr.hub5 import (
     EvalSegment,
     assign,
+    extended,
     part_of,
     read_pem,
     read_stm,
     reference_words,
+    repaired,
 )
 
 
@@ -65,6 +67,24 @@ def test_references_go_to_the_segment_that_holds_their_middle():
     texts = {segment.line: [r.text for r in found] for segment, found in pairs}
     assert texts == {1: ["A"], 2: ["C", "D"], 3: ["B"]}
     assert skipped.examples == {"reference outside every pem segment": ["a.stm:5"]}
+
+
+def test_doubled_parentheses_and_asides_are_repaired():
+    line = "en_4156 A x 1.0 2.0 <O,en,F,en-F> ((UH) <B_ASIDE> YES <E_ASIDE> ((I))\n"
+    assert repaired(line) == "en_4156 A x 1.0 2.0 <O,en,F,en-F> (UH)  YES  (I)\n"
+
+
+def test_segments_are_extended_but_not_into_one_another():
+    segments = [
+        EvalSegment(1, "sw_1", 0, 0.05, 2.0),
+        EvalSegment(3, "sw_1", 0, 4.0, 5.0),  # lines need not be in order of time
+        EvalSegment(2, "sw_1", 0, 2.1, 4.5),
+        EvalSegment(4, "sw_1", 1, 2.05, 3.0),
+    ]
+    times = [(s.start_s, s.end_s) for s in extended(segments, 0.1)]
+    wanted = [(0.0, 2.05), (4.0, 5.1), (2.05, 4.5), (1.95, 3.1)]
+    for found, expected in zip(times, wanted, strict=True):
+        assert found == pytest.approx(expected)
 
 
 def test_the_name_tells_the_part():

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from lightning_adpsgd.asr.corpus import CorpusError, Skipped, Utterance
+from lightning_adpsgd.asr.dictionary_repairs import added, taken_away
 from lightning_adpsgd.asr.lexicon import (
     build_lexicon,
     count_unknown,
+    read_cmudict,
     read_dictionary,
     read_lexicon,
     write_lexicon,
@@ -30,6 +32,55 @@ def test_words_are_normalised_and_variants_kept_once(dictionary: Path):
         "ab-": (("ae", "b"),),
         "them": (("dh", "eh", "m"),),
     }
+
+
+def test_letters_in_capitals_are_apart_from_words(tmp_path: Path):
+    path = tmp_path / "dict"
+    path.write_text("I ay\na ax\nA ey\nB b iy\nTV t iy v iy\nus ah s\nUS y uw eh s\n")
+    assert read_dictionary(path, Skipped()) == {
+        "a": (("ax",), ("ey",)),
+        "a.": (("ey",),),
+        "b.": (("b", "iy"),),
+        "i": (("ay",),),
+        "i.": (("ay",),),
+        "t._v.": (("t", "iy", "v", "iy"),),
+        "u._s.": (("y", "uw", "eh", "s"),),
+        "us": (("ah", "s"),),
+    }
+
+
+def test_the_dictionary_is_repaired_where_it_is_asked_for(tmp_path: Path):
+    path = tmp_path / "dict"
+    path.write_text("Creek k r ih k\nB ay zh aa n iy z\nAugust ao g ah s t\n")
+    repaired = read_dictionary(path, Skipped(), repair=True)
+    assert repaired["creek"] == (("k", "r", "iy", "k"),)
+    assert repaired["uh-hum"] == (("ah", "m", "hh", "ah", "m"),)
+    assert repaired["n._a._a._c._p."] == (
+        ("eh", "n", "ey", "ey", "s", "iy", "p", "iy"),
+    )
+    assert repaired["august"] == (("ao", "g", "ah", "s", "t"),)
+    assert "b" not in repaired
+
+
+def test_no_repair_takes_away_what_it_adds():
+    assert not set(taken_away()) & set(added())
+    assert len([*added()]) == 166
+    assert len([*taken_away()]) == 31
+
+
+def test_cmudict_is_read_in_the_phones_of_ms_state(tmp_path: Path):
+    path = tmp_path / "cmudict"
+    path.write_text(
+        ";;; CMUdict\nABOUT  AH0 B AW1 T\nABOUT(2)  AH0 B AW1 T\n"
+        "CUP K AH1 P\nCUP(1) K AH0 P\nvoila v w aa l aa # foreign\nBROKEN\n"
+    )
+    skipped = Skipped()
+    assert read_cmudict(path, skipped) == {
+        "about": (("ax", "b", "aw", "t"),),
+        "cup": (("k", "ah", "p"), ("k", "ax", "p")),
+        "voila": (("v", "w", "aa", "l", "aa"),),
+    }
+    assert skipped.counts == {"dictionary line without phones": 1}
 
 
 def test_a_word_without_phones_is_counted_with_its_line(dictionary: Path):

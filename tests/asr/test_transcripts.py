@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_adpsgd.asr.corpus import CorpusError, Skipped
+from lightning_adpsgd.asr.corpus import Caller, CorpusError, Skipped
 from lightning_adpsgd.asr.transcripts import (
     normalise_word,
     normalise_words,
@@ -84,7 +84,7 @@ def test_malformed_lines_are_counted_and_the_others_read(tmp_path: Path):
 def test_an_empty_transcript_holds_no_segments(tmp_path: Path):
     skipped = Skipped()
     assert not list(read_transcript(write_transcript(tmp_path, 2001, "B", []), skipped))
-    assert not skipped.counts
+    assert skipped.counts == {"file without text": 1}
 
 
 def test_bytes_that_are_no_text_spoil_one_word_only(tmp_path: Path):
@@ -108,5 +108,22 @@ def test_the_file_name_tells_the_side():
 
 def test_callers_are_read_from_the_conversation_table(tmp_path: Path):
     path = tmp_path / "conv.tab"
-    path.write_text('2001, 302, "1004", "1005"\nheader,x,y,z\n2002,1\n')
-    assert read_speakers(path) == {("sw02001", 0): "sw1004", ("sw02001", 1): "sw1005"}
+    path.write_text('2001, 302, "1004", "1005"\n2002,1\n')
+    skipped = Skipped()
+    assert read_speakers(path, skipped) == {
+        ("sw02001", 0): Caller("sw1004"),
+        ("sw02001", 1): Caller("sw1005"),
+    }
+    assert skipped.examples["malformed line of callers"][0].startswith(f"{path}:2:")
+
+
+def test_a_line_of_another_side_is_refused():
+    path = Path("sw2001B-ms98-a-trans.text")
+    with pytest.raises(CorpusError, match=r"text:3: expected a line of sw02001 B"):
+        parse_line(path, 3, "sw2001A-ms98-a-0003 0.0 1.0 yes")
+
+
+def test_acronyms_are_spelled_where_capitals_say_so():
+    acronyms = {"US": "u._s.", "I": "i.", "B": "b.", "M": "m."}
+    words = normalise_words("the US told us I B M and I", acronyms)
+    assert words == ("the", "u._s.", "told", "us", "i.", "b.", "m.", "and", "i")

@@ -48,6 +48,47 @@ def write_corpus(root: Path, conversations: int = 3, seconds: float = 6.0) -> Pa
     return root
 
 
+def write_fisher_call(
+    root: Path, number: int, lines: list[str], seconds: float = 6.0
+) -> Path:
+    """Write a Fisher call; lines are `start end A: words`. Returns the transcript."""
+    name, folder = f"fe_03_{number:05d}", f"{number // 100:03d}"
+    part = 1 if number <= 5850 else 2
+    disc = root / f"LDC200{3 + part}S13/fe_03_p{part}_sph1/audio/{folder}"
+    write_sphere(disc / f"{name}.sph", noise(seconds, seed=number))
+    tran = root / f"LDC200{3 + part}T19/fe_03_p{part}_tran"
+    path = tran / f"data/trans/{folder}/{name}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = f"# {name}.sph\n# Transcribed at the LDC\n\n"
+    path.write_text(head + "".join(f"{line}\n\n" for line in lines))
+    table = tran / f"doc/fe_03_p{part}_calldata.tbl"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    old = table.read_text() if table.exists() else CALLDATA_HEAD
+    date = "20021204_01:00:02"
+    sides = f"{number},f.a,5551,h,lnd,{number + 1},m.a,5552,c,cel"
+    table.write_text(f"{old}{number:05d},{date},ENG01,4,3,{sides}\n")
+    return path
+
+
+CALLDATA_HEAD = (
+    "CALL_ID,DATE_TIME,TOPICID,SIG_GRADE,CNV_GRADE,"
+    "APIN,ASX.DL,APHNUM,APHSET,APHTYP,BPIN,BSX.DL,BPHNUM,BPHSET,BPHTYP\n"
+)
+
+
+def write_callhome_call(
+    root: Path, number: int, lines: list[str], seconds: float = 6.0
+) -> Path:
+    """Write a CallHome call; lines are `start end A: words`. Returns the transcript."""
+    name = f"en_{number}"
+    audio = root / f"LDC97S42/data/train/{name}.sph"
+    write_sphere(audio, noise(seconds, seed=number))
+    path = root / f"LDC97T14/transcrpt/train/{name}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n\n" for line in lines), encoding="latin-1")
+    return path
+
+
 def _write_test_set(root: Path, seconds: float) -> None:
     audio, text = root / "LDC2002S09/english", root / "LDC2002T43/reference"
     text.mkdir(parents=True)

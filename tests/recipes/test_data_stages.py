@@ -15,10 +15,20 @@ from lightning_adpsgd.asr.sphere import read_channel
 from lightning_adpsgd.asr.store import FrameStore
 from recipes.switchboard import feature_stage
 from recipes.switchboard.pipeline import StageError, run_stages
-from recipes.switchboard.prepare_stage import hold_out, limit_repeats
-from recipes.switchboard.settings import PrepareSettings, Settings
+from recipes.switchboard.prepare_stage import (
+    first_utterances,
+    hold_out,
+    limit_repeats,
+)
+from recipes.switchboard.settings import PrepareSettings, Settings, override
 from recipes.switchboard.stages import STAGES
-from tests.asr.tiny import noise, write_corpus, write_sphere, write_transcript
+from tests.asr.tiny import (
+    noise,
+    write_corpus,
+    write_fisher_call,
+    write_sphere,
+    write_transcript,
+)
 
 
 @pytest.fixture
@@ -243,13 +253,112 @@ def test_all_sides_of_a_held_out_speaker_are_held_out():
     assert [u.channel for u in dev] == [0, 1]
 
 
-def test_repeats_beyond_the_limit_are_counted():
-    spoken = [_spoken("a", "uh-huh")] * 5 + [_spoken("a", "no")]
+def test_repeats_are_thinned_by_the_draws_of_kaldis_script():
+    spoken = [_spoken(f"{i:03d}", "uh-huh") for i in range(900)]
+    spoken = [*spoken[:450], _spoken("x", "no"), *spoken[450:]]
     skipped = Skipped()
-    kept = list(limit_repeats(spoken, 3, skipped))
-    assert [u.words for u in kept] == [("uh-huh",)] * 3 + [("no",)]
-    assert skipped.counts == {"same words heard more than 3 times": 2}
-    assert len(list(limit_repeats(spoken, 0, Skipped()))) == 6
+    kept = list(limit_repeats(spoken, 300, skipped))
+    k, wanted = 0, []
+    for utterance in spoken:
+        if utterance.words == ("uh-huh",):
+            k = (k + 103349) % 71147
+            if k / 71147 >= 300 / 900:
+                continue
+        wanted.append(utterance)
+    assert kept == wanted
+    assert 250 < len(kept) < 350
+    thinned = {"same words heard more than 300 times": 901 - len(kept)}
+    assert skipped.counts == thinned
+    assert len(list(limit_repeats(spoken, 0, Skipped()))) == 901
+
+
+def test_a_text_heard_less_often_than_the_limit_stays_whole():
+    spoken = [_spoken("a", "uh-huh")] * 299
+    assert list(limit_repeats(spoken, 300, Skipped())) == spoken
+
+
+def test_the_first_utterances_are_held_out_as_in_kaldis_recipe(settings: Settings):
+    settings = override(settings, "prepare.dev_utterances=3")
+    _run(settings, "prepare")
+    dev = [utterance.id for utterance in _split(settings, "dev")]
+    train = [utterance.id for utterance in _split(settings, "train")]
+    assert [*dev, *train] == sorted([*dev, *train])
+    assert len(dev) == 3
+    with pytest.raises(StageError, match=r"must be below the 12 utterances.*got 12"):
+        first_utterances([*map(_spoken, "abcdefghijkl")], 12)
+
+
+def test_dev_is_of_the_first_source_and_its_speakers_of_no_other(tmp_path: Path):
+    corpus = write_corpus(tmp_path / "corpus")
+    write_fisher_call(corpus, 1, ["0.5 2.5 A: yes", "3.0 4.0 B: no"])
+    sources = ("switchboard", "fisher")
+    settings = Settings(corpus=corpus, out=tmp_path / "run", sources=sources, cores=1)
+    _run(settings, "prepare")
+    assert {u.speaker for u in _split(settings, "dev")} == {"sw02003-A", "sw02003-B"}
+    speakers = {u.speaker for u in _split(settings, "train")}
+    assert {"fe1", "fe2"} < speakers
+    sexes = settings.directory("prepare") / "sexes.txt"
+    assert sexes.read_text() == "fe1 f\nfe2 m\n"
+
+
+def test_several_folders_of_discs_are_one_corpus(tmp_path: Path):
+    corpus = write_corpus(tmp_path / "corpus")
+    apart = tmp_path / "apart"
+    shutil.move(corpus / "LDC2002S09", apart / "LDC2002S09")
+    settings = Settings(
+        corpus=corpus, discs=(apart, corpus), out=tmp_path / "run", cores=1
+    )
+    _run(settings, "prepare")
+    assert settings.splits() == ("train", "dev", "swb", "ch")
+
+
+def test_test_segments_are_extended_and_keep_their_names(settings: Settings):
+    settings = override(settings, "prepare.extend_s=0.1")
+    _run(settings, "prepare")
+    (utterance,) = _split(settings, "swb")
+    assert utterance.id == "sw_4390-A_000050-000250"
+    assert utterance.start_s == pytest.approx(0.4)
+    assert utterance.end_s == pytest.approx(2.6)
+
+
+def test_the_reference_is_repaired(settings: Settings):
+    stm = next(settings.corpus.rglob("*.stm"))
+    stm.write_text(stm.read_text().replace("YES", "((YES) <B_ASIDE> NO <E_ASIDE>"))
+    _run(settings, "prepare")
+    text = (settings.directory("prepare") / "eval.stm").read_text()
+    assert "<O,sw,M,sw-M> (YES)  NO  NO\n" in text
+
+
+def test_acronyms_are_told_by_capitals_and_pronunciation(settings: Settings):
+    dictionary = next(settings.corpus.rglob("sw-ms98-dict.text"))
+    more = "US y uw eh s\nus ah s\nNASA n ae s ax\n"
+    dictionary.write_text(dictionary.read_text() + more)
+    write_transcript(settings.corpus, 2001, "A", ["1.0 2.0 us US NASA U S"])
+    _run(settings, "lexicon")
+    (utterance,) = [u for u in _split(settings, "train") if "sw02001-A" in u.id]
+    assert utterance.words == ("us", "u._s.", "nasa", "u.", "s.")
+    lexicon = read_lexicon(settings.directory("lexicon"))
+    assert lexicon.pronunciations["u._s."] == (("y", "uw", "eh", "s"),)
+    assert lexicon.pronunciations["us"] == (("ah", "s"),)
+    assert lexicon.pronunciations["s."] == (("eh", "s"),)
+
+
+def test_words_that_the_dictionary_lacks_are_looked_up_elsewhere(
+    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    other = tmp_path / "cmudict"
+    other.write_text(";;; comment\nZEBRA  Z IY1 B R AH0\nZEBRA(1)  Z EH1 B R AH0\n")
+    lines = ["1.0 2.0 zebra okapi", "3.0 4.0 okapi zu- tapir"]
+    write_transcript(settings.corpus, 2001, "A", lines)
+    settings = override(settings, f"lexicon.cmudict={other}")
+    settings = override(settings, "lexicon.synthesise=true")
+    _run(settings, "lexicon")
+    found = read_lexicon(settings.directory("lexicon")).pronunciations
+    assert found["zebra"] == (("z", "iy", "b", "r", "ax"), ("z", "eh", "b", "r", "ax"))
+    assert "okapi" in found  # heard twice, so eSpeak says it
+    assert "tapir" not in found
+    assert "zu-" not in found
+    assert "1 of 3 missing words are in cmudict" in capsys.readouterr().out
 
 
 def test_one_channel_recordings_have_no_side_b(settings: Settings):

@@ -1,0 +1,1 @@
+"""An open corpus through the same stages: LibriSpeech at the rate of a telephone."""

@@ -1,0 +1,123 @@
+"""The papers' acoustic model, schedule and algorithms, as settings of the stages.
+
+Six bidirectional LSTM layers of 512 cells a direction, a bottleneck of 256, chunks of
+21 frames; plain SGD for 16 epochs, whose rate rises for 10 epochs in proportion to the
+batch, 0.1 at 256, and then falls by sqrt(1/2) an epoch. The states are those of phones
+in context, 32,000; the 260 inputs are 120 of log-mel with differences, 40 of fMLLR and
+100 of an i-vector. Runs differ in the algorithm and in nothing else, but for `single`,
+the papers' baseline: one learner, batch 256.
+"""
+
+from typing import NamedTuple
+
+from recipes.switchboard.settings import Settings, override
+
+GLOBAL_BATCH = 8192
+SINGLE = "single"
+
+MODEL = (
+    "train.num_layers=6",
+    "train.hidden_size=512",
+    "train.bottleneck_size=256",
+    "train.chunk=21",
+    "train.dropout=0",
+    "train.max_warp=0",
+)
+SCHEDULE = (
+    "train.epochs=16",
+    "train.base_rate=0.1",
+    "train.base_batch=256",
+    "train.warmup_epochs=10",
+    f"train.decay={0.5**0.5}",
+    "train.momentum=0",
+)
+DATA = (
+    "prepare.dev_utterances=4000",
+    "prepare.max_repeats=300",
+    "prepare.extend_s=0.1",
+    "lexicon.repair=true",
+)
+STATES = (
+    "states=triphone",
+    "triphone.num_leaves=32000",
+    "triphone.num_gaussians=200000",
+    "align.max_training_utterances=100000",
+)
+STREAMS = (
+    "adapt.streams=both",
+    "adapt.num_gaussians=512",
+    "adapt.max_frames=2000000",
+)
+DECODING = (
+    "lm.order=4",
+    "lm.prune=1e-8",
+    "lm.large_order=4",
+    "decode.nbest=100",
+    "decode.max_active=7000",
+    "decode.max_dev_utterances=400",
+)
+
+
+class Algorithm(NamedTuple):
+    """The block of settings in which one run differs from another.
+
+    Attributes:
+        strategy: "ddp", or a name that `lightning_adpsgd` registers.
+        meaning: One line for the reader of the screen.
+    """
+
+    strategy: str
+    meaning: str
+
+
+RUNS = {
+    "ddp": Algorithm("ddp", "allreduce of gradients at every step (SSGD)"),
+    "sdpsgd": Algorithm("sdpsgd", "averages on a ring, all wait (SD-PSGD)"),
+    "adpsgd": Algorithm("adpsgd", "averages on a ring in the background (AD-PSGD)"),
+    "adpsgd_random": Algorithm("adpsgd_random", "the same on rings drawn anew"),
+    "d1psgd": Algorithm("d1psgd", "all average behind the next gradient (D1)"),
+    "hadpsgd": Algorithm("hadpsgd", "groups that allreduce gossip (H-ADPSGD)"),
+    SINGLE: Algorithm("ddp", "one learner, batch 256: the papers' baseline"),
+}
+
+
+def with_papers(settings: Settings, num_learners: int, super_learners: int) -> Settings:
+    """The settings with the papers' model, schedule and data.
+
+    Args:
+        settings: Folders, sources and the name of the run, one of `RUNS`.
+        num_learners: GPUs of this machine; the global batch of 8,192 is shared out.
+        super_learners: Groups that `hadpsgd` makes of them.
+
+    Raises:
+        ValueError: No such run, or a number that does not divide.
+    """
+    if settings.run not in RUNS:
+        raise ValueError(
+            f"`run` must be one of {', '.join(RUNS)}, got {settings.run!r}"
+        )
+    batch = 256 if settings.run == SINGLE else GLOBAL_BATCH
+    learners = 1 if settings.run == SINGLE else num_learners
+    groups = 1 if settings.run == SINGLE else super_learners
+    if learners < 1 or batch % learners:
+        raise ValueError(f"`learners` must divide the batch {batch}, got {learners}")
+    if groups < 1 or learners % groups:
+        raise ValueError(f"`super_learners` must divide {learners}, got {groups}")
+    sizes = (
+        f"train.strategy={RUNS[settings.run].strategy}",
+        "train.accelerator=gpu",
+        f"train.num_learners={learners}",
+        f"train.super_learner_size={learners // groups}",
+        f"train.batch_size={batch // learners}",
+        "train.num_workers=2",
+    )
+    return changed(
+        settings, (*MODEL, *SCHEDULE, *DATA, *STATES, *STREAMS, *DECODING, *sizes)
+    )
+
+
+def changed(settings: Settings, assignments: tuple[str, ...]) -> Settings:
+    """The settings after assignments of the form `group.name=value`."""
+    for assignment in assignments:
+        settings = override(settings, assignment)
+    return settings

@@ -1,0 +1,154 @@
+"""LibriSpeech's layout, on a tree of generated speech, and with one fault each."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightning_adpsgd.asr.corpus import read_utterances
+from lightning_adpsgd.asr.lexicon import read_lexicon
+from lightning_adpsgd.asr.store import FrameStore
+from recipes.generated.corpus import write_librispeech
+from recipes.librispeech import download
+from recipes.librispeech.__main__ import main, parser, settings_from
+from recipes.switchboard.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("libri") / "data"
+    write_librispeech(folder, minutes=0.5, test_minutes=0.1, processes=2)
+    return folder
+
+
+@pytest.fixture
+def tree(spoken: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(spoken, tmp_path / "data"))
+
+
+def _arguments(tree: Path, last: str) -> list[str]:
+    out = str(tree.parent / "run")
+    return ["--corpus", str(tree), "--out", out, "--to", last, "--cores", "1"]
+
+
+def _settings(tree: Path) -> Settings:
+    return settings_from(parser().parse_args(_arguments(tree, "lm")))
+
+
+def _chapter(tree: Path) -> Path:
+    return min((tree / "LibriSpeech/train-clean-5").rglob("*.trans.txt"))
+
+
+def test_every_line_of_every_transcript_gets_frames(tree: Path):
+    assert main(_arguments(tree, "features")) == 0
+    settings = _settings(tree)
+    assert settings.splits() == ("train", "dev", "dev-clean-2", "test-clean")
+    lines = {
+        line.split()[0]: line.split()[1:]
+        for path in tree.rglob("*.trans.txt")
+        for line in path.read_text().splitlines()
+    }
+    found = {}
+    for split in settings.splits():
+        prepared = settings.directory("prepare") / f"{split}.jsonl"
+        store = FrameStore(settings.directory("features") / split)
+        for utterance in read_utterances(prepared):
+            found[utterance.conversation] = [word.upper() for word in utterance.words]
+            frames = store.frames(store.position(utterance.id))
+            # 16 kHz on disc; a frame each 10 ms
+            assert abs(len(frames) - 100 * utterance.duration_s) <= 1
+            assert utterance.speaker == utterance.conversation.split("-")[0]
+    assert found == lines
+    sexes = (settings.directory("prepare") / "sexes.txt").read_text().split("\n")
+    assert len(sexes) - 1 == len({name.split("-")[0] for name in lines})
+
+
+def test_readers_of_dev_are_not_trained_on(tree: Path):
+    assert main(_arguments(tree, "prepare")) == 0
+    prepared = _settings(tree).directory("prepare")
+    train, dev = (
+        {u.speaker for u in read_utterances(prepared / f"{split}.jsonl")}
+        for split in ("train", "dev")
+    )
+    assert train
+    assert dev
+    assert not train & dev
+
+
+def test_without_a_lexicon_espeak_pronounces(tree: Path):
+    (tree / "librispeech-lexicon.txt").unlink()
+    assert main(_arguments(tree, "lexicon")) == 0
+    settings = _settings(tree)
+    lexicon = read_lexicon(settings.directory("lexicon"))
+    train = read_utterances(settings.directory("prepare") / "train.jsonl")
+    assert {word for utterance in train for word in utterance.words} <= {
+        *lexicon.pronunciations
+    }
+
+
+def _first_flac(tree: Path) -> Path:
+    return min(_chapter(tree).parent.glob("*.flac"))
+
+
+def _cut_line(tree: Path) -> None:
+    path = _chapter(tree)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(["oops", *lines[1:]]))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (lambda tree: _first_flac(tree).unlink(), "transcript without its sound: 1"),
+        (lambda tree: _first_flac(tree).write_bytes(b""), "unusable sound: 1"),
+        (lambda tree: _chapter(tree).unlink(), "sound without a transcript"),
+        (_cut_line, "1: expected `reader-chapter-number WORDS`"),
+        (
+            lambda tree: (tree / "LibriSpeech/SPEAKERS.TXT").write_text("1 | X | y\n"),
+            "SPEAKERS.TXT:1",
+        ),
+    ],
+)
+def test_a_fault_is_named_and_the_rest_goes_on(
+    tree: Path,
+    fault: Callable[[Path], None],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+):
+    fault(tree)
+    assert main(_arguments(tree, "prepare")) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_a_folder_without_training_speech_stops(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+):
+    shutil.rmtree(tree / "LibriSpeech/train-clean-5")
+    assert main(_arguments(tree, "check")) == 1
+    assert "recipes.librispeech.download fetches" in capsys.readouterr().err
+
+
+def test_hours_are_reported(tree: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(_arguments(tree, "check")) == 0
+    assert "(complete: 5.4 h)" in capsys.readouterr().out
+    report = _settings(tree).directory("check") / "report.json"
+    assert sum(json.loads(report.read_text())["seconds"].values()) > 30
+
+
+def test_the_downloader_is_torchaudios(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    asked = []
+
+    def fetch(root: Path, part: str, download: bool) -> list[int]:
+        asked.append((root, part, download))
+        if part == "test-clean":
+            raise OSError("no network")
+        return [0] * 3
+
+    monkeypatch.setattr(download, "LIBRISPEECH", fetch)
+    assert download.main(["--out", str(tmp_path / "data")]) == 1
+    assert [part for _, part, _ in asked] == list(download.PARTS)
+    assert "test-clean could not be fetched: no network" in capsys.readouterr().err
