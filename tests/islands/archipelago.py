@@ -109,6 +109,10 @@ class Trained:
         self.island.after_update()
 
     @property
+    def membership(self) -> Any:
+        return self.island.membership
+
+    @property
     def members(self) -> int:
         return self.island.statistics().members
 
@@ -132,14 +136,14 @@ class Trained:
 
     def die(self) -> None:
         """Ends without a word, as a process that is killed."""
-        fall_silent(self.island.membership)
+        fall_silent(self.membership)
         self.cut_off()
         self.island.abort()
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """Its membership stands still, for so long that others strike it off."""
-        with self.island.membership._state:
+        with self.membership._state:
             yield
 
     def until_it_has_rejoined(self) -> Position:
