@@ -17,7 +17,7 @@ import numpy as np
 
 from lightning_adpsgd.asr.graphs import symbols_of
 from lightning_adpsgd.asr.lexicon import Lexicon
-from lightning_adpsgd.asr.nbest import NBestOptions, word_paths
+from lightning_adpsgd.asr.nbest import NBestOptions, WordPath, word_paths
 from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.states import Topology, phone_runs
 
