@@ -143,7 +143,8 @@ def test_an_epoch_depends_on_seed_and_number_alone(name: str) -> None:
     def drawn(seed: int, epoch: int) -> list[int]:
         torch.manual_seed(torch.seed())
         batches = BatchSampler(user_samplers()[name], 8, False)
-        return draw_epoch(batches, seed, epoch).order.tolist()
+        order = draw_epoch(batches, seed, epoch).order
+        return order[:].tolist()
 
     assert drawn(3, 1) == drawn(3, 1)
     assert drawn(3, 1) != drawn(3, 2)
@@ -193,5 +194,5 @@ def test_samplers_of_other_things_than_integers_are_refused() -> None:
 
 def test_fingerprints_tell_orders_and_batches_apart() -> None:
     epochs = [regular(12, 3), regular(12, 4), regular(13, 3)]
-    turned = epochs[0]._replace(order=epochs[0].order.flip(0))
+    turned = epochs[0]._replace(order=epochs[0].order[:].flip(0))
     assert len({epoch.fingerprint() for epoch in [*epochs, turned]}) == 4

@@ -109,13 +109,17 @@ class SoundFile:
             0, max(1, -(-self.num_samples // self.sample_rate)), block_s
         ):
             first = max(start - _MARGIN_S, 0)
-            samples = self._samples(channel, first, start + block_s + _MARGIN_S)
+            samples = self.samples(channel, first, start + block_s + _MARGIN_S)
             frames = log_mel(samples, num_mels).numpy()
             skipped = (start - first) * _FRAMES_PER_S
             yield frames[skipped : skipped + block_s * _FRAMES_PER_S]
 
-    def _samples(self, channel: int, first_s: int, last_s: int) -> np.ndarray:
-        """Those between two seconds, at 8 kHz."""
+    def samples(self, channel: int, first_s: int, last_s: int) -> np.ndarray:
+        """Those between two seconds, float32 [samples] at 8 kHz.
+
+        Raises:
+            AudioError: One is not finite, or missing.
+        """
         begin = first_s * self.sample_rate
         wanted = min(last_s * self.sample_rate, self.num_samples) - begin
         try:

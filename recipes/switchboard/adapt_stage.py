@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_adpsgd.files import write_json
+from recipes.switchboard import kaldi_streams
 from recipes.switchboard.fmllr_stage import make_fmllr
 from recipes.switchboard.ivector_stage import make_ivectors
 from recipes.switchboard.pipeline import StageError
@@ -25,9 +26,13 @@ def adapt(settings: Settings, output: Path) -> None:
     report: dict[str, Any] = {"streams": settings.adapt.streams}
     try:
         if settings.adapt.fmllr:
-            report["fmllr"] = make_fmllr(settings, output)
+            of_kaldi = bool(settings.kaldi.fmllr)
+            make = kaldi_streams.make_fmllr if of_kaldi else make_fmllr
+            report["fmllr"] = make(settings, output)
         if settings.adapt.ivectors:
-            report["ivectors"] = make_ivectors(settings, output)
+            of_kaldi = bool(settings.kaldi.ivectors)
+            make = kaldi_streams.make_ivectors if of_kaldi else make_ivectors
+            report["ivectors"] = make(settings, output)
     except ValueError as error:
         raise StageError(f"the speakers cannot be adapted to: {error}") from error
     write_json(output / "report.json", report)

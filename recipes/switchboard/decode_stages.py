@@ -228,12 +228,17 @@ def _widening_sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]
 
 
 def beyond_the_best(rates: Mapping[float, float]) -> float | None:
-    """The next scale to try if the best one has nothing on one of its sides."""
+    """The next scale to try if the best one has nothing on one of its sides.
+
+    None where its neighbour is as good: then more of the same is no better.
+    """
     scales = sorted(rates)
     best = min(scales, key=lambda scale: rates[scale])
     if len(scales) < 2 or best not in (scales[0], scales[-1]):
         return None
     neighbour = scales[1] if best == scales[0] else scales[-2]
+    if rates[neighbour] == rates[best]:
+        return None
     return float(f"{best * best / neighbour:.2g}")
 
 

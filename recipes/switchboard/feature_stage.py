@@ -9,12 +9,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
+from lightning_adpsgd.asr.audio import AudioError
 from lightning_adpsgd.asr.channels import read_channel
 from lightning_adpsgd.asr.corpus import Skipped, Utterance
 from lightning_adpsgd.asr.features import log_mel, normalise_side, num_frames
+from lightning_adpsgd.asr.noise import add_noise, dice_of, noise_files
 from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.sphere import SAMPLE_RATE
 from lightning_adpsgd.asr.store import FramePlace, FrameWriter
@@ -54,6 +57,34 @@ class Job(NamedTuple):
     side: Side
     places: list[FramePlace]
     num_mels: int
+    noise: "Noise | None" = None
+
+
+class Noise(NamedTuple):
+    """What is added to the sound of some training sides; see `FeatureSettings`."""
+
+    files: list[Path]
+    share: float
+    decibels: tuple[float, float]
+    seed: int
+
+    @classmethod
+    def of(cls, settings: FeatureSettings) -> "Noise | None":
+        """What the settings ask for; none by default."""
+        if not settings.noise_share:
+            return None
+        folder = settings.noise_files
+        files = [] if folder is None else noise_files(folder)
+        return cls(
+            files, settings.noise_share, settings.noise_decibels, settings.noise_seed
+        )
+
+    def added_to(self, cuts: list[np.ndarray], name: str) -> list[np.ndarray]:
+        """The utterances of a side, all of them with noise or none."""
+        dice = dice_of(self.seed, name)
+        if dice.random() >= self.share:
+            return cuts
+        return [add_noise(cut, self.files, self.decibels, dice) for cut in cuts]
 
 
 def features(settings: Settings, output: Path) -> None:
@@ -118,7 +149,11 @@ def _work(
     done = set(journal.read_text().splitlines()) if journal.exists() else set()
     todo = [side for side in sides if side.name not in done]
     num_mels = settings.features.num_mels
-    jobs = [Job(side, [*map(writer.place, side.positions)], num_mels) for side in todo]
+    noise = _noise(settings) if split == "train" else None
+    jobs = [
+        Job(side, [*map(writer.place, side.positions)], num_mels, noise)
+        for side in todo
+    ]
     work = write_side if settings.cores == 1 else _write_side_alone
     bar = tqdm(total=len(sides), initial=len(done), desc=f"{split} sound", unit="side")
     with bar, journal.open("a") as file:
@@ -128,6 +163,13 @@ def _work(
                 file.flush()
             bar.update()
             yield todo[index], problem
+
+
+def _noise(settings: Settings) -> Noise | None:
+    try:
+        return Noise.of(settings.features)
+    except AudioError as error:
+        raise StageError(f"`features.noise_files`: {error}") from error
 
 
 def _write_side_alone(job: Job) -> str | None:
@@ -142,6 +184,8 @@ def write_side(job: Job) -> str | None:
     try:
         channel = read_channel(first.recording, first.channel)
         cuts = [channel[slice(*_samples(u))] for u in job.side.spoken]
+        if job.noise is not None:
+            cuts = job.noise.added_to(cuts, job.side.name)
         frames = normalise_side([log_mel(cut, job.num_mels) for cut in cuts])
         for place, utterance in zip(job.places, frames, strict=True):
             place.put(utterance.numpy())

@@ -32,7 +32,7 @@ from lightning_adpsgd.asr.scoring.nist import (
     run_hubscr,
 )
 from lightning_adpsgd.asr.scoring.reports import alignments, confusions, table
-from lightning_adpsgd.asr.scoring.utterances import written_words
+from lightning_adpsgd.asr.scoring.utterances import reference_text, written_words
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import TEST_SPLITS, Settings
@@ -44,8 +44,6 @@ _LABELS = re.compile(r"\s*\S+\s+\S+\s+\S+\s+\S+\s+\S+\s+<([^>]*)>")
 
 BySpeaker = dict[tuple[str, str], Errors]
 """Errors of each speaker and file."""
-Spoken = dict[str, list[Utterance]]
-"""The utterances of each part of the test."""
 
 
 def score(settings: Settings, output: Path) -> None:
@@ -77,13 +75,10 @@ def score_decoded(settings: Settings, decoded: Path, output: Path, name: str) ->
     Raises:
         StageError: There is no test set, or it cannot be scored.
     """
-    parts = [split for split in settings.splits() if split in TEST_SPLITS]
-    if not parts:
-        raise StageError("there is no test set to score: neither SWB nor CH was found")
-    spoken = _spoken(settings, parts)
+    spoken = _spoken(settings)
     stm, ctm = output / "reference.stm", output / "hypothesis.ctm"
     _write(stm, _reference(settings, spoken))
-    _write(ctm, _hypothesis(decoded, parts))
+    _write(ctm, _hypothesis(decoded, spoken))
     try:
         scores = score_files(stm, ctm, read_rules(settings))
     except ScoringError as error:
@@ -99,6 +94,22 @@ def score_decoded(settings: Settings, decoded: Path, output: Path, name: str) ->
     print(_indented(table(name, errors, "total")), flush=True)
 
 
+Spoken = dict[str, list[Utterance]]
+"""The utterances of each test set."""
+
+
+def _spoken(settings: Settings) -> Spoken:
+    prepared = settings.directory("prepare")
+    spoken = {
+        split: read_utterances(prepared / f"{split}.jsonl")
+        for split in settings.splits()
+        if split in TEST_SPLITS
+    }
+    if not spoken:
+        raise StageError("there is no test set to score: neither SWB nor CH was found")
+    return spoken
+
+
 def _write(path: Path, lines: Iterable[str]) -> None:
     with written_whole(path) as file:
         file.writelines(f"{line}\n" for line in lines)
@@ -108,31 +119,28 @@ def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.split("\n"))
 
 
-def _spoken(settings: Settings, parts: Sequence[str]) -> Spoken:
-    prepared = settings.directory("prepare")
-    return {part: read_utterances(prepared / f"{part}.jsonl") for part in parts}
-
-
 def _reference(settings: Settings, spoken: Spoken) -> Iterator[str]:
-    """What was said on the sides that could be decoded.
+    """The lines of the reference for the sides that could be decoded.
 
-    The lines of the test set's own stm, repaired; where it has none, those of its
-    utterances.
+    Test sets without a reference of their own have that of their utterances.
     """
-    utterances = [utterance for part in spoken.values() for utterance in part]
     path = settings.directory("prepare") / "eval.stm"
-    if path.exists():
-        yield from _lines_of_stm(path, {_side(utterance) for utterance in utterances})
-        return
-    for one in utterances:
-        file, channel = _side(one)
-        times = f"{one.start_s:.3f} {one.start_s + one.duration_s:.3f}"
-        words = " ".join(one.words)
-        yield f"{file} {channel.upper()} {one.speaker} {times} {words}"
+    with_stm = PART_NAMES.keys() & spoken.keys() if path.exists() else set()
+    if with_stm:
+        sides = {_side(one) for split in with_stm for one in spoken[split]}
+        yield from _official(path.read_text("utf-8", "replace"), sides)
+    for split in spoken.keys() - with_stm:
+        yield from map(_as_reference, spoken[split])
 
 
-def _lines_of_stm(path: Path, sides: set[tuple[str, str]]) -> Iterator[str]:
-    text = path.read_text(encoding="utf-8", errors="replace")
+def _as_reference(utterance: Utterance) -> str:
+    file, channel = _side(utterance)
+    times = f"{utterance.start_s:.3f} {utterance.end_s:.3f}"
+    words = " ".join(reference_text(utterance.words))
+    return f"{file} {channel.upper()} {utterance.speaker} {times} <O> {words}"
+
+
+def _official(text: str, sides: set[tuple[str, str]]) -> Iterator[str]:
     lines = [_repaired(line) for line in text.split("\n")]
     missing = {_line_side(line) for line in lines if _is_data(line)} - sides
     _warn_of_missing(sorted(missing))
@@ -186,7 +194,7 @@ def _undefined_labels(lines: Sequence[str]) -> Iterator[str]:
             yield f';; LABEL "{name}" "{name}" "{name}"'
 
 
-def _hypothesis(decoded: Path, parts: Sequence[str]) -> Iterator[str]:
+def _hypothesis(decoded: Path, parts: Iterable[str]) -> Iterator[str]:
     """The recognised words that are scored."""
     for part in parts:
         path = decoded / f"{part}.ctm"
@@ -228,11 +236,13 @@ def _counted(settings: Settings, stm: Path, ctm: Path, scores: Scores) -> _Count
 
 
 def _by_part(errors: BySpeaker, spoken: Spoken) -> dict[str, Errors]:
-    sums = {}
-    for part, utterances in spoken.items():
-        files = {_side(utterance)[0] for utterance in utterances}
-        counts = (one for (_, file), one in errors.items() if file in files)
-        sums[PART_NAMES.get(part, part)] = total_of(counts)
+    part_of = {_side(one)[0]: split for split in spoken for one in spoken[split]}
+    sums = {
+        PART_NAMES.get(part, part): total_of(
+            counts for (_, file), counts in errors.items() if part_of[file] == part
+        )
+        for part in spoken
+    }
     total = total_of(sums.values())
     if total.num_words == 0:
         raise StageError("the reference of the test sets has no word that counts")

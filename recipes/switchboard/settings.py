@@ -92,10 +92,28 @@ class FeatureSettings:
     Attributes:
         num_mels: Log-mel coefficients per frame.
         dtype: Type on disk, "float16" or "float32".
+        noise_share: Part of the training sides to which noise is added.
+        noise_decibels: The signal-to-noise ratio is drawn between these two.
+        noise_files: Folder of recorded noise; none for white noise.
+        noise_seed: Of all that is drawn.
     """
 
     num_mels: int = 40
     dtype: str = "float16"
+    noise_share: float = 0.0
+    noise_decibels: tuple[float, float] = (10.0, 25.0)
+    noise_files: Path | None = None
+    noise_seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise_share <= 1:
+            raise ValueError(
+                f"`noise_share` must lie in [0, 1], got {self.noise_share}"
+            )
+        if len(self.noise_decibels) != 2:
+            raise ValueError(
+                f"`noise_decibels` must be two numbers, got {self.noise_decibels}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,11 +322,19 @@ class KaldiSettings:
             instance of the held-out utterances; comma-separated.
         graph: Folder with `HCLG.fst`, `words.txt` and `phones`; none: the only one in
             `experiment`.
+        fmllr: Tables or archives of fMLLR frames of all splits, comma-separated, that
+            `adapt.streams=fmllr` (or both) takes in place of its own.
+        ivectors: The same for i-vectors, one row per utterance or online ones.
+        ivector_period: Frames from one online i-vector to the next (Kaldi's default is
+            10); 0: one per utterance.
     """
 
     experiment: Path | None = None
     more_alignments: tuple[Path, ...] = ()
     graph: Path | None = None
+    fmllr: tuple[str, ...] = ()
+    ivectors: tuple[str, ...] = ()
+    ivector_period: int = 10
 
     @property
     def folder(self) -> Path:
@@ -427,12 +453,24 @@ class Settings:
                 f"`realign.run` must be another run than {self.run!r}, which learns "
                 "from the labels"
             )
+        if self.uses_kaldi:
+            self._check_streams()
+            if self.decode.nbest:
+                raise ValueError("`decode.nbest` must be 0 with `kaldi.experiment`")
         if self.decode.export_likelihoods and not self.uses_kaldi:
             raise ValueError("`decode.export_likelihoods` needs `kaldi.experiment`")
         if self.uses_kaldi and self.realign.run is not None:
             raise ValueError(
                 "`realign.run` must be none with `kaldi.experiment`: Kaldi's labels "
                 "stay as they are"
+            )
+
+    def _check_streams(self) -> None:
+        """Own streams need own mixtures and graphs, which a Kaldi experiment lacks."""
+        if self.adapt.fmllr and not self.kaldi.fmllr:
+            raise ValueError(
+                f"`adapt.streams={self.adapt.streams}` with `kaldi.experiment` takes "
+                "fMLLR from Kaldi; name its archives with `kaldi.fmllr`"
             )
 
     @property

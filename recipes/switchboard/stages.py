@@ -111,7 +111,7 @@ STAGES = (
         "find what tells each speaker from the others: fMLLR and i-vectors",
         _from("adapt_stage", "adapt"),
         inputs=(*SPOKEN, "features", "mixtures", "graph"),
-        depends=("seed", "adapt"),
+        depends=("seed", "adapt", "kaldi"),
         wanted=lambda settings: settings.adapt.streams != "none",
     ),
     Stage(
@@ -120,7 +120,7 @@ STAGES = (
         _from("decode_stages", "adapted_baseline"),
         inputs=(*SPOKEN, "features", "states", "graph", "streams", "mixtures"),
         depends=("decode",),
-        wanted=lambda settings: settings.adapt.fmllr,
+        wanted=lambda settings: settings.adapt.fmllr and not settings.kaldi.fmllr,
     ),
     Stage(
         "baseline",

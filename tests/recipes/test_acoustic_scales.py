@@ -13,6 +13,7 @@ from recipes.switchboard.decode_stages import beyond_the_best
         ({0.1: 0.2, 0.2: 0.3}, 0.05),
         ({0.3: 0.1, 0.2: 0.2, 0.1: 0.3}, 0.45),
         ({0.1: 0.2}, None),
+        ({0.1: 0.2, 0.2: 0.2, 0.4: 0.2}, None),
     ],
 )
 def test_the_next_scale_is_beyond_the_best(rates, expected):

@@ -14,10 +14,11 @@ from lightning_adpsgd.asr.lexicon import SPECIAL_WORDS, Lexicon, write_lexicon
 from lightning_adpsgd.asr.store import FrameStore, FrameWriter
 from lightning_adpsgd.asr.streams import RowStore, Streams
 from recipes.switchboard.adapt_stage import adapt
-from recipes.switchboard.decode_stages import adapted_baseline, baseline, decode, score
+from recipes.switchboard.decode_stages import adapted_baseline, baseline, decode
 from recipes.switchboard.hmm_stages import align, graph
 from recipes.switchboard.inputs import StoredInputs
 from recipes.switchboard.pipeline import StageError
+from recipes.switchboard.score_stage import score
 from recipes.switchboard.settings import (
     AdaptSettings,
     AlignSettings,
@@ -27,6 +28,7 @@ from recipes.switchboard.settings import (
 )
 from recipes.switchboard.train_stage import train
 from tests.asr import digits
+from tests.recipes.references import write_reference
 
 SIDES = {"train": 6, "dev": 1, "swb": 2, "ch": 1}
 UTTERANCES = 10
@@ -123,6 +125,7 @@ def settings(tmp_path_factory) -> Settings:
     speaker.lexicon = digits.lexicon()  # says digits only
     for split in SIDES:
         _write_split(settings, split, speaker)
+    write_reference(settings)
     _run(align, settings, "align")
     _run(graph, settings, "graph")
     _run(adapt, settings, "adapt")

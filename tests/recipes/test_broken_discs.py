@@ -411,16 +411,16 @@ FAULTS = {
         ["reference of the test set: MISSING", "no test utterances for ch, swb"],
         {"sw_4390-A", "en_4156-A"},
     ),
-    "rule of the glm without brackets": (
-        _line(1, "uh => [%hesitation]"),
+    "rule of the glm without an arrow": (
+        _rewrite(lambda b: b";; rules\n[uh] [%hesitation]\n"),
         GLM,
-        ["unreadable rules of scoring: 1", f"{GLM}:1: expected", "repair the line"],
+        ["unreadable rules of scoring: 1", f"{GLM}:2: expected", "repair the line"],
         set(),
     ),
-    "rule of the glm with open braces": (
-        _line(1, "[uh] => {[uh] / [um]"),
+    "option of the glm without quotes": (
+        _rewrite(lambda b: b";; rules\n* case_sensitive = F\n"),
         GLM,
-        [f"{GLM}:1: brackets or braces are not balanced"],
+        [f"{GLM}:2: expected a value in quotes"],
         set(),
     ),
     "empty glm": (

@@ -27,6 +27,8 @@ SMALL = {
     "lm.prune": 1e-6,
     "lm.large_order": 4,
     "decode.nbest": 10,
+    "decode.beam": 6.0,
+    "decode.lattice_beam": 2.0,
 }
 
 

@@ -7,16 +7,17 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from lightning_adpsgd.asr.corpus import Utterance, read_utterances, write_utterances
+from lightning_adpsgd.asr.corpus import Utterance, write_utterances
 from lightning_adpsgd.asr.front_end import FrontEnd
 from lightning_adpsgd.asr.gmm import GaussianMixtures
 from lightning_adpsgd.asr.lexicon import SPECIAL_WORDS, Lexicon, write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
-from lightning_adpsgd.asr.states import phone_runs, read_topology
+from lightning_adpsgd.asr.states import read_topology
 from lightning_adpsgd.asr.store import IGNORE, FrameStore, FrameWriter
 from recipes.switchboard import realign_stage, triphone_stage
-from recipes.switchboard.decode_stages import Scorer, baseline, decode
+from recipes.switchboard.decode_stages import baseline, decode
 from recipes.switchboard.hmm_stages import align, graph
+from recipes.switchboard.inputs import Inputs
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.realign_stage import realign
 from recipes.switchboard.score_stage import score
@@ -29,6 +30,7 @@ from recipes.switchboard.settings import (
 )
 from recipes.switchboard.triphone_stage import triphone
 from tests.asr import digits
+from tests.recipes.references import write_reference
 
 SPLITS = {"train": 60, "dev": 6, "swb": 5, "ch": 4}
 
@@ -52,7 +54,7 @@ def _write_split(
         frames.append(speaker.frames(speaker.states(words)))
         utterances.append(
             Utterance(
-                id=f"{split}-A_{number:06d}",
+                id=f"sw_{split}-A_{number:06d}",
                 recording=Path(f"{'en' if split == 'ch' else 'sw'}_{split}.sph"),
                 channel=0,
                 start_s=10.0 * number,
@@ -73,18 +75,6 @@ def _write_split(
     for position, frame in enumerate(frames):
         writer.put(position, frame)
     writer.finish()
-
-
-def _write_reference(settings: Settings) -> None:
-    prepared = settings.directory("prepare")
-    lines = [
-        " ".join(
-            (u.recording.stem, "A", "x", f"{u.start_s} {u.end_s}", "<O>", *u.words)
-        )
-        for split in ("swb", "ch")
-        for u in read_utterances(prepared / f"{split}.jsonl")
-    ]
-    (prepared / "eval.stm").write_text("".join(f"{line}\n" for line in lines))
 
 
 def _run(stage, settings: Settings, name: str) -> Path:
@@ -114,7 +104,7 @@ def settings(tmp_path_factory) -> Settings:
     digits.loop_arpa(settings.directory("lm") / "lm.arpa", list(digits.SPELLED))
     for split, num in SPLITS.items():
         _write_split(settings, split, speaker, num)
-    _write_reference(settings)
+    write_reference(settings)
     _run(align, settings, "align")
     _run(graph, settings, "graph")
     return settings
@@ -145,7 +135,7 @@ def test_the_alignments_mixtures_recognise_the_digits(settings):
     assert report["parts"]["total"]["num_words"] == 4 * (SPLITS["swb"] + SPLITS["ch"])
     assert report["parts"]["total"]["wer"] < 0.2
     assert report["frame_accuracy"] > 0.7
-    assert report["acoustic_scale"] in (0.1, 0.3)
+    assert str(report["acoustic_scale"]) in report["dev_wer"]
 
 
 def test_word_times_lie_within_their_utterances(settings, tmp_path):
@@ -164,11 +154,7 @@ def triphones(settings, tmp_path_factory) -> Settings:
     out = tmp_path_factory.mktemp("triphones")
     (out / "exp").symlink_to(settings.out / "exp")
     chosen = TriphoneSettings(
-        num_leaves=90,
-        min_frames=40,
-        num_gaussians=150,
-        num_iterations=3,
-        lda_dimension=20,
+        num_leaves=90, num_gaussians=150, num_iterations=3, lda_dimension=20
     )
     others = dataclasses.replace(settings, out=out, states="triphone", triphone=chosen)
     _run(triphone, others, "triphone")
@@ -231,14 +217,17 @@ def test_a_network_that_knows_the_states_labels_as_the_mixtures_do(
     mixtures = GaussianMixtures.load(triphones.directory("mixtures") / "gmm.npz")
     front_end = FrontEnd.load(triphones.directory("mixtures") / "front_end.npz")
     scorer = mixtures.scorer()
+
+    def see(inputs: Inputs) -> np.ndarray:
+        return scorer(front_end(inputs.log_mel.numpy()))
+
     # in place of a trained network: what the mixtures say, from the run that is named
     paths = []
-
-    def network(path: Path) -> Scorer:
-        paths.append(path)
-        return lambda inputs: scorer(front_end(inputs.log_mel.numpy()))
-
-    monkeypatch.setattr(realign_stage, "network", network)
+    monkeypatch.setattr(
+        realign_stage,
+        "network",
+        lambda path: paths.append(path) or see,
+    )
     asked = dataclasses.replace(triphones, realign=RealignSettings(run="first"))
     assert asked.directory("states").parts[-2:] == ("realign", "first")
     realign(asked, tmp_path)
@@ -251,26 +240,8 @@ def test_a_network_that_knows_the_states_labels_as_the_mixtures_do(
         assert found == expected
 
 
-def test_even_an_untrained_network_labels_the_words_that_were_said(triphones, tmp_path):
-    asked = dataclasses.replace(triphones, realign=RealignSettings(run="untrained"))
-    _save_untrained_model(dataclasses.replace(triphones, run="untrained"))
-    realign(asked, tmp_path)
-    topology = read_topology(tmp_path / "tree.json")
-    labels = tmp_path / "dev" / "labels.npy"
-    store = FrameStore(triphones.directory("features") / "dev", labels)
-    lexicon = digits.lexicon()
-    path = triphones.directory("prepare") / "dev.jsonl"
-    for utterance in read_utterances(path):
-        states = store.labels(store.position(utterance.id)).numpy()
-        said = [topology.phones[phone] for phone in phone_runs(states, topology)[0]]
-        expected = [
-            p for word in utterance.words for p in lexicon.pronunciations[word][0]
-        ]
-        assert [phone for phone in said if phone != "sil"] == expected
-
-
 def _save_untrained_model(settings: Settings) -> None:
-    states = json.loads((settings.directory("states") / "states.json").read_text())
+    states = json.loads((settings.directory("align") / "states.json").read_text())
     model = AcousticModel(
         states["num_states"], num_layers=1, hidden_size=4, bottleneck_size=4
     )

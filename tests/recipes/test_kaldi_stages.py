@@ -14,12 +14,15 @@ from lightning.pytorch import Trainer
 from lightning_adpsgd.asr.corpus import Utterance, write_utterances
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.store import FrameStore, FrameWriter
+from lightning_adpsgd.asr.streams import Streams
 from recipes.switchboard import decode_stages
+from recipes.switchboard.adapt_stage import adapt
 from recipes.switchboard.inputs import Inputs
 from recipes.switchboard.kaldi_stages import check, graph, labels
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.score_stage import score
 from recipes.switchboard.settings import (
+    AdaptSettings,
     DecodeSettings,
     KaldiSettings,
     Settings,
@@ -170,6 +173,61 @@ def test_held_out_utterances_without_alignments_say_what_to_do(settings):
     kaldi = dataclasses.replace(settings.kaldi, more_alignments=(more,))
     labels(dataclasses.replace(settings, kaldi=kaldi), settings.directory("kaldi"))
     assert (settings.directory("kaldi") / "dev" / "labels.npy").exists()
+
+
+def write_archive(path: Path, matrices: dict[str, np.ndarray]) -> str:
+    target = f"ark,scp:{path.with_suffix('.ark')},{path}"
+    with kio.FloatMatrixWriter(target) as writer:
+        for name, values in matrices.items():
+            writer.write(name, values.astype(np.float32))
+    return str(path)
+
+
+def with_streams(settings: Settings, fmllr: str, ivectors: str) -> Settings:
+    kaldi = dataclasses.replace(
+        settings.kaldi, fmllr=(fmllr,), ivectors=(ivectors,), ivector_period=4
+    )
+    return dataclasses.replace(
+        settings, kaldi=kaldi, adapt=AdaptSettings(streams="both")
+    )
+
+
+def test_streams_are_those_of_kaldis_archives(settings, tmp_path, capsys):
+    lengths = {n: len(ids) for part in SENTENCES.values() for n, ids in part.items()}
+    rng = np.random.default_rng(0)
+    fmllr = {name: rng.normal(size=(n, 3)) for name, n in lengths.items()}
+    online = {name: rng.normal(size=(-(-n // 4), 2)) for name, n in lengths.items()}
+    fmllr["sw1-A_1"] = fmllr["sw1-A_1"][:-1]  # a frame less than log-mel
+    del online["sw1-A_2"]
+    chosen = with_streams(
+        settings,
+        write_archive(tmp_path / "fmllr.scp", fmllr),
+        write_archive(tmp_path / "ivectors.scp", online),
+    )
+    folder = run(adapt, chosen, "adapt")
+    store = FrameStore(settings.directory("features") / "train")
+    streams = Streams(folder / "train", store)
+    frames, rows = streams.utterance(store.position("sw1-A_1"))
+    repeated = np.concatenate([fmllr["sw1-A_1"], fmllr["sw1-A_1"][-1:]])
+    assert frames.float().numpy() == pytest.approx(repeated, abs=2e-3)
+    expected = np.repeat(online["sw1-A_1"], 4, axis=0)[:10]
+    assert rows.numpy() == pytest.approx(expected, abs=1e-6)
+    _, rows = streams.utterance(store.position("sw1-A_2"))
+    assert (rows == 0).all()
+    said = capsys.readouterr().out
+    assert "train: rows cut or repeated: 1, for example sw1-A_1 (9 for 10)" in said
+    assert "train: without rows, zeros in their place: 1 (0.00 h)" in said
+
+
+def test_archives_of_other_utterances_are_refused(settings, tmp_path):
+    path = write_archive(tmp_path / "other.scp", {"other": np.zeros((4, 3))})
+    with pytest.raises(StageError, match=r"train: kaldi\.fmllr \(.*other\.scp\)"):
+        run(adapt, with_streams(settings, path, path), "adapt")
+
+
+def test_fmllr_of_ones_own_is_no_matter_of_a_kaldi_experiment(settings):
+    with pytest.raises(ValueError, match=r"with `kaldi\.fmllr`"):
+        override(settings, "adapt.streams=fmllr")
 
 
 def test_settings_choose_the_stages(settings, tmp_path):

@@ -33,8 +33,8 @@ def settings(tmp_path: Path) -> Settings:
     for folder in (prepared, decoded, settings.directory("score")):
         folder.mkdir(parents=True)
     for split, stem, channel in (("swb", "SW_1", 0), ("ch", "en_2", 1)):
-        path = Path(f"{stem}.sph")
-        utterance = Utterance(f"{split}-1", path, channel, 0.0, 2.0, ("x",), split)
+        path, name = Path(f"{stem}.sph"), f"{stem}-{'AB'[channel]}_000000-000200"
+        utterance = Utterance(name, path, channel, 0.0, 2.0, ("x",), split)
         write_utterances(prepared / f"{split}.jsonl", [utterance])
     (prepared / "eval.stm").write_text(STM)
     (decoded / "swb.ctm").write_text(SWB)
@@ -113,3 +113,15 @@ def test_without_a_test_set_there_is_nothing_to_score(settings):
         (settings.directory("prepare") / f"{split}.jsonl").unlink()
     with pytest.raises(StageError, match="neither SWB nor CH"):
         run(settings)
+
+
+def test_a_test_set_without_reference_has_that_of_its_utterances(settings):
+    name = "1272-128104-A_000000-000200"
+    words = ("so", "uh", "[noise]", "large")
+    utterance = Utterance(name, Path("x.flac"), 0, 0.0, 2.0, words, "1272")
+    write_utterances(settings.directory("prepare") / "test-clean.jsonl", [utterance])
+    ctm = "1272-128104 A 0.10 0.10 so\n"
+    (settings.directory("decode") / "test-clean.ctm").write_text(ctm)
+    errors = errors_of(run(settings))
+    assert errors["test-clean"] == Errors(3, 0, 1, 0, 1, 1)
+    assert errors["SWB"] == EXPECTED["SWB"]

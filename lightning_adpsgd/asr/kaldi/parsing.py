@@ -6,11 +6,15 @@ bytes, a vector of integers by the size of one; in text, arrays stand in bracket
 
 import gzip
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
+
+Number = TypeVar("Number", int, float)
 
 _BINARY = b"\0B"
 _MOST_VALUES = 1 << 31  # of an array; beyond it a size is garbage
@@ -107,7 +111,7 @@ class ObjectReader:
         self._at += 1
         return self._values(kind, 1)[0]
 
-    def _parsed(self, parse, expected: str):  # int or float, of text
+    def _parsed(self, parse: Callable[[str], Number], expected: str) -> Number:
         at = self._at
         try:
             return parse(self.token())

@@ -1,7 +1,7 @@
 """Tables and alignments to read, as people know them from NIST's sclite."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from lightning_adpsgd.asr.scoring.aligner import CORRECT, DELETED, INSERTED, Pair
 from lightning_adpsgd.asr.scoring.errors import Errors
@@ -70,7 +70,7 @@ def alignments(scores: Scores) -> str:
     return "\n".join(blocks)
 
 
-def _speaker_order(scores: Scores):  # a key function for `sorted`
+def _speaker_order(scores: Scores) -> Callable[[ScoredSegment], int]:
     order = {name: place for place, name in enumerate(scores.by_speaker)}
     return lambda scored: order[scored.segment.speaker]
 

@@ -95,10 +95,14 @@ def _check(
             raise ScoringError(f"{where}: the reference of {utterance} has no words")
 
 
-def _stm_line(place: int, words: Iterable[str]) -> str:
+def reference_text(words: Iterable[str]) -> list[str]:
+    """Words as a reference has them: without noises, `(uh)` for what may be missing."""
     kept = (part for word in words if not is_noise(word) for part in _letters(word))
-    marked = (f"({word})" if is_optional(word) else word for word in kept)
-    return f"{place:09d} a {place} 0 1 <o> {' '.join(marked)}"
+    return [f"({word})" if is_optional(word) else word for word in kept]
+
+
+def _stm_line(place: int, words: Iterable[str]) -> str:
+    return f"{place:09d} a {place} 0 1 <o> {' '.join(reference_text(words))}"
 
 
 def _ctm_lines(place: int, words: Iterable[str]) -> list[str]:
