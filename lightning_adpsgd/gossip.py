@@ -256,6 +256,7 @@ class Gossip(Communication):
             asking = self._asking.get(peer)
             if asking is not None:
                 asking.pulls.append(future)
+                self._state.notify_all()
         if asking is None:
             future.set_exception(PeerLost(peer, "pulling its weights", "not connected"))
         else:
@@ -592,11 +593,13 @@ class Gossip(Communication):
                 done(lane.ask(number, self._pacer, self._hurry))
 
     def _spare_the_cores(self, asking: _Asking) -> None:
-        """Rests, as long as nobody hurries and the peer is to be asked at all."""
-        hurry, gone = self._hurry, asking.gone
+        """Rests, unless somebody waits for this end or the peer is asked no more."""
         with self._state:
             self._state.wait_for(
-                lambda: hurry.is_set() or gone.is_set(), self._cores.pause_s()
+                lambda: (
+                    self._hurry.is_set() or asking.gone.is_set() or bool(asking.pulls)
+                ),
+                self._cores.pause_s(),
             )
 
     def _hurry_on(self) -> None:

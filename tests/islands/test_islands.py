@@ -414,3 +414,19 @@ def test_who_spares_the_cores_still_says_goodbye_to_whom_it_asks_no_more(
         until(lambda: {(0, 2), (2, 0)} <= left, "words of goodbye")
         assert [one.island.statistics().lost for one in trained] == [0, 0, 0]
         joiner.island.stop()
+
+
+def test_who_spares_the_cores_lets_nobody_wait_for_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rests = threading.Event()
+
+    def rest_for_long(share: CoreShare) -> float:
+        rests.set()
+        return 10.0
+
+    monkeypatch.setattr(CoreShare, "pause_s", rest_for_long)
+    with rendezvous() as server, archipelago(server, random_rows(2)) as (one, other):
+        all_see([one, other], 2)
+        until(lambda: bool(one.step() or rests.is_set()), "a rest")
+        assert one.island._pull(1, seconds=5.0) is not None
