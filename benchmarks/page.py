@@ -112,7 +112,8 @@ def _cells(row: File, has_ratio: bool, details: Iterable[str]) -> list[str]:
 def _figures(file: File) -> str:
     """A benchmark's own dictionary of figures, as it came."""
     known = ("benchmark", "date", "commit", "machine", "command", "seconds", "question")
-    own = {key: value for key, value in file.items() if key not in known}
+    apart = ("notes", "skipped", "series")
+    own = {key: value for key, value in file.items() if key not in known + apart}
     return table(["figure", "value"], [[k, _plain(v)] for k, v in _flat(own)]) + "\n"
 
 

@@ -325,48 +325,63 @@ def soak(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
         "loss": losses(folder, max(sum(map(len, own)) for own in lives)),
         "terminations that took too long": world.late,
         "processes that did not end": len(lasting),
-        "memory of the rendezvous, MB": [
+        "learners that ended in an error": len(trouble(folder)),
+        "series": {**series(lives), **protocol(world, begin, folder)},
+    }
+
+
+def protocol(world: World, begin: float, folder: Path) -> dict[str, Any]:
+    """What happened, what it did to the rendezvous, and what learners said of it."""
+    return {
+        "memory of the rendezvous from start to end, MB": [
             [round(one[0] / 1e6, 1), round(one[-1] / 1e6, 1)]
             for one in world.memory
             if one
         ],
-        "errors": trouble(folder),
         "events": [
             [e.kind, *e.learners, round(e.begin - begin, 1)] for e in world.events
         ],
+        "errors": trouble(folder),
     }
 
 
 def figures(lives: Sequence[Sequence[Life]], events: Sequence[Event]) -> dict[str, Any]:
-    """All that the diaries tell."""
+    """What the diaries tell in single numbers."""
     faults = [
         [(e.begin, e.end + 2.0) for e in events if number in e.learners]
         for number in range(len(lives))
     ]
-    by_learner = [
-        sorted(g for life in own for g in diaries.gaps(life, faults[number]))
+    gaps = [
+        [gap for life in own for gap in diaries.gaps(life, faults[number])]
         for number, own in enumerate(lives)
     ]
-    all_gaps = sorted(itertools.chain(*by_learner))
-    grown = [diaries.growth(life) for own in lives for life in own]
+    all_gaps = sorted(itertools.chain(*gaps))
     return {
-        "faults": Counter(event.kind for event in events),
-        "lives of each": [len(own) for own in lives],
-        "steps of each": [sum(map(len, own)) for own in lives],
+        "faults": dict(Counter(event.kind for event in events)),
         "seconds from kill to closed ring": detected(lives, events, "kill"),
         "seconds from two kills to closed ring": detected(lives, events, "kill_two"),
         "seconds from stop to closed ring": detected(lives, events, "stop_long"),
         "seconds between steps, median": statistics.median(all_gaps),
         "seconds between steps, 999 of 1000 below": all_gaps[-len(all_gaps) // 1000],
-        "seconds between steps, largest of each": [max(own) for own in by_learner],
-        "members that learner 0 knew of, each 10 s": diaries.members_over_time(
-            lives[SPARED][0]
-        ),
-        "loss of learner 0 by minute": diaries.loss_by_minute(lives[SPARED]),
+        "seconds between steps, largest": all_gaps[-1],
+        "seconds between steps, largest of learner 0": max(gaps[SPARED]),
+        "memory growth of learner 0, MB": (diaries.growth(lives[SPARED][0]) or 0) / 1e6,
+    }
+
+
+def series(lives: Sequence[Sequence[Life]]) -> dict[str, list[float]]:
+    """What the diaries tell of each learner, and of learner 0 over time."""
+    grown = [diaries.growth(life) for own in lives for life in own]
+    return {
+        "lives of each": [len(own) for own in lives],
+        "steps of each": [sum(map(len, own)) for own in lives],
         "memory growth of lives over 2 minutes, MB": [
             round(g / 1e6, 1) for g in grown if g is not None
         ],
-        "memory growth of learner 0, MB": (diaries.growth(lives[SPARED][0]) or 0) / 1e6,
+        "members that learner 0 knew of, each 10 s": [
+            *diaries.members_over_time(lives[SPARED][0])
+        ],
+        "loss of learner 0 by minute": diaries.loss_by_minute(lives[SPARED]),
     }
 
 

@@ -1,10 +1,11 @@
 """What the long run of faults reads from the diaries of its learners."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks import diaries, soak
+from benchmarks import diaries, page, results, soak
 from benchmarks.diaries import Diary, Entry, Life
 from benchmarks.soak import Event
 
@@ -75,8 +76,9 @@ def test_figures_are_those_of_all_lives() -> None:
         [life(0, 50), life(70, 120)],
     ]
     found = soak.figures(lives, [Event("kill", (2,), 50.2, 60.0)])
-    assert found["lives of each"] == [1, 1, 2]
-    assert found["steps of each"] == [240, 240, 200]
+    of_each = soak.series(lives)
+    assert of_each["lives of each"] == [1, 1, 2]
+    assert of_each["steps of each"] == [240, 240, 200]
     closed = found["seconds from kill to closed ring"]
     assert closed == {
         "faults": 1,
@@ -84,6 +86,12 @@ def test_figures_are_those_of_all_lives() -> None:
         "median": pytest.approx(0.8),
         "largest": pytest.approx(0.8),
     }
-    assert found["seconds between steps, largest of each"] == [STEP_S] * 3
-    assert found["members that learner 0 knew of, each 10 s"][4:7] == [3, 3, 2]
-    assert found["loss of learner 0 by minute"] == [1.0, 1.0]
+    assert found["seconds between steps, largest"] == STEP_S
+    assert of_each["members that learner 0 knew of, each 10 s"][4:7] == [3, 3, 2]
+    assert of_each["loss of learner 0 by minute"] == [1.0, 1.0]
+
+
+def test_the_page_of_results_shows_a_long_run(tmp_path: Path) -> None:
+    path = results.ROOT / "benchmarks" / "results" / "soak.json"
+    text = page.render([json.loads(path.read_text())], tmp_path)
+    assert "| seconds from kill to closed ring, largest |" in text
