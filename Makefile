@@ -9,6 +9,8 @@ PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 QUICK ?=
 ONLY ?=
+MINUTES ?= 30
+SEED ?= 0
 
 # The first interpreter that runs, is recent enough and can make an environment. A name
 # on the path is not enough: version managers leave names of interpreters that are absent.
@@ -18,7 +20,7 @@ PYTHON ?= $(shell for name in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench notebooks peers clean
+.PHONY: help demo test lint bench soak notebooks peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-10s%s\n", $$1, $$2}' Makefile
@@ -41,6 +43,9 @@ lint: $(STAMP) ## formatting, rules, types
 
 bench: $(STAMP) ## measurements, each beside its limit: benchmarks/results; QUICK=1 for few
 	$(BIN)/python -m benchmarks $(if $(strip $(QUICK)),--quick)
+
+soak: $(STAMP) ## random kills, stops and NaN among 6 super-learners; MINUTES=30 SEED=0
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $(SEED)
 
 notebooks: $(STAMP) ## runs all notebooks and writes their outputs; ONLY="00 05" for some
 	OMP_NUM_THREADS=1 $(BIN)/python -m notebooks.run $(ONLY)

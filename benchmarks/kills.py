@@ -180,11 +180,11 @@ def slowest_window(outcome: Outcome) -> float:
     """The largest over all lives, each against the median step of all."""
     lives = settled(outcome)
     steps = [b - a for life in lives for a, b in itertools.pairwise(life)]
-    worst = max((mean for life in lives for mean in _windows(life)), default=0.0)
+    worst = max((mean for life in lives for mean in windows(life)), default=0.0)
     return worst / statistics.median(steps)
 
 
-def _windows(life: Sequence[float]) -> Iterator[float]:
+def windows(life: Sequence[float]) -> Iterator[float]:
     """Mean steps of all stretches of the window's length, in seconds."""
     end = 0
     for begin, stamp in enumerate(life):
@@ -222,14 +222,20 @@ def nothing(port: int) -> Iterator[None]:
     yield
 
 
-@contextmanager
-def rendezvous(port: int) -> Iterator[None]:
-    """That of islands."""
+def start_rendezvous(port: int) -> "subprocess.Popen[bytes]":
+    """Returns once it listens."""
     words = ["-m", "lightning_adpsgd", "rendezvous", "--port", str(port)]
     words += ["--host", HERE]
     process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()  # it says where it listens
+    return process
+
+
+@contextmanager
+def rendezvous(port: int) -> Iterator[None]:
+    """That of islands."""
+    process = start_rendezvous(port)
     try:
         yield
     finally:

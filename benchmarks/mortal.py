@@ -133,7 +133,7 @@ def run(
     """
     begin = time.monotonic()
     first = replace(first, until=begin + seconds)
-    crowd = (_Supervised if supervised else _Crowd)(program, first)
+    crowd = (_Supervised if supervised else Crowd)(program, first)
     dice, kills = random.Random(seed), list[tuple[float, int]]()
     due = begin + (kill_every_s or seconds)
     returns: list[tuple[float, int]] = []
@@ -154,7 +154,7 @@ def run(
     return _collect(first.folder, first.num_learners, kills)
 
 
-class _Crowd:
+class Crowd:
     """The processes of all learners."""
 
     def __init__(self, program: Program, first: Mortal) -> None:
@@ -165,13 +165,16 @@ class _Crowd:
         self.start_all()
 
     def start_all(self) -> None:
+        """The first life of each."""
         for number in range(self._first.num_learners):
             self.start(number)
 
     def alive(self) -> list[int]:
+        """Those whose processes run, or are stopped."""
         return sorted(n for n, p in self._processes.items() if p.is_alive())
 
     def start(self, number: int) -> None:
+        """The next life of a learner."""
         mortal = replace(self._first, number=number, life=self._lives[number])
         self._lives[number] += 1
         process = self._context.Process(target=_live, args=(self._program, mortal))
@@ -179,23 +182,31 @@ class _Crowd:
         self._processes[number] = process
 
     def kill(self, number: int) -> None:
+        """As the system does that has run out of memory."""
         process = self._processes[number]
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.join()
 
+    def signal(self, number: int, which: signal.Signals) -> None:
+        """Sends a learner a signal; nothing if it has ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self._processes[number].pid, which)
+
     def wait(self, seconds: float) -> None:
+        """Waits for all to end by themselves."""
         deadline = time.monotonic() + seconds
         for process in self._processes.values():
             process.join(max(0.0, deadline - time.monotonic()))
 
     def kill_all(self) -> None:
+        """Leaves nobody behind."""
         for number in self._processes:
-            _Crowd.kill(self, number)
+            Crowd.kill(self, number)
 
 
-class _Supervised(_Crowd):
+class _Supervised(Crowd):
     """Learners that another process starts, and starts again; they say who they are."""
 
     @override

@@ -229,10 +229,12 @@ class Gossip(Communication):
         with self._state:
             asking = self._asking.pop(peer, None)
             self._last_steps.pop(peer, None)
+            if asking is not None:
+                asking.gone.set()
+                self._state.notify_all()
         if asking is None:
             (ended := threading.Event()).set()
             return ended
-        asking.gone.set()
         asking.called.set()
         return asking.ended
 
@@ -254,6 +256,7 @@ class Gossip(Communication):
             asking = self._asking.get(peer)
             if asking is not None:
                 asking.pulls.append(future)
+                self._state.notify_all()
         if asking is None:
             future.set_exception(PeerLost(peer, "pulling its weights", "not connected"))
         else:
@@ -326,14 +329,14 @@ class Gossip(Communication):
     def pause(self) -> None:
         with self._state:
             self._paused = True
-        self._hurry.set()
+        self._hurry_on()
         self._wait_until(self._is_idle, "exchanges in flight to end")
 
     def drain(self, seconds: float) -> bool:
         """Begins no exchange any more; returns whether those under way have ended."""
         with self._state:
             self._paused = True
-        self._hurry.set()
+        self._hurry_on()
         with self._state:
             return self._state.wait_for(self._is_idle, seconds)
 
@@ -496,7 +499,7 @@ class Gossip(Communication):
         # other's question, nor one for a straggler's.
         self._call_all()
         # Nobody who is waited for rests to spare a link or the cores.
-        self._hurry.set()
+        self._hurry_on()
         self._wait_until(
             lambda: step - self._last_exchange_step <= limit,
             f"an exchange, as `max_staleness={limit}` asks",
@@ -579,7 +582,7 @@ class Gossip(Communication):
         self._pull_all(asking, lane)
         # Cleared only if seen, or a call at the end of the pause would be lost.
         if due := asking.due.is_set():
-            self._hurry.wait(self._cores.pause_s())
+            self._spare_the_cores(asking)
             asking.due.clear()
         if not self._asks(asking):
             return
@@ -588,6 +591,22 @@ class Gossip(Communication):
         elif due and (number := self._enter(peer)):
             with self._under_way_with(peer) as done, self._timed():
                 done(lane.ask(number, self._pacer, self._hurry))
+
+    def _spare_the_cores(self, asking: _Asking) -> None:
+        """Rests, unless somebody waits for this end or the peer is asked no more."""
+        with self._state:
+            self._state.wait_for(
+                lambda: (
+                    self._hurry.is_set() or asking.gone.is_set() or bool(asking.pulls)
+                ),
+                self._cores.pause_s(),
+            )
+
+    def _hurry_on(self) -> None:
+        """Ends all rests, until `_hurry` is cleared."""
+        with self._state:
+            self._hurry.set()
+            self._state.notify_all()
 
     def _pull_all(self, asking: _Asking, lane: Lane) -> None:
         while asking.pulls and self._asks(asking):
@@ -696,7 +715,7 @@ class Gossip(Communication):
 
     def _leave(self) -> None:
         self._leaving.set()
-        self._hurry.set()
+        self._hurry_on()
         self._call_all()
 
     def _call_all(self) -> None:

@@ -65,6 +65,22 @@ def test_the_rendezvous_is_killed_and_comes_back(tmp_path: Path) -> None:
         until(lambda: islands.all_see("a b c d", 4), "a newcomer")
 
 
+def test_a_rendezvous_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
+    """It is stopped: it takes connections and requests, and answers none."""
+    with world(tmp_path) as islands:
+        three(islands)
+        islands.signal("rendezvous", signal.SIGSTOP)
+        islands.signal("c", signal.SIGKILL)
+        seconds = until(lambda: islands.all_see("a b", 2), "the closed ring")
+        assert seconds < 5
+        goes_on(islands, "a b", 170)  # 3.4 s, for which a silence would be a death
+        islands.signal("rendezvous", signal.SIGCONT)
+        islands.start("d")
+        until(lambda: islands.all_see("a b d", 3), "a newcomer")
+        goes_on(islands, "a b d")
+        assert "it takes their weights" not in islands.output("a")
+
+
 def test_one_is_stopped_for_longer_than_the_others_wait(tmp_path: Path) -> None:
     with world(tmp_path) as islands:
         three(islands)

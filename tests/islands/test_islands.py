@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_adpsgd.edges import Edges
 from lightning_adpsgd.exchange import Lane, Position
 from lightning_adpsgd.links import Credentials, Refused
 from lightning_adpsgd.membership import Roll
+from lightning_adpsgd.pacing import CoreShare
 from tests.helpers import engine_threads, random_rows, until
 from tests.islands.archipelago import (
     Trained,
@@ -385,3 +387,46 @@ def test_a_slow_join_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _events(num: int) -> list[threading.Event]:
     return [threading.Event() for _ in range(num)]
+
+
+def test_who_spares_the_cores_still_says_goodbye_to_whom_it_asks_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A join moves the edges of the ring, while askers rest for long."""
+    left = set[tuple[int, int]]()
+    on_left = Edges.on_left
+
+    def note(edges: Edges, number: int, for_good: bool) -> None:
+        left.add((edges._transport.index, number))
+        on_left(edges, number, for_good)
+
+    monkeypatch.setattr(Edges, "on_left", note)
+    monkeypatch.setattr(CoreShare, "pause_s", lambda share: 10.0)
+    rows = random_rows(4)
+    with rendezvous() as server, archipelago(server, rows[:3]) as trained:
+        all_see(trained, 3)
+        for one in trained:
+            for _ in range(3):
+                one.step()
+        joiner = Trained(server, rows[3])
+        joiner.island.start()
+        all_see([*trained, joiner], 4)
+        until(lambda: {(0, 2), (2, 0)} <= left, "words of goodbye")
+        assert [one.island.statistics().lost for one in trained] == [0, 0, 0]
+        joiner.island.stop()
+
+
+def test_who_spares_the_cores_lets_nobody_wait_for_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rests = threading.Event()
+
+    def rest_for_long(share: CoreShare) -> float:
+        rests.set()
+        return 10.0
+
+    monkeypatch.setattr(CoreShare, "pause_s", rest_for_long)
+    with rendezvous() as server, archipelago(server, random_rows(2)) as (one, other):
+        all_see([one, other], 2)
+        until(lambda: bool(one.step() or rests.is_set()), "a rest")
+        assert one.island._pull(1, seconds=5.0) is not None

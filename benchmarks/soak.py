@@ -1,0 +1,447 @@
+"""A long run in which six super-learners suffer whatever comes, drawn from a seed.
+
+    python -m benchmarks.soak --minutes 30 --seed 0
+
+They are killed, alone and two at once, stopped for shorter and for longer than the
+others wait, told to end, filled with NaN, and their rendezvous is killed; each comes
+back after a while. Learner 0 is spared, so that one diary tells of the whole run. What
+is left, `results/soak.json`, says what it did to those who lived.
+"""
+
+import argparse
+import heapq
+import itertools
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+from typing_extensions import override
+
+from benchmarks import diaries, mortal, results, workload
+from benchmarks.diaries import Diary, Entry, Life
+from benchmarks.kills import TOKEN, start_rendezvous
+from benchmarks.methods import quieten
+from benchmarks.mortal import Mortal
+from benchmarks.workload import NARROW, Batch
+from lightning_adpsgd import HADPSGDStrategy
+
+LEARNERS, SPARED = 6, 0
+STEP_S = 0.1
+CALM_S, QUIET_END_S = (5.0, 13.0), 25.0
+SHORT_S, LONG_S, RENDEZVOUS_S, LEAVING_S = 1.0, 6.0, 3.0, 8.0
+ABSENT_S = (2.0, 12.0)
+FEWEST_STEPS = 30  # of a life that may suffer
+FALL_ILL = signal.SIGUSR1
+
+
+# --- one life
+
+
+class _Feed(IterableDataset[Batch]):
+    """Batches until the run ends; each takes as long as a step, with what it brings."""
+
+    def __init__(self, life: Mortal) -> None:
+        super().__init__()
+        self._life = life
+
+    @override
+    def __iter__(self) -> Iterator[Batch]:
+        life = self._life
+        for batch in workload.batches(1 + life.number + life.num_learners * life.life):
+            begin = time.monotonic()
+            if life.over:
+                return
+            yield batch
+            time.sleep(max(0.0, begin + STEP_S - time.monotonic()))
+
+
+class _Module(L.LightningModule):
+    def __init__(self, life: Mortal) -> None:
+        super().__init__()
+        self.model, self._life = life.make_model(), life
+        self._diary = Diary(life.folder, life.number, life.life)
+        self._falls_ill = False
+        signal.signal(FALL_ILL, self._fall_ill)
+
+    def _fall_ill(self, number: int, frame: object) -> None:
+        self._falls_ill = True
+
+    @override
+    def train_dataloader(self) -> DataLoader[Batch]:
+        return DataLoader(_Feed(self._life), batch_size=None)
+
+    @override
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        if self._falls_ill:
+            self._falls_ill = False
+            next(self.model.parameters()).data.fill_(float("nan"))
+        return workload.loss(self.model, batch)
+
+    @override
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        statistics: Any = self.trainer.strategy
+        members = statistics.gossip_statistics().members
+        loss = float(outputs["loss"])
+        entry = Entry(time.monotonic(), members, loss, diaries.memory_of())
+        self._diary.write(entry)
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        self._life.leave(workload.weights_of(self.model))
+
+    @override
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return workload.make_optimizer(self.model)
+
+
+def live(life: Mortal) -> None:
+    """Through Lightning's Trainer, as a user of islands would."""
+    quieten()
+    os.environ["LIGHTNING_ADPSGD_TOKEN"] = TOKEN
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=HADPSGDStrategy(islands=f"tcp://127.0.0.1:{life.port}"),
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=life.folder,
+    )
+    trainer.fit(_Module(life))
+
+
+# --- what happens to them
+
+
+class Event(NamedTuple):
+    """A fault.
+
+    Attributes:
+        kind: Name of the function that brings it about.
+        learners: Whom it met.
+        begin: On the machine's monotonic clock.
+        end: When it was undone.
+    """
+
+    kind: str
+    learners: tuple[int, ...]
+    begin: float
+    end: float
+
+
+class World:
+    """The learners, their rendezvous, and what is to be undone, by time.
+
+    Args:
+        first: A learner as it is at the beginning.
+        seed: Of all that happens.
+    """
+
+    def __init__(self, first: Mortal, seed: int) -> None:
+        self.first, self.dice = first, random.Random(seed)
+        self.rendezvous = start_rendezvous(first.port)
+        self.crowd = mortal.Crowd(live, first)
+        self.events: list[Event] = []
+        self.memory: list[list[float]] = [[]]
+        self.late = 0
+        self._busy = set[int]()
+        self._cures: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def well(self) -> list[int]:
+        """Those who train and are not suffering from anything."""
+        alive = set(self.crowd.alive()) - self._busy - {SPARED}
+        lives = {number: diaries.read(self.first.folder, number) for number in alive}
+        return sorted(
+            n for n, own in lives.items() if own and len(own[-1]) >= FEWEST_STEPS
+        )
+
+    def note(
+        self, kind: str, learners: Sequence[int], seconds: float, cure: Callable
+    ) -> None:
+        """A fault has begun, and is undone after so many seconds."""
+        now = time.monotonic()
+        self.events.append(Event(kind, tuple(learners), now, now + seconds))
+        self._busy.update(learners)
+
+        def undo() -> None:
+            cure()
+            self._busy.difference_update(learners)
+
+        heapq.heappush(self._cures, (now + seconds, next(self._order), undo))
+
+    def run(self, until: float) -> None:
+        """Faults until then, in a while drawn after each; then what is left undone."""
+        due = time.monotonic() + 2 * CALM_S[1]
+        while (now := time.monotonic()) < until or self._cures:
+            if now >= due and now < until:
+                strike(self)
+                due = now + self.dice.uniform(*CALM_S)
+            while self._cures and now >= self._cures[0][0]:
+                heapq.heappop(self._cures)[2]()
+            self._look_at_the_rendezvous()
+            time.sleep(0.05)
+
+    def _look_at_the_rendezvous(self) -> None:
+        if self.rendezvous.poll() is None:
+            self.memory[-1].append(diaries.memory_of(str(self.rendezvous.pid)))
+
+    def close(self) -> None:
+        """Ends all processes."""
+        self.crowd.kill_all()
+        self.rendezvous.kill()
+        self.rendezvous.wait()
+
+
+def strike(world: World) -> None:
+    """One fault, if anybody is there to suffer it."""
+    kinds = [kind for kind, weight in FAULTS.items() for _ in range(weight)]
+    fault = world.dice.choice(kinds)
+    if world.well():
+        fault(world)
+
+
+def kill(world: World) -> None:
+    """One is killed."""
+    kill_some(world, 1)
+
+
+def kill_two(world: World) -> None:
+    """Two are killed at once."""
+    kill_some(world, 2)
+
+
+def kill_some(world: World, num: int) -> None:
+    """And come back as new processes."""
+    well = world.well()
+    victims = world.dice.sample(well, min(num, len(well)))
+    for victim in victims:
+        world.crowd.kill(victim)
+    kind = "kill" if len(victims) == 1 else "kill_two"
+    seconds = world.dice.uniform(*ABSENT_S)
+    world.note(kind, victims, seconds, lambda: start_all(world, victims))
+
+
+def start_all(world: World, victims: Sequence[int]) -> None:
+    for victim in victims:
+        world.crowd.start(victim)
+
+
+def stop_short(world: World) -> None:
+    """One is stopped for less than the others wait."""
+    stop(world, "stop_short", SHORT_S)
+
+
+def stop_long(world: World) -> None:
+    """One is stopped for longer than the others wait."""
+    stop(world, "stop_long", LONG_S)
+
+
+def stop(world: World, kind: str, seconds: float) -> None:
+    """And goes on."""
+    victim = world.dice.choice(world.well())
+    world.crowd.signal(victim, signal.SIGSTOP)
+    go_on = signal.SIGCONT
+    world.note(kind, [victim], seconds, lambda: world.crowd.signal(victim, go_on))
+
+
+def terminate(world: World) -> None:
+    """One is told to end, does so, and comes back."""
+    victim = world.dice.choice(world.well())
+    world.crowd.signal(victim, signal.SIGTERM)
+
+    def come_back() -> None:
+        world.late += victim in world.crowd.alive()
+        world.crowd.kill(victim)
+        world.crowd.start(victim)
+
+    world.note("terminate", [victim], LEAVING_S, come_back)
+
+
+def fall_ill(world: World) -> None:
+    """The weights of one become NaN."""
+    victim = world.dice.choice(world.well())
+    world.crowd.signal(victim, FALL_ILL)
+    world.note("fall_ill", [victim], LONG_S, lambda: None)
+
+
+def kill_rendezvous(world: World) -> None:
+    """It comes back empty."""
+    world.rendezvous.kill()
+    world.rendezvous.wait()
+
+    def come_back() -> None:
+        world.rendezvous = start_rendezvous(world.first.port)
+        world.memory.append([])
+
+    world.note("kill_rendezvous", [], RENDEZVOUS_S, come_back)
+
+
+# How often each comes, in proportion.
+FAULTS: dict[Callable[[World], None], int] = {
+    kill: 12,
+    kill_two: 2,
+    stop_short: 2,
+    stop_long: 2,
+    terminate: 2,
+    fall_ill: 2,
+    kill_rendezvous: 1,
+}
+
+
+# --- what it did to them
+
+
+def soak(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
+    """Runs it; its figures."""
+    port = 20_000 + 200 * (int.from_bytes(os.urandom(2)) % 50)
+    begin = time.monotonic()
+    world = World(Mortal(0, LEARNERS, 0, port, folder, begin + seconds), seed)
+    try:
+        world.run(begin + seconds - QUIET_END_S)
+        world.crowd.wait(seconds + 60.0)
+        lasting = world.crowd.alive()
+    finally:
+        world.close()
+    lives = [diaries.read(folder, number) for number in range(LEARNERS)]
+    return {
+        "question": f"{LEARNERS} super-learners for {seconds / 60:.0f} minutes with "
+        f"faults drawn from seed {seed}; steps are waits of {1e3 * STEP_S:.0f} ms.",
+        **figures(lives, world.events),
+        "loss": losses(folder, max(sum(map(len, own)) for own in lives)),
+        "terminations that took too long": world.late,
+        "processes that did not end": len(lasting),
+        "memory of the rendezvous, MB": [
+            [round(one[0] / 1e6, 1), round(one[-1] / 1e6, 1)]
+            for one in world.memory
+            if one
+        ],
+        "errors": trouble(folder),
+    }
+
+
+def figures(lives: Sequence[Sequence[Life]], events: Sequence[Event]) -> dict[str, Any]:
+    """All that the diaries tell."""
+    faults = [
+        [(e.begin, e.end + 2.0) for e in events if number in e.learners]
+        for number in range(len(lives))
+    ]
+    by_learner = [
+        sorted(g for life in own for g in diaries.gaps(life, faults[number]))
+        for number, own in enumerate(lives)
+    ]
+    all_gaps = sorted(itertools.chain(*by_learner))
+    grown = [diaries.growth(life) for own in lives for life in own]
+    return {
+        "faults": Counter(event.kind for event in events),
+        "lives of each": [len(own) for own in lives],
+        "steps of each": [sum(map(len, own)) for own in lives],
+        "seconds from kill to closed ring": detected(lives, events, "kill"),
+        "seconds from two kills to closed ring": detected(lives, events, "kill_two"),
+        "seconds from stop to closed ring": detected(lives, events, "stop_long"),
+        "seconds between steps, median": statistics.median(all_gaps),
+        "seconds between steps, 999 of 1000 below": all_gaps[-len(all_gaps) // 1000],
+        "seconds between steps, largest of each": [max(own) for own in by_learner],
+        "members that learner 0 knew of, each 10 s": diaries.members_over_time(
+            lives[SPARED][0]
+        ),
+        "loss of learner 0 by minute": diaries.loss_by_minute(lives[SPARED]),
+        "memory growth of lives over 2 minutes, MB": [
+            round(g / 1e6, 1) for g in grown if g is not None
+        ],
+        "memory growth of learner 0, MB": (diaries.growth(lives[SPARED][0]) or 0) / 1e6,
+    }
+
+
+def detected(
+    lives: Sequence[Sequence[Life]], events: Sequence[Event], kind: str
+) -> dict[str, float]:
+    """Over all faults of a kind; a survivor's next step shows what it knows."""
+    of_kind = [event for event in events if event.kind == kind]
+    each = [diaries.detection(lives, e.learners, e.begin) for e in of_kind]
+    known = [seconds for seconds in each if seconds is not None]
+    if not known:
+        return {"faults": len(of_kind), "seen": 0}
+    return {
+        "faults": len(of_kind),
+        "seen": len(known),
+        "median": statistics.median(known),
+        "largest": max(known),
+    }
+
+
+def losses(folder: Path, num_steps: int) -> dict[str, float]:
+    """On held-out samples, beside learners that average in each step undisturbed."""
+    kept = [torch.load(path) for path in sorted(folder.glob("*.weights"))]
+    mean = held_out_loss(torch.stack(kept).mean(0))
+    control = held_out_loss(undisturbed(num_steps))
+    return {
+        "of the mean": mean,
+        "largest of a learner": max(map(held_out_loss, kept)),
+        "undisturbed": control,
+        "of undisturbed": mean / control,
+        "learners at the end": len(kept),
+        "steps of undisturbed": num_steps,
+    }
+
+
+def undisturbed(num_steps: int) -> Tensor:
+    """Weights of as many learners that take their mean in each step."""
+    model = workload.make_model(widths=NARROW)
+    optimizer = workload.make_optimizer(model)
+    feeds = [workload.batches(1 + number) for number in range(LEARNERS)]
+    for _ in range(num_steps):
+        parts = [next(feed) for feed in feeds]
+        optimizer.zero_grad()
+        columns = (torch.cat(column) for column in zip(*parts, strict=True))
+        workload.loss(model, Batch(*columns)).backward()
+        optimizer.step()
+    return workload.weights_of(model)
+
+
+@torch.no_grad()
+def held_out_loss(weights: Tensor) -> float:
+    model = workload.make_model(widths=NARROW)
+    nn.utils.vector_to_parameters(weights, model.parameters())
+    return workload.loss(model, next(workload.batches(99, workload.HELD_OUT))).item()
+
+
+def trouble(folder: Path) -> list[str]:
+    """What learners said that ended by themselves in an error."""
+    texts = [path.read_text() for path in sorted(folder.glob("*.trouble"))]
+    return [text[-500:] for text in texts if "SIGTERMException" not in text]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a folder for diaries and outputs")
+    chosen = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        kept = chosen.keep or Path(folder)
+        kept.mkdir(parents=True, exist_ok=True)
+        found = soak(60 * chosen.minutes, chosen.seed, kept)
+    command = f"python -m benchmarks.soak --minutes {chosen.minutes:g}"
+    command += f" --seed {chosen.seed}"
+    print(results.write("soak", found, command, time.monotonic() - begin))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
