@@ -11,6 +11,8 @@ from typing import NamedTuple
 _ENTRY = struct.Struct("4d")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LONGEST_DETECTION_S = 15.0
+# Who joins at the same time as another dies leaves the number of members as it was.
+_JOINING_S = (1.0, 6.0)
 FIRST = 3  # steps of a life that count for nothing
 
 
@@ -84,7 +86,7 @@ def detection(
 ) -> float | None:
     """After how long all who were there, and stay, knew of so many fewer members.
 
-    None if somebody's steps do not show it, as where another joined meanwhile.
+    None if steps do not show it, as where another joined meanwhile.
 
     Args:
         lives: By learner.
@@ -92,6 +94,8 @@ def detection(
         time: When.
     """
     found = []
+    if any(_begins(life, time) for own in lives for life in own):
+        return None
     for number, own in enumerate(lives):
         life = next((e for e in own if _spans(e, time)), None)
         if number in dead or life is None:
@@ -106,6 +110,12 @@ def detection(
         found.append(next(noticed, None))
     known = [seconds for seconds in found if seconds is not None]
     return max(known) if known and len(known) == len(found) else None
+
+
+def _begins(life: Life, time: float) -> bool:
+    """Whether a life begins about that time."""
+    before, after = _JOINING_S
+    return bool(life) and time - before < life[0].time < time + after
 
 
 def _spans(life: Life, time: float) -> bool:

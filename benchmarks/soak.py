@@ -331,6 +331,9 @@ def soak(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
             if one
         ],
         "errors": trouble(folder),
+        "events": [
+            [e.kind, *e.learners, round(e.begin - begin, 1)] for e in world.events
+        ],
     }
 
 

@@ -51,9 +51,14 @@ def test_a_death_that_somebody_does_not_show_has_no_time() -> None:
     assert diaries.detection(lives, [0, 1, 2], 20.1) is None
 
 
-def test_who_comes_or_goes_at_the_same_time_is_not_asked() -> None:
-    lives = [[life(0, 60, 3, 2, 21)], [life(19.5, 60)], [life(0, 22)], [life(0, 20)]]
-    assert diaries.detection(lives, [3], 20.1) == pytest.approx(0.9)
+def test_who_goes_at_the_same_time_is_not_asked() -> None:
+    lives = [[life(0, 60, 3, 2, 21)], [life(0, 22)], [life(0, 20)]]
+    assert diaries.detection(lives, [2], 20.1) == pytest.approx(0.9)
+
+
+def test_a_death_beside_which_another_joins_has_no_time() -> None:
+    lives = [[life(0, 60, 3, 2, 28)], [life(21.5, 60)], [life(0, 20)]]
+    assert diaries.detection(lives, [2], 20.1) is None
 
 
 def test_memory_grows_from_after_the_start_to_the_end() -> None:
