@@ -28,7 +28,7 @@ def engine_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 @pytest.fixture(autouse=True)
 def no_process_group_is_left() -> Iterator[None]:
-    """A Trainer of one process leaves its group, which forked learners would inherit."""
+    """A Trainer of one process leaves its group, and forked learners inherit it."""
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
