@@ -50,6 +50,7 @@ SECONDS, QUICK_S = 300.0, 60.0
 WINDOW_S, START = 5.0, 3
 SLOWEST_WINDOW, WORSE_LOSS = 1.1, 1.02
 SAVE_EVERY = 20  # steps of `ddp`
+HERE = "127.0.0.1"
 TOKEN = "only for a benchmark on one machine"
 ISLANDS, DDP = "adpsgd as islands", "ddp, torchrun"
 TORCHFT, LOCAL_SGD = "torchft DDP", "torchft LocalSGD"
@@ -224,7 +225,7 @@ def nothing(port: int) -> Iterator[None]:
 def start_rendezvous(port: int) -> "subprocess.Popen[bytes]":
     """Returns once it listens."""
     words = ["-m", "lightning_adpsgd", "rendezvous", "--port", str(port)]
-    words += ["--host", "127.0.0.1"]
+    words += ["--host", HERE]
     process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()  # it says where it listens
@@ -300,7 +301,7 @@ def island(life: Mortal) -> None:
     """Through Lightning's Trainer, as a user of islands would."""
     quieten()
     os.environ["LIGHTNING_ADPSGD_TOKEN"] = TOKEN
-    url = f"tcp://127.0.0.1:{life.port}"
+    url = f"tcp://{HERE}:{life.port}"
     trainer = L.Trainer(
         accelerator="cpu",
         devices=1,
@@ -327,11 +328,11 @@ def agent(life: Mortal) -> None:
         nproc_per_node=life.num_learners,
         run_id="kills",
         rdzv_backend="c10d",
-        rdzv_endpoint=f"127.0.0.1:{life.port}",
+        rdzv_endpoint=f"{HERE}:{life.port}",
         max_restarts=10_000,
         monitor_interval=0.1,
         start_method="fork",
-        local_addr="127.0.0.1",
+        local_addr=HERE,
     )
     elastic_launch(config, _ddp_worker)(life)
 
@@ -381,7 +382,7 @@ def torchft(
         from torchft.process_group import ProcessGroupGloo  # pyright: ignore
 
         port = life.port + 10 + life.number
-        kept = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        kept = TCPStore(HERE, port, is_master=True, wait_for_workers=False)
         model = life.make_model()
 
         def load(state: dict[str, Any]) -> None:
@@ -393,12 +394,12 @@ def torchft(
             load_state_dict=load,
             state_dict=lambda: {"model": model.state_dict()},
             replica_id=f"learner{life.number}_",
-            store_addr="127.0.0.1",
+            store_addr=HERE,
             store_port=port,
             rank=0,
             world_size=1,
-            lighthouse_addr=f"http://127.0.0.1:{life.port}",
-            hostname="127.0.0.1",
+            lighthouse_addr=f"http://{HERE}:{life.port}",
+            hostname=HERE,
             timeout=timedelta(seconds=5),
             quorum_timeout=timedelta(seconds=10),
             connect_timeout=timedelta(seconds=5),

@@ -1,9 +1,10 @@
-"""On which devices the tests of the engine run: the CPU, and an accelerator."""
+"""On which devices the tests of the engine run; and what no test may leave behind."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.helpers import num_gpus
 
@@ -23,3 +24,11 @@ def engine_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     torch.set_default_device(device := torch.device(request.param))
     yield device
     torch.set_default_device(before)
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_is_left() -> Iterator[None]:
+    """A Trainer of one process leaves its group, and forked learners inherit it."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -343,7 +343,7 @@ UNPICKLING = re.compile(
     r"|gather_object$|_object_list$|^torch\.load$"
 )
 # What they read is restricted by `weights_only`, unless a caller has said otherwise.
-LOADERS = ("checkpoint_files.py", "plain.py")
+LOADERS = ("checkpoint_files.py", "plain.py", "recogniser.py")
 
 
 def test_nothing_unpickles_what_comes_from_a_network_or_a_file() -> None:

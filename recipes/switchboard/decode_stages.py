@@ -41,7 +41,13 @@ from lightning_adpsgd.asr.scoring import score as score_words
 from lightning_adpsgd.asr.states import read_topology
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.switchboard import kaldi_stages
-from recipes.switchboard.inputs import Inputs, Load, StoredInputs, spoken_inputs
+from recipes.switchboard.inputs import (
+    Inputs,
+    Load,
+    StoredInputs,
+    evenly,
+    spoken_inputs,
+)
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.score_stage import read_rules, score_decoded
 from recipes.switchboard.settings import TEST_SPLITS, Settings
@@ -138,7 +144,7 @@ def _recognise(
     scales: Sequence[float],
     nbest: int = 0,
 ) -> None:
-    task = _Task(settings, output, scorer, _decoder(settings))
+    task = _Task(settings, output, scorer, make_decoder(settings))
     report: dict[str, Any] = {"frame_accuracy": _frame_accuracy(task)}
     sweep = _widening_sweep(task, scales)
     chosen = min(sweep, key=lambda scale: sweep[scale].wer)
@@ -164,7 +170,8 @@ def _recognise(
     write_json(output / "decode.json", report)
 
 
-def _decoder(settings: Settings) -> Search:
+def make_decoder(settings: Settings) -> Search:
+    """The search through the graph of an experiment."""
     options = SearchOptions(
         beam=settings.decode.beam, max_active=settings.decode.max_active
     )
@@ -192,10 +199,7 @@ def _export(task: _Task, acoustic_scale: float) -> None:
 def _dev(settings: Settings) -> list[tuple[Utterance, Load]]:
     """Held-out utterances, evenly taken, for the choice of the acoustic scale."""
     spoken = [pair for pair in spoken_inputs(settings, "dev") if pair[0].words]
-    most = settings.decode.max_dev_utterances
-    if len(spoken) > most:
-        spoken = [spoken[index * len(spoken) // most] for index in range(most)]
-    return spoken
+    return evenly(spoken, settings.decode.max_dev_utterances)
 
 
 def _hypotheses(

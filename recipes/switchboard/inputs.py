@@ -1,9 +1,9 @@
 """What a stored utterance is recognised from: its frames and the streams beside."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from lightning_adpsgd.asr.corpus import Utterance, read_utterances
 from lightning_adpsgd.asr.store import FrameStore
 from lightning_adpsgd.asr.streams import Streams
 from recipes.switchboard.settings import Settings
+
+T = TypeVar("T")
 
 
 class Inputs(NamedTuple):
@@ -61,6 +63,13 @@ class StoredInputs:
 
 Load = Callable[[], Inputs]
 """Reads the inputs of one utterance, in the process that needs them."""
+
+
+def evenly(spoken: Sequence[T], most: int) -> list[T]:
+    """At most so many, from the first to the last at equal distances."""
+    if len(spoken) <= most:
+        return list(spoken)
+    return [spoken[index * len(spoken) // most] for index in range(most)]
 
 
 def spoken_inputs(settings: Settings, split: str) -> list[tuple[Utterance, Load]]:

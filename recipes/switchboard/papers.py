@@ -45,7 +45,7 @@ STATES = (
 )
 STREAMS = (
     "adapt.streams=both",
-    "adapt.num_gaussians=512",
+    "adapt.num_gaussians=2048",
     "adapt.max_frames=2000000",
 )
 DECODING = (

@@ -151,6 +151,9 @@ class TrainSettings:
         max_stretch: In training, time is stretched by at most this part: other speeds.
         clip: Largest norm of the gradient of a step; 0 leaves it as it is.
         precision: As Lightning calls it: "32-true", "bf16-mixed", ...
+        wer_utterances: So many utterances of `dev` are recognised after every
+            validation, beside the training; 0 for none.
+        wer_scale: The acoustic scale for that.
     """
 
     strategy: str = "hadpsgd"
@@ -177,6 +180,8 @@ class TrainSettings:
     max_stretch: float = 0.0
     clip: float = 0.0
     precision: str = "32-true"
+    wer_utterances: int = 0
+    wer_scale: float = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -490,7 +495,9 @@ class Settings:
             name: Of the stage, or of what several can leave: "mixtures" (numbered
                 states and their Gaussian mixtures), "states" (numbered states and
                 labels), "streams" (what is told of the speakers; the features where
-                that is nothing), "aligner" (the training run that realigns).
+                that is nothing), "aligner" (the training run that realigns), "search"
+                (the graph that a training recognises with; the features where it does
+                not).
         """
         stage = self.stage_of(name)
         folder = self.out / "exp" / stage
@@ -504,10 +511,12 @@ class Settings:
         mixtures = "kaldi" if self.uses_kaldi else mixtures
         states = "realign" if self.realign.run else mixtures
         streams = "features" if self.adapt.streams == "none" else "adapt"
+        search = "graph" if self.train.wer_utterances else "features"
         others = {
             "mixtures": mixtures,
             "states": states,
             "streams": streams,
+            "search": search,
             "aligner": "train",
         }
         return others.get(name, name)

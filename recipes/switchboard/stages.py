@@ -134,7 +134,7 @@ STAGES = (
         "train",
         "train the acoustic model to name the state of each frame",
         _from("train_stage", "train"),
-        inputs=("features", "states", "streams"),
+        inputs=("prepare", "features", "states", "streams", "search"),
         depends=("seed", "train"),
     ),
     Stage(

@@ -49,6 +49,7 @@ from recipes.switchboard.metrics import (
 )
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import Settings, TrainSettings
+from recipes.switchboard.word_errors import NAME, word_error_monitor
 
 _CHECKPOINT = "last"
 
@@ -202,13 +203,18 @@ def _callbacks(settings: Settings, output: Path) -> list[Callback]:
         save_on_train_epoch_end=False,  # after validation, which makes the consensus
         enable_version_counter=False,
     )
+    listening = word_error_monitor(settings)
     convergence = ConvergenceMonitor(
         runs=output,
         name=settings.run,
         algorithm=settings.train.strategy,
         seed=settings.seed,
+        wer=NAME if listening else None,
     )
-    monitors = [AllreduceWait(), TrainingCurve(), GossipMonitor(), convergence]
+    # Before the monitor that writes down what it has logged.
+    before = [listening] if listening else []
+    figures = [AllreduceWait(), TrainingCurve(), GossipMonitor()]
+    monitors = [*figures, *before, convergence]
     return [*monitors, checkpoints, _Progress(settings.run), FinishWandb()]
 
 

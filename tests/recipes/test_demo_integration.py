@@ -24,6 +24,7 @@ SMALL = {
     "train.batch_size": 8,
     "align.num_iterations": 2,
     "align.num_gaussians": 150,
+    "train.wer_utterances": 2,
     "lm.prune": 1e-6,
     "lm.large_order": 4,
     "decode.nbest": 10,
@@ -94,6 +95,16 @@ def test_an_interrupted_training_goes_on_from_its_last_checkpoint(
     after = json.loads((tmp_path / "summary.json").read_text())
     assert read_rows(tmp_path / "metrics.csv")[0]["step"] >= before["steps"]
     assert after["global_samples"] == pytest.approx(1.5 * before["global_samples"])
+
+
+@pytest.mark.parametrize("run", ["ddp", "hadpsgd"])
+def test_held_out_utterances_are_recognised_while_training_goes_on(finished, run):
+    folder = settings(finished, run).directory("train")
+    rates = [
+        float(row["wer"]) for row in read_rows(folder / "metrics.csv") if "wer" in row
+    ]
+    assert 1 <= len(rates) <= SMALL["train.epochs"]
+    assert all(0 <= rate < 3 for rate in rates)
 
 
 def test_only_the_run_that_gossips_has_exchanges(finished):

@@ -154,7 +154,11 @@ def triphones(settings, tmp_path_factory) -> Settings:
     out = tmp_path_factory.mktemp("triphones")
     (out / "exp").symlink_to(settings.out / "exp")
     chosen = TriphoneSettings(
-        num_leaves=90, num_gaussians=150, num_iterations=3, lda_dimension=20
+        num_leaves=90,
+        min_frames=40,
+        num_gaussians=150,
+        num_iterations=3,
+        lda_dimension=20,
     )
     others = dataclasses.replace(settings, out=out, states="triphone", triphone=chosen)
     _run(triphone, others, "triphone")
