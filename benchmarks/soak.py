@@ -229,11 +229,12 @@ def kill_some(world: World, num: int) -> None:
     """And come back as new processes."""
     well = world.well()
     victims = world.dice.sample(well, min(num, len(well)))
-    for victim in victims:
-        world.crowd.kill(victim)
     kind = "kill" if len(victims) == 1 else "kill_two"
     seconds = world.dice.uniform(*ABSENT_S)
+    # Noted first: neighbours know of the first one before the second is dead.
     world.note(kind, victims, seconds, lambda: start_all(world, victims))
+    for victim in victims:
+        world.crowd.kill(victim)
 
 
 def start_all(world: World, victims: Sequence[int]) -> None:
