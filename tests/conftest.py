@@ -1,5 +1,6 @@
 """On which devices the tests of the engine run; and what no test may leave behind."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -26,9 +27,18 @@ def engine_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     torch.set_default_device(before)
 
 
+# What Lightning tells the learners that it starts, by the environment.
+LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
 @pytest.fixture(autouse=True)
-def no_process_group_is_left() -> Iterator[None]:
-    """A Trainer of one process leaves its group, and forked learners inherit it."""
+def nothing_of_a_job_is_left() -> Iterator[None]:
+    """A Trainer of one process leaves its group and environment, which others inherit."""
+    before = {name: os.environ.get(name) for name in LAUNCHED}
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
