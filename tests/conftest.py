@@ -33,7 +33,7 @@ LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE
 
 @pytest.fixture(autouse=True)
 def nothing_of_a_job_is_left() -> Iterator[None]:
-    """A Trainer of one process leaves its group and environment, which others inherit."""
+    """A Trainer of one process leaves its group and its environment to what follows."""
     before = {name: os.environ.get(name) for name in LAUNCHED}
     yield
     if dist.is_initialized():
