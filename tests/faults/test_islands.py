@@ -92,8 +92,8 @@ def test_one_is_stopped_for_longer_than_the_others_wait(tmp_path: Path) -> None:
         until(lambda: islands.all_see("a b c", 3), "its return")
         assert "it takes their weights" in islands.output("b")
         goes_on(islands, "a b c")
-        # It has come to the steps of the others.
-        assert abs(islands.steps("b")[-1].number - islands.steps("a")[-1].number) < 30
+        # It has come to the steps of the others, who made some 200 meanwhile.
+        assert abs(islands.steps("b")[-1].number - islands.steps("a")[-1].number) < 100
 
 
 def test_one_is_stopped_for_less_and_nobody_notices(tmp_path: Path) -> None:
