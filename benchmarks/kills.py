@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -222,20 +222,23 @@ def nothing(port: int) -> Iterator[None]:
     yield
 
 
-def start_rendezvous(port: int) -> "subprocess.Popen[bytes]":
-    """Returns once it listens."""
-    words = ["-m", "lightning_adpsgd", "rendezvous", "--port", str(port)]
-    words += ["--host", HERE]
-    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE)
+def _started(*words: str, stderr: int | None = None) -> "subprocess.Popen[bytes]":
+    """A process of Python, once it has said its first line."""
+    command = [sys.executable, *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr)
     assert process.stdout is not None
-    process.stdout.readline()  # it says where it listens
+    process.stdout.readline()
     return process
 
 
+def start_rendezvous(port: int) -> "subprocess.Popen[bytes]":
+    """Returns once it listens."""
+    words = ("-m", "lightning_adpsgd", "rendezvous", "--port", str(port))
+    return _started(*words, "--host", HERE)
+
+
 @contextmanager
-def rendezvous(port: int) -> Iterator[None]:
-    """That of islands."""
-    process = start_rendezvous(port)
+def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
     try:
         yield
     finally:
@@ -243,8 +246,12 @@ def rendezvous(port: int) -> Iterator[None]:
         process.wait()
 
 
-@contextmanager
-def lighthouse(port: int) -> Iterator[None]:
+def rendezvous(port: int) -> AbstractContextManager[None]:
+    """That of islands."""
+    return _ended(start_rendezvous(port))
+
+
+def lighthouse(port: int) -> AbstractContextManager[None]:
     """torchft's, in a process of its own."""
     code = (
         "import site, sys, time; [site.addsitedir(p) for p in sys.argv[2:]]\n"
@@ -254,35 +261,34 @@ def lighthouse(port: int) -> Iterator[None]:
         "print('up', flush=True); time.sleep(1e6)"
     )
     folders = [str(p) for p in PEERS.glob("lib/python*/site-packages")]
-    words = [sys.executable, "-c", code, str(port), *folders]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert process.stdout is not None
-    process.stdout.readline()
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
+    quiet = subprocess.DEVNULL  # it tells of every step
+    return _ended(_started("-c", code, str(port), *folders, stderr=quiet))
 
 
 class _Feed(IterableDataset[Batch]):
-    def __init__(self, life: Mortal) -> None:
+    def __init__(self, batches: Callable[[], Iterator[Batch]]) -> None:
         super().__init__()
-        self._life = life
+        self._batches = batches
 
     @override
     def __iter__(self) -> Iterator[Batch]:
-        return self._life.batches()
+        return self._batches()
 
 
-class _Module(L.LightningModule):
+class Module(L.LightningModule):
+    """What an island trains."""
+
     def __init__(self, life: Mortal) -> None:
         super().__init__()
-        self.model, self._life = life.make_model(), life
+        self.model, self.life = life.make_model(), life
+
+    def batches(self) -> Iterator[Batch]:
+        """Of this life, each of which is written down as it begins."""
+        return self.life.batches()
 
     @override
     def train_dataloader(self) -> DataLoader[Batch]:
-        return DataLoader(_Feed(self._life), batch_size=None)
+        return DataLoader(_Feed(self.batches), batch_size=None)
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -290,18 +296,18 @@ class _Module(L.LightningModule):
 
     @override
     def on_train_epoch_end(self) -> None:
-        self._life.leave(workload.weights_of(self.model))
+        self.life.leave(workload.weights_of(self.model))
 
     @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return workload.make_optimizer(self.model)
 
 
-def island(life: Mortal) -> None:
+def train_island(module: Module) -> None:
     """Through Lightning's Trainer, as a user of islands would."""
     quieten()
     os.environ["LIGHTNING_ADPSGD_TOKEN"] = TOKEN
-    url = f"tcp://{HERE}:{life.port}"
+    url = f"tcp://{HERE}:{module.life.port}"
     trainer = L.Trainer(
         accelerator="cpu",
         devices=1,
@@ -311,9 +317,14 @@ def island(life: Mortal) -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        default_root_dir=life.folder,
+        default_root_dir=module.life.folder,
     )
-    trainer.fit(_Module(life))
+    trainer.fit(module)
+
+
+def island(life: Mortal) -> None:
+    """One life of an island."""
+    train_island(Module(life))
 
 
 def agent(life: Mortal) -> None:

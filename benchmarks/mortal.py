@@ -67,14 +67,18 @@ class Mortal:
     def batches(self) -> Iterator[Batch]:
         """Until the run ends; each takes as long as a step, with what is done to it."""
         diary = os.open(self.diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        seed = 1 + self.number + self.num_learners * self.life
-        for batch in workload.batches(seed):
-            begin = time.monotonic()
-            if begin >= self.until:
-                return
-            os.write(diary, _STAMP.pack(begin))
+        for batch in self.paced(STEP_S):
+            os.write(diary, _STAMP.pack(time.monotonic()))
             yield batch
-            time.sleep(max(0.0, begin + STEP_S - time.monotonic()))
+
+    def paced(self, step_s: float) -> Iterator[Batch]:
+        """The same with steps of another length, and not written down."""
+        for batch in workload.batches(1 + self.number + self.num_learners * self.life):
+            begin = time.monotonic()
+            if self.over:
+                return
+            yield batch
+            time.sleep(max(0.0, begin + step_s - time.monotonic()))
 
     @property
     def diary(self) -> Path:

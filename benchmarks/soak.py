@@ -23,19 +23,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning as L
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
 from typing_extensions import override
 
-from benchmarks import diaries, mortal, results, workload
+from benchmarks import diaries, kills, mortal, results, workload
 from benchmarks.diaries import Diary, Entry, Life
-from benchmarks.kills import TOKEN, start_rendezvous
-from benchmarks.methods import quieten
+from benchmarks.kills import start_rendezvous
 from benchmarks.mortal import Mortal
 from benchmarks.workload import NARROW, Batch
-from lightning_adpsgd import HADPSGDStrategy
 
 LEARNERS, SPARED = 6, 0
 STEP_S = 0.1
@@ -49,45 +45,26 @@ FALL_ILL = signal.SIGUSR1
 # --- one life
 
 
-class _Feed(IterableDataset[Batch]):
-    """Batches until the run ends; each takes as long as a step, with what it brings."""
-
+class _Module(kills.Module):
     def __init__(self, life: Mortal) -> None:
-        super().__init__()
-        self._life = life
-
-    @override
-    def __iter__(self) -> Iterator[Batch]:
-        life = self._life
-        for batch in workload.batches(1 + life.number + life.num_learners * life.life):
-            begin = time.monotonic()
-            if life.over:
-                return
-            yield batch
-            time.sleep(max(0.0, begin + STEP_S - time.monotonic()))
-
-
-class _Module(L.LightningModule):
-    def __init__(self, life: Mortal) -> None:
-        super().__init__()
-        self.model, self._life = life.make_model(), life
+        super().__init__(life)
         self._diary = Diary(life.folder, life.number, life.life)
         self._falls_ill = False
         signal.signal(FALL_ILL, self._fall_ill)
 
+    @override
+    def batches(self) -> Iterator[Batch]:
+        return self.life.paced(STEP_S)
+
     def _fall_ill(self, number: int, frame: object) -> None:
         self._falls_ill = True
-
-    @override
-    def train_dataloader(self) -> DataLoader[Batch]:
-        return DataLoader(_Feed(self._life), batch_size=None)
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if self._falls_ill:
             self._falls_ill = False
             next(self.model.parameters()).data.fill_(float("nan"))
-        return workload.loss(self.model, batch)
+        return super().training_step(batch, batch_idx)
 
     @override
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -97,31 +74,10 @@ class _Module(L.LightningModule):
         entry = Entry(time.monotonic(), members, loss, diaries.memory_of())
         self._diary.write(entry)
 
-    @override
-    def on_train_epoch_end(self) -> None:
-        self._life.leave(workload.weights_of(self.model))
-
-    @override
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return workload.make_optimizer(self.model)
-
 
 def live(life: Mortal) -> None:
-    """Through Lightning's Trainer, as a user of islands would."""
-    quieten()
-    os.environ["LIGHTNING_ADPSGD_TOKEN"] = TOKEN
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=1,
-        strategy=HADPSGDStrategy(islands=f"tcp://127.0.0.1:{life.port}"),
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=life.folder,
-    )
-    trainer.fit(_Module(life))
+    """One life of an island that keeps a diary."""
+    kills.train_island(_Module(life))
 
 
 # --- what happens to them

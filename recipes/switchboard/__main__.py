@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from recipes.switchboard.pipeline import StageError, run_stages
+from recipes.switchboard.command import run
 from recipes.switchboard.settings import Settings, override
 from recipes.switchboard.stages import STAGES
 
@@ -60,15 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = settings_from(options)
     except ValueError as error:
         command_line.error(str(error))
-    try:
-        run_stages(settings, STAGES, options.first, options.last, options.redo)
-    except StageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
-        return 130
-    return 0
+    return run(settings, options)
 
 
 if __name__ == "__main__":
