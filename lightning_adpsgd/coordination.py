@@ -19,6 +19,10 @@ class LearnerFailed(RuntimeError):
     """Another learner of the job has failed, so this one ends too."""
 
 
+class LearnerDiverged(LearnerFailed, FloatingPointError):
+    """The training of another learner has diverged, and with it that of the job."""
+
+
 class LearnerFollows(SystemExit):
     """Ends a learner whose trace would only repeat what `LearnerFailed` says."""
 

@@ -4,8 +4,15 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lightning_adpsgd.coordination import Coordinator, LearnerFailed, LearnerFollows
+from lightning_adpsgd.coordination import (
+    Coordinator,
+    LearnerDiverged,
+    LearnerFailed,
+    LearnerFollows,
+)
 from lightning_adpsgd.transport import PeerLost
+
+_DIVERGED = " diverged: "
 
 
 class FailureReport:
@@ -30,6 +37,8 @@ class FailureReport:
 
         Raises:
             LearnerFailed: In learner 0, with the one message of the job.
+            LearnerDiverged: The same, if a learner's training has diverged: learner 0
+                may hear of it before its own weights show it.
             LearnerFollows: In the others, whose traces would only repeat it.
         """
         try:
@@ -55,13 +64,16 @@ class FailureReport:
             return
         text = " ".join(str(exception).split())[:500]
         what = f"{type(exception).__name__}: {text}".removesuffix(": ")
-        self._coordinator.announce_failure(f"{self._name} raised {what}")
+        diverged = isinstance(exception, FloatingPointError)
+        verb = _DIVERGED if diverged else " raised "
+        self._coordinator.announce_failure(f"{self._name}{verb}{what}")
 
     def _follow(self, message: str, cause: BaseException) -> None:
         if self._rank != 0:
             raise LearnerFollows(1) from cause
         repeats = isinstance(cause, LearnerFailed)
-        raise LearnerFailed(message) from (None if repeats else cause)
+        kind = LearnerDiverged if _DIVERGED in message else LearnerFailed
+        raise kind(message) from (None if repeats else cause)
 
     def _silent(self) -> str:
         silent = self._coordinator.silent_learners()
