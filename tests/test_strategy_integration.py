@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy, Topology
@@ -680,7 +681,7 @@ def leave_a_job_open(_: str) -> None:
     """Prints the engine's threads before and after what is done at the exit."""
     # Handlers run in the opposite order.
     atexit.register(lambda: print(json.dumps([before, engine_threads()])))
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     set_up_job(Linear(), gossip()._dials, 1)
     before = engine_threads()
 
