@@ -29,7 +29,7 @@ from lightning_adpsgd.asr.gmm import GaussianMixtures
 from lightning_adpsgd.asr.lexicon import read_lexicon
 from lightning_adpsgd.asr.parallel import fork_map, in_order
 from lightning_adpsgd.asr.states import read_topology
-from lightning_adpsgd.asr.store import FrameWriter
+from lightning_adpsgd.asr.store import FrameWriter, is_stored
 from lightning_adpsgd.files import write_json
 from recipes.switchboard.settings import Settings
 from recipes.switchboard.speakers import Speaker, Speakers
@@ -48,7 +48,7 @@ def make_fmllr(settings: Settings, output: Path) -> dict[str, Any]:
     report = json.loads((output / "rounds.json").read_text())
     for split in settings.splits():
         folder = output / split
-        if not (folder / "fmllr" / "frames.npy").exists():
+        if not is_stored(folder / "fmllr"):
             _write_split(settings, split, folder, mixtures)
         report[split] = json.loads((folder / "fmllr.json").read_text())
         print(f"  {split}: {_told(report[split])}", flush=True)
