@@ -119,8 +119,8 @@ def _adapted_mixtures(path: Path) -> Scorer:
     return lambda inputs: scorer(inputs.fmllr.float().numpy())
 
 
-def network(path: Path) -> Scorer:
-    """The log-likelihoods of a trained network.
+def read_network(path: Path) -> AcousticModel:
+    """A trained network, to be asked.
 
     Raises:
         StageError: There is none at `path`.
@@ -129,7 +129,16 @@ def network(path: Path) -> Scorer:
         model = AcousticModel.load_from_checkpoint(path, map_location="cpu")
     except FileNotFoundError as error:
         raise StageError(f"{path} does not exist; train first") from error
-    model.eval()
+    return model.eval()
+
+
+def network(path: Path) -> Scorer:
+    """The log-likelihoods of a trained network.
+
+    Raises:
+        StageError: There is none at `path`.
+    """
+    model = read_network(path)
 
     def log_likelihoods(inputs: Inputs) -> np.ndarray:
         return model.log_likelihoods(*inputs).numpy()

@@ -484,6 +484,12 @@ class Settings:
         return self.kaldi.experiment is not None
 
     @property
+    def finds_streams_itself(self) -> bool:
+        """Whether a call that comes in can be adapted to, or need not be."""
+        taken = bool(self.kaldi.fmllr or self.kaldi.ivectors or self.uses_kaldi)
+        return self.streams is None or not taken
+
+    @property
     def roots(self) -> tuple[Path, ...]:
         """All folders that hold discs."""
         return self.corpus, *self.discs
