@@ -37,7 +37,7 @@ def export(settings: Settings, output: Path) -> None:
         num_mels=settings.features.num_mels,
         acoustic_scale=decoded["acoustic_scale"],
         search=search,
-        states=_states(settings),
+        states=states_of(settings),
         graph=settings.directory("graph"),
         adaptation=adaptation_of(settings),
     )
@@ -47,7 +47,8 @@ def export(settings: Settings, output: Path) -> None:
         raise StageError(f"`export.onnx`: {error}") from error
 
 
-def _states(settings: Settings) -> OwnStates | KaldiStates:
+def states_of(settings: Settings) -> OwnStates | KaldiStates:
+    """What the graph reads."""
     mixtures, graph = settings.directory("mixtures"), settings.directory("graph")
     if settings.uses_kaldi:
         transitions = mixtures / "transitions.npz"
