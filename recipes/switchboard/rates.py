@@ -8,7 +8,6 @@ network of 43 million parameters. Seconds are those of the processor, of one thr
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +26,15 @@ from lightning_adpsgd.asr.ubm import occupancy
 from recipes.switchboard.decode_stages import make_decoder
 from recipes.switchboard.fmllr_stage import fmllr_options
 from recipes.switchboard.labels import alignment_options, training_utterances
+from recipes.switchboard.resources import (
+    ALIGNING,
+    FMLLR,
+    IVECTORS,
+    NETWORK,
+    OCCUPANCY,
+    SEARCH,
+    Cost,
+)
 from recipes.switchboard.settings import Settings
 from recipes.switchboard.speakers import Speaker, Speakers
 
@@ -34,14 +42,7 @@ GAUSSIANS, IVECTOR, STATES, INPUTS = 2048, 100, 32_000, 260
 _UTTERANCES, _SIDES, _NETWORK_FRAMES, _SEARCHED = 150, 3, 300, 12
 
 
-class Rate(NamedTuple):
-    """So many units a second of one core."""
-
-    unit: str
-    per_second: float
-
-
-def rates(settings: Settings) -> Iterator[tuple[str, Rate]]:
+def rates(settings: Settings) -> Iterator[tuple[str, Cost]]:
     """Name and rate, one after the other.
 
     Args:
@@ -50,15 +51,15 @@ def rates(settings: Settings) -> Iterator[tuple[str, Rate]]:
     torch.set_num_threads(1)
     labels = settings.directory("mixtures") / "train" / "labels.npy"
     speakers = Speakers.of(settings, "train", labels)
-    yield "aligning by mixtures", _aligning(settings)
-    yield "fMLLR, a round", _fmllr(settings, speakers)
-    yield f"occupancy of {GAUSSIANS:,} Gaussians", _occupancy(speakers)
-    yield "i-vectors, an iteration", _ivectors()
-    yield "network of the papers", _network()
-    yield "search", _search(settings)
+    yield ALIGNING, _aligning(settings)
+    yield FMLLR, _fmllr(settings, speakers)
+    yield OCCUPANCY, _occupancy(speakers)
+    yield IVECTORS, _ivectors()
+    yield NETWORK, _network()
+    yield SEARCH, _search(settings)
 
 
-def _aligning(settings: Settings) -> Rate:
+def _aligning(settings: Settings) -> Cost:
     """One pass of realignment in context."""
     folder = settings.directory("mixtures")
     lexicon = read_lexicon(settings.directory("lexicon"))
@@ -75,7 +76,7 @@ def _aligning(settings: Settings) -> Rate:
     return _rate("frames", sum(len(one.log_mel) for one in spoken), begin)
 
 
-def _fmllr(settings: Settings, speakers: Speakers) -> Rate:
+def _fmllr(settings: Settings, speakers: Speakers) -> Cost:
     """A map for each side, and the sums of its adapted frames."""
     mixtures = GaussianMixtures.load(settings.directory("streams") / "mixtures.npz")
     options, count = fmllr_options(settings), 0
@@ -95,7 +96,7 @@ def _spoken(speakers: Speakers, side: Speaker) -> tuple[np.ndarray, np.ndarray]:
     return frames, np.concatenate(labels)
 
 
-def _occupancy(speakers: Speakers) -> Rate:
+def _occupancy(speakers: Speakers) -> Cost:
     frames, _ = _spoken(speakers, speakers.sides[0])
     dice = np.random.default_rng(0)
     means = dice.standard_normal((GAUSSIANS, frames.shape[1]))
@@ -111,7 +112,7 @@ def _occupancy(speakers: Speakers) -> Rate:
     return _rate("frames", len(frames), begin)
 
 
-def _ivectors(sides: int = 64) -> Rate:
+def _ivectors(sides: int = 64) -> Cost:
     dice = np.random.default_rng(0)
     counts = dice.random((sides, GAUSSIANS))
     deviations = dice.standard_normal((sides, GAUSSIANS, 40))
@@ -121,7 +122,7 @@ def _ivectors(sides: int = 64) -> Rate:
     return _rate("sides", sides, begin)
 
 
-def _network() -> Rate:
+def _network() -> Cost:
     model = AcousticModel(STATES, input_size=INPUTS).eval()
     inputs = [torch.randn(_NETWORK_FRAMES, dims) for dims in (40, 40, IVECTOR)]
     begin = time.process_time()
@@ -129,7 +130,7 @@ def _network() -> Rate:
     return _rate("frames", _NETWORK_FRAMES, begin)
 
 
-def _search(settings: Settings) -> Rate:
+def _search(settings: Settings) -> Cost:
     """By what the mixtures say of unknown speakers: harder than by a network."""
     folder = settings.directory("mixtures")
     scorer = GaussianMixtures.load(folder / "gmm.npz").scorer()
@@ -142,5 +143,5 @@ def _search(settings: Settings) -> Rate:
     return _rate("frames", sum(map(len, spoken)), begin)
 
 
-def _rate(unit: str, count: int, begin: float) -> Rate:
-    return Rate(unit, count / (time.process_time() - begin))
+def _rate(unit: str, count: int, begin: float) -> Cost:
+    return Cost(unit, count / (time.process_time() - begin))
