@@ -9,7 +9,7 @@ are there, and so is the time within the checksums themselves.
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import DistributedTransport
 
 NUM_ELEMENTS = 8_556_010  # those of `workload`
-TURNS, WARMUPS = 12, 2
+TURNS, WARMUPS = 12, 2  # both even, or one would be first more often
 LIMIT_S = 170.0
 TIMEOUT = timedelta(minutes=1)
 BOUND = 0.02
@@ -73,7 +73,7 @@ class Switch:
 
 
 def program(turns: int) -> Callable[[Place], list[Taken]]:
-    """Exchanges in pairs, the first of each with checksums; what each of them took."""
+    """What exchanges took, in pairs: one with checksums, and one without."""
 
     def run(place: Place) -> list[Taken]:
         dist.init_process_group("gloo", timeout=TIMEOUT)
@@ -88,9 +88,13 @@ def program(turns: int) -> Callable[[Place], list[Taken]]:
         engine.start()
         rounds = itertools.count(1)
         taken = []
-        for number in range(2 * (WARMUPS + turns)):
-            switch.on = number % 2 == 0
-            taken.append(one_exchange(engine, schedule, rounds, switch))
+        for turn in range(WARMUPS + turns):
+            # A connection becomes faster as it goes: each is first in every other turn.
+            pair = {}
+            for on in (True, False) if turn % 2 else (False, True):
+                switch.on = on
+                pair[on] = one_exchange(engine, schedule, rounds, switch)
+            taken += [pair[True], pair[False]]
         engine.pause()
         dist.barrier()
         engine.settle()
@@ -121,26 +125,29 @@ def one_exchange(
 
 
 def rows(link: str, asking: list[Taken], answering: list[Taken]) -> Iterator[Row]:
-    """A row with and one without; what the first has more, of the second."""
-    found = {
-        "with": (asking[0::2], answering[0::2]),
-        "without": (asking[1::2], answering[1::2]),
-    }
-    bare_wall = spread(t.wall for t in found["without"][0]).median
-    bare_processor = spread(t.processor for t in found["without"][1]).median
-    for name, (walls, processors) in found.items():
-        wall = spread(1e3 * t.wall for t in walls)
-        processor = spread(1e3 * t.processor for t in processors).median
-        sums = spread(1e3 * t.sums for t in processors).median
-        ratio = wall.median / (1e3 * bare_wall)
-        print_row(f"{link}, {name}", f"{wall:.1f} ms", f"{ratio:.3f}", f"{sums:.1f} ms")
+    """A row with and one without; each exchange is compared with that beside it."""
+    for first, name in enumerate(("with", "without")):
+        wall = spread(1e3 * taken.wall for taken in asking[first::2])
+        ends = answering[first::2]
+        ratio = beside_bare([t.wall for t in asking], first)
         details = {
-            "processor ms, of the end that answers": processor,
-            "of that without": processor / (1e3 * bare_processor),
-            "ms within checksums": sums,
+            "processor ms, of the end that answers": _median(t.processor for t in ends),
+            "of that without": beside_bare([t.processor for t in answering], first),
+            "ms within checksums": _median(t.sums for t in ends),
         }
+        print_row(f"{link}, {name}", f"{wall:.1f} ms", f"{ratio:.3f}")
         case = {"link": link, "checksums": name}
         yield Row(case, wall, "ms an exchange", ratio, details=details)
+
+
+def beside_bare(seconds: list[float], first: int) -> float:
+    """The median ratio to the exchange without checksums of the same turn."""
+    pairs = zip(seconds[first::2], seconds[1::2], strict=True)
+    return spread(taken / bare for taken, bare in pairs).median
+
+
+def _median(seconds: Iterable[float]) -> float:
+    return spread(1e3 * s for s in seconds).median
 
 
 def measure(quick: bool = False) -> Report:
@@ -161,7 +168,7 @@ def measure(quick: bool = False) -> Report:
     with hosts.emulated(2) as emulated:
         for link, rate in LINKS.items():
             emulated.shape(rate)
-            run = program(3 if quick else TURNS)
+            run = program(4 if quick else TURNS)
             report.rows += rows(link, *learners.run(run, 2, LIMIT_S, emulated))
     report.targets += targets(report.rows)
     return report
