@@ -531,9 +531,10 @@ class Gossip(Communication):
         thread = threading.Thread(target=self._guard, args=(work, peer), daemon=True)
         thread.name = f"adpsgd-{verb}-{peer}"
         with self._state:
-            self._threads = [t for t in self._threads if t.is_alive() or not t.ident]
+            self._threads = [one for one in self._threads if one.is_alive()]
             self._threads.append(thread)
-        thread.start()
+            # Whoever ends this engine joins all of these at any time.
+            thread.start()
 
     @torch.no_grad()
     def _guard(self, work: Callable[[int], None], peer: int) -> None:

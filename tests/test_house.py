@@ -34,6 +34,7 @@ CORE = (
     "messages",
     "pacing",
     "background",
+    "errands",
     "node",
     "coordination",
     "shuffling",

@@ -76,6 +76,7 @@ def rendezvous() -> Iterator[Server]:
 def fall_silent(membership: Membership) -> None:
     """What ends it strikes it off no more, and it writes itself in no more."""
     membership._strike_off_oneself = lambda: None
+    membership._take_place = lambda store: None
 
 
 class Trained:
@@ -129,6 +130,7 @@ class Trained:
 
     def cut_off(self) -> None:
         """Its connections break, as when its process is killed."""
+        fall_silent(self.membership)
         assert self.island._transport is not None
         assert self.island._listener is not None
         self.island._listener.close()
@@ -136,7 +138,6 @@ class Trained:
 
     def die(self) -> None:
         """Ends without a word, as a process that is killed."""
-        fall_silent(self.membership)
         self.cut_off()
         self.island.abort()
 
