@@ -49,9 +49,9 @@ class Errands:
         return not wait([self._last], max(0.0, seconds)).not_done
 
     def stop(self) -> None:
-        """Ends the thread when the action that it is doing ends; waits for nothing."""
+        """Ends the thread, when the action that it is doing ends; does not await it."""
         if self._worker is not None:
-            self._worker.stop(0.0)
+            self._worker.stop(None if self._last.done() else 0.0)
         self._worker = None
         self._last = Future()
         self._last.set_result(None)

@@ -37,6 +37,7 @@ CORE = (
     "errands",
     "node",
     "coordination",
+    "sickness",
     "shuffling",
     "portions",
     "sampling",

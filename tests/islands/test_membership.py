@@ -175,7 +175,7 @@ def test_a_rendezvous_that_takes_requests_and_answers_none_is_away() -> None:
         for _ in range(2):
             with pytest.raises(RendezvousAway, match="no answer within"):
                 client.ask(lambda store: store.add("number", 1))
-        (thread,) = threads_of_clients()
+        thread = thread_of(client)
     # Its end is seen by the second connection, and ends what waited on the first.
     with pytest.raises(RendezvousAway, match="closed"):
         client.ask(lambda store: store.add("number", 1))
@@ -187,11 +187,12 @@ def test_a_rendezvous_that_takes_requests_and_answers_none_is_away() -> None:
     finally:
         client.close()
         server.stop()
-    until(lambda: not threads_of_clients(), "the end of the client's thread")
 
 
-def threads_of_clients() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name == "adpsgd-rendezvous"]
+def thread_of(client: Rendezvous) -> threading.Thread:
+    """In which it waits for the server."""
+    assert client._errands._worker is not None
+    return client._errands._worker._thread
 
 
 def test_who_waits_on_a_line_that_is_cut_is_let_go() -> None:
@@ -200,7 +201,7 @@ def test_who_waits_on_a_line_that_is_cut_is_let_go() -> None:
         client = Rendezvous(Place("127.0.0.1", hangs.getsockname()[1], "job"))
         with pytest.raises(RendezvousAway, match="no answer within"):
             client.ask(lambda store: store.check(["key"]))
-        (thread,) = threads_of_clients()
+        thread = thread_of(client)
         client.close()
         thread.join(20)
         assert not thread.is_alive()
