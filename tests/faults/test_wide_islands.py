@@ -112,7 +112,13 @@ def torchrun(islands: World, name: str) -> Iterator[subprocess.Popen[bytes]]:
     with path.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *words, *island, "-1", "2"],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                # Or learners that are started again may read addresses of the dead.
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            },
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
