@@ -146,7 +146,11 @@ class Gossip(Communication):
         self._account = Account(index, self._replica, state)
         self._merging = Merging(vectors, self._replica, node, timeout, self._account)
         self._traffic = Traffic(
-            self._account, state, options.link_budget, options.cpu_share
+            self._account,
+            state,
+            options.link_budget,
+            options.cpu_share,
+            sum(vector.nbytes for vector in self._shards),
         )
         self._threads = Threads(self._replica.device, state, on_error, on_lost)
         self._recovery = Recovery(

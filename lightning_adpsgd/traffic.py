@@ -21,6 +21,7 @@ class Traffic:
         state: The engine's lock.
         link_budget: Bytes per second, on average; none is no bound.
         cpu_share: Of the processor time, where cores are short; 1 is no bound.
+        num_bytes: Of the weights.
 
     Attributes:
         pacer: Spreads bytes over time.
@@ -33,9 +34,10 @@ class Traffic:
         state: threading.Condition,
         link_budget: float | None,
         cpu_share: float,
+        num_bytes: int,
     ) -> None:
         self._account, self._state = account, state
-        self._cores = CoreShare(cpu_share)
+        self._cores = CoreShare(cpu_share, num_bytes)
         self._under_way, self._paused = UnderWay(), False
         self.pacer, self.hurry = Pacer(link_budget), threading.Event()
 
@@ -64,9 +66,11 @@ class Traffic:
     def rest(self, unless: Callable[[], bool]) -> None:
         """Spares the cores, unless there is hurry or something else to do."""
         with self._state:
-            self._state.wait_for(
-                lambda: self.hurry.is_set() or unless(), self._cores.pause_s()
-            )
+            while pause_s := self._cores.pause_s():
+                if self._state.wait_for(
+                    lambda: self.hurry.is_set() or unless(), pause_s
+                ):
+                    return
 
     def is_idle(self) -> bool:
         """Whether no exchange is under way; under the engine's lock."""

@@ -27,6 +27,7 @@ from benchmarks.methods import LONGEST, SHORTEST, Reading, Task, Trace, rate
 from benchmarks.mortal import Outcome
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, spread, take_turns
+from tests.helpers import PATIENCE_S
 
 NEEDS_HOSTS = pytest.mark.skipif(
     hosts.reason_against() is not None, reason=str(hosts.reason_against())
@@ -185,14 +186,17 @@ def test_the_runner_finds_the_modules_that_measure() -> None:
 
 
 def test_learners_report_by_rank_and_name_who_failed() -> None:
-    assert learners.run(lambda place: place.rank * 10, 2, timeout_s=30) == [0, 10]
+    assert learners.run(lambda place: place.rank * 10, 2, timeout_s=PATIENCE_S) == [
+        0,
+        10,
+    ]
 
     def fail_in_one(place: learners.Place) -> None:
         if place.rank == 1:
             raise ValueError("no gradient today")
 
     with pytest.raises(learners.LearnersFailed, match=r"learner 1(.|\n)*no gradient"):
-        learners.run(fail_in_one, 2, timeout_s=30)
+        learners.run(fail_in_one, 2, timeout_s=PATIENCE_S)
 
 
 def test_a_learner_that_does_not_end_is_killed() -> None:
@@ -216,7 +220,7 @@ def test_hosts_know_one_another_by_name_and_are_gone_at_the_end() -> None:
     with hosts.emulated(2, "200mbit") as emulated:
         namespaces = [emulated.namespace(host) for host in range(2)]
         command = ["sh", "-c", "hostname; getent hosts host1; echo $MASTER_ADDR"]
-        found = emulated.run(lambda host: command, timeout_s=20)
+        found = emulated.run(lambda host: command, timeout_s=PATIENCE_S)
         assert [done.code for done in found] == [0, 0]
         words = [done.output.split() for done in found]
         assert words == [
@@ -268,7 +272,8 @@ def test_a_shaped_link_is_as_fast_as_it_says() -> None:
     )
     with hosts.emulated(2, "80mbit") as emulated:
         found = emulated.run(
-            lambda host: [sys.executable, "-c", program, str(host)], timeout_s=30
+            lambda host: [sys.executable, "-c", program, str(host)],
+            timeout_s=PATIENCE_S,
         )
     assert 0.33 < float(found[0].output) < 1.5
 

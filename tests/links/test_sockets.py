@@ -16,6 +16,7 @@ from lightning_adpsgd.links.sockets import (
     receive_all,
     tune,
 )
+from tests.helpers import PATIENCE_S
 from tests.links.ends import tcp_pair
 
 
@@ -51,7 +52,7 @@ def test_less_than_what_was_announced_is_an_error() -> None:
         first.sendall(b"abc")
         first.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionResetError, match="has closed"):
-            receive_all(second, 4, Deadline(20))
+            receive_all(second, 4, Deadline(PATIENCE_S))
 
 
 def test_one_who_sends_a_byte_now_and_then_gets_no_more_time() -> None:
