@@ -36,7 +36,8 @@ ENVIRONMENT_VARIABLE = "LIGHTNING_ADPSGD_ISLANDS"
 
 # Less than the silence after which a member counts as dead.
 _ANSWER_S = 2.0
-_PATIENCE = timedelta(seconds=2)
+# A client that cannot be made tries no more when that has passed.
+_PATIENCE = timedelta(seconds=1)
 _JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 

@@ -206,7 +206,7 @@ def test_who_waits_on_a_line_that_is_cut_is_let_go() -> None:
     """Nothing comes from the server, and nothing ends: the client hangs up itself."""
     with socket.create_server(("127.0.0.1", 0)) as hangs:
         place = Place("127.0.0.1", hangs.getsockname()[1], "job")
-        client = Rendezvous(place, answer_s=0.2)
+        client = Rendezvous(place)
         with pytest.raises(RendezvousAway, match="no answer within"):
             client.ask(lambda store: store.check(["key"]))
         thread = thread_of(client)
