@@ -1,9 +1,10 @@
 """One island as a process: a small Trainer that writes down each step that it makes.
 
-    python -m tests.faults.island tcp://host:port folder name
+    python -m tests.faults.island tcp://host:port folder name [steps [learners]]
 
 The folder gets `name.steps`, a line for each step: its time, the step and how many
-members there are. A computation is a timed wait, so that it costs no core.
+members there are; learner 1 of an island of several writes `name-1.steps`. A
+computation is a timed wait, so that it costs no core.
 """
 
 import sys
@@ -62,12 +63,14 @@ class Diary(pl.Callback):
         print(*words, file=self._file, flush=True)
 
 
-def main(url: str, folder: str, name: str, steps: str = "-1") -> None:
+def main(
+    url: str, folder: str, name: str, steps: str = "-1", learners: str = "1"
+) -> None:
     place, max_steps = Path(folder), int(steps)
     torch.set_num_threads(1)
     trainer = pl.Trainer(
         accelerator="cpu",
-        devices=1,
+        devices=int(learners),
         strategy=HADPSGDStrategy(islands=url),
         max_steps=max_steps,
         max_epochs=-1 if max_steps < 0 else None,
@@ -76,8 +79,9 @@ def main(url: str, folder: str, name: str, steps: str = "-1") -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=place,
-        callbacks=[Diary(place / f"{name}.steps")],
     )
+    own = f"{name}-{trainer.global_rank}" if trainer.global_rank else name
+    trainer.callbacks.append(Diary(place / f"{own}.steps"))  # pyright: ignore
     module = Slow()
     trainer.fit(module, DataLoader(Rows(ROWS), batch_size=8, shuffle=True))
     weights = ",".join(f"{value:.6f}" for value in module.weight.tolist())
