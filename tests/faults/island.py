@@ -1,11 +1,12 @@
 """One island as a process: a small Trainer that writes down each step that it makes.
 
-    python -m tests.faults.island tcp://host:port folder name
+    python -m tests.faults.island tcp://host:port folder name steps silence
 
 The folder gets `name.steps`, a line for each step: its time, the step and how many
 members there are. A computation is a timed wait, so that it costs no core.
 """
 
+import functools
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd import HADPSGDStrategy, islands
+from lightning_adpsgd.edges import Edges
+from lightning_adpsgd.membership import Pace
+from tests.helpers import PATIENCE, PATIENCE_S
 from tests.learners import Rows
 
 STEP_S = 0.02
@@ -62,9 +66,23 @@ class Diary(pl.Callback):
         print(*words, file=self._file, flush=True)
 
 
-def main(url: str, folder: str, name: str, steps: str = "-1") -> None:
+def wait_for_others(silence_s: float) -> None:
+    """Nobody counts as dead that the machine lets stand still for less.
+
+    A goodbye is heard and a connection made all the same: who would be lost by them on
+    a machine that has other work to do would be told of as lost.
+    """
+    object.__setattr__(islands._PATIENCE, "pace", Pace(silence_s=silence_s))
+    islands._GOODBYE_S = islands._DRAIN_S = PATIENCE_S
+    islands.Edges = functools.partial(Edges, patience=PATIENCE)  # pyright: ignore
+
+
+def main(
+    url: str, folder: str, name: str, steps: str = "-1", silence_s: str = "3"
+) -> None:
     place, max_steps = Path(folder), int(steps)
     torch.set_num_threads(1)
+    wait_for_others(float(silence_s))
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=1,

@@ -40,13 +40,19 @@ class World:
         folder: For diaries and outputs.
         host: Address of the rendezvous.
         namespace: Of the network in which it is; empty: that of this process.
+        silence_s: Without a sign of life after which an island counts as dead. The
+            default is longer than any process stalls that nobody has stopped.
     """
 
     def __init__(
-        self, folder: Path, host: str = "127.0.0.1", namespace: str = ""
+        self,
+        folder: Path,
+        host: str = "127.0.0.1",
+        namespace: str = "",
+        silence_s: float = 60.0,
     ) -> None:
         self._folder, self._host, self._port = folder, host, free_port()
-        self._namespace = namespace
+        self._namespace, self._silence_s = namespace, silence_s
         self._processes: dict[str, BaseProcess] = {}
         self.start_rendezvous()
 
@@ -63,8 +69,8 @@ class World:
     def start(self, name: str, steps: int = -1, namespace: str = "") -> None:
         """Starts an island, which may take a while to join."""
         url = f"tcp://{self._host}:{self._port}"
-        trains = _train, url, str(self._folder), name, str(steps)
-        self._start(name, namespace, *trains)
+        words = url, str(self._folder), name, str(steps), str(self._silence_s)
+        self._start(name, namespace, _train, *words)
 
     def signal(self, name: str, number: signal.Signals) -> None:
         pid = self._processes[name].pid
@@ -112,10 +118,9 @@ class World:
 
 
 @contextmanager
-def world(
-    folder: Path, host: str = "127.0.0.1", namespace: str = ""
-) -> Iterator[World]:
-    made = World(folder, host, namespace)
+def world(folder: Path, *arguments: Any, **options: Any) -> Iterator[World]:
+    """Islands as those of `World`, ended in the end."""
+    made = World(folder, *arguments, **options)
     try:
         yield made
     finally:
