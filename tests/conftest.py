@@ -27,6 +27,31 @@ def engine_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     torch.set_default_device(before)
 
 
+# By what a test's module starts processes, or connects islands over real sockets.
+STARTERS = {
+    "forked",
+    "in_fresh_process",
+    "learners",
+    "multiprocessing",
+    "rendezvous",
+    "subprocess",
+    "victim",
+    "world",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes are run once more if they fail.
+
+    What the system does with several processes on a machine that has other work is not
+    in a test's hands: it stops one for seconds, or has no memory for another. The rest
+    is deterministic, and fails at once. The summary names who was run again.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and STARTERS & vars(item.module).keys():
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
 # What Lightning tells the learners that it starts, by the environment.
 LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
 
