@@ -4,11 +4,15 @@ Sixteen super-learners of one learner on a ring take turns in one process, in ea
 the control is one learner. All make as many steps on as many samples, so that what is
 left is the work of averaging and of simulated time, and what it costs that the weights
 of sixteen do not fit into a cache where those of one do.
+
+The limit of averaging is the memory: what a mode must read and write of weights, at the
+speed at which a vector as long as all the weights is copied.
 """
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +28,15 @@ LEARNERS, STEPS = 16, 8
 LEARNING_RATE = 0.01
 ALONE = "no averages"  # what is left is that weights are not in a cache
 MODES = (ALONE, "sync", "delay_by_one", "async")
+TOGETHER = ", vectorized"
 NEVER = 1 << 40  # steps
 BOUND = 1.3
-WIDE = (256, 1000, 1000, 10)
+# Times that averaging reads or writes all weights of a learner in a step, at least:
+# a round reads and writes them; a change that is kept is written and read too; an
+# exchange reads two learners and writes two changes, and two merges read all four and
+# write weights.
+PASSES = {"sync": 2, "delay_by_one": 5, "async": 10}
+SMALL, WIDE = (256, 32, 10), (256, 1000, 1000, 10)
 FRAMES, FEATURES, CLASSES, UTTERANCES = 50, 40, 40, 16
 
 
@@ -57,30 +67,51 @@ def frames(learner: int) -> Iterator[workload.Batch]:
     return itertools.cycle(made)
 
 
-def rows(learner: int) -> Iterator[workload.Batch]:
+def rows(size: int = workload.BATCH) -> Callable[[int], Iterator[workload.Batch]]:
     # Drawn once: what is measured is not how fast samples are.
-    return itertools.cycle(itertools.islice(workload.batches(learner), 4))
+    return lambda learner: itertools.cycle(
+        itertools.islice(workload.batches(learner, size), 4)
+    )
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
-    "LSTM": (Frames, frames),
-    "perceptron, 68,000 weights": (
-        lambda: workload.make_model(widths=workload.NARROW),
-        rows,
-    ),
-    "perceptron, 1.3 million weights": (lambda: workload.make_model(widths=WIDE), rows),
+class Model(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        make: The same weights at each call.
+        batches_of: A learner.
+        together: Whether gradients are taken in one pass too.
+    """
+
+    make: Callable[[], nn.Module]
+    batches_of: Callable[[int], Any]
+    together: bool = True
+
+
+def _perceptron(widths: tuple[int, ...]) -> Callable[[], nn.Module]:
+    return lambda: workload.make_model(widths=widths)
+
+
+MODELS = {
+    "LSTM": Model(Frames, frames, together=False),
+    "perceptron, 9,000 weights": Model(_perceptron(SMALL), rows()),
+    "perceptron, 68,000 weights": Model(_perceptron(workload.NARROW), rows()),
+    "perceptron, 1.3 million weights": Model(_perceptron(WIDE), rows(), together=False),
+    "the same, local batch 256": Model(_perceptron(WIDE), rows(256), together=False),
 }
 
 
 def measure(quick: bool = False) -> Report:
-    """Sixteen virtual learners of each mode beside one, on three models."""
+    """Sixteen virtual learners of each mode beside one."""
     torch.set_num_threads(1)
     report = Report(
         f"Time of {LEARNERS} virtual learners in one process, per step.",
         limit="one learner on as many samples, with the same local batch",
         notes=[
             "Weights, gradient and momentum of one learner stay in caches from step to "
-            "step where those of sixteen do not: `no averages` shows what that costs."
+            "step where those of sixteen do not: `no averages` shows what that costs.",
+            "memory: the time in which what averaging must read and write crosses the "
+            "memory, at the speed of a copy of all weights of sixteen learners.",
         ],
     )
     for model in MODELS:
@@ -88,9 +119,13 @@ def measure(quick: bool = False) -> Report:
     report.targets += [
         Target(f"{row.case['model']}, {row.case['mode']}", BOUND, row.ratio, False)
         for row in report.rows
-        if row.ratio is not None and row.case["mode"] in MODES[1:]
+        if row.ratio is not None and _averages(str(row.case["mode"]))
     ]
     return report
+
+
+def _averages(mode: str) -> bool:
+    return mode.removesuffix(TOGETHER) in PASSES
 
 
 def measure_model(model: str, repetitions: int) -> list[Row]:
@@ -98,24 +133,42 @@ def measure_model(model: str, repetitions: int) -> list[Row]:
     # Asynchronous, where one learner has nobody to average with: plain SGD.
     works = {"one learner": trains(model, 1, "async")}
     works |= {mode: trains(model, LEARNERS, mode) for mode in MODES}
+    if MODELS[model].together:
+        modes = (mode + TOGETHER for mode in PASSES)
+        works |= {mode: trains(model, LEARNERS, mode) for mode in modes}
     seconds = take_turns(works, repetitions, warmups=1)
-    one = seconds["one learner"].median
-    return [row(model, mode, taken, one) for mode, taken in seconds.items()]
+    one, a_pass = seconds["one learner"].median, pass_seconds(model)
+    return [row(model, mode, taken, one, a_pass) for mode, taken in seconds.items()]
 
 
-def trains(model: str, num_learners: int, mode: Any) -> Callable[[], object]:
+def pass_seconds(model: str) -> float:
+    """To read or write the weights of one learner, where sixteen learners' lie."""
+    num_bytes = workload.weights_of(MODELS[model].make()).nbytes
+    source = torch.zeros(LEARNERS * num_bytes // 4)
+    target = torch.zeros_like(source)
+    seconds = []
+    for _ in range(10):
+        begin = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds) / (2 * LEARNERS)
+
+
+def trains(model: str, num_learners: int, mode: str) -> Callable[[], object]:
     """A function that makes 8 steps of each of 16 learners, or as many of one."""
-    make, batches_of = MODELS[model]
+    make, batches_of, _ = MODELS[model]
+    communication: Any = "sync" if mode == ALONE else mode.removesuffix(TOGETHER)
     cluster = VirtualCluster(
         make(),
         num_learners,
-        communication="sync" if mode == ALONE else mode,
+        communication=communication,
         loss=workload.loss,
         optimizer=lambda p: torch.optim.SGD(p, LEARNING_RATE, momentum=0.9),
         compute=Compute(1.0, spread=0.2),
         link=Link(bandwidth=1e9, latency=1e-3),
         samples_in=lambda batch: len(batch.inputs),
         gossip_every=NEVER if mode == ALONE else 1,
+        vectorize=mode.endswith(TOGETHER),
     )
     per_step = len(next(batches_of(0)).inputs)
 
@@ -126,9 +179,14 @@ def trains(model: str, num_learners: int, mode: Any) -> Callable[[], object]:
     return train
 
 
-def row(model: str, mode: str, taken: Spread, one: float) -> Row:
+def row(model: str, mode: str, taken: Spread, one: float, a_pass: float) -> Row:
+    """Milliseconds of a step, and what the memory takes of it for averages."""
     ratio = taken.median / one
     steps = STEPS * LEARNERS
     value = Spread(*(1e3 * seconds / steps for seconds in taken))
-    print_row(model, mode, f"{value:.2f} ms", f"{ratio:.2f}")
-    return Row({"model": model, "mode": mode}, value, "ms per step", ratio)
+    print_row(f"{model}, {mode}", f"{value:.2f} ms", f"{ratio:.2f}")
+    passes = PASSES.get(mode.removesuffix(TOGETHER), 0)
+    details = {"memory, ms": round(1e3 * passes * a_pass, 3)}
+    return Row(
+        {"model": model, "mode": mode}, value, "ms per step", ratio, details=details
+    )

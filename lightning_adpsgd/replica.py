@@ -60,6 +60,11 @@ class Part:
         """Whether x is w as it lies."""
         return not (self.changed or self._keeps_rest) and self._taken is None
 
+    @property
+    def plain(self) -> Tensor | None:
+        """x where it lies, if it is w as it lies; not to be written to."""
+        return self._shown if self.is_plain else None
+
     def show(self, weights: Tensor) -> None:
         """What to read in the place of w."""
         self._shown = weights

@@ -4,6 +4,8 @@
 is known exactly, however they average: start - lr * sum of the mean gradients.
 """
 
+import atexit
+import json
 import os
 import re
 import signal
@@ -20,9 +22,11 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy, Topology
+from lightning_adpsgd.job import set_up_job
 from lightning_adpsgd.registration import NAMES
 from tests.helpers import (
     PROGRAM_S,
@@ -673,6 +677,21 @@ def test_every_name_trains_by_the_fork_launcher(name: str) -> None:
     final = torch.tensor(weights, dtype=torch.float64)
     torch.testing.assert_close(final, consensus_after(16, 2), atol=1e-12, rtol=0)
     assert threads == []
+
+
+def leave_a_job_open(_: str) -> None:
+    """Prints the engine's threads before and after what is done at the exit."""
+    # Handlers run in the opposite order.
+    atexit.register(lambda: print(json.dumps([before, engine_threads()])))
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    set_up_job(Linear(), gossip()._dials, 1)
+    before = engine_threads()
+
+
+def test_no_thread_outlives_a_process_that_leaves_its_job_open() -> None:
+    before, after = in_fresh_process(leave_a_job_open, "")
+    assert before == ["adpsgd-watch"]
+    assert after == []
 
 
 SCRIPT = """

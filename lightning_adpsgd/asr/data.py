@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
@@ -99,9 +100,8 @@ class ChunkDataset(Dataset[Chunk]):
         [at_ends] = np.nonzero((begin < first) | (begin + length > last))
         if len(at_ends):
             repaired = self._at_ends(start[at_ends], first[at_ends], last[at_ends])
-            # numpy's assignment takes a fifth of the time of torch's
-            frames.numpy()[at_ends], labels.numpy()[at_ends] = repaired
-        return Chunk(frames, labels)
+            frames[at_ends], labels[at_ends] = repaired
+        return Chunk(torch.from_numpy(frames), torch.from_numpy(labels))
 
     def _checked(self, indices: list[int]) -> np.ndarray:
         chunks = np.array(indices, np.int64)
@@ -129,11 +129,11 @@ class ChunkDataset(Dataset[Chunk]):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Frames and labels of chunks that reach beyond the ends of their utterance."""
         wanted = start[:, None] + np.arange(-CONTEXT, self.chunk + CONTEXT)
-        rows = wanted.clip(first[:, None], last[:, None] - 1)
+        rows = np.minimum(np.maximum(wanted, first[:, None]), last[:, None] - 1)
         own = slice(CONTEXT, -CONTEXT)
-        labels = self.store.labels_at(rows[:, own]).numpy()
+        labels = self.store.labels_at(rows[:, own])
         labels[wanted[:, own] >= last[:, None]] = IGNORE
-        return self.store.frames_at(rows).numpy(), labels
+        return self.store.frames_at(rows), labels
 
 
 class AdaptedChunkDataset(Dataset[AdaptedChunk]):

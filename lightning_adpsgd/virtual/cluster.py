@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_adpsgd.dials import CommunicationName, Dials
 from lightning_adpsgd.mixing import Order
 from lightning_adpsgd.topology import TopologyLike, find_topology
-from lightning_adpsgd.virtual.batched import BatchedGradients, Stacked
+from lightning_adpsgd.virtual.batched import Ahead, BatchedGradients, Turn
 from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
 from lightning_adpsgd.virtual.fleet import make_fleet
 from lightning_adpsgd.virtual.learner_data import BatchesOf, Source, shares_of
@@ -69,8 +69,8 @@ class VirtualCluster:
         changes: Super-learners that fail or join, in "async".
         gradient_clip: Largest norm of a super-learner's gradient; none: any.
         samples_in: Samples of a batch; by default the length of its first tensor.
-        vectorize: Whether the gradients of a round are taken in one pass over stacked
-            weights, in lockstep and for modules that allow it (`batched`).
+        vectorize: Whether the gradients of several super-learners are taken in one
+            pass over stacked weights, for modules that allow it (`batched`).
         seed: Of everything drawn at random: times, topologies, order of samples,
             dropout.
 
@@ -135,7 +135,7 @@ class VirtualCluster:
         ]
         self._gradient_clip, self._samples_in = gradient_clip, samples_in
         self._sources: list[list[Source]] = []
-        self._batched = self._make_batched(communication) if vectorize else None
+        self._ahead = self._make_ahead() if vectorize else None
         self._dice = _Dice(seed, self._objective.device)
         self.samples = 0
         self.learning_rate = self._updates[0].optimizer.param_groups[0]["lr"]
@@ -242,8 +242,6 @@ class VirtualCluster:
 
     def _round(self, lr_schedule: Callable[[int], float] | None) -> list[Tensor]:
         """Steps until one may look: one step, or in lockstep one of everybody."""
-        if self._batched is not None:
-            return self._batched_round(self._batched, lr_schedule)
         losses = [self._next_step(lr_schedule)]
         while not self.fleet.between_rounds:
             losses.append(self._next_step(lr_schedule))
@@ -251,32 +249,20 @@ class VirtualCluster:
 
     def _next_step(self, lr_schedule: Callable[[int], float] | None) -> Tensor:
         index = self.fleet.turn()
-        batches, number = self._next_batches(index), self.fleet.steps[index]
+        turn = self._turn_of(index)
 
         def gradient() -> Tensor:
-            return self._gradient(self._updates[index], batches, number)
+            if turn.gradient is not None:
+                return self._take_gradient(*turn.gradient)
+            number = self.fleet.steps[index]
+            return self._gradient(self._updates[index], turn.batches, number)
 
-        return self._step(index, batches, gradient, lr_schedule)
+        return self._step(index, turn.batches, gradient, lr_schedule)
 
-    def _batched_round(
-        self, batched: BatchedGradients, lr_schedule: Callable[[int], float] | None
-    ) -> list[Tensor]:
-        batches = [self._next_batches(index) for index in self.fleet.members]
-        found = batched(batches)
-        losses = []
-        for place, of_index in enumerate(batches):
-            index = self.fleet.turn()
-
-            def gradient(
-                index: int = index, place: int = place, own: list[Any] = of_index
-            ) -> Tensor:
-                if found is None:  # batches of different shapes
-                    number = self.fleet.steps[index]
-                    return self._gradient(self._updates[index], own, number)
-                return self._take_gradient(found, place)
-
-            losses.append(self._step(index, of_index, gradient, lr_schedule))
-        return losses
+    def _turn_of(self, index: int) -> Turn:
+        if self._ahead is None:
+            return Turn(self._next_batches(index))
+        return self._ahead.take(index, self.fleet.members)
 
     def _step(
         self,
@@ -295,12 +281,13 @@ class VirtualCluster:
         self.samples += sum(self._samples_in(batch) for batch in batches)
         return loss
 
-    def _take_gradient(self, found: Stacked, place: int) -> Tensor:
-        gradients, losses = found
-        for parameter, stacked in gradients.items():
-            parameter.grad = stacked[place]
+    def _take_gradient(
+        self, gradients: dict[nn.Parameter, Tensor], loss: Tensor
+    ) -> Tensor:
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
         self._clip()
-        return losses[place]
+        return loss
 
     def _next_batches(self, index: int) -> list[Any]:
         """One for each learner; at the end of an epoch schedulers are told."""
@@ -335,23 +322,21 @@ class VirtualCluster:
         loss.backward()
         return loss.detach()
 
-    def _make_batched(self, communication: CommunicationName) -> BatchedGradients:
-        if communication == "async":
-            raise ValueError(
-                '`vectorize` must be False with `communication="async"`, where '
-                "super-learners take their gradients at different times, got True"
-            )
+    def _make_ahead(self) -> Ahead:
         if isinstance(self._updates[0].optimizer, torch.optim.LBFGS):
             raise ValueError(
                 "`vectorize` must be False with LBFGS, which asks for several "
                 "gradients in one step, got True"
             )
         size = self.scenario.num_super_learners
-        return BatchedGradients(self._objective, self.fleet.rows, size)
+        gradients = BatchedGradients(self._objective, self.fleet.rows, size)
+        return Ahead(gradients, self._next_batches)
 
     def _renew(self, index: int) -> None:
         """Who joins has an optimizer without state."""
         self._updates[index] = self._objective.make_update()
+        if self._ahead is not None:
+            self._ahead.forget(index)
 
     def _deal(
         self,

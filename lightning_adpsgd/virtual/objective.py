@@ -4,7 +4,6 @@ A LightningModule brings all three; a plain module needs a loss function and a f
 that makes an optimizer.
 """
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,12 +17,32 @@ from lightning.pytorch.core.optimizer import (
     _configure_optimizers,
     _configure_schedulers_automatic_opt,
 )
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 
 Loss = Callable[[nn.Module, Any], Tensor]
 Score = Callable[[nn.Module], float]
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+
+# Of a LightningModule, what changes a batch, a gradient or a step; a Trainer calls it.
+_HOOKS = (
+    "transfer_batch_to_device",
+    "on_before_batch_transfer",
+    "on_after_batch_transfer",
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "on_before_backward",
+    "backward",
+    "on_after_backward",
+    "configure_gradient_clipping",
+    "on_before_optimizer_step",
+    "optimizer_step",
+    "lr_scheduler_step",
+    "on_train_batch_end",
+)
 
 
 @dataclass
@@ -79,7 +98,8 @@ class Objective:
         self.module, self._make_optimizer = module, optimizer
         self.device = next(module.parameters()).device
         if isinstance(module, pl.LightningModule):
-            _check_lightning(module)
+            if loss is None or optimizer is None:  # else it is as a plain module
+                _check_lightning(module)
             self._loss = _of_batch(module, loss) if loss else _training_step(module)
         elif loss is None or optimizer is None:
             raise ValueError(
@@ -182,6 +202,12 @@ def _check_lightning(module: pl.LightningModule) -> None:
             f"{type(module).__name__}.automatic_optimization switches off: its "
             "gradients and its step are made for it"
         )
+    if own := [name for name in _HOOKS if is_overridden(name, module)]:
+        raise ValueError(
+            f"`module` must not define `{own[0]}`, which nobody calls without a "
+            f"Trainer, got {type(module).__name__}; train it by "
+            '`Trainer(strategy="hadpsgd_virtual")`, or give `loss` and `optimizer`'
+        )
 
 
 def _of_batch(module: nn.Module, loss: Loss) -> Callable[[Any, int], Any]:
@@ -189,8 +215,9 @@ def _of_batch(module: nn.Module, loss: Loss) -> Callable[[Any, int], Any]:
 
 
 def _training_step(module: pl.LightningModule) -> Callable[[Any, int], Any]:
-    """Its training step, told the number of the batch if it asks for it."""
-    if "batch_idx" in inspect.signature(module.training_step).parameters:
+    """Its training step, told the number of the batch if it has room for it."""
+    # By place and not by name, as the Trainer does.
+    if is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2):
         return lambda batch, number: module.training_step(batch, number)
     return lambda batch, number: module.training_step(batch)
 
@@ -199,7 +226,7 @@ def _configured(module: pl.LightningModule) -> Update:
     with warnings.catch_warnings():
         # A scheduler is made for each super-learner, before any of their steps.
         warnings.simplefilter("ignore")
-        configured: Any = module.configure_optimizers()
+        configured = _configure(module)
         optimizers, schedulers, monitor = _configure_optimizers(configured)
         configs = _configure_schedulers_automatic_opt(schedulers, monitor)
     if len(optimizers) != 1:
@@ -213,3 +240,17 @@ def _configured(module: pl.LightningModule) -> Update:
             "Trainer here whose metrics it could watch; use `lr_schedule`"
         )
     return Update(optimizers[0], configs)
+
+
+def _configure(module: pl.LightningModule) -> Any:
+    try:
+        return module.configure_optimizers()
+    except RuntimeError as error:
+        if module._trainer is not None or "attached to a `Trainer`" not in str(error):
+            raise
+        raise ValueError(
+            "`configure_optimizers` must not ask for a Trainer, of which there is none "
+            f"here, got {type(module).__name__}; train it by "
+            '`Trainer(strategy="hadpsgd_virtual")`, or give `optimizer` and '
+            "`lr_schedule`"
+        ) from error

@@ -243,7 +243,7 @@ class Exchanges:
     Both ends are read as they are when an exchange begins. (The engine reads chunk by
     chunk while it goes on; each of its chunks is an exchange in this sense.) A message
     is written only where an end changes before the exchange has ended, or where it is
-    encoded; otherwise both are read at the end, part by part in a cache.
+    encoded; otherwise both are looked at where they lie, part by part in a cache.
 
     Args:
         sides: By the number of the super-learner; may change. Before anything else
@@ -287,10 +287,12 @@ class Exchanges:
         sides = [self._sides[end] for end in exchange.ends]
         finite, num_bytes = True, 0
         for number, parts in enumerate(zip(*(s.parts for s in sides), strict=True)):
-            mine, theirs = self._messages(exchange, read, number)
-            finite &= self._change(exchange, parts, mine, theirs)
+            mine, theirs = messages = self._messages(exchange, read, number)
             num_bytes += mine.nbytes
-            self._give_back([mine, theirs])
+            # Before the change, after which no weights are plain.
+            own = [m for m, p in zip(messages, parts, strict=True) if m is not p.plain]
+            finite &= self._change(exchange, parts, mine, theirs)
+            self._give_back(own)
         for side, of_end in zip(sides, read, strict=True):
             step = side.replica.step if of_end is None else of_end.step
             side.ended(step, num_bytes, finite)
@@ -324,12 +326,18 @@ class Exchanges:
     ) -> tuple[Tensor, Tensor]:
         """Of both ends about one part."""
         mine, theirs = (
-            self._read_part(exchange, end, number)
+            self._look_at(exchange, end, number)
             if of_end is None
             else of_end.messages[number]
             for end, of_end in zip(exchange.ends, read, strict=True)
         )
         return mine, theirs
+
+    def _look_at(self, exchange: Exchange, end: int, number: int) -> Tensor:
+        """A message, or the weights where they lie if they are what it would hold."""
+        part = self._sides[end].parts[number]
+        plain = part.plain if self._wire_dtype in (None, part.dtype) else None
+        return self._read_part(exchange, end, number) if plain is None else plain
 
     def _read_part(self, exchange: Exchange, end: int, number: int) -> Tensor:
         part = self._sides[end].parts[number]
@@ -349,8 +357,7 @@ class Exchanges:
     ) -> bool:
         asker, asked = (self._codecs_of(exchange, end) for end in exchange.ends)
         part, dtype = parts[0], parts[0].dtype
-        # In the place of their message where that has room for it.
-        change = self._memory(dtype, len(part)) if theirs.dtype != dtype else theirs
+        change = self._memory(dtype, len(part))
         # A codec that remembers must see the messages at both ends, and the first one
         # may overwrite this.
         kept = self._copy_of(theirs) if asked[dtype].remembers else None
@@ -363,8 +370,7 @@ class Exchanges:
         if kept is not None:
             asked[dtype].change(kept, mine, change, part.place)
             self._give_back([kept])
-        if change is not theirs:
-            self._give_back([change])
+        self._give_back([change])
         return finite
 
     def _codecs_of(self, exchange: Exchange, end: int) -> dict[torch.dtype, Codec]:

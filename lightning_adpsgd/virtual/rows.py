@@ -85,17 +85,28 @@ class Rows:
         """The row in each matrix."""
         return [matrix[row] for matrix in self.matrices]
 
-    def stacked(self, place: Place, num_rows: int) -> Tensor:
-        """A tensor of the module in each of the first rows, [row, ...], as a view."""
-        matrix = self._whole[place.matrix]
-        shape = (num_rows, *place.shape)
-        return matrix.as_strided(shape, (matrix.shape[1], *place.stride), place.offset)
+    def first(self, num_rows: int) -> list[Tensor]:
+        """The first rows of each matrix; of a complex one as complex numbers."""
+        return [matrix[:num_rows] for matrix in self._whole]
 
     def copy_beside(self, source: int, target: int) -> None:
         """Copies what is kept beside the rows."""
         for _, views in self._tensors:
             if not _lies_in(views[source], self.matrices):
                 views[target].copy_(views[source])
+
+
+def stacked(place: Place, matrices: list[Tensor]) -> Tensor:
+    """A tensor of the module in each of some rows, [row, ...], as a view.
+
+    Args:
+        place: Of the tensor.
+        matrices: What `Rows.first` gives, or copies of rows of it.
+    """
+    matrix = matrices[place.matrix]
+    strides = (matrix.stride(0), *place.stride)
+    offset = matrix.storage_offset() + place.offset
+    return matrix.as_strided((len(matrix), *place.shape), strides, offset)
 
 
 def _place_of(name: str, tensor: Tensor, number: int) -> Place:

@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
@@ -52,8 +53,9 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     Learning rate schedules count the steps of all, S times as many as each makes.
 
     Validation sees the consensus model, checkpoints hold it, and training ends in it. A
-    resumed run starts from it, with the optimizer state of the first super-learner in
-    all and simulated time at 0.
+    resumed run is another one than without the break, and says so: all super-learners
+    start from the consensus model and the optimizer state of the first, with nothing on
+    its way and simulated time at 0.
 
     Args:
         num_super_learners: S, those that join later counted.
@@ -283,6 +285,13 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)
+        rank_zero_warn(
+            '`strategy="hadpsgd_virtual"` does not go on where the checkpoint was '
+            f"written: all {self.num_super_learners} super-learners start from the "
+            "consensus model and the optimizer state of the first of them, at "
+            "simulated time 0; for the same numbers as without a break, train again "
+            "from the start"
+        )
         loaded = self.optimizers[0].state
         for index in range(self.num_super_learners):
             copies = {weight: deepcopy(kept) for weight, kept in loaded.items()}

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from lightning_adpsgd.asr.store import is_stored, stored_frames
 from lightning_adpsgd.files import write_json, written_whole
 
 INPUTS = Path(__file__).with_name("resources.json")
@@ -120,8 +121,7 @@ def _seconds(stage: Path) -> float:
 
 
 def _frames(features: Path) -> int:
-    sizes = (file.stat().st_size for file in features.glob("*/frames.npy"))
-    return sum(sizes) // _MEL_BYTES
+    return sum(stored_frames(split) for split in features.iterdir() if is_stored(split))
 
 
 def read_costs(path: Path = INPUTS) -> tuple[dict[str, Cost], str]:

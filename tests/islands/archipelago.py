@@ -116,8 +116,8 @@ class Trained:
     @property
     def is_idle(self) -> bool:
         engine = self.island._engine
-        return engine._is_idle() and not any(
-            asking.called.is_set() for asking in engine._asking.values()
+        return engine._traffic.is_idle() and not any(
+            asker.called.is_set() for asker in engine._askers.values()
         )
 
     def cut_off(self) -> None:

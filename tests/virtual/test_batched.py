@@ -8,9 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
+from lightning_adpsgd.virtual.timeline import Change
 
 Batch = tuple[Tensor, Tensor]
+UNEVEN = {"compute": Compute(1.0, spread=0.4), "link": Link(latency=0.3)}
+FAILS_AND_COMES_BACK = (Change(4.5, 2, "fails"), Change(9.2, 2, "joins"))
 
 
 def batches_of(learner: int) -> Iterator[Batch]:
@@ -60,6 +64,10 @@ class Recurrent(nn.Module):
         {"super_learner_size": 3},
         {"gradient_clip": 0.05},
         {"trained": Recurrent},
+        {"communication": "async", **UNEVEN},
+        {"communication": "async", "order": "average_then_step", **UNEVEN},
+        {"communication": "async", "super_learner_size": 2, **UNEVEN},
+        {"communication": "async", "changes": FAILS_AND_COMES_BACK, **UNEVEN},
     ],
     ids=str,
 )
@@ -77,6 +85,23 @@ def test_it_is_what_the_loop_computes(more: dict[str, Any]) -> None:
     torch.testing.assert_close(
         batched.weights()[0], looped.weights()[0], atol=1e-12, rtol=0
     )
+
+
+def test_without_lockstep_gradients_are_taken_together_too() -> None:
+    calls = []
+
+    def counted(module: nn.Module, batch: Batch) -> Tensor:
+        calls.append(batch)
+        return loss(module, batch)
+
+    def even(learner: int) -> Iterator[Batch]:
+        yield next(batches_of(learner))
+
+    batched = cluster(module(), True, communication="async", loss=counted, **UNEVEN)
+    batched.fit(even, 4 * 8 * 10)
+    assert sum(batched.fleet.steps) == 40
+    # At least a gradient of somebody else comes with each that is asked for.
+    assert len(calls) <= 20
 
 
 def test_frozen_weights_stay_and_tied_ones_are_one() -> None:
@@ -112,7 +137,6 @@ def test_dropout_draws_differently_for_each_row() -> None:
 @pytest.mark.parametrize(
     ("trained", "more", "message"),
     [
-        (module, {"communication": "async"}, '`communication="async"`, where'),
         (
             lambda: module(nn.BatchNorm1d(12)),
             {},

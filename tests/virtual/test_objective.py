@@ -39,6 +39,51 @@ class WithoutNumber(Module):
         return batch.sum()
 
 
+class NumberByAnotherName(Module):
+    @override
+    def training_step(self, batch: Tensor, number: int) -> Tensor:  # pyright: ignore
+        return batch.sum() + number
+
+
+class WithHook(Module):
+    @override
+    def on_after_batch_transfer(self, batch: Tensor, dataloader_idx: int) -> Tensor:
+        return 2 * batch
+
+
+class AsksTheTrainer(Module):
+    @override
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 1 / self.trainer.max_epochs)  # pyright: ignore
+
+
+def test_a_training_step_is_told_the_number_of_its_batch_by_place() -> None:
+    objective = Objective(NumberByAnotherName())
+    assert objective.loss(torch.ones(2), 3).item() == 5.0
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (WithHook, "`on_after_batch_transfer`, which nobody calls .* got WithHook; "),
+        (AsksTheTrainer, "must not ask for a Trainer, .* got AsksTheTrainer; train "),
+    ],
+)
+def test_what_needs_a_trainer_is_refused(module: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Objective(module()).make_update()
+
+
+def test_with_a_loss_and_an_optimizer_it_is_as_a_plain_module() -> None:
+    made = Objective(
+        WithHook(),
+        lambda module, batch: batch.sum(),
+        lambda parameters: torch.optim.SGD(parameters, 0.25),
+    )
+    assert made.loss(torch.ones(2)).item() == 2.0
+    assert made.make_update().optimizer.param_groups[0]["lr"] == 0.25
+
+
 def test_a_training_step_gives_the_loss_and_may_log_without_a_trainer(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
