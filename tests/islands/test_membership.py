@@ -49,8 +49,8 @@ def test_a_beat_that_stands_still_for_too_long_is_told() -> None:
     watch = Watch(silence_s=3.0)
     assert watch.look({"a": "1 0", "b": "1 0"}, now=100.0) == []
     assert first_told(watch, {"a": "2 0", "b": "1 0"}, 100.5) == 103.5
-    assert watch.look({"a": "2 0", "b": "1 0"}, now=103.6) == ["b"]
-    assert watch.look({"a": "2 0", "b": "2 0"}, now=104.1) == ["a"]
+    assert watch.look({"a": "3 0", "b": "1 0"}, now=103.6) == ["b"]
+    assert watch.look({"a": "3 0", "b": "2 0"}, now=104.1) == []
 
 
 def test_an_observer_that_was_away_itself_begins_to_count_anew() -> None:
