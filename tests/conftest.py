@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ def engine_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 # By what a test's module starts processes, or connects islands over real sockets.
 STARTERS = {
+    "fork_map",
     "forked",
     "in_fresh_process",
     "learners",
@@ -48,8 +50,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     is deterministic, and fails at once. The summary names who was run again.
     """
     for item in items:
-        if isinstance(item, pytest.Function) and STARTERS & vars(item.module).keys():
+        if isinstance(item, pytest.Function) and starts_processes(item.module):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def starts_processes(module: ModuleType) -> bool:
+    """By its name, or by what it imports."""
+    is_named = module.__name__.endswith(("_integration", "test_notebooks"))
+    return is_named or bool(STARTERS & vars(module).keys())
 
 
 # What Lightning tells the learners that it starts, by the environment.

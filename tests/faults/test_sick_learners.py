@@ -271,10 +271,15 @@ def test_a_learner_whose_data_are_all_ill_ends_with_its_name() -> None:
 
 
 class Network(pl.LightningModule):
-    """A small network from its own initialisation, one layer of which is zero."""
+    """A small network from its own initialisation, one layer of which is zero.
 
-    def __init__(self, rate: float) -> None:
+    Learners stay within ten steps of one another: who was stopped by the system for
+    hundreds of large steps would be far away.
+    """
+
+    def __init__(self, rate: float, steps: Tensor) -> None:
         super().__init__()
+        self.steps = steps
         torch.manual_seed(0)
         last = torch.nn.Linear(16, 1)
         torch.nn.init.zeros_(last.weight)
@@ -283,6 +288,9 @@ class Network(pl.LightningModule):
 
     @override
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.steps[self.global_rank] += 1
+        least = self.steps[self.global_rank] - 10
+        until(lambda: bool(self.steps.min() >= least), "those behind")
         goal = batch.prod(1, keepdim=True).tanh()
         return (self.layers(batch) - goal).square().mean()
 
@@ -293,10 +301,12 @@ class Network(pl.LightningModule):
 
 @pytest.mark.parametrize("rate", [1e-3, 0.1, 1.0])
 def test_no_healthy_learner_is_refused(rate: float) -> None:
+    steps = torch.zeros(3, dtype=torch.int64).share_memory_()
+
     def program(rank: int) -> Any:
         trainer = trainer_of(gossip("complete", max_staleness=2), 3, max_epochs=4)
         rows: Any = loader(300, rank, 3).dataset
-        trainer.fit(Network(rate), DataLoader(rows, 2, shuffle=True))
+        trainer.fit(Network(rate, steps), DataLoader(rows, 2, shuffle=True))
         strategy: Any = trainer.strategy
         return strategy.gossip_statistics()
 
