@@ -5,12 +5,18 @@ so: it dials those who are to be asked, hangs up on those who are not any more, 
 closes the ring around whoever cannot be reached, whatever the roll says. Such a one is
 tried again, after twice the time each time. Two islands that for a while know
 different members at worst miss exchanges: who is connected is answered.
+
+    a connection breaks    the ring is closed; if its host says that nobody listens
+                           there any more, the roll is told, and so are all others
+    nothing is heard       the same, and all are knocked at whom this island may need
+                           next: half of them may be behind the same cable
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -18,7 +24,14 @@ from lightning_adpsgd.circle import Circle
 from lightning_adpsgd.exchange import Pulled
 from lightning_adpsgd.following import Members
 from lightning_adpsgd.gossip import Gossip
-from lightning_adpsgd.links import Address, Facts, LinkTransport, Refused
+from lightning_adpsgd.links import (
+    Address,
+    Facts,
+    LinkTransport,
+    Refused,
+    evidence_of,
+    knock,
+)
 from lightning_adpsgd.membership import Member
 from lightning_adpsgd.transport import PeerLost, lane_of
 
@@ -29,11 +42,17 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _LOOK_S = 1.0
 # An exchange that was begun is made to its end, if that does not take longer.
 _HANG_UP_S = 2.0
+_MOST_KNOCKS = 64
 
 
 class _Unreachable(NamedTuple):
     pause_s: float
     again_at: float
+
+
+class _Knocked(NamedTuple):
+    member: Member
+    error: OSError | None
 
 
 class Edges:
@@ -69,6 +88,7 @@ class Edges:
         self._posted: list[Callable[[], None]] = []
         self._asked, self._guests = set[int](), set[int]()
         self._unreachable: dict[int, _Unreachable] = {}
+        self._doubted = set[int]()
         self._known: dict[int, Member] = {}
         self._gone = set[str]()
         self._met = set[str]()
@@ -111,10 +131,11 @@ class Edges:
     def on_lane(self, number: int, lane: int, facts: Facts) -> None:
         """A member has connected the lane on which it asks."""
         self._engine.answer_peer(number)
+        self._post(lambda: self._try_soon(number))
 
     def on_lost(self, number: int, error: PeerLost) -> None:
         """A communication thread has lost a member."""
-        self._post(lambda: self._lose(number, error.detail))
+        self._post(lambda: self._lose(number, error))
 
     def on_left(self, number: int, for_good: bool) -> None:
         """A member asks no more."""
@@ -171,8 +192,11 @@ class Edges:
         self._take_number()
         self._greet_and_miss()
         with self._dialing:
-            self._try_again()
             self._close_the_ring()
+            doubted, self._doubted = self._doubted, set()
+            self._knock_at(doubted)
+            if self._try_again():
+                self._close_the_ring()
 
     def _stand_apart(self) -> None:
         with self._dialing:
@@ -216,14 +240,41 @@ class Edges:
         self._unreachable.pop(member.number, None)
         self._disconnect(member.number)
 
-    def _lose(self, number: int, reason: str) -> None:
+    def _lose(self, number: int, error: PeerLost) -> None:
         """A connection has broken."""
         if number in self._unreachable:
             return
         self._disconnect(number)
         if (member := self._known.get(number)) is not None:
             self._avoid(member)
-            self._warn(member, reason)
+            self._warn(member, error.detail)
+            if error.evidence == "silence":
+                self._look_around()
+            else:
+                self._doubted.add(number)
+
+    def _look_around(self) -> None:
+        """Avoids all who are not connected and cannot be, before they are needed."""
+        near = self._asked | self._unreachable.keys()
+        for member, error in self._knock_at(self._known.keys() - near):
+            if error is not None:
+                self._avoid(member)
+
+    def _knock_at(self, numbers: Collection[int]) -> list[_Knocked]:
+        """What is wrong with the ways to several members, all within a second.
+
+        Who turns out to be dead goes off the roll, for all the others as well.
+        """
+        members = [self._known[n] for n in sorted(numbers) if n in self._known]
+        if not members:
+            return []
+        addresses = [Address.parse(one.addresses[self._shard]) for one in members]
+        with ThreadPoolExecutor(min(len(members), _MOST_KNOCKS)) as pool:
+            found = list(map(_Knocked, members, pool.map(knock, addresses)))
+        for member, error in found:
+            if evidence_of(error) == "refusal":
+                self._membership.strike(member)
+        return found
 
     def _avoid(self, member: Member) -> None:
         """The ring closes around somebody on the roll who cannot be reached."""
@@ -260,11 +311,22 @@ class Edges:
             self._gone.add(member.incarnation)
             _log.info("%s has left", member)
 
-    def _try_again(self) -> None:
+    def _try_soon(self, number: int) -> None:
+        """Somebody has come who could not be reached."""
+        if (one := self._unreachable.get(number)) is not None:
+            self._unreachable[number] = one._replace(again_at=0.0)
+
+    def _try_again(self) -> bool:
+        """Reaches for those whose time has come; returns whether one can be reached."""
         now = time.monotonic()
-        for number, one in list(self._unreachable.items()):
-            if one.again_at <= now and number in self._known:
-                self._reach(self._known[number])
+        due = {n for n, one in self._unreachable.items() if one.again_at <= now}
+        found = False
+        for member, error in self._knock_at(due):
+            if error is None:
+                found |= self._reach(member)
+            else:
+                self._note_out_of_reach(member, str(error))
+        return found
 
     def _close_the_ring(self) -> None:
         """Dials whom it asks, and draws the ring anew as long as somebody is missed."""
@@ -288,16 +350,20 @@ class Edges:
         try:
             self._dial(member)
         except (PeerLost, Refused) as error:
-            tried_before = member.number in self._unreachable
-            self._avoid(member)
-            # The roll may be about to say that it has left.
-            if tried_before:
-                self._warn(member, getattr(error, "detail", str(error)))
+            self._note_out_of_reach(member, getattr(error, "detail", str(error)))
+            self._doubted.add(member.number)
             return False
         if self._unreachable.pop(member.number, None) is not None:
             _log.warning("%s can be reached again", member)
             self._gone.discard(member.incarnation)
         return True
+
+    def _note_out_of_reach(self, member: Member, reason: str) -> None:
+        tried_before = member.number in self._unreachable
+        self._avoid(member)
+        # The roll may be about to say that it has left.
+        if tried_before:
+            self._warn(member, reason)
 
     def _dial(self, member: Member) -> None:
         """Begins to ask a member; nothing if it is asked already."""

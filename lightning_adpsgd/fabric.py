@@ -6,6 +6,7 @@ and none for an evaluation, so there are two methods more: `finish` and `consens
 """
 
 import atexit
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -31,13 +32,15 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_adpsgd.checkpoint_io import WholeCheckpointIO
-from lightning_adpsgd.compatibility import check_device
+from lightning_adpsgd.compatibility import check_device, check_island
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import DEFAULT_TIMEOUT, CommunicationName, Dials
+from lightning_adpsgd.exchange import Position
 from lightning_adpsgd.fresh import FreshState
 from lightning_adpsgd.generators import generator_states, set_generator_states
 from lightning_adpsgd.job import NAMESPACE, Job, has_peers, learner_of, set_up_job
 from lightning_adpsgd.mixing import Order, Statistics
+from lightning_adpsgd.rendezvous import ENVIRONMENT_VARIABLE
 from lightning_adpsgd.topology import TopologyLike, find_topology
 
 _Broadcast = TypeVar("_Broadcast")
@@ -75,10 +78,10 @@ class HADPSGDFabricStrategy(DDPStrategy):
             where they compete with the training for cores; elsewhere there is no bound.
         max_staleness: In "async", steps after which a learner without a completed
             exchange waits for one; none: it never waits.
-        max_reloads: In "async", how often a super-learner of one whose weights turn
-            infinite, not a number or far too large goes on from a peer's, with a fresh
-            optimizer, before it ends with an error; none: it goes on as it is, and
-            its peers leave it out.
+        max_reloads: In "async", how often a super-learner whose weights turn infinite,
+            not a number or far too large goes on from a peer's, with a fresh optimizer,
+            before it ends with an error; none: it goes on as it is, and its peers
+            leave it out.
         after_evaluation: "restore" puts the local weights back at the end of
             `consensus`, "adopt" goes on from the mean.
         save_learners: Whether a checkpoint also holds what each learner is made of, so
@@ -87,6 +90,11 @@ class HADPSGDFabricStrategy(DDPStrategy):
         seed: For topologies drawn at random; the same in all learners.
         timeout: For how long a peer may say nothing before it counts as lost, and of
             every collective; by default 5 minutes, and 30 for those of Lightning.
+        islands: Where islands find one another, ``tcp://host:port`` or
+            ``tcp://host:port/job``: this job is then one super-learner, which others
+            join and leave as they come and go (docs/islands.md). By default what the
+            environment's LIGHTNING_ADPSGD_ISLANDS says; none: all super-learners are in
+            one job.
         start_method: How Fabric launches the learners of a machine.
         **ddp: What Fabric's `DDPStrategy` takes; options of DDP itself apply inside a
             super-learner.
@@ -113,6 +121,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
         save_learners: bool = False,
         seed: int = 0,
         timeout: timedelta | None = None,
+        islands: str | None = None,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         **ddp: Any,
     ) -> None:
@@ -135,6 +144,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
             save_learners=save_learners,
             seed=seed,
             timeout=DEFAULT_TIMEOUT if timeout is None else timeout,
+            islands=islands or os.environ.get(ENVIRONMENT_VARIABLE) or None,
         )
         self._jobs: dict[nn.Module, Job] = {}
         self._optimizers: list[Optimizer] = []
@@ -163,7 +173,9 @@ class HADPSGDFabricStrategy(DDPStrategy):
     def super_learner_size(self) -> int:
         """N, the learners of each super-learner."""
         size = self._dials.super_learner_size
-        return self.num_processes if isinstance(size, str) else size
+        if not isinstance(size, str):
+            return size
+        return self.num_processes if self._dials.islands is None else self.world_size
 
     @property
     def num_super_learners(self) -> int:
@@ -174,6 +186,15 @@ class HADPSGDFabricStrategy(DDPStrategy):
         """What this learner's communication has done, for each module in training."""
         parts = [job.statistics() for job in self._jobs.values()]
         return [statistics for statistics in parts if statistics is not None]
+
+    @property
+    def position(self) -> Position | None:
+        """How far this island has come, from where those were whose weights it took.
+
+        A loop that begins at `position.steps` ends where those of the others end. None
+        without `islands`, and before the optimizer is set up.
+        """
+        return next((job.position for job in self._running()), None)
 
     # --- evaluation and end, which Fabric has no hooks for
 
@@ -233,7 +254,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
         """Makes a module one of a job; DDP wraps it if a super-learner has several."""
         if not any(weight.requires_grad for weight in module.parameters()):
             return module
-        if not has_peers(self.world_size, self.super_learner_size):
+        if not self._has_peers():
             return super().setup_module(module)
         check_device(self.root_device)
         self._meet("setup")
@@ -242,6 +263,18 @@ class HADPSGDFabricStrategy(DDPStrategy):
         if self.super_learner_size == 1:
             return module
         return job.wrap(module, self._determine_ddp_device_ids(), self._ddp_kwargs)
+
+    def _has_peers(self) -> bool:
+        if self._dials.islands is None:
+            return has_peers(self.world_size, self.super_learner_size)
+        check_island(self.super_learner_size, self.world_size)
+        if self._jobs:
+            raise ValueError(
+                "`fabric.setup` must be given one trained module with `islands`, got "
+                f"{len(self._jobs) + 1}: islands meet over one model; make the modules "
+                "parts of one"
+            )
+        return True
 
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -263,6 +296,8 @@ class HADPSGDFabricStrategy(DDPStrategy):
         step = _without_closure(take) if closure is None else _with_closure(take)
         for job in self._jobs_of(optimizer):
             _check_trains(job)
+            # How many samples and epochs, the program alone knows.
+            job.note(samples=0, epochs=0)
             step = partial(job.update, step)
         return step(closure or _nothing)
 

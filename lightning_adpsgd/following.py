@@ -50,6 +50,9 @@ class Members(Protocol):
     def leave(self, seconds: float) -> None:
         """Goes off the roll, and ends the looking."""
 
+    def strike(self, member: Member) -> None:
+        """A member is dead: its host says that nobody listens for it any more."""
+
 
 class Teller:
     """Tells the other learners of the island what the first one knows.
@@ -118,6 +121,9 @@ class Follower:
         """The first learner enters for all; returns whether that is known here."""
         with self._state:
             return self._state.wait_for(lambda: self.is_in, seconds)
+
+    def strike(self, member: Member) -> None:
+        """The first learner, whose own connections break as well, does so for all."""
 
     def leave(self, seconds: float) -> None:
         """Ends the looking."""

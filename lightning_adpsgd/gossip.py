@@ -48,7 +48,7 @@ from lightning_adpsgd.coordination import LearnerFailed
 from lightning_adpsgd.exchange import Buffers, Lane, Position, Pulled
 from lightning_adpsgd.merging import Merging
 from lightning_adpsgd.mixing import Communication, Order, Schedule, Statistics
-from lightning_adpsgd.node import Node
+from lightning_adpsgd.node import Node, Votes
 from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.protocol import due_round
 from lightning_adpsgd.recovery import Recovery
@@ -120,6 +120,8 @@ class Gossip(Communication):
     Attributes:
         circle: Who is asked in which round.
         position: How far this learner has come, for those who pull its weights.
+        wants_to_leave: Whether all learners of the node are to end at one step; set by
+            any thread of any of them.
     """
 
     def __init__(
@@ -153,18 +155,21 @@ class Gossip(Communication):
         self._threads = Threads(self._replica.device, state, on_error, on_lost)
         self._recovery = Recovery(
             index,
+            vectors,
+            node,
+            self._merging,
             self._replica,
             self._account,
             self._threads,
             self.pull,
-            # The learners of a larger super-learner would have to agree on the step.
-            options.max_reloads if node.size == 1 else None,
+            options.max_reloads,
             timeout,
             options.on_reload,
         )
         numbers = range(schedule.num_super_learners) if on_lost is None else ()
         self.circle = Circle.of(schedule, numbers, index)
         self.position: Callable[[], Position] = lambda: Position(self._replica.step)
+        self.wants_to_leave = False
         self._askers: dict[int, Asker] = {}
         self._answerers: dict[int, Answerer] = {}
         self._adoption: tuple[Sequence[Tensor], threading.Event] | None = None
@@ -243,6 +248,12 @@ class Gossip(Communication):
     def put(self, values: Sequence[Tensor]) -> None:
         """Goes on from other weights at once; for the training thread."""
         self._replica.put(values)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether all learners of the node have come to the step at which they end."""
+        alone = self._node.size == 1
+        return self.wants_to_leave if alone else self._merging.agreed.leave
 
     def merge_all(self) -> None:
         """Merges all that was averaged; for the training thread, after `drain`."""
@@ -367,7 +378,7 @@ class Gossip(Communication):
 
     def _merge(self) -> None:
         self.raise_if_failed()
-        self._merging.merge()
+        self._merging.merge(Votes(self._recovery.is_wanted, self.wants_to_leave))
 
     def _call_round(self, round: int) -> None:
         for peer in self.circle.asks(round):

@@ -6,10 +6,6 @@ PATIENCE = 8
 """Exchanges in a row that find a learner's weights too far away, before it is ill."""
 
 
-class SickLearner(FloatingPointError):
-    """A learner's weights went astray more often than it may take those of others."""
-
-
 class Health:
     """What exchanges say of this learner's own weights; who shares it guards it.
 

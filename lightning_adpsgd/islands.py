@@ -46,10 +46,8 @@ from lightning_adpsgd.links import (
 )
 from lightning_adpsgd.membership import Member, Membership, Pace, Roll
 from lightning_adpsgd.mixing import Communication, Schedule, Statistics
-from lightning_adpsgd.node import Node
-from lightning_adpsgd.parameters import shard
+from lightning_adpsgd.node import Node, gather_shards
 from lightning_adpsgd.rendezvous import Place, Rendezvous
-from lightning_adpsgd.replica import as_real
 
 _log = logging.getLogger(__name__)
 
@@ -212,13 +210,24 @@ class Island(Communication):
         self._edges.start(self._rejoin)
 
     def depart(self) -> None:
-        """As `stop`, with all that exchanges brought merged into the weights."""
+        """As `stop`, with all that exchanges brought merged into the weights.
+
+        All learners of the island come, at the step at which they have agreed to.
+        """
         self._edge.stop(_GOODBYE_S)
         self._drain()
-        # Learners of one island are told to end at different steps, and merge together.
-        if self._node.size == 1:
+        if self._node.size == 1 or self.leaves:
             self._engine.merge_all()
         self.stop()
+
+    def ask_to_leave(self) -> None:
+        """Lets all learners of this island come to the end of one step; any thread."""
+        self._engine.wants_to_leave = True
+
+    @property
+    def leaves(self) -> bool:
+        """Whether all of them are at the step at which they are to `depart`."""
+        return self._engine.leaves
 
     @property
     def name(self) -> str:
@@ -301,7 +310,7 @@ class Island(Communication):
         """Puts the mean over the islands that answer in the place of the weights."""
         mean = self.mean()
         self._engine.write(mean.values)
-        self._gather_shards()
+        gather_shards(self._vectors, self._node, self._options.timeout)
         mine = torch.tensor([*mean[2:], mean.members], dtype=torch.float64)
         all_of_them = [torch.zeros_like(mine) for _ in range(self._node.size)]
         self._node.gather(mine, all_of_them, self._options.timeout)
@@ -429,23 +438,9 @@ class Island(Communication):
             _log.info("this island is further than the others, and keeps its weights")
             return None
         self._engine.put(found.values)
-        self._gather_shards()
+        gather_shards(self._vectors, self._node, self._options.timeout)
         self.position = found.position
         return found.position
-
-    @torch.no_grad()
-    def _gather_shards(self) -> None:
-        """Gives all learners of this island what each of them has in its shard."""
-        if self._node.size == 1:
-            return
-        for vector in self._vectors:
-            count = self._node.size
-            parts = [shard(as_real(vector), n, count) for n in range(count)]
-            mine = parts[self._node.index].cpu().contiguous()
-            gathered = [torch.empty_like(mine) for _ in parts]
-            self._node.gather(mine, gathered, self._options.timeout)
-            for part, values in zip(parts, gathered, strict=True):
-                part.copy_(values)
 
     def weights_of_neighbours(self) -> Pulled | None:
         """The mean of those next to whom this island will sit, as far as they answer.

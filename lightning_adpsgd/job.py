@@ -302,6 +302,12 @@ class Job:
             return None
         return self._communication.note(samples, epochs)
 
+    @property
+    def position(self) -> Position | None:
+        """How far this island has come; none where it is not among any."""
+        island = self._communication
+        return island.position if isinstance(island, Island) else None
+
     def depart(self) -> str | None:
         """Leaves the other islands in order, and keeps what they have given.
 
@@ -314,6 +320,17 @@ class Job:
         island.depart()
         self._forget_communication()
         return island.name
+
+    def ask_to_leave(self) -> None:
+        """Lets all learners of this island come to one step; for a signal handler."""
+        if isinstance(self._communication, Island):
+            self._communication.ask_to_leave()
+
+    @property
+    def leaves(self) -> bool:
+        """Whether they are at that step; all learners find the same."""
+        island = self._communication
+        return isinstance(island, Island) and island.leaves
 
     def finish(self, occasion: str = END_OF_TRAINING) -> Consensus | None:
         """Ends in the consensus model, which stays in the module; all learners come.
@@ -458,6 +475,10 @@ class Job:
     # --- private
 
     def _reloaded(self) -> None:
+        # Behind a gradient, it was taken at the weights that are gone.
+        for weight in self.flat.parameters():
+            if weight.grad is not None:
+                weight.grad.zero_()
         self.on_reload()
 
     def _position(self) -> tuple[int, int]:
@@ -489,7 +510,15 @@ class Job:
             options = _options(dials, self._reloaded)
             lost_peer = self.failures.lost_peer
             return Gossip(vectors, transport, node, schedule, options, lost_peer)
-        mixer = RoundMixer(vectors, transport, node, schedule, dials.timeout)
+        mixer = RoundMixer(
+            vectors,
+            transport,
+            node,
+            schedule,
+            dials.timeout,
+            max_reloads=dials.max_reloads,
+            on_reload=self._reloaded,
+        )
         if dials.communication == "sync":
             return synchronous(mixer, dials.effective_order, dials.gossip_every)
         return BehindGradient(mixer, dials.gossip_every)

@@ -8,10 +8,11 @@
 There is no referee. A member writes itself in, advances its beat, and looks at the
 beats of the eight members after it on the roll, in a circle; whose beat stands still
 for too long, it strikes off. How long that is, each measures with its own monotonic
-clock, so that the clocks of two machines are never compared. Who finds itself struck
-off has been cut off, and writes itself in again; or has been stopped, as its own clock
-tells it, and its weights are old. A rendezvous that comes back empty gets the roll from
-the first member that finds it so.
+clock, so that the clocks of two machines are never compared. Of whom it knows by other
+means that it is dead, it strikes off at once; but only once, so that an error does not
+last. Who finds itself struck off has been cut off, and writes itself in again; or has
+been stopped, as its own clock tells it, and its weights are old. A rendezvous that
+comes back empty gets the roll from the first member that finds it so.
 
 A member makes two requests in each half second, whatever the number of members.
 """
@@ -20,7 +21,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -165,7 +166,8 @@ class Membership:
     """One island's place on the roll; a thread of its own does all that it does.
 
     The thread writes `roll`, `steps`, `member` and `away` and replaces them whole;
-    others read them. `_wanted` and `_asked` are set by others, under `_state`. Nobody
+    others read them. `_wanted` and `_ending` are set by others, under `_state`, which
+    also guards `_dead`: incarnations to strike off, and those that were. Nobody
     waits for the thread but who begins and ends, for a bounded time.
 
     Args:
@@ -209,6 +211,7 @@ class Membership:
         self._watch = Watch(pace.silence_s)
         self._store: Store | None = None
         self._have_beaten = set[int]()
+        self._dead, self._struck = set[str](), set[str]()
         self._last_turn = self._away_since = time.monotonic()
         self._began = self._last_turn, 0
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -238,6 +241,14 @@ class Membership:
             self._state.notify_all()
             return self._state.wait_for(lambda: self.is_in, seconds)
 
+    def strike(self, member: Member) -> None:
+        """Lets the thread strike off one who is known to be dead, no more than once."""
+        with self._state:
+            if member.incarnation not in self._struck:
+                self._struck.add(member.incarnation)
+                self._dead.add(member.incarnation)
+                self._state.notify_all()
+
     def leave(self, seconds: float) -> None:
         """Strikes this island off and ends the thread; waits that long for it."""
         with self._state:
@@ -266,10 +277,14 @@ class Membership:
             with self._state:
                 self._num_turns += 1
                 self._state.notify_all()
-                hurries = self._wanted and not self._was_in and not self.away
-                if not (self._ending or hurries):
+                if not (self._ending or self._hurries()):
                     self._rest()
         self._strike_off_oneself()
+
+    def _hurries(self) -> bool:
+        """Whether there is something to tell the rendezvous at once."""
+        enters = self._wanted and not self._was_in
+        return not self.away and (enters or bool(self._dead))
 
     def _take_turn(self) -> None:
         self._began = time.monotonic(), self._steps()
@@ -308,10 +323,18 @@ class Membership:
         version, silent = self._look_at_others(store)
         self._read_roll(store, version)
         self._take_place(store)
-        if silent:
+        self._strike_off(store, silent)
+
+    def _strike_off(self, store: Store, silent: list[str]) -> None:
+        with self._state:
+            dead = set(self._dead)
+        names = {*silent, *dead}
+        if any(member.incarnation in names for member in self.roll.members.values()):
             self._show(
-                store, self._change(store, lambda members: _without(members, silent))
+                store, self._change(store, lambda members: _without(members, names))
             )
+        with self._state:
+            self._dead -= dead
 
     def _draw_number(self, store: Store) -> None:
         taken = max(self._stored_roll(store)[1].members, default=-1)
@@ -430,6 +453,8 @@ class Membership:
 
     def _note_presence(self) -> None:
         if self.away:
+            # What stood still meanwhile was the rendezvous.
+            self._watch.forget()
             seconds = time.monotonic() - self._away_since
             _log.warning(
                 "the rendezvous at %s is back after %.0f s, with %d super-learners on "
@@ -446,5 +471,5 @@ def _has_said_goodbye(store: Store, member: Member) -> bool:
     return store.check([key]) and store.get(key).decode().startswith(_GOODBYE)
 
 
-def _without(members: dict[int, Member], names: list[str]) -> dict[int, Member]:
+def _without(members: dict[int, Member], names: Collection[str]) -> dict[int, Member]:
     return {n: m for n, m in members.items() if m.incarnation not in names}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.account import Account
-from lightning_adpsgd.node import Node, ShardMerge
+from lightning_adpsgd.node import Node, ShardMerge, Votes
 from lightning_adpsgd.replica import Replica
 
 
@@ -40,16 +40,27 @@ class Merging:
         """Time that the training thread waited for the other learners of the node."""
         return 0.0 if self._together is None else self._together.seconds
 
+    @property
+    def agreed(self) -> Votes:
+        """What all learners of a node do at this step, as any of them has voted."""
+        return Votes() if self._together is None else self._together.agreed
+
     @torch.no_grad()
-    def merge(self) -> None:
-        """Merges what is there, at a step boundary, and waits for no exchange."""
+    def merge(self, votes: Votes) -> None:
+        """Merges what is there, at a step boundary, and waits for no exchange.
+
+        Args:
+            votes: Of this learner, where it has others in its node.
+        """
         if self._together is None:
             self._replica.merge()
         else:
             # All learners of the node must merge the same change at the same step, so
             # it is gathered while the next step computes, and merged at its end.
             self._together.finish()
-            self._together.begin()
+            # What was voted for twice is done once.
+            recover = votes.recover and not self._together.agreed.recover
+            self._together.begin(votes._replace(recover=recover))
         self._count()
 
     @torch.no_grad()
@@ -67,6 +78,12 @@ class Merging:
         """Ends a merge that the learners of a node have begun together."""
         if self._together is not None:
             self._together.finish()
+
+    def begin_anew(self) -> None:
+        """Before other weights come: nothing is under way, and nothing is agreed on."""
+        if self._together is not None:
+            self._together.finish()
+            self._together.agreed = Votes()
 
     def stop(self, seconds: float) -> None:
         """Ends the thread that gathers, or leaves it behind after that long."""

@@ -5,11 +5,15 @@
 last moment, before the update (delay-by-one, arXiv 2110.11199):
 ``w_i <- sum_j T[j, i] w_j(k) - lr g_i(w_i(k))``. Both keep to the interface
 `Communication`, as the asynchronous engine in `gossip` does.
+
+On the host, a super-learner whose weights are not finite is left out of a round, and
+goes on from the average of those which it would have averaged with.
 """
 
+import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,6 +30,7 @@ from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import as_real, averaging_dtype
 from lightning_adpsgd.shares import Part, Shares, check_part, equal_shares
+from lightning_adpsgd.sickness import SickLearner, healthy_shares, is_finite
 from lightning_adpsgd.streams import Mark, host_memory, to_device, to_host
 from lightning_adpsgd.topology import Topology
 from lightning_adpsgd.transport import (
@@ -34,6 +39,8 @@ from lightning_adpsgd.transport import (
     Transport,
     one_behind,
 )
+
+_log = logging.getLogger(__name__)
 
 Order = Literal["step_then_average", "average_then_step"]
 
@@ -284,6 +291,9 @@ class RoundMixer:
         schedule: The matrices.
         timeout: For each wait.
         chunk_elements: Elements per message.
+        max_reloads: How often a super-learner whose weights are not finite may go on
+            from the average of others; none: never, and it is left out.
+        on_reload: Called by `finish` when it has done so.
     """
 
     def __init__(
@@ -294,7 +304,11 @@ class RoundMixer:
         schedule: Schedule,
         timeout: timedelta,
         chunk_elements: int = 1 << 20,
+        max_reloads: int | None = None,
+        on_reload: Callable[[], None] = lambda: None,
     ) -> None:
+        self._max_reloads, self._on_reload = max_reloads, on_reload
+        self._replaced = False
         self._vectors = [as_real(vector) for vector in vectors]
         self._transport, self._node = transport, node
         self._schedule, self._timeout = schedule, timeout
@@ -339,17 +353,27 @@ class RoundMixer:
         landed = [self._land(crossing, part) for crossing in one_behind(posted)]
         self.tally.exchanges += 1
         self._refused += torch.stack(landed).any() if landed else 0
+        self._agree_on_replacing()
         self._gather()
         for change, staged in zip(self._whole, self._staged, strict=True):
             to_device(change, staged)
         self._mixed_mark.set()
 
     def finish(self) -> None:
-        """Adds the computed change to the weights, whatever they have become."""
+        """Adds the computed change to the weights, whatever they have become.
+
+        Raises:
+            SickLearner: They were not finite, once too often.
+        """
         self._mixed_mark.follow()
+        if self._replaced:
+            self._count_reload()
         for vector, change in zip(self._vectors, self._staged, strict=True):
             vector.add_(change)
         self.tally.merges += 1
+        if self._replaced:
+            self._replaced = False
+            self._on_reload()
 
     def statistics(self) -> Statistics:
         """What was done so far; a GPU is awaited for that."""
@@ -387,7 +411,70 @@ class RoundMixer:
         if crossing.incoming or len(part.takes) == 1:
             rows = {**crossing.incoming, me: chunk.snapshot}
             average(rows, part.takes, chunk.mixed)
+        # A GPU is not asked.
+        if self._where.type == "cpu" and not is_finite(chunk.mixed):
+            return self._land_without_the_sick(crossing, part)
         return keep_change(chunk.mixed, chunk.snapshot, self._schedule.gain)
+
+    def _land_without_the_sick(self, crossing: "_Crossing", part: Part) -> Tensor:
+        """The same where somebody's weights are not finite; it counts as refused."""
+        chunk = crossing.chunk
+        found = self._average_the_healthy(crossing, part)
+        own_is_fine = is_finite(chunk.snapshot)
+        if found and own_is_fine:
+            keep_change(chunk.mixed, chunk.snapshot, self._schedule.gain)
+        elif found and self._max_reloads is not None:
+            # What is not finite in the weights is 0 when the change is added.
+            self._replaced = True
+            chunk.mixed.sub_(_without_what_is_not_finite(chunk.snapshot))
+        else:
+            chunk.mixed.zero_()
+        return torch.ones((), dtype=torch.bool, device=self._where)
+
+    def _average_the_healthy(self, crossing: "_Crossing", part: Part) -> bool:
+        """Of those whom this end takes from; returns whether there is any."""
+        chunk, me = crossing.chunk, self._transport.index
+        if not crossing.incoming and len(part.takes) > 1:
+            return self._mean_of_the_healthy(chunk)
+        rows = {**crossing.incoming, me: chunk.snapshot}
+        if shares := healthy_shares(rows, part.takes, me):
+            average(rows, shares, chunk.mixed)
+        return bool(shares)
+
+    def _mean_of_the_healthy(self, chunk: "_Chunk") -> bool:
+        """A second mean, to which all come: all have seen that the first is none."""
+        counted = torch.nn.functional.pad(torch.zeros_like(chunk.snapshot), (0, 1))
+        if is_finite(chunk.snapshot):
+            counted[:-1], counted[-1] = chunk.snapshot, 1.0
+        self._transport.post_mean(counted).wait(self._timeout)
+        torch.div(counted[:-1], counted[-1], out=chunk.mixed)
+        return bool(counted[-1] > 0) and is_finite(chunk.mixed)
+
+    def _agree_on_replacing(self) -> None:
+        """All learners of a node know what one of them has met in its shard."""
+        if self._node.size > 1 and self._where.type == "cpu":
+            replaced = torch.tensor([self._replaced], dtype=torch.uint8, device="cpu")
+            self._node.agree(replaced, self._timeout)
+            self._replaced = bool(replaced)
+
+    def _count_reload(self) -> None:
+        me, limit = self._transport.index, self._max_reloads
+        what = f"the weights of super-learner {me} were infinite or not a number"
+        if self.tally.reloads == limit:
+            raise SickLearner(
+                f"{what} in its round {self.round}, after {limit} reloads from its "
+                f"peers (`max_reloads={limit}`): look at its data and its device, or "
+                "lower the learning rate"
+            )
+        self.tally.reloads += 1
+        for vector in self._vectors:
+            _without_what_is_not_finite(vector)
+        if self._node.index == 0:
+            _log.warning(
+                "%s in its round %d: it goes on from the average of others and with a "
+                "fresh optimizer (reload %d of %d)",
+                *(what, self.round, self.tally.reloads, limit),
+            )
 
     def _gather(self) -> None:
         if self._node.size > 1:
@@ -413,6 +500,10 @@ class RoundMixer:
             longest = max(len(c.snapshot) for c in self._chunks)
             self._buffers[key] = self._memory(longest, chunk.snapshot.dtype)
         return self._buffers[key][: len(chunk.snapshot)]
+
+
+def _without_what_is_not_finite(vector: Tensor) -> Tensor:
+    return torch.nan_to_num_(vector, 0.0, 0.0, 0.0)
 
 
 class _Chunk(NamedTuple):

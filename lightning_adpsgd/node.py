@@ -3,7 +3,8 @@
 Each learner carries 1/N of the weights to its counterparts in other super-learners, so
 that what it receives concerns its shards alone. `ShardMerge` gathers the changes of all
 shards beside the computation of one step, and every learner merges them at its end.
-Only chunks that some learner has changed are gathered.
+Only chunks that some learner has changed are gathered. With them go `Votes`, which are
+counted at the same step in all of them.
 """
 
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from lightning_adpsgd.background import AtOnce, Worker
 from lightning_adpsgd.parameters import shard
-from lightning_adpsgd.replica import Chunk, Replica
+from lightning_adpsgd.replica import Chunk, Replica, as_real
 from lightning_adpsgd.streams import Mark, Mirrored, mirrored, to_device, to_host
 
 
@@ -63,6 +65,39 @@ class Node:
             work.wait(timeout)
 
 
+class Votes(NamedTuple):
+    """What one learner asks all of its super-learner to do at one step boundary.
+
+    Attributes:
+        recover: To go on from a peer's weights, because its own went astray.
+        leave: To end in order.
+    """
+
+    recover: bool = False
+    leave: bool = False
+
+
+_NOTHING = Votes()
+
+
+@torch.no_grad()
+def gather_shards(vectors: Sequence[Tensor], node: Node, timeout: timedelta) -> None:
+    """Gives all learners of a node what each of them has in its shard of the weights.
+
+    Raises:
+        RuntimeError: Not all came within the timeout.
+    """
+    if node.size == 1:
+        return
+    for vector in map(as_real, vectors):
+        parts = [shard(vector, n, node.size) for n in range(node.size)]
+        mine = parts[node.index].cpu().contiguous()
+        gathered = [torch.empty_like(mine) for _ in parts]
+        node.gather(mine, gathered, timeout)
+        for part, values in zip(parts, gathered, strict=True):
+            part.copy_(values)
+
+
 class ShardMerge:
     """Takes what the shards received and merges it, in all learners of a node, later.
 
@@ -79,6 +114,8 @@ class ShardMerge:
 
     Attributes:
         seconds: Time that the training thread waited for it.
+        agreed: What any of them had voted for when the merge began that was finished
+            last; the same in all of them.
     """
 
     def __init__(
@@ -90,9 +127,9 @@ class ShardMerge:
         worker: Worker | AtOnce | None = None,
     ) -> None:
         self._replica, self._node, self._timeout = replica, node, timeout
-        self.seconds = 0.0
+        self.seconds, self.agreed = 0.0, _NOTHING
         self._worker = worker or Worker("adpsgd-node", replica.device)
-        self._gathering: Future[list[int]] | None = None
+        self._gathering: Future[tuple[list[int], Votes]] | None = None
         self._taken, self._arrived = Mark(replica.device), Mark(replica.device)
         self._mine = [_zeros_like(chunk, replica.device) for chunk in replica.chunks]
         self._weights = _by_chunk(vectors, replica, node.size)
@@ -101,18 +138,18 @@ class ShardMerge:
             for chunk in replica.chunks
         ]
 
-    def begin(self) -> None:
+    def begin(self, votes: Votes = _NOTHING) -> None:
         """Takes d of the changed chunks and starts to gather it; none may run."""
         taken = self._replica.take([change.here for change in self._mine])
         self._taken.set()
-        self._gathering = self._worker.submit(lambda: self._gather(taken))
+        self._gathering = self._worker.submit(lambda: self._gather(taken, votes))
 
     def finish(self) -> None:
         """Waits for what `begin` started, if anything, and adds it to w."""
         if self._gathering is None:
             return
         begin = time.perf_counter()
-        numbers = self._gathering.result()
+        numbers, self.agreed = self._gathering.result()
         self.seconds += time.perf_counter() - begin
         self._gathering = None
         self._arrived.follow()
@@ -123,17 +160,18 @@ class ShardMerge:
         """Ends the thread, or leaves it behind after that long."""
         self._worker.stop(seconds)
 
-    def _gather(self, taken: list[int]) -> list[int]:
+    def _gather(self, taken: list[int], votes: Votes) -> tuple[list[int], Votes]:
         num_chunks = len(self._replica.chunks)
-        changed = torch.zeros(num_chunks, dtype=torch.uint8, device="cpu")
-        changed[taken] = 1
-        self._node.agree(changed, self._timeout)
-        numbers = changed.nonzero().flatten().tolist()
+        flags = torch.zeros(num_chunks + len(votes), dtype=torch.uint8, device="cpu")
+        flags[taken] = 1
+        flags[num_chunks:] = torch.tensor(votes)
+        self._node.agree(flags, self._timeout)
+        numbers = flags[:num_chunks].nonzero().flatten().tolist()
         self._taken.follow()
         for number in numbers:
             self._gather_chunk(self._mine[number], self._gathered[number])
         self._arrived.set()
-        return numbers
+        return numbers, Votes(*map(bool, flags[num_chunks:].tolist()))
 
     def _gather_chunk(self, mine: Mirrored, gathered: list[Mirrored]) -> None:
         to_host(mine.here, mine.host)

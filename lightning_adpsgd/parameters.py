@@ -54,6 +54,10 @@ class FlatParameters:
         """Elements over all vectors, padding included."""
         return sum(vector.numel() for vector in self.vectors)
 
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Those of the module."""
+        return self._module.parameters()
+
     def check_views(self) -> None:
         """Refuses a module whose weights have left the vectors.
 

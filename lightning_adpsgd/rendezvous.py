@@ -3,29 +3,39 @@
 The store is torch's own, served by a small process of its own (`serve`). It holds who
 is there and signs of life, and nothing that training needs: it can be killed and
 started again, empty, at any time. A client of torch's raises on every use once its
-server has gone, so that `Rendezvous` makes a new one then. Nothing here decides who is
-alive.
+server has gone, so that `Rendezvous` makes a new one then; where a server answers
+nothing, it waits for ever, and so uses it in a thread of its own. Nothing here decides
+who is alive.
 """
 
+import ipaddress
+import os
 import re
 import select
 import socket
+import stat
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
+
+from lightning_adpsgd.errands import Errands, Late
+from lightning_adpsgd.links.sockets import Address, connect, tune
 
 T = TypeVar("T")
 
 ENVIRONMENT_VARIABLE = "LIGHTNING_ADPSGD_ISLANDS"
 """Stands for `islands=` where that is not given."""
 
-_KNOCK_S = 1.0
+# Less than the silence after which a member counts as dead.
+_ANSWER_S = 2.0
 _PATIENCE = timedelta(seconds=2)
 _JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -74,6 +84,11 @@ class Place(NamedTuple):
 class Rendezvous:
     """A client of the store that finds a server again; for one thread at a time.
 
+    Nothing takes longer than some seconds. While a request is late the server is away;
+    it is still there when the answer comes. A second connection, on which nothing is
+    said, tells a server that hangs from one that is gone: it ends when its process
+    does, and soon after the link was cut.
+
     Args:
         place: Where it is.
     """
@@ -82,17 +97,23 @@ class Rendezvous:
         self.place = place
         self._store: Store | None = None
         self._line: socket.socket | None = None
+        self._errands = Errands("adpsgd-rendezvous")
+        self._deadline = 0.0
+        self._server: tuple[str, int] | None = None
 
     def ask(self, action: Callable[[Store], T]) -> T:
         """What an action on the store of this job gives.
 
         Raises:
-            RendezvousAway: The server cannot be reached, or is another one than the
-                last time; the next call begins anew.
+            RendezvousAway: The server cannot be reached, is another one than the last
+                time, or does not answer in time; the next call tries again.
         """
+        self._deadline = time.monotonic() + _ANSWER_S
         try:
             store = self._connected()
             return action(store)
+        except Late as error:
+            raise RendezvousAway(f"no answer within {_ANSWER_S:g} s") from error
         except (OSError, DistError) as error:
             self.close()
             raise RendezvousAway(str(error).partition("\n")[0]) from error
@@ -100,23 +121,73 @@ class Rendezvous:
     def close(self) -> None:
         """Lets go of the connection; the next use makes a new one."""
         if self._line is not None:
+            if not self._errands.await_last(0.0):
+                _hang_up_on(self._server)
             self._line.close()
+        self._errands.stop()
         self._store = self._line = None
 
     def _connected(self) -> Store:
-        # torch writes a trace to stderr when it meets a closed connection, so that a
-        # second one is looked at first: it ends when the server does.
+        # torch writes a trace to stderr when it meets a closed connection, so that this
+        # one is looked at first.
         if self._line is not None and select.select([self._line], [], [], 0)[0]:
             raise ConnectionError("the server has closed the connection")
+        if self._line is None:
+            self._line = connect(Address(self.place.host, self.place.port))
+            tune(self._line)
+            self._server = _plain(self._line.getpeername())
         if self._store is None:
-            address = (self.place.host, self.place.port)
-            self._line = socket.create_connection(address, _KNOCK_S)
-            self._line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            plain = TCPStore(
-                *address, timeout=_PATIENCE, is_master=False, wait_for_workers=False
-            )
-            self._store = PrefixStore(f"islands/{self.place.job}", plain)
+            self._store = cast(Store, _InTime(self._in_time(self._make_store), self))
         return self._store
+
+    def _make_store(self) -> Store:
+        plain = TCPStore(
+            self.place.host,
+            self.place.port,
+            timeout=_PATIENCE,
+            is_master=False,
+            wait_for_workers=False,
+        )
+        return PrefixStore(f"islands/{self.place.job}", plain)
+
+    def _in_time(self, action: Callable[[], T]) -> T:
+        return self._errands.run(action, self._deadline - time.monotonic())
+
+
+class _InTime:
+    """A store each of whose operations is done in time, or `Late`."""
+
+    def __init__(self, store: Store, rendezvous: Rendezvous) -> None:
+        self._store, self._rendezvous = store, rendezvous
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._store, name)
+        return lambda *words: self._rendezvous._in_time(partial(method, *words))
+
+
+def _hang_up_on(server: tuple[str, int] | None) -> None:
+    """Ends all connections of this process with a server.
+
+    torch's client has no other way to make it stop waiting.
+    """
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError), _copy_of_socket(int(name)) as sock:
+            if _plain(sock.getpeername()) == server:
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def _copy_of_socket(number: int) -> socket.socket:
+    if not stat.S_ISSOCK(os.fstat(number).st_mode):
+        raise OSError("not a socket")
+    return socket.socket(fileno=os.dup(number))
+
+
+def _plain(name: Any) -> tuple[str, int] | None:
+    """An address and a port, whether IPv4 is written as itself or within IPv6."""
+    if not isinstance(name, tuple):
+        return None
+    address = ipaddress.ip_address(name[0].partition("%")[0])
+    return str(getattr(address, "ipv4_mapped", None) or address), name[1]
 
 
 def serve(host: str, port: int, stop: threading.Event) -> None:

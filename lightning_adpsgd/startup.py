@@ -130,9 +130,12 @@ def check_start(
     Raises:
         StartUpError: Says what is wrong on which host, and what to do.
     """
+    # torchrun may keep the store of learners that it has ended and starts again.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = PrefixStore(f"lightning_adpsgd/attempt/{attempt}", store)
     # Counted by the store, because every learner comes to each start once.
-    start = (store.add("lightning_adpsgd/starts", 1) - 1) // world_size
-    own = PrefixStore(f"lightning_adpsgd/start/{start}", store)
+    start = (store.add("starts", 1) - 1) // world_size
+    own = PrefixStore(f"start/{start}", store)
     size = seats.per_machine
     names = [f"learner {r} (machine {r // size})" for r in range(world_size)]
     roll = RollCall(own, rank, world_size, patience, names)

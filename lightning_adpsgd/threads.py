@@ -56,9 +56,10 @@ class Threads:
         thread = threading.Thread(target=self._guard, args=(work, peer), daemon=True)
         thread.name = f"adpsgd-{verb}-{peer}"
         with self._state:
-            self._threads = [t for t in self._threads if t.is_alive() or not t.ident]
+            self._threads = [one for one in self._threads if one.is_alive()]
             self._threads.append(thread)
-        thread.start()
+            # Whoever ends the learner joins all of these at any time.
+            thread.start()
 
     def fail(self, error: BaseException) -> None:
         """Ends the learner with an error of a communication thread."""

@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 T = TypeVar("T")
+Evidence = Literal["", "refusal", "silence"]
 
 
 class PeerLost(RuntimeError):
@@ -29,13 +30,22 @@ class PeerLost(RuntimeError):
         peer: Index of the super-learner at the other end; none where it is not known.
         operation: What was being done, as a phrase.
         reason: What the layer below said.
+        evidence: "refusal": its host says that nobody listens at its port. "silence":
+            nothing has come from there for long.
 
     Attributes:
         peer: As given.
         detail: What was being done, and what was said, without advice.
+        evidence: As given.
     """
 
-    def __init__(self, peer: int | None, operation: str, reason: str) -> None:
+    def __init__(
+        self,
+        peer: int | None,
+        operation: str,
+        reason: str,
+        evidence: Evidence = "",
+    ) -> None:
         whom = "a super-learner" if peer is None else f"super-learner {peer}"
         super().__init__(
             f"lost {whom} while {operation}: {reason}. See whether its "
@@ -43,6 +53,7 @@ class PeerLost(RuntimeError):
             "answer, raise `timeout`"
         )
         self.peer, self.detail = peer, f"{operation}: {reason}"
+        self.evidence: Evidence = evidence
 
 
 class Pending(Protocol):

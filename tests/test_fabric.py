@@ -38,7 +38,7 @@ def test_fabric_and_trainer_have_the_same_dials() -> None:
     fabric = arguments_of(HADPSGDFabricStrategy)
     assert fabric.items() <= trainer.items()
     # The epochs are those of the Trainer's loop, and so is the time of a save.
-    only_there = {"work_sharing", "islands", "save_in_background"}
+    only_there = {"work_sharing", "save_in_background"}
     assert trainer.keys() - fabric.keys() <= only_there
 
 

@@ -10,7 +10,7 @@ from lightning_adpsgd.coordination import (
     LearnerFollows,
 )
 from lightning_adpsgd.failures import FailureReport
-from lightning_adpsgd.health import SickLearner
+from lightning_adpsgd.sickness import SickLearner
 from lightning_adpsgd.transport import PeerLost
 
 

@@ -4,7 +4,7 @@ from lightning_adpsgd.links.credentials import BadCredentials, Certificates, Cre
 from lightning_adpsgd.links.facts import Facts
 from lightning_adpsgd.links.handshake import Malformed, Refused
 from lightning_adpsgd.links.listener import Bounds, Listener
-from lightning_adpsgd.links.sockets import Address
+from lightning_adpsgd.links.sockets import Address, evidence_of, knock
 from lightning_adpsgd.links.transport import LinkTransport
 
 __all__ = [
@@ -18,4 +18,6 @@ __all__ = [
     "Listener",
     "Malformed",
     "Refused",
+    "evidence_of",
+    "knock",
 ]

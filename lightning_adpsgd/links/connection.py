@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.links.frames import HEADER, BadFrame, check_header, make_header
-from lightning_adpsgd.links.sockets import is_cut
-from lightning_adpsgd.transport import PeerLost
+from lightning_adpsgd.links.sockets import evidence_of, is_cut
+from lightning_adpsgd.transport import Evidence, PeerLost
 
 # A message that is not longer leaves in one packet with its header.
 _SHORT_BYTES = 1024
 # TLS sends again what did not fit, from its beginning.
 _MOST_BYTES_AT_ONCE = 1 << 18
-_SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_BETWEEN_LOOKS = 0.25
 
 
 class _Operation(Protocol):
@@ -66,6 +66,7 @@ class Connection:
         self._selector.register(sock, selectors.EVENT_READ)
         self._turn = threading.Lock()
         self._broken = ""
+        self._evidence: Evidence = ""
 
     def post_receive(self, into: Tensor) -> "Posted":
         """Posts a receive into a contiguous tensor of the host."""
@@ -98,13 +99,13 @@ class Connection:
 
     def wait(self, operation: _Operation, doing: str, timeout: timedelta) -> None:
         """Returns once it is done; raises `PeerLost` after the timeout or a break."""
-        deadline = time.monotonic() + timeout.total_seconds()
+        begin = time.monotonic()
         with self._turn:
             while not (operation.done or self._broken):
                 blocked = self._move()
                 if operation.done or not blocked:
                     continue
-                if not self._sleep(blocked, deadline - time.monotonic()):
+                if not self._sleep(blocked, begin, timeout):
                     seconds = timeout.total_seconds()
                     reason = f"it was not done within {seconds:g} s"
                     raise PeerLost(self._peer, doing, reason)
@@ -113,7 +114,7 @@ class Connection:
 
     def _tell(self, doing: str) -> None:
         self._on_broken()
-        raise PeerLost(self._peer, doing, self._broken)
+        raise PeerLost(self._peer, doing, self._broken, self._evidence)
 
     def _move(self) -> int:
         """One try each way; returns for what to wait, or 0 if something has moved."""
@@ -134,31 +135,35 @@ class Connection:
         except BlockingIOError:
             return False, event
         except (OSError, BadFrame) as error:
-            self._fail(str(error))
+            self._fail(str(error), evidence_of(error))
             return True, 0
         if queue[0].done:
             queue.popleft()
         return True, 0
 
-    def _sleep(self, events: int, seconds: float) -> bool:
+    def _sleep(self, events: int, begin: float, timeout: timedelta) -> bool:
         """Waits until something can move; returns whether time was left."""
+        seconds = begin + timeout.total_seconds() - time.monotonic()
         if seconds <= 0:
             return False
         self._selector.modify(self._socket, events)
         if not self._selector.select(min(seconds, _SECONDS_BETWEEN_LOOKS)):
-            self._look()
+            self._look(time.monotonic() - begin)
         return True
 
-    def _look(self) -> None:
+    def _look(self, waited_s: float) -> None:
         try:
-            cut = is_cut(self._socket)
+            cut = is_cut(self._socket, waited_s)
         except OSError as error:
-            self._fail(str(error))
+            self._fail(str(error), evidence_of(error))
         else:
             if cut:
-                self._fail("the link is cut: nothing that was sent is acknowledged")
+                reason = "the link is cut: nothing that was sent is acknowledged"
+                self._fail(reason, "silence")
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, evidence: Evidence) -> None:
+        if not self._broken:
+            self._evidence = evidence
         self._broken = self._broken or reason
         self._shut()
         self._close()

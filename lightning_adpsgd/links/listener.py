@@ -30,6 +30,10 @@ class Bounds(NamedTuple):
 BOUNDS = Bounds()
 
 
+class Knock(Exception):
+    """Somebody who only wanted to know whether anybody listens."""
+
+
 class _Guest(NamedTuple):
     host: str
     # A second handle: TLS takes the first one away from whoever accepted.
@@ -46,7 +50,8 @@ class Listener:
         address: Of an interface of this host; port 0: any that is free.
         check: Called with the bound socket, before anybody can connect.
         welcome: Called in a thread of its own with a connection, which it owns if it
-            returns; what it raises says why the connection is turned away.
+            returns; what it raises says why the connection is turned away, if it is
+            not `Knock`.
         bounds: On those who are not let in yet.
 
     Attributes:
@@ -140,6 +145,8 @@ class Listener:
     def _greet(self, sock: socket.socket, host: str, deadline: Deadline) -> None:
         try:
             self._welcome(sock, deadline)
+        except Knock:
+            sock.close()
         except Exception as error:
             # Whatever it was, the next one who connects is not to suffer for it.
             sock.close()

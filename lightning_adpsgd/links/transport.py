@@ -23,8 +23,14 @@ from lightning_adpsgd.links.handshake import (
     greet_dialer,
     greet_listener,
 )
-from lightning_adpsgd.links.listener import BOUNDS, Bounds, Listener
-from lightning_adpsgd.links.sockets import Address, Deadline, tune
+from lightning_adpsgd.links.listener import BOUNDS, Bounds, Knock, Listener
+from lightning_adpsgd.links.sockets import (
+    Address,
+    Deadline,
+    connect,
+    evidence_of,
+    tune,
+)
 from lightning_adpsgd.transport import PeerLost, Pending, Transport, lane_of
 
 
@@ -65,7 +71,7 @@ class LinkTransport(Transport):
             sock, facts = self._dial(number, address, deadline)
             self._lanes.put(number, lane, sock)
         except (OSError, Malformed) as error:
-            raise PeerLost(number, doing, str(error)) from error
+            raise PeerLost(number, doing, str(error), evidence_of(error)) from error
         except Refused as error:
             raise Refused(f"super-learner {number} at {address}: {error}") from error
         return facts
@@ -152,7 +158,7 @@ class LinkTransport(Transport):
     def _dial(
         self, number: int, address: Address, deadline: Deadline
     ) -> tuple[socket.socket, Facts]:
-        sock = socket.create_connection(address, timeout=deadline.left())
+        sock = connect(address, deadline.left())
         try:
             self._credentials.check_place(sock)
             sock = self._prepare(sock, deadline, server_side=False)
@@ -167,6 +173,7 @@ class LinkTransport(Transport):
         self, sock: socket.socket, deadline: Deadline, admit: Callable[[Facts], str]
     ) -> Facts:
         try:
+            _await_word(sock, deadline)
             sock = self._prepare(sock, deadline, server_side=True)
             credentials = self._credentials
             facts = greet_dialer(sock, deadline, credentials, self.facts, admit)
@@ -190,6 +197,12 @@ class LinkTransport(Transport):
             wrapped.close()
             raise
         return wrapped
+
+
+def _await_word(sock: socket.socket, deadline: Deadline) -> None:
+    sock.settimeout(deadline.left())
+    if not sock.recv(1, socket.MSG_PEEK):
+        raise Knock("the other end has gone without a word")
 
 
 class _Lanes:

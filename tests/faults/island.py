@@ -1,14 +1,16 @@
 """One island as a process: a small Trainer that writes down each step that it makes.
 
-    python -m tests.faults.island tcp://host:port folder name steps silence
+    python -m tests.faults.island URL FOLDER NAME [STEPS [LEARNERS [SILENCE]]]
 
 The folder gets `name.steps`, a line for each step: its time, the step and how many
-members there are. A computation is a timed wait, so that it costs no core.
+members there are; learner 1 of an island of several writes `name-1.steps`. A
+computation is a timed wait, so that it costs no core.
 """
 
 import functools
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from typing_extensions import override
 from lightning_adpsgd import HADPSGDStrategy, islands
 from lightning_adpsgd.edges import Edges
 from lightning_adpsgd.membership import Pace
-from tests.helpers import PATIENCE, PATIENCE_S
+from tests.helpers import PATIENCE_S
 from tests.learners import Rows
 
 STEP_S = 0.02
@@ -74,18 +76,24 @@ def wait_for_others(silence_s: float) -> None:
     """
     object.__setattr__(islands._PATIENCE, "pace", Pace(silence_s=silence_s))
     islands._GOODBYE_S = islands._DRAIN_S = PATIENCE_S
-    islands.Edges = functools.partial(Edges, patience=PATIENCE)  # pyright: ignore
+    patience = timedelta(seconds=silence_s)
+    islands.Edges = functools.partial(Edges, patience=patience)  # pyright: ignore
 
 
 def main(
-    url: str, folder: str, name: str, steps: str = "-1", silence_s: str = "3"
+    url: str,
+    folder: str,
+    name: str,
+    steps: str = "-1",
+    learners: str = "1",
+    silence_s: str = "60",
 ) -> None:
     place, max_steps = Path(folder), int(steps)
     torch.set_num_threads(1)
     wait_for_others(float(silence_s))
     trainer = pl.Trainer(
         accelerator="cpu",
-        devices=1,
+        devices=int(learners),
         strategy=HADPSGDStrategy(islands=url),
         max_steps=max_steps,
         max_epochs=-1 if max_steps < 0 else None,
@@ -94,8 +102,9 @@ def main(
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=place,
-        callbacks=[Diary(place / f"{name}.steps")],
     )
+    own = f"{name}-{trainer.global_rank}" if trainer.global_rank else name
+    trainer.callbacks.append(Diary(place / f"{own}.steps"))  # pyright: ignore
     module = Slow()
     trainer.fit(module, DataLoader(Rows(ROWS), batch_size=8, shuffle=True))
     weights = ",".join(f"{value:.6f}" for value in module.weight.tolist())

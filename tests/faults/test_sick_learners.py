@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.disagreement import NUM_FIRST, Disagreement
 from lightning_adpsgd.gossip import Gossip
-from lightning_adpsgd.health import SickLearner
+from lightning_adpsgd.sickness import SickLearner
 from tests.helpers import engines, random_rows, running, until
 from tests.learners import (
     Quadratic,
@@ -239,6 +239,34 @@ def test_a_training_survives_the_illness_of_one_learner(how: str) -> None:
         module = Falls(how)
         # It waits for an exchange at least every second step, and so is found ill.
         trainer = trainer_of(gossip("complete", max_staleness=1), 3)
+        trainer.fit(module, loader(180, rank, 3))
+        strategy: Any = trainer.strategy
+        momentum = [s["momentum_buffer"] for s in trainer.optimizers[0].state.values()]
+        return module.weight.detach(), strategy.gossip_statistics().reloads, momentum
+
+    results = values(learners(3, program))
+    assert [reloads for _, reloads, _ in results] == [0, 1, 0]
+    for weights, _, (momentum,) in results:
+        assert weights.equal(results[0][0])
+        assert weights.abs().max() < 2.0  # the rows that it goes to are about 0
+        assert momentum.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("topology", "communication", "how"),
+    [
+        ("ring", "sync", "gradients"),
+        ("complete", "sync", "weights"),
+        ("ring", "delay_by_one", "weights"),
+        ("complete", "delay_by_one", "data"),
+    ],
+)
+def test_a_training_in_lockstep_survives_the_illness_of_one_learner(
+    topology: str, communication: str, how: str
+) -> None:
+    def program(rank: int) -> Any:
+        module = Falls(how)
+        trainer = trainer_of(gossip(topology, communication), 3)
         trainer.fit(module, loader(180, rank, 3))
         strategy: Any = trainer.strategy
         momentum = [s["momentum_buffer"] for s in trainer.optimizers[0].state.values()]

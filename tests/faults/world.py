@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,6 +23,7 @@ from tests.faults import island
 from tests.helpers import free_port
 
 SECONDS = 90.0  # on a machine that other tests share
+Variables = Callable[[int], Mapping[str, str]]
 
 
 class Step(NamedTuple):
@@ -53,7 +54,7 @@ class World:
     ) -> None:
         self._folder, self._host, self._port = folder, host, free_port()
         self._namespace, self._silence_s = namespace, silence_s
-        self._processes: dict[str, BaseProcess] = {}
+        self._processes: dict[str, list[BaseProcess]] = {}
         self.start_rendezvous()
 
     @property
@@ -61,28 +62,53 @@ class World:
         return self._folder
 
     def start_rendezvous(self) -> None:
+        self._processes["rendezvous"] = []
         serves = _serve, self._host, self._port
-        self._start("rendezvous", self._namespace, *serves)
+        self._start("rendezvous", "rendezvous", self._namespace, {}, *serves)
         if not self._namespace:
             until(self._listens, "the rendezvous")
 
+    @property
+    def url(self) -> str:
+        """Of the rendezvous."""
+        return f"tcp://{self._host}:{self._port}"
+
     def start(self, name: str, steps: int = -1, namespace: str = "") -> None:
         """Starts an island, which may take a while to join."""
-        url = f"tcp://{self._host}:{self._port}"
-        words = url, str(self._folder), name, str(steps), str(self._silence_s)
-        self._start(name, namespace, _train, *words)
+        self._processes[name] = []
+        self._start(name, name, namespace, {}, *self._trains(name, steps, 1))
 
-    def signal(self, name: str, number: signal.Signals) -> None:
-        pid = self._processes[name].pid
+    def start_wide(self, name: str, variables: Variables, size: int = 2) -> None:
+        """Starts an island of several learners, with the variables of a launcher.
+
+        What learner 1 of an island "a" writes is that of "a-1".
+        """
+        self._processes[name] = []
+        for rank in range(size):
+            own = f"{name}-{rank}" if rank else name
+            self._start(name, own, "", variables(rank), *self._trains(name, -1, size))
+
+    def signal_one(self, name: str, number: signal.Signals) -> None:
+        """Sends it to the last learner of an island alone."""
+        pid = self._processes[name][-1].pid
         assert pid is not None
         os.kill(pid, number)
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Sends a signal to all learners of an island, or to the rendezvous."""
+        for process in self._processes[name]:
+            assert process.pid is not None
+            os.kill(process.pid, number)
         if number == signal.SIGKILL:
-            self._processes[name].join(SECONDS)
+            for process in self._processes[name]:
+                process.join(SECONDS)
 
     def exit_code(self, name: str) -> int | None:
-        """How it ended, once it has."""
-        self._processes[name].join(SECONDS)
-        return self._processes[name].exitcode
+        """How it ended, once it has: the same for all its learners, or none."""
+        for process in self._processes[name]:
+            process.join(SECONDS)
+        codes = {process.exitcode for process in self._processes[name]}
+        return codes.pop() if len(codes) == 1 else None
 
     def output(self, name: str) -> str:
         return (self._folder / f"{name}.out").read_text()
@@ -100,17 +126,30 @@ class World:
         return all(diary and diary[-1].members == members for diary in diaries)
 
     def close(self) -> None:
-        for process in self._processes.values():
+        started = [one for several in self._processes.values() for one in several]
+        for process in started:
             process.kill()
-        for process in self._processes.values():
+        for process in started:
             process.join(SECONDS)
 
-    def _start(self, name: str, namespace: str, *work: Any) -> None:
+    def _start(
+        self,
+        name: str,
+        output: str,
+        namespace: str,
+        variables: Mapping[str, str],
+        *work: Any,
+    ) -> None:
         context = multiprocessing.get_context("fork")
-        path = self._folder / f"{name}.out"
-        process = context.Process(target=_written, args=(path, namespace, *work))
+        path = self._folder / f"{output}.out"
+        arguments = path, namespace, variables, *work
+        process = context.Process(target=_written, args=arguments)
         process.start()
-        self._processes[name] = process
+        self._processes[name].append(process)
+
+    def _trains(self, name: str, steps: int, size: int) -> tuple[Any, ...]:
+        numbers = str(steps), str(size), str(self._silence_s)
+        return _train, self.url, str(self._folder), name, *numbers
 
     def _listens(self) -> bool:
         with socket.socket() as probe:
@@ -145,8 +184,13 @@ def _train(*arguments: str) -> None:
 
 
 def _written(
-    path: Path, namespace: str, work: Callable[..., None], *arguments: Any
+    path: Path,
+    namespace: str,
+    variables: Mapping[str, str],
+    work: Callable[..., None],
+    *arguments: Any,
 ) -> None:
+    os.environ.update(variables)
     if namespace:
         _enter(namespace)
     with path.open("a", buffering=1) as file:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.exchange import Position
+from lightning_adpsgd.following import Members
 from lightning_adpsgd.gossip import GossipOptions
 from lightning_adpsgd.islands import Island, Patience
 from lightning_adpsgd.links import Credentials
@@ -66,9 +67,11 @@ def rendezvous() -> Iterator[Server]:
         server.stop()
 
 
-def fall_silent(membership: Membership) -> None:
+def fall_silent(membership: Members) -> None:
     """What ends it strikes it off no more, and it writes itself in no more."""
-    membership._strike_off_oneself = lambda: None
+    if isinstance(membership, Membership):  # the first learner of its island
+        membership._strike_off_oneself = membership._rendezvous.close
+        membership._take_place = lambda store: None
 
 
 class Trained:
@@ -122,6 +125,7 @@ class Trained:
 
     def cut_off(self) -> None:
         """Its connections break, as when its process is killed."""
+        fall_silent(self.membership)
         assert self.island._transport is not None
         assert self.island._listener is not None
         self.island._listener.close()
@@ -129,7 +133,6 @@ class Trained:
 
     def die(self) -> None:
         """Ends without a word, as a process that is killed."""
-        fall_silent(self.membership)
         self.cut_off()
         self.island.abort()
 

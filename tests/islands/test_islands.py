@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ from torch import Tensor
 from lightning_adpsgd.edges import Edges
 from lightning_adpsgd.exchange import Lane, Position
 from lightning_adpsgd.links import Credentials, Refused
-from lightning_adpsgd.membership import Roll
+from lightning_adpsgd.membership import Pace, Roll
 from lightning_adpsgd.pacing import CoreShare
 from tests.helpers import PATIENCE_S, engine_threads, random_rows, until
 from tests.islands.archipelago import (
+    PATIENCE,
     Trained,
     archipelago,
     rendezvous,
@@ -197,6 +199,22 @@ def test_an_island_comes_back_under_another_number() -> None:
         seen = again.exchanges
         train_until([trained[0], again], lambda: again.exchanges > seen + 2, "it")
         again.island.stop()
+
+
+def test_all_know_of_a_death_that_its_neighbours_alone_can_see(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its machine says that nobody listens there; no silence is long enough."""
+    deaf = replace(PATIENCE, pace=Pace(beat_s=0.05, silence_s=600.0))
+    monkeypatch.setattr("tests.islands.archipelago.PATIENCE", deaf)
+    with rendezvous() as server, archipelago(server, random_rows(5)) as trained:
+        all_see(trained, 5)
+        trained[2].die()
+        rest = [*trained[:2], *trained[3:]]
+        all_see(rest, 4)
+        left = {0, 1, 3, 4}
+        until(lambda: all(set(o.membership.roll.members) == left for o in rest), "it")
+        assert [one.island.statistics().lost for one in rest] == 4 * [1]
 
 
 def test_two_who_know_different_members_still_exchange() -> None:

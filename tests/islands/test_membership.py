@@ -1,5 +1,7 @@
 """The roll: who is on it, who is struck off, and what a lost rendezvous does to it."""
 
+import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from lightning_adpsgd.membership import Member, Membership, Pace, Roll, Watch
 from lightning_adpsgd.rendezvous import Place, Rendezvous, RendezvousAway
-from tests.helpers import until
+from tests.helpers import PATIENCE_S, until
 from tests.islands.archipelago import PACE, Server, fall_silent, rendezvous
 
 NAMES = st.text(max_size=5)
@@ -177,6 +179,65 @@ def test_of_two_with_one_number_the_later_takes_another() -> None:
         until(lambda: old.member.number > 0 and old.is_in, "another number")
         assert old.roll.members[0] == new
         client.close()
+
+
+def test_a_rendezvous_that_takes_requests_and_answers_none_is_away() -> None:
+    """As one that is stopped; who asks goes on, and finds the next one."""
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        server = Server()
+        server.place = Place("127.0.0.1", hangs.getsockname()[1], "job")
+        client = Rendezvous(server.place)
+        for _ in range(2):
+            with pytest.raises(RendezvousAway, match="no answer within"):
+                client.ask(lambda store: store.add("number", 1))
+        thread = thread_of(client)
+    # Its end is seen by the second connection, and ends what waited on the first.
+    with pytest.raises(RendezvousAway, match="closed"):
+        client.ask(lambda store: store.add("number", 1))
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    server.start()
+    try:
+        assert client.ask(lambda store: store.add("number", 1)) == 1
+    finally:
+        client.close()
+        server.stop()
+
+
+def thread_of(client: Rendezvous) -> threading.Thread:
+    """In which it waits for the server."""
+    assert client._errands._worker is not None
+    return client._errands._worker._thread
+
+
+def test_who_waits_on_a_line_that_is_cut_is_let_go() -> None:
+    """Nothing comes from the server, and nothing ends: the client hangs up itself."""
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        client = Rendezvous(Place("127.0.0.1", hangs.getsockname()[1], "job"))
+        with pytest.raises(RendezvousAway, match="no answer within"):
+            client.ask(lambda store: store.check(["key"]))
+        thread = thread_of(client)
+        client.close()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def test_who_is_known_to_be_dead_is_struck_off_at_once_and_only_once() -> None:
+    pace = Pace(beat_s=0.05, silence_s=60.0)
+    with rendezvous() as server, members(server, 3, pace) as three:
+        dead, alive = three[0].member, three[1].member
+        die(three[0])
+        three[2].strike(dead)
+        rest = three[1:]
+        until(lambda: all(set(o.roll.members) == {1, 2} for o in rest), "the strike")
+        epoch = three[2].roll.epoch
+        # An error: whom it met is back at once, and it does not go on for ever.
+        three[2].strike(alive)
+        until(lambda: three[2].roll.epoch == epoch + 2, "its way back")
+        three[2].strike(alive)
+        assert three[2].look(20)
+        assert three[2].look(20)
+        assert (three[2].roll.epoch, set(three[2].roll.members)) == (epoch + 2, {1, 2})
 
 
 class Counting:

@@ -1,10 +1,16 @@
 """Islands of several learners, each of which carries its shard."""
 
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from lightning_adpsgd.exchange import Position
+from lightning_adpsgd.sickness import SickLearner
 from tests.helpers import ThreadNode, engine_threads, random_rows, together, until
 from tests.islands.archipelago import Server, Trained, rendezvous
 
@@ -12,10 +18,10 @@ Wide = list[Trained]
 """The learners of one island."""
 
 
-def wide(server: Server, weights: Tensor, size: int = 2) -> Wide:
+def wide(server: Server, weights: Tensor, size: int = 2, **options: Any) -> Wide:
     store = HashStore()
     return [
-        Trained(server, weights, node=node, store=store)
+        Trained(server, weights, node=node, store=store, **options)
         for node in ThreadNode.connect(size)
     ]
 
@@ -108,5 +114,122 @@ def test_the_death_of_an_island_is_survived_by_all_learners_of_another() -> None
                 return all(o.exchanges >= n for o, n in zip(rest, least, strict=True))
 
             until(all_exchange, "exchanges without the dead")
+        finally:
+            end(*islands)
+
+
+def train_together(islands: list[Wide], condition: Callable[[], bool]) -> None:
+    def train_and_look() -> bool:
+        for island in islands:
+            step(island)
+        return condition()
+
+    until(train_and_look, "what training brings about")
+
+
+def test_one_learner_is_told_to_leave_and_all_do_at_one_step() -> None:
+    """They have merged what the others gave, and nothing else has changed the sum."""
+    rows = random_rows(2, length=8)
+    with rendezvous() as server:
+        islands = leaving, staying = [wide(server, row) for row in rows]
+        try:
+            for island in islands:
+                start(island)
+            learners = [*leaving, *staying]
+            until(lambda: all(o.members == 2 for o in learners), "the ring")
+            for island, row in zip(islands, rows, strict=True):
+                for one in island:
+                    one.vector.copy_(row)
+            train_together(islands, lambda: all(o.exchanges > 3 for o in learners))
+            leaving[1].island.ask_to_leave()
+            assert not any(one.island.leaves for one in leaving)
+            train_together([leaving], lambda: any(o.island.leaves for o in leaving))
+            assert all(one.island.leaves for one in leaving)
+            until(lambda: all(one.is_idle for one in learners), "the last exchanges")
+            left = torch.cat([*shard_of(staying[0]), *shard_of(staying[1])])
+            together([one.island.depart for one in leaving])
+            for one in leaving:
+                torch.testing.assert_close(one.vector, rows.sum(0) - left)
+            until(lambda: all(o.members == 1 for o in staying), "its absence")
+            assert [one.island.statistics().lost for one in staying] == [0, 0]
+        finally:
+            end(*islands)
+
+
+def shard_of(one: Trained) -> list[Tensor]:
+    return one.island._engine.snapshot()
+
+
+@pytest.mark.parametrize("sick_element", [0, 7])
+def test_all_learners_of_a_sick_island_go_on_from_one_peer(sick_element: int) -> None:
+    """Whichever of them notices it in its shard."""
+    rows = random_rows(3, length=8)
+    begun_anew: list[int] = []
+    with rendezvous() as server:
+        islands = [
+            wide(server, row, on_reload=lambda: begun_anew.append(1)) for row in rows
+        ]
+        try:
+            for island in islands:
+                start(island)
+            learners = [one for island in islands for one in island]
+            until(lambda: all(one.members == 3 for one in learners), "the ring")
+            for island, row in zip(islands, rows, strict=True):
+                for one in island:
+                    one.vector.copy_(row)
+            sick = islands[1]
+            for one in sick:
+                one.vector[sick_element] = float("nan")
+            train_together(islands, lambda: reloads(sick) == [1, 1])
+            train_together(islands, lambda: all_are_finite(learners))
+            for first, second in islands:
+                assert torch.equal(first.vector, second.vector)
+            assert [reloads(island) for island in islands] == [[0, 0], [1, 1], [0, 0]]
+            assert begun_anew == [1, 1]
+            low, high = rows.amin(0) - 1e-9, rows.amax(0) + 1e-9
+            assert all((low <= o.vector).all() for o in learners)
+            assert all((o.vector <= high).all() for o in learners)
+        finally:
+            end(*islands)
+
+
+def reloads(island: Wide) -> list[int]:
+    return [one.island.statistics().reloads for one in island]
+
+
+def all_are_finite(learners: Wide) -> bool:
+    return all(bool(one.vector.isfinite().all()) for one in learners)
+
+
+def test_a_wide_island_ends_as_a_whole_when_it_is_sick_too_often() -> None:
+    rows = random_rows(2, length=8)
+    with rendezvous() as server:
+        islands = [wide(server, row, max_reloads=0) for row in rows]
+        try:
+            for island in islands:
+                start(island)
+            learners = [one for island in islands for one in island]
+            until(lambda: all(one.members == 2 for one in learners), "the ring")
+            errors: list[SickLearner] = []
+
+            def train_to_its_end(one: Trained) -> None:
+                one.vector[0] = float("nan")
+                with pytest.raises(SickLearner, match="max_reloads=0") as error:
+                    until(lambda: bool(one.step()), "the end of the learner")
+                errors.append(error.value)
+
+            ended = threading.Event()
+
+            def train_on() -> None:
+                while not ended.is_set():
+                    step(islands[0])
+
+            others = threading.Thread(target=train_on)
+            others.start()
+            together([lambda one=one: train_to_its_end(one) for one in islands[1]])
+            ended.set()
+            others.join(20)
+            assert len(errors) == 2
+            assert all_are_finite(islands[0])
         finally:
             end(*islands)

@@ -227,9 +227,15 @@ def test_a_signal_in_the_middle_of_a_wait_is_no_error() -> None:
 def test_a_link_that_is_cut_is_a_loss_though_nothing_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lightning_adpsgd.links.connection.is_cut", lambda sock: True)
-    with half() as (connection, _), pytest.raises(PeerLost, match="the link is cut"):
+    monkeypatch.setattr(
+        "lightning_adpsgd.links.connection.is_cut", lambda sock, waited_s: True
+    )
+    with (
+        half() as (connection, _),
+        pytest.raises(PeerLost, match="the link is cut") as lost,
+    ):
         connection.post_receive(torch.zeros(1)).wait(timedelta(minutes=5))
+    assert lost.value.evidence == "silence"
 
 
 def test_a_slow_reader_holds_the_sender_and_nothing_else() -> None:

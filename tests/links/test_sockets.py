@@ -1,5 +1,6 @@
 """Addresses, deadlines, and whether a link is cut."""
 
+import errno
 import socket
 import sys
 
@@ -8,8 +9,10 @@ import pytest
 from lightning_adpsgd.links.sockets import (
     Address,
     Deadline,
+    evidence_of,
     is_cut,
     is_loopback,
+    knock,
     receive_all,
     tune,
 )
@@ -66,7 +69,7 @@ def test_a_peer_that_reads_nothing_is_not_cut_off() -> None:
         first.settimeout(0.05)
         with pytest.raises(TimeoutError):
             first.sendall(bytes(1 << 26))
-        assert not is_cut(first)
+        assert not is_cut(first, 60.0)
 
 
 class Reported(socket.socket):
@@ -83,15 +86,43 @@ class Reported(socket.socket):
 
 
 @pytest.mark.parametrize(
-    ("under_way", "silence_ms", "cut"),
-    [(3, 1000, False), (0, 60_000, False), (1, 5001, True)],
+    ("under_way", "silence_ms", "waited_s", "cut"),
+    [
+        (3, 2000, 60.0, False),  # a machine may stand still for that long
+        (0, 60_000, 60.0, False),
+        (1, 2500, 60.0, True),
+        (1, 60_000, 2.0, False),  # it was idle, and has just been sent something
+        (1, 60_000, 2.5, True),
+    ],
 )
 def test_a_link_that_acknowledges_nothing_is_cut(
-    under_way: int, silence_ms: int, cut: bool
+    under_way: int, silence_ms: int, waited_s: float, cut: bool
 ) -> None:
     with Reported() as sock:
         sock.under_way, sock.silence_ms = under_way, silence_ms
-        assert is_cut(sock) is cut
+        assert is_cut(sock, waited_s) is cut
+
+
+def test_a_knock_tells_whether_anybody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = Address(*listener.getsockname())
+        assert knock(address) is None
+    assert evidence_of(knock(address)) == "refusal"
+
+
+@pytest.mark.parametrize(
+    ("error", "evidence"),
+    [
+        (TimeoutError("timed out"), "silence"),
+        (OSError(errno.EHOSTUNREACH, "no route"), "silence"),
+        (OSError(errno.ECONNRESET, "reset"), ""),
+        (None, ""),
+    ],
+)
+def test_what_errors_say_about_the_other_end(
+    error: OSError | None, evidence: str
+) -> None:
+    assert evidence_of(error) == evidence
 
 
 @pytest.mark.parametrize(

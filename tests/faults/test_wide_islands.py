@@ -1,0 +1,146 @@
+"""Islands of two learners as processes: killed, started again, told to end.
+
+They have the variables of launchers; one test has the launcher as well.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.faults.test_islands import goes_on
+from tests.faults.world import SECONDS, Variables, World, until, world
+from tests.helpers import free_port
+
+ROOT = Path(__file__).parents[2]
+
+
+def of_torchrun() -> Variables:
+    """As `torchrun --standalone --nproc-per-node=2` sets them."""
+    port = free_port()
+    return lambda rank: {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "test",
+    }
+
+
+def of_slurm() -> Variables:
+    """As one job of an array sets them: `sbatch --array=... --ntasks=2`, `srun`."""
+    port = free_port()
+    return lambda rank: {
+        "SLURM_JOB_ID": "4712",
+        "SLURM_ARRAY_JOB_ID": "4711",
+        "SLURM_ARRAY_TASK_ID": "1",
+        "SLURM_JOB_NAME": "island",
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_NNODES": "1",
+        "SLURM_NODELIST": "localhost",
+        "SLURM_PROCID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_LOCALID": str(rank),
+        "MASTER_PORT": str(port),
+    }
+
+
+def two(islands: World) -> None:
+    islands.start_wide("a", of_torchrun())
+    until(lambda: bool(islands.steps("a")), "the first step of the first island")
+    islands.start_wide("b", of_slurm())
+    until(lambda: islands.all_see("a a-1 b b-1", 2), "both islands")
+
+
+def test_an_island_of_two_learners_is_killed_and_comes_back(tmp_path: Path) -> None:
+    with world(tmp_path) as islands:
+        two(islands)
+        goes_on(islands, "a a-1 b b-1")
+        islands.signal("b", signal.SIGKILL)
+        until(lambda: islands.all_see("a a-1", 1), "the closed ring")
+        goes_on(islands, "a a-1")
+        furthest = islands.steps("a")[-1].number
+        islands.start_wide("again", of_slurm())
+        until(lambda: islands.all_see("a a-1 again again-1", 2), "the newcomer")
+        goes_on(islands, "a a-1 again again-1")
+        # It is where the others were, and not at its first step.
+        assert islands.steps("again")[0].number >= furthest
+        numbers = [islands.steps(name)[0].number for name in ("again", "again-1")]
+        assert numbers[0] == numbers[1]
+        assert islands.output("a").count("lost super-learner") == 1
+
+
+def test_one_learner_of_an_island_is_told_to_end_and_all_leave(tmp_path: Path) -> None:
+    with world(tmp_path) as islands:
+        two(islands)
+        goes_on(islands, "a a-1 b b-1")
+        islands.signal_one("b", signal.SIGTERM)
+        assert islands.exit_code("b") == 0
+        until(lambda: islands.all_see("a a-1", 1), "the closed ring")
+        assert "lost" not in islands.output("a") + islands.output("a-1")
+        ends = [islands.steps(name)[-1].number for name in ("b", "b-1")]
+        assert ends[0] == ends[1]
+        (path,) = tmp_path.glob("preempted-*.ckpt")
+        saved = torch.load(path, weights_only=True)
+        assert saved["global_step"] == ends[0]
+        assert saved["state_dict"]["weight"].isfinite().all()
+        goes_on(islands, "a a-1")
+
+
+@contextmanager
+def torchrun(islands: World, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """An island of two learners, which torchrun starts again when one has died."""
+    words = ["--standalone", "--nproc-per-node=2", "--max-restarts=3"]
+    island = "-m", "tests.faults.island", islands.url, str(islands.folder), name
+    path = islands.folder / f"{name}.out"
+    with path.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *words, *island, "-1", "2"],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                # Or learners that are started again may read addresses of the dead.
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            },
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(SECONDS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_torchrun_starts_an_island_again_when_a_learner_has_died(
+    tmp_path: Path,
+) -> None:
+    with world(tmp_path) as islands, torchrun(islands, "t") as process:
+        until(lambda: bool(islands.steps("t")), "the first step under torchrun")
+        islands.start_wide("a", of_torchrun())
+        until(lambda: islands.all_see("a a-1 t", 2), "both islands")
+        os.kill(learners_of(process.pid)[-1], signal.SIGKILL)
+        until(lambda: islands.all_see("a a-1", 1), "the closed ring")
+        goes_on(islands, "a a-1")
+        until(lambda: islands.all_see("a a-1 t", 2), "its return")
+        goes_on(islands, "a a-1 t")
+        assert process.poll() is None
+
+
+def learners_of(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in children.split()]

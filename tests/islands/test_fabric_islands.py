@@ -1,0 +1,87 @@
+"""Islands whose programs are loops of their own, on Fabric."""
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_adpsgd import HADPSGDFabricStrategy
+from tests.fabric_learners import Slope, launched, sgd, strategy_of
+from tests.faults.world import world
+from tests.helpers import PATIENCE_S, Outcome, forked
+
+ROW = torch.ones(1, 3, dtype=torch.float64)
+
+
+def train_until(
+    fabric: Any, model: Any, optimizer: Any, condition: Callable[[], bool]
+) -> None:
+    """Steps that change nothing, as the learning rate is 0."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        optimizer.zero_grad()
+        fabric.backward(model(ROW))
+        optimizer.step()
+        time.sleep(0.002)
+
+
+def test_an_island_of_fabric_joins_another_and_goes_on_from_there(
+    tmp_path: Path,
+) -> None:
+    context = multiprocessing.get_context("fork")
+    first_trains, both_have_met = context.Event(), context.Barrier(2)
+
+    def program(rank: int) -> Any:
+        if rank == 1:
+            assert first_trains.wait(PATIENCE_S)
+        fabric = launched(HADPSGDFabricStrategy(islands=url), 1)
+        strategy, module = strategy_of(fabric), Slope(start=1.0 + rank)
+        assert strategy.position is None
+        model, optimizer = fabric.setup(module, sgd(module, lr=0.0))
+        began, position = module.weight.detach().clone(), strategy.position
+        assert position is not None
+
+        def has_made_steps() -> bool:
+            now = strategy.position
+            return now is not None and now.steps >= position.steps + 5
+
+        def has_met() -> bool:
+            statistics = strategy.gossip_statistics()[0]
+            return statistics.members == 2 and statistics.exchanges > 2
+
+        train_until(fabric, model, optimizer, has_made_steps)
+        first_trains.set()
+        train_until(fabric, model, optimizer, has_met)
+        both_have_met.wait(PATIENCE_S)
+        (consensus,) = strategy.finish()
+        return began, position.steps, module.weight.detach(), consensus.members
+
+    with world(tmp_path) as islands:
+        url = islands.url
+        outcomes = forked(2, program)
+    assert [outcome.error for outcome in outcomes] == ["", ""]
+    first, second = (outcome.value for outcome in outcomes)
+    ones = torch.ones(3, dtype=torch.float64)
+    for began, _, weights, _ in (first, second):
+        assert torch.equal(began, ones)
+        torch.testing.assert_close(weights, ones)
+    assert first[1] == 0
+    assert second[1] >= 5
+    # Who ends first finds the other; who ends last may be alone by then.
+    assert {first[3], second[3]} <= {1, 2}
+    assert max(first[3], second[3]) == 2
+
+
+def test_islands_of_fabric_meet_over_one_module() -> None:
+    def program(rank: int) -> None:
+        fabric = launched(HADPSGDFabricStrategy(islands="tcp://127.0.0.1:1"), 1)
+        fabric.setup_module(Slope())
+        with pytest.raises(ValueError, match=r"one trained module .* got 2:"):
+            fabric.setup_module(Slope())
+
+    assert forked(1, program) == [Outcome(None, "", 0)]
