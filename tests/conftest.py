@@ -7,8 +7,18 @@ from types import ModuleType
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import HealthCheck, settings
 
 from tests.helpers import num_gpus
+
+# How long an example takes is the machine's affair; which ones are tried, the code's.
+settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("tests")
 
 
 def devices() -> list[str]:
