@@ -32,6 +32,8 @@ from lightning_adpsgd.rendezvous import Rendezvous, RendezvousAway
 _log = logging.getLogger(__name__)
 
 _NUM_WATCHED = 8
+# A silence lasts over so many looks at least.
+_LEAST_LOOKS = 4
 _TURNS_BETWEEN_READS = 10
 _TRIES = 100
 # In the place of the number of a member's last beat.
@@ -123,12 +125,17 @@ _PACE = Pace()
 class Watch:
     """For how long signs of life have stood still, by the observer's own clock.
 
+    Of the time between two looks no more counts than a quarter of what is too long: a
+    machine that stands still for a while wakes its observers and those whom they watch
+    in any order, and nobody is dead for having been asleep at the same time.
+
     Args:
         silence_s: How long is too long.
     """
 
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
+        self._looked_at = 0.0
         self._seen: dict[str, tuple[str, float]] = {}
 
     def look(self, beats: Mapping[str, str], now: float) -> list[str]:
@@ -141,11 +148,14 @@ class Watch:
         Returns:
             Those whose beat has stood still for too long while they were watched.
         """
+        passed_s = min(now - self._looked_at, self._silence_s / _LEAST_LOOKS)
+        self._looked_at, seen = now, self._seen
+        self._seen = {}
         for name, beat in beats.items():
-            if name not in self._seen or self._seen[name][0] != beat:
-                self._seen[name] = (beat, now)
-        self._seen = {name: self._seen[name] for name in beats}
-        return [n for n, (_, at) in self._seen.items() if now - at > self._silence_s]
+            before, silent_s = seen.get(name, ("", 0.0))
+            is_silent = name in seen and before == beat
+            self._seen[name] = (beat, silent_s + passed_s if is_silent else 0.0)
+        return [n for n, (_, s) in self._seen.items() if s > self._silence_s]
 
     def forget(self) -> None:
         """Begins anew: the observer itself has not looked for long."""

@@ -2,12 +2,23 @@
 
 import os
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import HealthCheck, settings
 
 from tests.helpers import num_gpus
+
+# How long an example takes is the machine's affair; which ones are tried, the code's.
+settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("tests")
 
 
 def devices() -> list[str]:
@@ -25,6 +36,38 @@ def engine_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     torch.set_default_device(device := torch.device(request.param))
     yield device
     torch.set_default_device(before)
+
+
+# By what a test's module starts processes, or connects islands over real sockets.
+STARTERS = {
+    "fork_map",
+    "forked",
+    "in_fresh_process",
+    "learners",
+    "multiprocessing",
+    "rendezvous",
+    "subprocess",
+    "victim",
+    "world",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes are run once more if they fail.
+
+    What the system does with several processes on a machine that has other work is not
+    in a test's hands: it stops one for seconds, or has no memory for another. The rest
+    is deterministic, and fails at once. The summary names who was run again.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and starts_processes(item.module):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def starts_processes(module: ModuleType) -> bool:
+    """By its name, or by what it imports."""
+    is_named = module.__name__.endswith(("_integration", "test_notebooks"))
+    return is_named or bool(STARTERS & vars(module).keys())
 
 
 # What Lightning tells the learners that it starts, by the environment.

@@ -358,11 +358,16 @@ def forked(
     for _, sender in pipes:
         sender.close()
     deadline = time.monotonic() + seconds
-    outcomes = [_collect(receiver, deadline) for receiver, _ in pipes]
-    return [
-        Outcome(value, error, _end(process, deadline))
-        for process, (value, error) in zip(processes, outcomes, strict=True)
-    ]
+    try:
+        outcomes = [_collect(receiver, deadline) for receiver, _ in pipes]
+        return [
+            Outcome(value, error, _end(process, deadline))
+            for process, (value, error) in zip(processes, outcomes, strict=True)
+        ]
+    finally:
+        # A test that is ended by its time limit leaves nobody behind.
+        for process in processes:
+            process.kill()
 
 
 def in_fresh_process(action: Callable[[str], Any], argument: str) -> Any:

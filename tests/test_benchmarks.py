@@ -276,27 +276,30 @@ def test_a_command_that_stays_is_killed_on_its_host() -> None:
 
 @NEEDS_HOSTS
 def test_a_shaped_link_is_as_fast_as_it_says() -> None:
-    """4 MB at 80 Mbit/s take 0.4 s, less the bucket's 256 kB."""
+    """4 MB at 80 Mbit/s take 0.4 s, less the bucket's 256 kB; the best of three."""
     program = (
         "import socket, sys, time\n"
         "host, size = sys.argv[1], 4_000_000\n"
         "if host == '0':\n"
         "    server = socket.create_server(('10.77.0.1', 5000))\n"
-        "    connection, _ = server.accept(); begin, got = time.time(), 0\n"
-        "    while got < size: got += len(connection.recv(1 << 20))\n"
-        "    print(time.time() - begin)\n"
+        "    for _ in range(3):\n"
+        "        connection, _ = server.accept(); begin, got = time.time(), 0\n"
+        "        while got < size: got += len(connection.recv(1 << 20))\n"
+        "        print(time.time() - begin)\n"
         "else:\n"
-        "    for _ in range(200):\n"
-        "        try: c = socket.create_connection(('10.77.0.1', 5000)); break\n"
-        "        except OSError: time.sleep(0.05)\n"
-        "    c.sendall(bytes(size))\n"
+        "    for _ in range(3):\n"
+        "        while True:\n"
+        "            try: c = socket.create_connection(('10.77.0.1', 5000)); break\n"
+        "            except OSError: time.sleep(0.05)\n"
+        "        c.sendall(bytes(size)); c.close()\n"
     )
     with hosts.emulated(2, "80mbit") as emulated:
         found = emulated.run(
             lambda host: [sys.executable, "-c", program, str(host)],
             timeout_s=PATIENCE_S,
         )
-    assert 0.33 < float(found[0].output) < 1.5
+    seconds = [float(line) for line in found[0].output.split()]
+    assert 0.33 < min(seconds) < 1.5
 
 
 def test_bounds_are_taken_from_the_rows_that_they_name() -> None:
@@ -354,7 +357,7 @@ def test_learners_are_killed_and_started_again(tmp_path: Path) -> None:
         life.leave(torch.tensor([float(life.number)]))
 
     first = mortal.Mortal(0, 2, 0, 0, tmp_path, 0.0)
-    outcome = mortal.run(program, first, 1.5, kill_every_s=0.5, absent_s=0.2)
+    outcome = mortal.run(program, first, 3.0, kill_every_s=1.0, absent_s=0.2)
     assert len(outcome.kills) == 2
     of_each = [sum(n == number for _, n in outcome.kills) for number in range(2)]
     assert [len(outcome.lives[number]) - 1 for number in range(2)] == of_each

@@ -215,17 +215,20 @@ LONG = 5 * SHORT_PART + 512  # three chunks of two parts each, the last one shor
 
 
 def flipped_ends(
-    number: int, place: float, bit: int, wire_dtype: torch.dtype | None = None
+    number: int,
+    place: float,
+    bit: int,
+    wire_dtype: torch.dtype | None = None,
+    timeout: timedelta = PATIENCE,
 ) -> list[End]:
     """Message 0 of an end is a word; 1, 2, 3 are chunks and 4 the last verdicts."""
     first, second = torch.ones(LONG), torch.full((LONG,), 1.0625)
     plain, other = ThreadTransport.connect(2)
     transports = [plain, Flipping(other, number, place, bit)]
-    short = timedelta(seconds=0.2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lightning_adpsgd.replica.PART_ELEMENTS", SHORT_PART)
         return two_ends(
-            first, second, 2 * SHORT_PART, wire_dtype, 1.0, transports, short
+            first, second, 2 * SHORT_PART, wire_dtype, 1.0, transports, timeout
         )
 
 
@@ -256,7 +259,8 @@ def test_a_part_that_arrives_damaged_is_left_out_at_both_ends(
 @pytest.mark.parametrize("number", [0, 1, 4])
 def test_a_word_or_a_seal_that_arrives_damaged_is_a_loss(number: int) -> None:
     """It cannot be said what it was about."""
-    ends = flipped_ends(number, 0.9999999, 3)
+    # The other end waits in vain.
+    ends = flipped_ends(number, 0.9999999, 3, timeout=timedelta(seconds=0.2))
     with pytest.raises(PeerLost, match=r"while exchanging: a message arrived damaged"):
         exchange(ends)
 

@@ -324,15 +324,27 @@ def _training(fabric: Fabric) -> tuple[list[float], int]:
     return module.weight.tolist(), len(engine_threads())
 
 
-def train_by_fork(name: str) -> tuple[list[float], int]:
-    """What `_training` returns, in learner 0 of two."""
-    return fabric_of(f"{name}_fork", 2).launch(_training)
+def train_by_fork(names: str) -> dict[str, tuple[list[float], int]]:
+    """What `_training` returns, in learner 0 of two, for each name."""
+    trained = {}
+    for name in names.split():
+        os.environ["MASTER_PORT"] = str(free_port())
+        trained[name] = fabric_of(f"{name}_fork", 2).launch(_training)
+    return trained
+
+
+@pytest.fixture(scope="module")
+def trained_by_fork() -> Any:
+    """By all names in one process, most of whose time are its imports."""
+    return in_fresh_process(train_by_fork, " ".join(NAMES))
 
 
 @pytest.mark.skipif(num_gpus() > 0, reason="CUDA forbids to fork")
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_trains_by_the_fork_launcher(name: str) -> None:
-    weight, num_threads = in_fresh_process(train_by_fork, name)
+def test_every_name_trains_by_the_fork_launcher(
+    name: str, trained_by_fork: Any
+) -> None:
+    weight, num_threads = trained_by_fork[name]
     final = torch.tensor(weight, dtype=torch.float64)
     torch.testing.assert_close(final, consensus_after(16, 2), atol=1e-12, rtol=0)
     assert num_threads == 0

@@ -663,17 +663,29 @@ def test_meetings_that_depend_on_local_values_are_named(tmp_path: Path) -> None:
 # --- the launchers
 
 
-def train_by_fork(name: str) -> tuple[list[float], list[str]]:
-    """The final weights, and the engine's threads that are left."""
-    module = Sampled()
-    trainer_of(f"{name}_fork", 2).fit(module)
-    return module.weight.tolist(), engine_threads()
+def train_by_fork(names: str) -> dict[str, tuple[list[float], list[str]]]:
+    """The final weights, and the engine's threads that are left, for each name."""
+    trained = {}
+    for name in names.split():
+        os.environ["MASTER_PORT"] = str(free_port())
+        module = Sampled()
+        trainer_of(f"{name}_fork", 2).fit(module)
+        trained[name] = module.weight.tolist(), engine_threads()
+    return trained
+
+
+@pytest.fixture(scope="module")
+def trained_by_fork() -> Any:
+    """By all names in one process, most of whose time are its imports."""
+    return in_fresh_process(train_by_fork, " ".join(NAMES))
 
 
 @pytest.mark.skipif(num_gpus() > 0, reason="CUDA forbids to fork")
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_trains_by_the_fork_launcher(name: str) -> None:
-    weights, threads = in_fresh_process(train_by_fork, name)
+def test_every_name_trains_by_the_fork_launcher(
+    name: str, trained_by_fork: Any
+) -> None:
+    weights, threads = trained_by_fork[name]
     final = torch.tensor(weights, dtype=torch.float64)
     torch.testing.assert_close(final, consensus_after(16, 2), atol=1e-12, rtol=0)
     assert threads == []

@@ -1,14 +1,16 @@
 """One island as a process: a small Trainer that writes down each step that it makes.
 
-    python -m tests.faults.island tcp://host:port folder name [steps [learners]]
+    python -m tests.faults.island URL FOLDER NAME [STEPS [LEARNERS [SILENCE]]]
 
 The folder gets `name.steps`, a line for each step: its time, the step and how many
 members there are; learner 1 of an island of several writes `name-1.steps`. A
 computation is a timed wait, so that it costs no core.
 """
 
+import functools
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd import HADPSGDStrategy, islands
+from lightning_adpsgd.edges import Edges
+from lightning_adpsgd.membership import Pace
+from tests.helpers import PATIENCE_S
 from tests.learners import Rows
 
 STEP_S = 0.02
@@ -63,11 +68,29 @@ class Diary(pl.Callback):
         print(*words, file=self._file, flush=True)
 
 
+def wait_for_others(silence_s: float) -> None:
+    """Nobody counts as dead that the machine lets stand still for less.
+
+    A goodbye is heard and a connection made all the same: who would be lost by them on
+    a machine that has other work to do would be told of as lost.
+    """
+    object.__setattr__(islands._PATIENCE, "pace", Pace(silence_s=silence_s))
+    islands._GOODBYE_S = islands._DRAIN_S = PATIENCE_S
+    patience = timedelta(seconds=silence_s)
+    islands.Edges = functools.partial(Edges, patience=patience)  # pyright: ignore
+
+
 def main(
-    url: str, folder: str, name: str, steps: str = "-1", learners: str = "1"
+    url: str,
+    folder: str,
+    name: str,
+    steps: str = "-1",
+    learners: str = "1",
+    silence_s: str = "60",
 ) -> None:
     place, max_steps = Path(folder), int(steps)
     torch.set_num_threads(1)
+    wait_for_others(float(silence_s))
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=int(learners),

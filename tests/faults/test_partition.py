@@ -51,7 +51,7 @@ def test_two_halves_train_on_and_come_together_again(
     tmp_path: Path, cable: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LIGHTNING_ADPSGD_UNPROTECTED", "1")
-    with world(tmp_path, HOSTS[WEST], WEST) as islands:
+    with world(tmp_path, HOSTS[WEST], WEST, silence_s=4.0) as islands:
         for name, host in (("a", WEST), ("b", WEST), ("c", EAST), ("d", EAST)):
             islands.start(name, namespace=host)
             until(lambda n=name: bool(islands.steps(n)), "the first step")

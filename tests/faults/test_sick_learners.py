@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from lightning_adpsgd.disagreement import NUM_FIRST, Disagreement
 from lightning_adpsgd.gossip import Gossip
 from lightning_adpsgd.sickness import SickLearner
 from tests.helpers import engines, random_rows, running, until
@@ -60,11 +61,29 @@ def progressed(gossips: list[Gossip], before: list[Any]) -> bool:
     return any(n.exchanges + n.refused > b.exchanges + b.refused for n, b in pairs)
 
 
-def used_to_each_other(vectors: list[Tensor], gossips: list[Gossip]) -> None:
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch) -> list[Disagreement]:
+    """What is usual on each lane of the engines that a test starts."""
+    made: list[Disagreement] = []
+
+    class Noted(Disagreement):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr("lightning_adpsgd.exchange.Disagreement", Noted)
+    return made
+
+
+def used_to_each_other(
+    vectors: list[Tensor], gossips: list[Gossip], lanes: list[Disagreement]
+) -> None:
     """Exchanges enough on each lane for what is usual to be known."""
+    num_lanes = 2 * len(gossips) * (len(gossips) - 1)
 
     def is_known() -> bool:
-        return all(e.statistics().exchanges > 60 * (len(gossips) - 1) for e in gossips)
+        enough = [lane for lane in list(lanes) if lane._num_seen > 2 * NUM_FIRST]
+        return len(enough) == num_lanes
 
     steps_until(vectors, gossips, is_known)
 
@@ -78,13 +97,15 @@ def refused(gossips: list[Gossip]) -> int:
 
 @pytest.mark.parametrize("wire_dtype", [None, torch.bfloat16, torch.int8])
 def test_an_exploded_learner_is_refused_counted_and_named(
-    wire_dtype: torch.dtype | None, caplog: pytest.LogCaptureFixture
+    wire_dtype: torch.dtype | None,
+    caplog: pytest.LogCaptureFixture,
+    lanes: list[Disagreement],
 ) -> None:
     vectors, gossips = engines(
         random_rows(3, length=40), "complete", wire_dtype=wire_dtype, max_reloads=None
     )
     with running(gossips), caplog.at_level(logging.WARNING):
-        used_to_each_other(vectors, gossips)
+        used_to_each_other(vectors, gossips, lanes)
         assert refused(gossips) == 0
         vectors[0].mul_(1e6)
         far = 3 if wire_dtype != torch.int8 else 1
@@ -97,7 +118,9 @@ def test_an_exploded_learner_is_refused_counted_and_named(
         assert vector.abs().max() < 100
     text = caplog.text
     assert "super-learner 1 leaves out what super-learner 0 sends" in text
-    assert text.count("super-learner 2 leaves out what super-learner 0 sends") == 1
+    # In int8 an exchange may leave out each block by itself, and count as merged.
+    told = text.count("super-learner 2 leaves out what super-learner 0 sends")
+    assert told == 1 or (told > 1 and wire_dtype == torch.int8)
 
 
 @pytest.mark.parametrize("wire_dtype", [None, torch.bfloat16])
@@ -118,10 +141,12 @@ def test_what_is_too_far_is_left_out_by_both_ends(
     assert second.equal(before[1])
 
 
-def test_an_exploded_learner_goes_on_from_a_peer_after_a_while() -> None:
+def test_an_exploded_learner_goes_on_from_a_peer_after_a_while(
+    lanes: list[Disagreement],
+) -> None:
     vectors, gossips = engines(random_rows(3, length=40), "complete")
     with running(gossips):
-        used_to_each_other(vectors, gossips)
+        used_to_each_other(vectors, gossips, lanes)
         vectors[0].mul_(1e6)
         steps_until(vectors, gossips, lambda: gossips[0].statistics().reloads > 0)
         assert vectors[0].abs().max() < 100
@@ -274,10 +299,15 @@ def test_a_learner_whose_data_are_all_ill_ends_with_its_name() -> None:
 
 
 class Network(pl.LightningModule):
-    """A small network from its own initialisation, one layer of which is zero."""
+    """A small network from its own initialisation, one layer of which is zero.
 
-    def __init__(self, rate: float) -> None:
+    Learners stay within ten steps of one another: who was stopped by the system for
+    hundreds of large steps would be far away.
+    """
+
+    def __init__(self, rate: float, steps: Tensor) -> None:
         super().__init__()
+        self.steps = steps
         torch.manual_seed(0)
         last = torch.nn.Linear(16, 1)
         torch.nn.init.zeros_(last.weight)
@@ -286,6 +316,9 @@ class Network(pl.LightningModule):
 
     @override
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.steps[self.global_rank] += 1
+        least = self.steps[self.global_rank] - 10
+        until(lambda: bool(self.steps.min() >= least), "those behind")
         goal = batch.prod(1, keepdim=True).tanh()
         return (self.layers(batch) - goal).square().mean()
 
@@ -296,10 +329,12 @@ class Network(pl.LightningModule):
 
 @pytest.mark.parametrize("rate", [1e-3, 0.1, 1.0])
 def test_no_healthy_learner_is_refused(rate: float) -> None:
+    steps = torch.zeros(3, dtype=torch.int64).share_memory_()
+
     def program(rank: int) -> Any:
         trainer = trainer_of(gossip("complete", max_staleness=2), 3, max_epochs=4)
         rows: Any = loader(300, rank, 3).dataset
-        trainer.fit(Network(rate), DataLoader(rows, 2, shuffle=True))
+        trainer.fit(Network(rate, steps), DataLoader(rows, 2, shuffle=True))
         strategy: Any = trainer.strategy
         return strategy.gossip_statistics()
 

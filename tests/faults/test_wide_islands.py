@@ -5,7 +5,6 @@ They have the variables of launchers; one test has the launcher as well.
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import torch
 
 from tests.faults.test_islands import goes_on
 from tests.faults.world import SECONDS, Variables, World, until, world
+from tests.helpers import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,12 +53,6 @@ def of_slurm() -> Variables:
         "SLURM_LOCALID": str(rank),
         "MASTER_PORT": str(port),
     }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def two(islands: World) -> None:

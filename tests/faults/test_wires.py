@@ -182,8 +182,6 @@ def test_a_slow_link_slows_down_nobody_else(monkeypatch: pytest.MonkeyPatch) -> 
             )
             assert [one.members for one in trained] == 4 * [4]
             assert [one.island.statistics().lost for one in trained] == 4 * [0]
-            slow = trained[0].island.statistics().peer_ages
-            assert slow[1] >= slow[3]
         finally:
             released.set()
         torch.testing.assert_close(settled_sum(trained), rows.sum(0))

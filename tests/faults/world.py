@@ -41,13 +41,19 @@ class World:
         folder: For diaries and outputs.
         host: Address of the rendezvous.
         namespace: Of the network in which it is; empty: that of this process.
+        silence_s: Without a sign of life after which an island counts as dead. The
+            default is longer than any process stalls that nobody has stopped.
     """
 
     def __init__(
-        self, folder: Path, host: str = "127.0.0.1", namespace: str = ""
+        self,
+        folder: Path,
+        host: str = "127.0.0.1",
+        namespace: str = "",
+        silence_s: float = 60.0,
     ) -> None:
         self._folder, self._host, self._port = folder, host, free_port()
-        self._namespace = namespace
+        self._namespace, self._silence_s = namespace, silence_s
         self._processes: dict[str, list[BaseProcess]] = {}
         self.start_rendezvous()
 
@@ -70,8 +76,7 @@ class World:
     def start(self, name: str, steps: int = -1, namespace: str = "") -> None:
         """Starts an island, which may take a while to join."""
         self._processes[name] = []
-        trains = _train, self.url, str(self._folder), name, str(steps)
-        self._start(name, name, namespace, {}, *trains)
+        self._start(name, name, namespace, {}, *self._trains(name, steps, 1))
 
     def start_wide(self, name: str, variables: Variables, size: int = 2) -> None:
         """Starts an island of several learners, with the variables of a launcher.
@@ -81,8 +86,7 @@ class World:
         self._processes[name] = []
         for rank in range(size):
             own = f"{name}-{rank}" if rank else name
-            trains = _train, self.url, str(self._folder), name, "-1", str(size)
-            self._start(name, own, "", variables(rank), *trains)
+            self._start(name, own, "", variables(rank), *self._trains(name, -1, size))
 
     def signal_one(self, name: str, number: signal.Signals) -> None:
         """Sends it to the last learner of an island alone."""
@@ -143,16 +147,19 @@ class World:
         process.start()
         self._processes[name].append(process)
 
+    def _trains(self, name: str, steps: int, size: int) -> tuple[Any, ...]:
+        numbers = str(steps), str(size), str(self._silence_s)
+        return _train, self.url, str(self._folder), name, *numbers
+
     def _listens(self) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex((self._host, self._port)) == 0
 
 
 @contextmanager
-def world(
-    folder: Path, host: str = "127.0.0.1", namespace: str = ""
-) -> Iterator[World]:
-    made = World(folder, host, namespace)
+def world(folder: Path, *arguments: Any, **options: Any) -> Iterator[World]:
+    """Islands as those of `World`, ended in the end."""
+    made = World(folder, *arguments, **options)
     try:
         yield made
     finally:

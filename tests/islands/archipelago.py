@@ -25,12 +25,11 @@ from lightning_adpsgd.mixing import Schedule
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.rendezvous import Place, serve
 from lightning_adpsgd.topology import find_topology
+from tests import helpers
 from tests.helpers import PATIENCE_S, free_port, until
 
 PACE = Pace(beat_s=0.05, silence_s=0.6)
-PATIENCE = Patience(
-    timedelta(seconds=20), timedelta(seconds=5), timedelta(seconds=10), PACE
-)
+PATIENCE = Patience(helpers.PATIENCE, helpers.PATIENCE, 2 * helpers.PATIENCE, PACE)
 
 
 class Server:
@@ -92,7 +91,7 @@ class Trained:
             [self.vector],
             server.place,
             Schedule(find_topology(topology), 1),
-            GossipOptions(**{"timeout": timedelta(seconds=20), **options}),
+            GossipOptions(**{"timeout": helpers.PATIENCE, **options}),
             f"weight:({len(weights)},):{weights.dtype}",
             Credentials(),
             node,

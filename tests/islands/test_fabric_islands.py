@@ -12,7 +12,7 @@ import torch
 from lightning_adpsgd import HADPSGDFabricStrategy
 from tests.fabric_learners import Slope, launched, sgd, strategy_of
 from tests.faults.world import world
-from tests.helpers import Outcome, forked
+from tests.helpers import PATIENCE_S, Outcome, forked
 
 ROW = torch.ones(1, 3, dtype=torch.float64)
 
@@ -21,7 +21,7 @@ def train_until(
     fabric: Any, model: Any, optimizer: Any, condition: Callable[[], bool]
 ) -> None:
     """Steps that change nothing, as the learning rate is 0."""
-    deadline = time.monotonic() + 50
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         optimizer.zero_grad()
@@ -38,7 +38,7 @@ def test_an_island_of_fabric_joins_another_and_goes_on_from_there(
 
     def program(rank: int) -> Any:
         if rank == 1:
-            assert first_trains.wait(50)
+            assert first_trains.wait(PATIENCE_S)
         fabric = launched(HADPSGDFabricStrategy(islands=url), 1)
         strategy, module = strategy_of(fabric), Slope(start=1.0 + rank)
         assert strategy.position is None
@@ -57,13 +57,13 @@ def test_an_island_of_fabric_joins_another_and_goes_on_from_there(
         train_until(fabric, model, optimizer, has_made_steps)
         first_trains.set()
         train_until(fabric, model, optimizer, has_met)
-        both_have_met.wait(50)
+        both_have_met.wait(PATIENCE_S)
         (consensus,) = strategy.finish()
         return began, position.steps, module.weight.detach(), consensus.members
 
     with world(tmp_path) as islands:
         url = islands.url
-        outcomes = forked(2, program, seconds=100)
+        outcomes = forked(2, program)
     assert [outcome.error for outcome in outcomes] == ["", ""]
     first, second = (outcome.value for outcome in outcomes)
     ones = torch.ones(3, dtype=torch.float64)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lightning_adpsgd.membership import Member, Membership, Pace, Roll, Watch
 from lightning_adpsgd.rendezvous import Place, Rendezvous, RendezvousAway
-from tests.helpers import until
+from tests.helpers import PATIENCE_S, until
 from tests.islands.archipelago import PACE, Server, fall_silent, rendezvous
 
 NAMES = st.text(max_size=5)
@@ -41,20 +41,35 @@ def test_the_members_after_a_number_go_round_in_a_circle() -> None:
     assert roll.after(5) == [6, 8, 1, 4]
 
 
+def first_told(watch: Watch, beats: dict[str, str], begin: float) -> float:
+    """When a watch that looks each half second first tells of somebody."""
+    looks = (begin + 0.5 * number for number in range(100))
+    return next(now for now in looks if watch.look(beats, now))
+
+
 def test_a_beat_that_stands_still_for_too_long_is_told() -> None:
     watch = Watch(silence_s=3.0)
     assert watch.look({"a": "1 0", "b": "1 0"}, now=100.0) == []
-    assert watch.look({"a": "2 0", "b": "1 0"}, now=103.0) == []
-    assert watch.look({"a": "2 0", "b": "1 0"}, now=103.1) == ["b"]
-    assert watch.look({"a": "2 0", "b": "2 0"}, now=106.1) == ["a"]
+    assert first_told(watch, {"a": "2 0", "b": "1 0"}, 100.5) == 103.5
+    assert watch.look({"a": "3 0", "b": "1 0"}, now=103.6) == ["b"]
+    assert watch.look({"a": "3 0", "b": "2 0"}, now=104.1) == []
 
 
 def test_an_observer_that_was_away_itself_begins_to_count_anew() -> None:
     watch = Watch(silence_s=3.0)
     watch.look({"a": "1 0"}, now=100.0)
     watch.forget()
+    assert first_told(watch, {"a": "1 0"}, 200.0) == 203.5
+
+
+def test_a_machine_that_stood_still_finds_nobody_dead() -> None:
+    """Whoever wakes first sees the beats of before, for a turn or two."""
+    watch = Watch(silence_s=3.0)
+    watch.look({"a": "1 0"}, now=100.0)
     assert watch.look({"a": "1 0"}, now=200.0) == []
-    assert watch.look({"a": "1 0"}, now=203.1) == ["a"]
+    assert watch.look({"a": "1 0"}, now=200.5) == []
+    assert watch.look({"a": "2 0"}, now=201.0) == []
+    assert first_told(watch, {"a": "2 0"}, 201.5) == 204.5
 
 
 def test_who_was_not_watched_meanwhile_is_not_called_silent() -> None:
@@ -179,7 +194,7 @@ def test_a_rendezvous_that_takes_requests_and_answers_none_is_away() -> None:
     # Its end is seen by the second connection, and ends what waited on the first.
     with pytest.raises(RendezvousAway, match="closed"):
         client.ask(lambda store: store.add("number", 1))
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     server.start()
     try:
@@ -211,7 +226,7 @@ def test_who_waits_on_a_line_that_is_cut_is_let_go() -> None:
             client.ask(lambda store: store.check(["key"]))
         thread = thread_of(client)
         client.close()
-        thread.join(20)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 
