@@ -91,6 +91,11 @@ class Ledger(NamedTuple):
         """Whether another one has asked and got nothing."""
         return any(other in self.resting for other in self.held if other != name)
 
+    def of_others(self, name: str) -> dict[str, Ranges]:
+        """What all others hold, or are remembered to have held."""
+        found = {**self.awaited, **self.held}
+        return {other: ranges for other, ranges in found.items() if other != name}
+
     def unfinished(self) -> Ranges:
         """All portions that are not known to be finished."""
         return union(self.left, *self.held.values(), *self.awaited.values())
@@ -140,10 +145,8 @@ class Ledger(NamedTuple):
 
     def begun_anew(self, name: str, life: str) -> "Ledger":
         """As a learner knows it, for a rendezvous that has none."""
-        others = {**self.held, **self.awaited}
-        others.pop(name, None)
         held = {name: self.held.get(name, ())}
-        return Ledger(life, self.terms, self.left, held, others)
+        return Ledger(life, self.terms, self.left, held, self.of_others(name))
 
     def joined(self, known: "Ledger", name: str, mine: Ranges) -> "Ledger":
         """With what a learner knows that has not seen this life of it.
@@ -164,9 +167,17 @@ class Ledger(NamedTuple):
         told = union(self.held.get(name, ()), self.awaited.get(name, ()))
         # A claim of which the learner never heard is not one that it has finished.
         unheard = common(without(told, mine), known.left)
-        others = {**known.held, **known.awaited, **self.awaited}
-        awaited = {n: r for n, r in others.items() if n not in {*self.held, name}}
-        left = union(common(self.left, union(known.left, mine)), unheard)
+        theirs = {n: r for n, r in known.of_others(name).items() if n in self.held}
+        # Who is in this life already knows best what it has, or has given back.
+        may_be_left = union(known.left, mine, *theirs.values())
+        left = union(common(self.left, may_be_left), unheard)
+        held_here = union(*self.held.values())
+        others = {**known.of_others(name), **self.awaited}
+        awaited = {
+            other: without(ranges, held_here)
+            for other, ranges in others.items()
+            if other not in {*self.held, name}
+        }
         held = {**self.held, name: common(told, mine)}
         return self._replace(left=left, held=held, awaited=awaited)
 
