@@ -8,10 +8,10 @@ what a dead island held may come back. So the training thread waits once in an e
 with one batch still in hand, for those who have not come as far. It waits for no dead
 one (the roll tells), for no rendezvous, and not for ever.
 
-Where the rendezvous cannot be reached, an island goes on alone: what it knows to be
-left is cut into as many stretches as there are islands on the roll, and it takes its
-own from the end backwards, while those who have the pool take from the beginning. Once
-it is back, each tells what it has done.
+Where the rendezvous cannot be reached, an island goes on alone: the epoch is cut into
+stretches, which belong to the islands on the roll in turn, and of what it knows to be
+left it takes its own from the end backwards, while those who have the pool take from
+the beginning. Once it is back, each tells what it has done.
 """
 
 import logging
@@ -35,7 +35,7 @@ from lightning_adpsgd.ledger import (
     numbers,
     union,
 )
-from lightning_adpsgd.portions import Ranges, count, split, without
+from lightning_adpsgd.portions import Ranges, count, without
 from lightning_adpsgd.rendezvous import Rendezvous, RendezvousAway
 from lightning_adpsgd.sampling import Pace
 
@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 
 _TRIES = 200
 _AHEAD = 2
+# Of an epoch for each island, where each goes on alone.
+_STRETCHES = 16
 # Portions left for each island, below which the end of the epoch is near.
 _NEAR = 8
 
@@ -158,7 +160,7 @@ class Account:
             num: Of those on the roll.
         """
         if self._share is None:
-            self._share = split(self.ledger.left, num)[place]
+            self._share = common(self.ledger.left, self._stretches(place, num))
         if not self._share:
             return None
         number = self._share[-1][1] - 1
@@ -168,6 +170,13 @@ class Account:
         self.ledger, self.is_fresh = self.ledger._replace(left=left), False
         self.out.append(number)
         return number
+
+    def _stretches(self, place: int, num: int) -> Ranges:
+        """A share of all portions; of whom each is does not depend on what is left."""
+        end = self.num_portions
+        length = max(1, -(-end // (_STRETCHES * num)))
+        begins = range(place * length, end, num * length)
+        return union(tuple((begin, min(begin + length, end)) for begin in begins))
 
     def close(self, leaves: bool) -> None:
         """What was not trained on goes back."""
