@@ -359,19 +359,22 @@ class IslandPool:
         with self._state:
             account.consults = waits
             self._ask()
-        try:
-            self._wait(
-                lambda: self._has_answer(account, waits, begin), self._times.slowest_s
-            )
-        finally:
-            account.consults = False
-        with self._state:
-            return self._answer(account, waits)
+            try:
+                self._wait(
+                    lambda: self._has_answer(account, waits, begin),
+                    self._times.slowest_s,
+                )
+                # Under the lock still, or what is ahead might be given back.
+                return self._answer(account, waits)
+            finally:
+                account.consults = False
 
     def remaining(self) -> Ranges:
         """Portions that are not finished, but for those that are handed out here."""
         with self._state:
-            return without(self._current.ledger.unfinished(), self._own_out())
+            account = self._current
+            others = account.ledger.of_others(self.name).values()
+            return union(account.ledger.left, *others, as_ranges(account.ahead))
 
     @property
     def num_claimed(self) -> int:
@@ -396,13 +399,10 @@ class IslandPool:
         assert self._account is not None
         return self._account
 
-    def _own_out(self) -> Ranges:
-        return as_ranges(self._current.out)
-
     def _close(self, leaves: bool) -> None:
         if self._account is not None:
             self._account.close(leaves)
-            # One that could not be reported until now is known to the ledger no more.
+            # One before it that is not reported yet will not be any more.
             self._closed = [self._account]
         self._account = None
 

@@ -96,10 +96,6 @@ class Ledger(NamedTuple):
         found = {**self.awaited, **self.held}
         return {other: ranges for other, ranges in found.items() if other != name}
 
-    def unfinished(self) -> Ranges:
-        """All portions that are not known to be finished."""
-        return union(self.left, *self.held.values(), *self.awaited.values())
-
     # --- what becomes of it
 
     def report(self, name: str, holds: Ranges, finished: Ranges) -> "Report":
