@@ -40,6 +40,7 @@ CORE = (
     "portions",
     "ledger",
     "sampling",
+    "holding",
     "agreement",
     "mixing",
     "circle",
