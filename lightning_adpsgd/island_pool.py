@@ -162,7 +162,7 @@ class IslandPool:
         """
         holding, begin = self._current, time.monotonic()
         with self._state:
-            holding.consults = waits
+            holding.consults, self._is_alone = waits, False
             self._ask()
             try:
                 self._wait(
@@ -226,8 +226,8 @@ class IslandPool:
         ledger = holding.ledger
         if holding.ahead or ledger.is_over:
             return True
-        if not waits and (not ledger.left or ledger.anybody_waits(self.name)):
-            return True
+        if not waits and (not ledger.left or self._last_turn > begin):
+            return True  # nothing is to be had, or it was left to others
         self._is_alone = bool(self.away) or self._hears_nothing(holding, begin)
         return self._is_alone
 
