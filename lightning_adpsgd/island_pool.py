@@ -18,35 +18,27 @@ import logging
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_adpsgd.following import Members
+from lightning_adpsgd.holding import Holding, Plan
 from lightning_adpsgd.ledger import (
     Ledger,
     OtherTerms,
     Terms,
     as_ranges,
-    common,
-    numbers,
     union,
 )
-from lightning_adpsgd.portions import Ranges, count, without
+from lightning_adpsgd.portions import Ranges
 from lightning_adpsgd.rendezvous import Rendezvous, RendezvousAway
 from lightning_adpsgd.sampling import Pace
 
 _log = logging.getLogger(__name__)
 
 _TRIES = 200
-_AHEAD = 2
-# Of an epoch for each island, where each goes on alone.
-_STRETCHES = 16
-# Portions left for each island, below which the end of the epoch is near.
-_NEAR = 8
 
 
 @dataclass(frozen=True)
@@ -73,193 +65,6 @@ class Times:
 
 
 _TIMES = Times()
-
-
-class Plan(NamedTuple):
-    """What a look at the ledger leads to.
-
-    Attributes:
-        ledger: That should be there.
-        claimed: What this island gets by it.
-        lost: Of what it had claimed ahead, what others have.
-        twice: What it trains on, or has, though others had it.
-        num_finished: So many of its finished portions are written down.
-    """
-
-    ledger: Ledger
-    claimed: list[int]
-    lost: Ranges
-    twice: Ranges
-    num_finished: int
-
-
-class Account:
-    """What this island has of one epoch; every use is under the lock of its pool.
-
-    Args:
-        number: Of the epoch.
-        ledger: As it begins, should nobody have another.
-        name: Of this island.
-        pace: Of its claims.
-        num_finished: How many of those handed out it has trained on to the end.
-
-    Attributes:
-        ledger: As last known.
-        num_portions: Of the epoch.
-        out: Claimed and handed out, in the order of training, not finished.
-        ahead: Claimed and not handed out.
-        is_fresh: Whether it may still take over any ledger that it finds.
-        consults: Whether the training thread waits for more.
-        has_ended: Whether it has been told that there is no more.
-        is_leaving: Whether this island ends altogether.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        ledger: Ledger,
-        name: str,
-        pace: Pace,
-        num_finished: Callable[[], int],
-    ) -> None:
-        self.number, self.ledger, self._name, self._pace = number, ledger, name, pace
-        self.num_portions = count(ledger.left)
-        self.out, self.ahead = deque[int](), deque[int]()
-        self.is_fresh, self.consults, self.has_ended = True, False, False
-        self.is_leaving = False
-        self._finished: list[int] = []
-        self._num_finished, self._num_noted = num_finished, 0
-        self._told_twice = set[int]()
-        self._share: Ranges | None = None
-        pace.start_epoch()
-
-    @property
-    def num_claimed(self) -> int:
-        """Portions that anybody has claimed, as far as is known."""
-        return self.num_portions - count(self.ledger.left)
-
-    @property
-    def is_near_its_end(self) -> bool:
-        """Whether what one takes alone may soon be taken by others."""
-        return count(self.ledger.left) <= _NEAR * max(1, len(self.ledger.held))
-
-    # --- the training thread's
-
-    def hand_out(self) -> int:
-        """The first of those that were claimed ahead."""
-        number = self.ahead.popleft()
-        self.out.append(number)
-        self._pace.note(self.num_claimed)
-        return number
-
-    def take_alone(self, place: int, num: int) -> int | None:
-        """The last that is left of the own share, where nobody can be asked.
-
-        Args:
-            place: Of this island among those on the roll.
-            num: Of those on the roll.
-        """
-        if self._share is None:
-            self._share = common(self.ledger.left, self._stretches(place, num))
-        if not self._share:
-            return None
-        number = self._share[-1][1] - 1
-        taken = ((number, number + 1),)
-        self._share = without(self._share, taken)
-        left = without(self.ledger.left, taken)
-        self.ledger, self.is_fresh = self.ledger._replace(left=left), False
-        self.out.append(number)
-        return number
-
-    def _stretches(self, place: int, num: int) -> Ranges:
-        """A share of all portions; of whom each is does not depend on what is left."""
-        end = self.num_portions
-        length = max(1, -(-end // (_STRETCHES * num)))
-        begins = range(place * length, end, num * length)
-        return union(tuple((begin, min(begin + length, end)) for begin in begins))
-
-    def close(self, leaves: bool) -> None:
-        """What was not trained on goes back."""
-        self._note_finished()
-        self._give_back(self.ahead)
-        self._give_back(self.out)
-        self.has_ended, self.is_leaving, self.consults = True, leaves, False
-
-    # --- the pool's thread's
-
-    def plan(self, found: Ledger, gone: set[str]) -> Plan:
-        """What should take the place of the ledger that was found.
-
-        Args:
-            found: In the rendezvous.
-            gone: Who has a part in it, and is not there any more.
-
-        Raises:
-            OtherTerms: It is of other samples.
-        """
-        name = self._name
-        self._note_finished()
-        if found.anybody_waits(name) and not self.consults:
-            self._give_back(self.ahead)
-        ahead, finished = as_ranges(self.ahead), as_ranges(self._finished)
-        holds = union(as_ranges(self.out), ahead)
-        if found.life != self.ledger.life and not self.is_fresh:
-            found = found.joined(self.ledger, name, union(holds, finished))
-        ledger, twice = found.report(name, holds, finished)
-        lost, claimed = common(ahead, twice), list[int]()
-        ledger = ledger.without_names(gone | ({name} if self.is_leaving else set()))
-        if ledger.is_settled and not self.has_ended:
-            ledger, claimed = ledger.claim(name, self._wanted(ledger, lost))
-        if not self.is_leaving:
-            rests = self.consults and not (claimed or without(ahead, lost))
-            ledger = ledger.rest(name, rests or self.has_ended)
-        twice = without(twice, ahead)
-        return Plan(ledger, claimed, lost, twice, len(self._finished))
-
-    def apply(self, plan: Plan) -> int:
-        """Takes note that a plan has been carried out.
-
-        Returns:
-            How many portions are found only now to be trained on twice.
-
-        Raises:
-            OtherTerms: It is of other samples.
-        """
-        if plan.ledger.terms != self.ledger.terms and not self.is_fresh:
-            raise OtherTerms("the answer came after the epoch had begun without it")
-        self.ledger, self.is_fresh, self._share = plan.ledger, False, None
-        lost = set(numbers(plan.lost))
-        self.ahead = deque(number for number in self.ahead if number not in lost)
-        self.ahead.extend(plan.claimed)
-        del self._finished[: plan.num_finished]
-        news = set(numbers(plan.twice)) - self._told_twice
-        self._told_twice |= news
-        return len(news)
-
-    def _note_finished(self) -> None:
-        while self._num_noted < self._num_finished() and self.out:
-            self._finished.append(self.out.popleft())
-            self._num_noted += 1
-
-    def _give_back(self, portions: deque[int]) -> None:
-        """As if they had never been claimed: the next report says so."""
-        back = as_ranges(portions)
-        held = {**self.ledger.held}
-        held[self._name] = without(held.get(self._name, ()), back)
-        left = union(self.ledger.left, back)
-        self.ledger = self.ledger._replace(left=left, held=held)
-        portions.clear()
-
-    def _wanted(self, ledger: Ledger, lost: Ranges) -> int:
-        num_ahead = len(self.ahead) - count(lost)
-        slow = self._pace.others_end_first(
-            self.num_portions, len(ledger.held), len(self.out) + num_ahead
-        )
-        # Whoever would be the last to leave the rest to others stays.
-        if slow and not ledger.others_rest(self._name):
-            return 0
-        needs = int(self.consults and not num_ahead)
-        return needs if ledger.anybody_waits(self._name) else _AHEAD - num_ahead
 
 
 class IslandPool:
@@ -289,8 +94,8 @@ class IslandPool:
         self._rendezvous, self._members, self._times = rendezvous, members, times
         self._raise_if_failed, self._pace = raise_if_failed, Pace()
         self._state = threading.Condition()
-        self._account: Account | None = None
-        self._closed: list[Account] = []
+        self._holding: Holding | None = None
+        self._closed: list[Holding] = []
         self._asked, self._ending = False, False
         self._is_alone, self._told_alone = False, False
         self._last_turn = 0.0
@@ -331,18 +136,18 @@ class IslandPool:
             The terms that all have.
         """
         ledger = Ledger(uuid.uuid4().hex, terms, _all(num_portions(terms)))
-        is_first = self._account is None
+        is_first = self._holding is None
         with self._state:
             self._close(leaves=False)
-            account = Account(number, ledger, self.name, self._pace, num_finished)
-            self._account = account
+            holding = Holding(number, ledger, self.name, self._pace, num_finished)
+            self._holding = holding
             self._ask()
         limit = self._times.start_s if is_first else self._times.end_s
-        self._wait(lambda: not account.is_fresh or (self.away and not is_first), limit)
+        self._wait(lambda: not holding.is_fresh or (self.away and not is_first), limit)
         with self._state:
-            account.is_fresh = False
-            agreed = account.ledger.terms
-        account.num_portions = num_portions(agreed)
+            holding.is_fresh = False
+            agreed = holding.ledger.terms
+        holding.num_portions = num_portions(agreed)
         return agreed
 
     def next(self, waits: bool) -> int | None:
@@ -355,26 +160,26 @@ class IslandPool:
         Returns:
             None at the end of the epoch, or, of those who do not wait, for now.
         """
-        account, begin = self._current, time.monotonic()
+        holding, begin = self._current, time.monotonic()
         with self._state:
-            account.consults = waits
+            holding.consults, self._is_alone = waits, False
             self._ask()
             try:
                 self._wait(
-                    lambda: self._has_answer(account, waits, begin),
+                    lambda: self._has_answer(holding, waits, begin),
                     self._times.slowest_s,
                 )
                 # Under the lock still, or what is ahead might be given back.
-                return self._answer(account, waits)
+                return self._answer(holding, waits)
             finally:
-                account.consults = False
+                holding.consults = False
 
     def remaining(self) -> Ranges:
         """Portions that are not finished, but for those that are handed out here."""
         with self._state:
-            account = self._current
-            others = account.ledger.of_others(self.name).values()
-            return union(account.ledger.left, *others, as_ranges(account.ahead))
+            holding = self._current
+            others = holding.ledger.of_others(self.name).values()
+            return union(holding.ledger.left, *others, as_ranges(holding.ahead))
 
     @property
     def num_claimed(self) -> int:
@@ -395,16 +200,16 @@ class IslandPool:
             self._thread.join(seconds)
 
     @property
-    def _current(self) -> Account:
-        assert self._account is not None
-        return self._account
+    def _current(self) -> Holding:
+        assert self._holding is not None
+        return self._holding
 
     def _close(self, leaves: bool) -> None:
-        if self._account is not None:
-            self._account.close(leaves)
+        if self._holding is not None:
+            self._holding.close(leaves)
             # One before it that is not reported yet will not be any more.
-            self._closed = [self._account]
-        self._account = None
+            self._closed = [self._holding]
+        self._holding = None
 
     def _ask(self) -> None:
         self._asked = True
@@ -417,30 +222,30 @@ class IslandPool:
                 self._state.wait(self._times.wait_s)
                 self._raise_if_failed()
 
-    def _has_answer(self, account: Account, waits: bool, begin: float) -> bool:
-        ledger = account.ledger
-        if account.ahead or ledger.is_over:
+    def _has_answer(self, holding: Holding, waits: bool, begin: float) -> bool:
+        ledger = holding.ledger
+        if holding.ahead or ledger.is_over:
             return True
-        if not waits and (not ledger.left or ledger.anybody_waits(self.name)):
-            return True
-        self._is_alone = bool(self.away) or self._hears_nothing(account, begin)
+        if not waits and (not ledger.left or self._last_turn > begin):
+            return True  # nothing is to be had, or it was left to others
+        self._is_alone = bool(self.away) or self._hears_nothing(holding, begin)
         return self._is_alone
 
-    def _hears_nothing(self, account: Account, begin: float) -> bool:
+    def _hears_nothing(self, holding: Holding, begin: float) -> bool:
         silent_s = time.monotonic() - max(begin, self._last_turn)
-        near, times = account.is_near_its_end, self._times
+        near, times = holding.is_near_its_end, self._times
         return silent_s > (times.end_s if near else times.answer_s)
 
-    def _answer(self, account: Account, waits: bool) -> int | None:
+    def _answer(self, holding: Holding, waits: bool) -> int | None:
         number: int | None = None
-        if account.ahead:
-            number = account.hand_out()
+        if holding.ahead:
+            number = holding.hand_out()
         elif self._is_alone:
             self._say_it_is_alone()
-            number = account.take_alone(*self._place())
-        elif waits and not account.ledger.is_over:
-            self._say_who_did_not_come(account)
-        account.has_ended = waits and number is None
+            number = holding.take_alone(*self._place())
+        elif waits and not holding.ledger.is_over:
+            self._say_who_did_not_come(holding)
+        holding.has_ended = waits and number is None
         self._ask()
         return number
 
@@ -458,13 +263,13 @@ class IslandPool:
             )
         self._told_alone = True
 
-    def _say_who_did_not_come(self, account: Account) -> None:
-        ledger = account.ledger
+    def _say_who_did_not_come(self, holding: Holding) -> None:
+        ledger = holding.ledger
         late = [name for name in ledger.held if name not in ledger.resting]
         _log.warning(
             "epoch %d ends here without super-learners %s, which hold batches of it "
             "and have not come to its end for %g s",
-            account.number,
+            holding.number,
             late,
             self._times.slowest_s,
         )
@@ -485,7 +290,7 @@ class IslandPool:
 
     def _pause(self) -> float:
         """Until the next look, if nobody asks for one."""
-        waits = self._account is not None and self._account.consults
+        waits = self._holding is not None and self._holding.consults
         return self._times.wait_s if waits else self._times.look_s
 
     def _take_turn(self) -> None:
@@ -500,22 +305,22 @@ class IslandPool:
         if not self._members.is_in and not self._ending:
             return
         pool = PrefixStore("pool", store)
-        for account in self._closed:
-            self._update(pool, account)
+        for holding in self._closed:
+            self._update(pool, holding)
             with self._state:
-                self._closed = [one for one in self._closed if one is not account]
-            pool.delete_key(str(account.number - 2))
-        if (account := self._account) is not None:
-            self._update(pool, account)
-            self._note_presence(account)
+                self._closed = [one for one in self._closed if one is not holding]
+            pool.delete_key(str(holding.number - 2))
+        if (holding := self._holding) is not None:
+            self._update(pool, holding)
+            self._note_presence(holding)
 
-    def _update(self, store: Store, account: Account) -> None:
-        key = str(account.number)
-        text = self._stored(store, key, account)
+    def _update(self, store: Store, holding: Holding) -> None:
+        key = str(holding.number)
+        text = self._stored(store, key, holding)
         for _ in range(_TRIES):
             found = _parsed(text)
             with self._state:
-                plan = account.plan(found, self._gone(found))
+                plan = holding.plan(found, self._gone(found))
             wanted = plan.ledger.to_json()
             if wanted != text:
                 stored = store.compare_set(key, text, wanted).decode()
@@ -524,30 +329,30 @@ class IslandPool:
                 if stored != wanted:
                     text = stored
                     continue
-            self._applied(account, plan)
+            self._applied(holding, plan)
             return
         raise RendezvousAway(f"the pool changed under {_TRIES} changes of ours")
 
-    def _stored(self, store: Store, key: str, account: Account) -> str:
-        if account.number in self._written:
+    def _stored(self, store: Store, key: str, holding: Holding) -> str:
+        if holding.number in self._written:
             # This one has a time limit of its own, also where the link is cut.
             return store.multi_get([key])[0].decode()
         with self._state:
-            known = account.ledger.begun_anew(self.name, uuid.uuid4().hex)
+            known = holding.ledger.begun_anew(self.name, uuid.uuid4().hex)
         text = store.compare_set(key, "", known.to_json()).decode()
-        self._written.add(account.number)
+        self._written.add(holding.number)
         return text
 
-    def _applied(self, account: Account, plan: Plan) -> None:
+    def _applied(self, holding: Holding, plan: Plan) -> None:
         with self._state:
-            num_twice = account.apply(plan)
+            num_twice = holding.apply(plan)
             self.num_twice += num_twice
             self._state.notify_all()
         if num_twice:
             _log.warning(
                 "%d batches of epoch %d were trained on by another super-learner too",
                 num_twice,
-                account.number,
+                holding.number,
             )
 
     def _gone(self, ledger: Ledger) -> set[str]:
@@ -569,9 +374,9 @@ class IslandPool:
             # Nobody is in a hurry to hear the same once more.
             self._state.wait_for(lambda: self._ending, self._times.look_s)
 
-    def _note_presence(self, account: Account) -> None:
+    def _note_presence(self, holding: Holding) -> None:
         with self._state:
-            if account.ledger.is_settled:
+            if holding.ledger.is_settled:
                 self._last_turn, self.away = time.monotonic(), ""
                 told, self._told_alone = self._told_alone, False
                 self._state.notify_all()

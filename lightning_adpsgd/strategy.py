@@ -135,8 +135,9 @@ class HADPSGDStrategy(DDPStrategy):
         timeout: For how long a peer may say nothing before it counts as lost, and of
             every collective; by default 5 minutes, and 30 for those of Lightning.
         work_sharing: In "async", whether an epoch is a pool from which every learner
-            takes batches as fast as it can, each sample once; otherwise all learners
-            get equal shares.
+            takes batches as fast as it can, each sample once, with `islands` over all
+            islands; otherwise all learners get equal shares, and each island draws on
+            its own.
         islands: Where islands find one another, ``tcp://host:port`` or
             ``tcp://host:port/job``: this job is then one super-learner, which others
             join and leave as they come and go (docs/islands.md). By default what the

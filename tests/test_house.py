@@ -42,6 +42,7 @@ CORE = (
     "portions",
     "ledger",
     "sampling",
+    "holding",
     "agreement",
     "mixing",
     "circle",

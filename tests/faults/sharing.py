@@ -91,7 +91,12 @@ def share(
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=num_learners,
-        strategy=HADPSGDStrategy(islands=url, work_sharing=True, start_method="fork"),
+        strategy=HADPSGDStrategy(
+            islands=url,
+            work_sharing=True,
+            # One alone is this process itself, at which a test aims its signals.
+            start_method="popen" if num_learners == 1 else "fork",
+        ),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_adpsgd.island_pool import Account
+from lightning_adpsgd.holding import Holding
 from lightning_adpsgd.ledger import (
     Ledger,
     OtherTerms,
@@ -69,43 +69,43 @@ class Sailor:
         self.trained: list[int] = []
         self.has_ended, self._in_hand = False, list[int]()
         ledger = Ledger(f"alone {name}", TERMS, ((0, sea.num_portions),))
-        self.account = Account(0, ledger, name, Pace(), lambda: len(self.trained))
+        self.holding = Holding(0, ledger, name, Pace(), lambda: len(self.trained))
 
     def look(self) -> None:
         """One turn of the thread of its pool."""
         key_is_gone = self._sea.text == ""
         if key_is_gone:
-            begun = self.account.ledger.begun_anew(self.name, self._sea.new_life())
+            begun = self.holding.ledger.begun_anew(self.name, self._sea.new_life())
             self._sea.text = begun.to_json()
         found = Ledger.from_json(self._sea.text)
-        plan = self.account.plan(found, found.names - set(self._sea.live))
+        plan = self.holding.plan(found, found.names - set(self._sea.live))
         self._sea.text = plan.ledger.to_json()
-        self._sea.num_twice += self.account.apply(plan)
+        self._sea.num_twice += self.holding.apply(plan)
 
     def ask(self) -> None:
         """What the training thread does at a batch; one more is in hand already."""
         if self.has_ended:
             return self._train()
-        self.account.consults = True
-        if not self.account.ahead:
+        self.holding.consults = True
+        if not self.holding.ahead:
             self.look()
-        if self.account.ahead:
-            self._in_hand.append(self.account.hand_out())
-        elif self.account.ledger.is_over:
-            self.has_ended = self.account.has_ended = True
-        self.account.consults = bool(not self.account.ahead and not self.has_ended)
+        if self.holding.ahead:
+            self._in_hand.append(self.holding.hand_out())
+        elif self.holding.ledger.is_over:
+            self.has_ended = self.holding.has_ended = True
+        self.holding.consults = bool(not self.holding.ahead and not self.has_ended)
         if len(self._in_hand) > 1 or self.has_ended:
             self._train()
         return None
 
     def ask_alone(self) -> None:
         """The same where the rendezvous cannot be reached."""
-        if not self.has_ended and not self.account.ahead:
+        if not self.has_ended and not self.holding.ahead:
             live = sorted(self._sea.live)
-            number = self.account.take_alone(live.index(self.name), len(live))
+            number = self.holding.take_alone(live.index(self.name), len(live))
             self._in_hand += [] if number is None else [number]
         elif not self.has_ended:
-            self._in_hand.append(self.account.hand_out())
+            self._in_hand.append(self.holding.hand_out())
         if len(self._in_hand) > 1:
             self._train()
 
