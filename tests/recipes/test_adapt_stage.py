@@ -35,7 +35,7 @@ from lightning_adpsgd.asr.segments import find_segments
 from lightning_adpsgd.asr.states import read_topology
 from lightning_adpsgd.asr.store import FrameStore, FrameWriter
 from lightning_adpsgd.asr.streams import RowStore, Streams
-from recipes.switchboard import realign_stage
+from recipes.switchboard import rates, realign_stage, resources
 from recipes.switchboard.adapt_stage import adapt
 from recipes.switchboard.decode_stages import (
     adapted_baseline,
@@ -335,6 +335,31 @@ def _check_found_again(settings: Settings, folder: Path, split: str) -> None:
             torch.testing.assert_close(
                 ivectors, expected.ivector.float(), atol=1e-3, rtol=1e-3
             )
+
+
+def test_rates_are_measured_on_a_finished_run(settings, monkeypatch, tmp_path):
+    smaller = {
+        "GAUSSIANS": 8,
+        "IVECTOR": 5,
+        "STATES": 12,
+        "INPUTS": 165,
+        "_NETWORK_FRAMES": 10,
+    }
+    for name, size in smaller.items():
+        monkeypatch.setattr(rates, name, size)
+    kept = tmp_path / "resources.json"
+    shutil.copy(resources.INPUTS, kept)
+    before = json.loads(kept.read_text())["costs"]
+    monkeypatch.setattr(resources, "INPUTS", kept)
+    monkeypatch.setattr(resources, "_as_the_papers", lambda _: settings)
+    assert resources.main(["--rates", str(settings.out), "--machine", "a test"]) == 0
+    told = json.loads(kept.read_text())
+    assert told["from"].endswith("; a test")
+    assert told["costs"].keys() == before.keys()
+    changed = {name for name in before if told["costs"][name] != before[name]}
+    parts = [name for name in before if ": " in name]
+    assert changed == {*parts} - {resources.STATISTICS, resources.LEAVES_GROWN}
+    assert all(told["costs"][name][1] > 0 for name in changed)
 
 
 def test_streams_of_ones_own_do_not_go_with_a_graph_of_kaldi(settings, tmp_path):
