@@ -37,7 +37,8 @@ MILLION = 1_000_000
 MELS, CHUNK, BATCH, UTTERANCE = 40, 21, 256, 311
 BATCHES = 100  # in a turn
 FLOPS_PER_FRAME = 6 * 43_154_944
-V100_SHARE = 16 * 711e6 / (192 * 3600) * FLOPS_PER_FRAME / 15.7e12
+V100 = 16 * 711e6 / (192 * 3600)  # frames a second
+V100_SHARE = V100 * FLOPS_PER_FRAME / 15.7e12
 CONSUMED = V100_SHARE * 989e12 / FLOPS_PER_FRAME
 TIMES = 20
 
@@ -74,6 +75,7 @@ def measure(quick: bool = False) -> Report:
         notes=[
             f"An H200 is projected to consume {CONSUMED / MILLION:.2f} million frames "
             f"a second: {V100_SHARE:.0%} of 989 Tflop/s, as one V100 of its peak.",
+            f"A V100 of the papers consumed {V100 / MILLION:.4f} million.",
             "own: memory of the process itself, after a pass over batches; mapped: "
             "pages of files that it has looked at.",
         ],

@@ -15,7 +15,7 @@ import torch
 from lightning_adpsgd.asr.adaptation import Adapter, silent_states
 from lightning_adpsgd.asr.cepstra import cepstra
 from lightning_adpsgd.asr.corpus import Utterance, write_utterances
-from lightning_adpsgd.asr.decoding import Decoder
+from lightning_adpsgd.asr.decoding import Decoder, SearchOptions
 from lightning_adpsgd.asr.features import log_mel, normalise_side
 from lightning_adpsgd.asr.gmm import GaussianMixtures
 from lightning_adpsgd.asr.lexicon import (
@@ -24,12 +24,18 @@ from lightning_adpsgd.asr.lexicon import (
     read_lexicon,
     write_lexicon,
 )
-from lightning_adpsgd.asr.recogniser import Recogniser
+from lightning_adpsgd.asr.model import AcousticModel
+from lightning_adpsgd.asr.recogniser import (
+    KaldiStates,
+    Parts,
+    Recogniser,
+    write_files,
+)
 from lightning_adpsgd.asr.segments import find_segments
 from lightning_adpsgd.asr.states import read_topology
 from lightning_adpsgd.asr.store import FrameStore, FrameWriter
 from lightning_adpsgd.asr.streams import RowStore, Streams
-from recipes.switchboard import realign_stage
+from recipes.switchboard import rates, realign_stage, resources
 from recipes.switchboard.adapt_stage import adapt
 from recipes.switchboard.decode_stages import (
     adapted_baseline,
@@ -329,6 +335,48 @@ def _check_found_again(settings: Settings, folder: Path, split: str) -> None:
             torch.testing.assert_close(
                 ivectors, expected.ivector.float(), atol=1e-3, rtol=1e-3
             )
+
+
+def test_rates_are_measured_on_a_finished_run(settings, monkeypatch, tmp_path):
+    smaller = {
+        "GAUSSIANS": 8,
+        "IVECTOR": 5,
+        "STATES": 12,
+        "INPUTS": 165,
+        "_NETWORK_FRAMES": 10,
+    }
+    for name, size in smaller.items():
+        monkeypatch.setattr(rates, name, size)
+    kept = tmp_path / "resources.json"
+    shutil.copy(resources.INPUTS, kept)
+    before = json.loads(kept.read_text())["costs"]
+    monkeypatch.setattr(resources, "INPUTS", kept)
+    monkeypatch.setattr(resources, "_as_the_papers", lambda _: settings)
+    assert resources.main(["--rates", str(settings.out), "--machine", "a test"]) == 0
+    told = json.loads(kept.read_text())
+    assert told["from"].endswith("; a test")
+    assert told["costs"].keys() == before.keys()
+    changed = {name for name in before if told["costs"][name] != before[name]}
+    parts = [name for name in before if ": " in name]
+    assert changed == {*parts} - {resources.STATISTICS, resources.LEAVES_GROWN}
+    assert all(told["costs"][name][1] > 0 for name in changed)
+
+
+def test_streams_of_ones_own_do_not_go_with_a_graph_of_kaldi(settings, tmp_path):
+    model = AcousticModel(
+        4, input_size=164, num_layers=1, hidden_size=4, bottleneck_size=4
+    )
+    parts = Parts(
+        model=model,
+        num_mels=40,
+        acoustic_scale=0.3,
+        search=SearchOptions(),
+        states=KaldiStates(transitions=tmp_path / "transitions.npz", graph=tmp_path),
+        graph=tmp_path,
+        adaptation=adaptation_of(settings),
+    )
+    with pytest.raises(ValueError, match="must be None with a graph of Kaldi"):
+        write_files(parts, tmp_path)
 
 
 def test_a_call_gets_the_streams_that_the_stage_would_write(settings, tmp_path):

@@ -311,6 +311,11 @@ def test_settings_choose_the_stages(settings, tmp_path):
     assert wanted["baseline"] == (True, False)
     assert wanted["kaldi"] == (False, True)
     assert wanted["graph"] == (True, True)
+    assert wanted["export"] == (True, True)
+    [exporting] = [stage for stage in STAGES if stage.name == "export"]
+    assert exporting.wanted(override(plain, "adapt.streams=both"))
+    taken = override(settings, "kaldi.fmllr=feats.scp")
+    assert not exporting.wanted(override(taken, "adapt.streams=fmllr"))
     chosen = override(plain, "kaldi.experiment=exp/tri4_ali")
     chosen = override(chosen, "kaldi.more_alignments=a,b")
     assert chosen.kaldi.more_alignments == (Path("a"), Path("b"))
