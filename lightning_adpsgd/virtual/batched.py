@@ -38,6 +38,7 @@ class Turn(NamedTuple):
     gradient: tuple[dict[nn.Parameter, Tensor], Tensor] | None = None
 
 
+_Named = dict[str, Tensor]
 _PREFIX = "module."
 
 
@@ -105,13 +106,14 @@ class BatchedGradients:
         gradients, losses = self._mean(turns)
         return {self._parameters[n]: g for n, g in gradients.items()}, losses
 
-    def _weights(self, rows: Sequence[int]) -> list[dict[str, Tensor]]:
+    def _weights(self, rows: Sequence[int]) -> tuple[_Named, _Named]:
         """Of some rows, those that are trained and the others."""
         matrices = self._chosen(rows)
-        return [
+        trained, fixed = (
             {_PREFIX + place.name: stacked(place, matrices) for place in places}
             for places in (self._trained, self._fixed)
-        ]
+        )
+        return trained, fixed
 
     def _chosen(self, rows: Sequence[int]) -> list[Tensor]:
         """The matrices themselves if these are all of their rows, else copies."""
@@ -124,12 +126,11 @@ class BatchedGradients:
         pairs = zip(self._matrices, self._room, strict=True)
         return [torch.index_select(m, 0, where, out=r[: len(rows)]) for m, r in pairs]
 
-    def _of(
-        self, weights: list[dict[str, Tensor]], batch: Any
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def _of(self, weights: tuple[_Named, _Named], batch: Any) -> tuple[_Named, Tensor]:
         leaves, structure = batch
+        trained, fixed = weights
         try:
-            return self._gradients(*weights, tree_unflatten(leaves, structure))
+            return self._gradients(trained, fixed, tree_unflatten(leaves, structure))
         except RuntimeError as error:
             raise ValueError(
                 f"`vectorize` must be False for this module: {error}"

@@ -34,9 +34,10 @@ def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
         [
             "Each at its own best learning rate:",
             loss_table(sweep, sweep.bests),
-            limit_table(sweep),
+            limit_table(sweep, sweep.bests),
             "At the papers' rule, rates in proportion to batches from the baseline's:",
             loss_table(sweep, sweep.at_rule),
+            limit_table(sweep, sweep.at_rule),
         ]
     )
     parts = [
@@ -78,32 +79,38 @@ def loss_table(sweep: Sweep, cells: Mapping[Cell, Best]) -> str:
     return _table(["loss", *(f"batch {batch}" for batch in batches)], rows)
 
 
-def limit_table(sweep: Sweep) -> str:
-    """Limits and their ratios to SSGD's, as Markdown."""
+def limit_table(sweep: Sweep, cells: Mapping[Cell, Best]) -> str:
+    """Limits and their ratios to SSGD's, as Markdown.
+
+    Args:
+        sweep: Says which algorithms and margins.
+        cells: Each at a learning rate; the baseline's cell among them.
+    """
     margins = sweep.settings.margins
     heads = [f"{what}, {m:.0%}" for m in margins for what in ("limit", "ratio")]
     rows = [
-        [name, *(cell for m in margins for cell in _limit(sweep, name, m))]
+        [name, *(text for m in margins for text in _limit(sweep, cells, name, m))]
         for name in sweep.settings.algorithms
     ]
     return _table(["largest batch within", *heads], rows)
 
 
-def _limit(sweep: Sweep, algorithm: str, margin: float) -> tuple[str, str]:
-    bests, baseline = sweep.bests, sweep.baseline
-    seeds = range(sweep.settings.seeds)
-    found = limits(bests, baseline, margin, seeds)
+def _limit(
+    sweep: Sweep, cells: Mapping[Cell, Best], algorithm: str, margin: float
+) -> tuple[str, str]:
+    baseline, seeds = sweep.baseline, range(sweep.settings.seeds)
+    found = limits(cells, baseline, margin, seeds)
     if algorithm not in found:
         return "", ""
     if algorithm == BASELINE:
         return _bound(found[algorithm]), "1"
     if not found[algorithm].batch or not found[BASELINE].batch:
-        smallest = min(cell.batch for cell in bests if cell.algorithm == algorithm)
+        smallest = min(cell.batch for cell in cells if cell.algorithm == algorithm)
         return f"< {smallest}", ""
     bound = _bound(found[algorithm])
     if found[algorithm].open and found[BASELINE].open:
         return bound, ""
-    interval = ratio(bests, baseline, margin, algorithm)
+    interval = ratio(cells, baseline, margin, algorithm)
     sign = ">= " * found[algorithm].open + "<= " * found[BASELINE].open
     return (
         bound,

@@ -4,11 +4,14 @@ import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from lightning_adpsgd import VirtualCluster
 from recipes.batch_size.__main__ import main
+from recipes.batch_size.effective_rate import effective_share
 from recipes.batch_size.limits import Limit, limit, limits, ratio
 from recipes.batch_size.outcomes import (
     Outcome,
@@ -311,3 +314,33 @@ def test_a_folder_without_speech_is_named(
     data = tmp_path / "nothing"
     assert main(["--data", str(data), "--out", str(tmp_path / "out")]) == 1
     assert f"{data}/exp/features is not finished" in capsys.readouterr().err
+
+
+def test_of_equal_weights_the_whole_learning_rate_is_effective() -> None:
+    workload = classifier(num_train=64, num_held_out=32)
+    run = Run(Cell("sdpsgd", 16), step=0, seed=0)
+    cluster = make_cluster(run, workload, QUICK)
+    cluster.fleet.consensus()
+    assert effective_share(cluster, workload) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(("power", "expected"), [(2, 1.0), (3, 5.0)])
+def test_the_effective_rate_compares_gradients_with_that_of_the_mean(
+    power: int, expected: float
+) -> None:
+    # Weights 3 and -1. Of w^2 / 2: the mean of 3 and -1, which is the gradient at 1. Of
+    # w^3 / 3: (9 + 1) / 2 against 1.
+    module = torch.nn.Linear(1, 1, bias=False)
+
+    def loss(module: Any, batch: Any) -> torch.Tensor:
+        return module.weight.pow(power).sum() / power
+
+    samples = (torch.zeros(2, 1), torch.zeros(2))
+    workload = Workload("bowl", samples, samples, lambda: module, loss, 2)
+    cluster = VirtualCluster(
+        module, 2, loss=loss, optimizer=lambda p: torch.optim.SGD(p, 0.1)
+    )
+    for row, value in zip(cluster.weights()[0], (3.0, -1.0), strict=True):
+        row[0] = value
+    cluster.fleet.consensus()
+    assert effective_share(cluster, workload) == pytest.approx(expected)
