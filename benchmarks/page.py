@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks import plots
 from benchmarks.results import RESULTS
+from lightning_adpsgd.files import written_whole
 
 File = Mapping[str, Any]
 _HEAD = """# Results of the benchmarks
@@ -25,9 +26,8 @@ def write(folder: Path = RESULTS) -> Path:
     folder.mkdir(exist_ok=True)
     files = [json.loads(p.read_text("utf-8")) for p in sorted(folder.glob("*.json"))]
     page = folder / "README.md"
-    unfinished = page.with_suffix(".partial")
-    unfinished.write_text(render(files, folder), encoding="utf-8")
-    unfinished.replace(page)
+    with written_whole(page) as file:
+        file.write(render(files, folder))
     return page
 
 

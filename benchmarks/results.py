@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import Spread
+from lightning_adpsgd.files import written_whole
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -98,11 +99,9 @@ def write(
     """Writes `results/<name>.json`, whole or not at all, and returns its path."""
     found = report.as_dict() if isinstance(report, Report) else dict(report)
     content = {"benchmark": name, **circumstances(command, seconds), **found}
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    unfinished = path.with_suffix(f".{os.getpid()}.partial")
-    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    with written_whole(path) as file:
+        file.write(json.dumps(content, indent=1) + "\n")
     return path
 
 

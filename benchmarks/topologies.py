@@ -11,8 +11,8 @@ units of one step's noise.
     python -m benchmarks.topologies --draw    also draws docs/images/topologies.svg
 """
 
+import argparse
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -253,11 +253,14 @@ def _draw_panel(ax: Any, title: str, by_name: dict[str, dict[str, Spread]]) -> N
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.topologies")
+    parser.add_argument("--draw", action="store_true", help=f"also write {IMAGE.name}")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = measure()
     for sizes in (SIZES, ODD_SIZES):
         print("\n".join(arithmetic_tables(sizes) + measured_tables(found, sizes)))
-    if "--draw" in sys.argv[1:]:
+    if arguments.draw:
         draw(found)
 
 

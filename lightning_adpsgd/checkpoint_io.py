@@ -17,7 +17,7 @@ from lightning_adpsgd.checkpoint_files import (
     read_checkpoint,
     write_checkpoint,
 )
-from lightning_adpsgd.files import kept_on_disk
+from lightning_adpsgd.files import bytes_written_whole
 
 
 @final
@@ -52,7 +52,7 @@ class WholeCheckpointIO(CheckpointIO):
         system, place = url_to_fs(str(path))
         try:
             if isinstance(system, LocalFileSystem):
-                with kept_on_disk(Path(place)) as file:
+                with bytes_written_whole(Path(place)) as file:
                     write_checkpoint(checkpoint, file)
             else:
                 _write_remote(checkpoint, system, place)

@@ -1,6 +1,7 @@
 """Files that are never seen half written."""
 
 import fcntl
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -14,28 +15,28 @@ _UNFINISHED = ".unfinished"
 
 @contextmanager
 def written_whole(path: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """A file to write text into, UTF-8, that becomes `path` at the end.
-
-    After an error or a kill `path` is what it was before. Several processes may write
-    the same one; the last stays.
+    """As `bytes_written_whole`, for text in UTF-8.
 
     Args:
-        path: In a folder that exists.
+        path: Its folder is made if there is none.
         newline: As for `open`; "" for CSV.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with partial.open("w", newline=newline, encoding="utf-8") as file:
-        yield file
-    os.replace(partial, path)
+    with bytes_written_whole(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline=newline)
+        try:
+            yield text
+        finally:
+            text.detach()
 
 
 @contextmanager
-def kept_on_disk(path: Path) -> Iterator[BinaryIO]:
+def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
     """A file to write bytes into that becomes `path` at the end, and is on the disk.
 
     After an error, a kill or a power failure at any point `path` is what it was before,
     or the new file; never a part of it, never nothing. What a kill leaves in the folder
-    is removed by the next call for any file of that folder.
+    is removed by the next call for any file of that folder. Several processes may write
+    the same file; the last stays.
 
     Args:
         path: Its folder is made if there is none.

@@ -20,7 +20,11 @@ from lightning_adpsgd.checkpoint_files import (
     write_checkpoint,
 )
 from lightning_adpsgd.checkpoint_io import WholeCheckpointIO, check_file
-from lightning_adpsgd.files import kept_on_disk, remove_leftovers
+from lightning_adpsgd.files import (
+    bytes_written_whole,
+    remove_leftovers,
+    written_whole,
+)
 from tests.helpers import PATIENCE_S
 
 
@@ -128,7 +132,7 @@ def test_after_an_error_the_old_file_is_as_it_was_and_nothing_is_left(
     path.write_bytes(b"old")
 
     def fail() -> None:
-        with kept_on_disk(path) as file:
+        with bytes_written_whole(path) as file:
             file.write(b"new")
             raise ValueError("on the way")
 
@@ -137,12 +141,32 @@ def test_after_an_error_the_old_file_is_as_it_was_and_nothing_is_left(
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"a.ckpt": b"old"}
 
 
+@pytest.mark.parametrize("newline", [None, ""])
+def test_text_is_written_whole_or_not_at_all(
+    tmp_path: Path, newline: str | None
+) -> None:
+    path = tmp_path / "folder" / "a.csv"
+    with written_whole(path, newline) as file:
+        assert file.write("Käse\n") == 5
+        assert not path.exists()
+
+    def fail() -> None:
+        with written_whole(path) as file:
+            file.write("half")
+            raise ValueError("on the way")
+
+    with pytest.raises(ValueError, match="on the way"):
+        fail()
+    assert path.read_bytes() == "Käse\n".encode()
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(
     tmp_path: Path,
 ) -> None:
     left = tmp_path / ".b.ckpt.01234567.unfinished"
     left.write_bytes(b"half")
-    with kept_on_disk(tmp_path / "a.ckpt") as file:
+    with bytes_written_whole(tmp_path / "a.ckpt") as file:
         assert not left.exists()
         left.write_bytes(b"half")
         assert remove_leftovers(tmp_path) == [left]
@@ -155,7 +179,7 @@ def test_many_threads_may_write_the_same_file(tmp_path: Path) -> None:
     contents = [bytes([number]) * 5000 for number in range(8)]
 
     def write(content: bytes) -> None:
-        with kept_on_disk(path) as file:
+        with bytes_written_whole(path) as file:
             file.write(content)
 
     threads = [threading.Thread(target=write, args=(c,)) for c in contents]

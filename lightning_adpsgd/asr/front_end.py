@@ -4,7 +4,6 @@ Either cepstra with their slopes, or the cepstra of several frames side by side,
 projected onto the directions that tell the states apart (`lda`).
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from lightning_adpsgd.asr.cepstra import cepstra
 from lightning_adpsgd.asr.parallel import product
+from lightning_adpsgd.files import bytes_written_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +46,10 @@ class FrontEnd:
 
     def save(self, path: Path) -> None:
         """Writes an .npz file, whole or not at all."""
-        partial = path.with_name(f".{path.name}.partial.npz")
         matrix = np.zeros((0, 0)) if self.projection is None else self.projection
         sizes = np.array([self.num_cepstra, self.reach])
-        np.savez(partial, sizes=sizes, projection=matrix)
-        os.replace(partial, path)
+        with bytes_written_whole(path) as file:
+            np.savez(file, sizes=sizes, projection=matrix)
 
     @classmethod
     def load(cls, path: Path) -> "FrontEnd":

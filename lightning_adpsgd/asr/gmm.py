@@ -11,7 +11,6 @@ in `alignment`.
 import dataclasses
 import heapq
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_adpsgd.asr.parallel import product
+from lightning_adpsgd.files import bytes_written_whole
 
 _FLOOR_OF_VARIANCE = 0.01  # times the variance of all frames
 _MOST_TERMS = 4_000_000  # Gaussians times frames that are scored at a time
@@ -79,10 +79,8 @@ class GaussianMixtures:
 
     def save(self, path: str | Path) -> None:
         """Writes an .npz file, whole or not at all."""
-        path = Path(path)
-        partial = path.with_name(f".{path.name}.partial.npz")
-        np.savez(partial, **dataclasses.asdict(self))
-        os.replace(partial, path)
+        with bytes_written_whole(Path(path)) as file:
+            np.savez(file, **dataclasses.asdict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> "GaussianMixtures":

@@ -22,7 +22,6 @@ training speakers the dimensions have variances of at most about 1.
 """
 
 import functools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ import torch
 from lightning_adpsgd.asr.gmm import GaussianMixtures
 from lightning_adpsgd.asr.parallel import fork_map, in_order, product
 from lightning_adpsgd.asr.ubm import frame_shares
+from lightning_adpsgd.files import bytes_written_whole
 
 _BLOCK = 64  # speakers, or moments of one speaker, that are solved at a time
 _MAX_PARTS = 32  # of the speakers, whatever the number of processes
@@ -178,10 +178,11 @@ class IVectorExtractor:
 
     def save(self, path: Path) -> None:
         """Writes an .npz file, whole or not at all."""
-        partial = path.with_name(f".{path.name}.partial.npz")
         weight = np.array(self.frame_weight)
-        np.savez(partial, shift=self.shift, loadings=self.loadings, frame_weight=weight)
-        os.replace(partial, path)
+        with bytes_written_whole(path) as file:
+            np.savez(
+                file, shift=self.shift, loadings=self.loadings, frame_weight=weight
+            )
 
     @classmethod
     def load(cls, path: Path) -> "IVectorExtractor":

@@ -3,13 +3,15 @@
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.faults.wires import Flips, wires
+from tests.faults.wires import Flips, Wires, wires
 from tests.helpers import random_rows, until
 from tests.islands.archipelago import (
     PACE,
@@ -41,6 +43,27 @@ def train_until_all_see(trained: Sequence[Trained], num: int) -> None:
     train_until(trained, lambda: all(o.members == num for o in trained), f"{num}")
 
 
+@contextmanager
+def wired(
+    monkeypatch: pytest.MonkeyPatch, rows: Tensor, **options: Any
+) -> Iterator[tuple[Wires, list[Trained]]]:
+    """Islands that see one another, over links that a test may harm."""
+    with (
+        wires(monkeypatch) as links,
+        rendezvous() as server,
+        archipelago(server, rows, **options) as trained,
+    ):
+        all_see(trained, len(rows))
+        yield links, trained
+
+
+def assert_between(trained: Sequence[Trained], rows: Tensor) -> None:
+    """Nobody has taken up what nobody had: means of weights stay between them."""
+    vectors = torch.stack([one.vector for one in trained])
+    assert (vectors <= rows.amax(0) + 1e-9).all()
+    assert (vectors >= rows.amin(0) - 1e-9).all()
+
+
 def settled_sum(trained: Sequence[Trained]) -> Tensor:
     """The sum of all, while nothing is under way."""
     quiet(trained)
@@ -52,12 +75,7 @@ def test_flipped_bits_are_left_out_by_both_ends_or_end_the_connection(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = random_rows(3, LENGTH, seed)
-    with (
-        wires(monkeypatch) as links,
-        rendezvous() as server,
-        archipelago(server, rows, chunk_elements=CHUNK) as trained,
-    ):
-        all_see(trained, 3)
+    with wired(monkeypatch, rows, chunk_elements=CHUNK) as (links, trained):
         at_once(trained, rows)
         flips = Flips(seed, one_in=20)
         links.change = flips
@@ -66,10 +84,7 @@ def test_flipped_bits_are_left_out_by_both_ends_or_end_the_connection(
         train_until_all_see(trained, 3)
         go_on(trained)
         found = settled_sum(trained)
-        vectors = torch.stack([one.vector for one in trained])
-        # Nobody has taken up what nobody had: means of weights stay between them.
-        assert (vectors <= rows.amax(0) + 1e-9).all()
-        assert (vectors >= rows.amin(0) - 1e-9).all()
+        assert_between(trained, rows)
         # A connection that ends may leave a chunk at one end and not at the other.
         spread = rows.amax(0) - rows.amin(0)
         assert ((found - rows.sum(0)).abs() <= len(rows) * spread).all()
@@ -79,12 +94,7 @@ def test_a_flipped_bit_in_a_payload_is_counted_and_changes_no_sum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = random_rows(2, 4 * 1024)
-    with (
-        wires(monkeypatch) as links,
-        rendezvous() as server,
-        archipelago(server, rows) as trained,
-    ):
-        all_see(trained, 2)
+    with wired(monkeypatch, rows) as (links, trained):
         go_on(trained)  # all handshakes are over
         quiet(trained)
         at_once(trained, rows)
@@ -111,12 +121,7 @@ def test_chunks_that_end_in_the_middle_end_the_connection_and_nothing_else(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = random_rows(3, LENGTH, seed)
-    with (
-        wires(monkeypatch) as links,
-        rendezvous() as server,
-        archipelago(server, rows, chunk_elements=CHUNK) as trained,
-    ):
-        all_see(trained, 3)
+    with wired(monkeypatch, rows, chunk_elements=CHUNK) as (links, trained):
         at_once(trained, rows)
         tears = Flips(seed, one_in=100, tears=True)
         links.change = tears
@@ -124,20 +129,13 @@ def test_chunks_that_end_in_the_middle_end_the_connection_and_nothing_else(
         links.change = lambda piece: piece
         train_until_all_see(trained, 3)
         go_on(trained)
-        vectors = torch.stack([one.vector for one in trained])
-        assert (vectors <= rows.amax(0) + 1e-9).all()
-        assert (vectors >= rows.amin(0) - 1e-9).all()
+        assert_between(trained, rows)
 
 
 def test_a_link_that_is_cut_and_healed(monkeypatch: pytest.MonkeyPatch) -> None:
     """All connections break at once and none can be made; the rendezvous is there."""
     rows = random_rows(3)
-    with (
-        wires(monkeypatch) as links,
-        rendezvous() as server,
-        archipelago(server, rows) as trained,
-    ):
-        all_see(trained, 3)
+    with wired(monkeypatch, rows) as (links, trained):
         at_once(trained, rows)
         links.cut()
         train_until_all_see(trained, 1)
@@ -160,13 +158,8 @@ def test_a_slow_link_slows_down_nobody_else(monkeypatch: pytest.MonkeyPatch) -> 
         released.wait(0.2)
         return piece
 
-    with (
-        wires(monkeypatch) as links,
-        rendezvous() as server,
-        archipelago(server, rows) as trained,
-    ):
+    with wired(monkeypatch, rows) as (links, trained):
         try:
-            all_see(trained, 4)
             at_once(trained, rows)
             links.touches = lambda source, target: {source, target} == {0, 1}
             links.change = crawl
@@ -235,9 +228,7 @@ def test_an_island_that_is_no_number_takes_the_weights_of_a_neighbour() -> None:
         assert [one.island.statistics().reloads for one in trained] == [0, 1, 0]
         assert [one.members for one in trained] == 3 * [3]
         assert others.isfinite().all()
-        vectors = torch.stack([one.vector for one in trained])
-        assert (vectors <= rows.amax(0) + 1e-9).all()
-        assert (vectors >= rows.amin(0) - 1e-9).all()
+        assert_between(trained, rows)
 
 
 def test_half_of_all_die_at_once() -> None:
