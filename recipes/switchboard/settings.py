@@ -282,7 +282,9 @@ class TriphoneSettings:
         min_gain: Least log-likelihood that a split gains.
         tie: Whether leaves that sound alike share a state in the end.
         num_iterations: Realignments after the labels of the monophones.
-        num_gaussians: Gaussians of all states together.
+        num_gaussians: Most Gaussians of all states together.
+        frames_per_gaussian: There are fewer where they would have fewer frames each, of
+            those that the mixtures are trained on.
         lda: Whether tree and mixtures see, in place of cepstra with slopes, the
             directions that tell the monophones' states apart.
         lda_reach: Frames on each side that these directions are of.
@@ -291,11 +293,12 @@ class TriphoneSettings:
     """
 
     num_leaves: int = 2000
-    min_frames: float = 400.0
+    min_frames: float = 1000.0
     min_gain: float = 0.0
     tie: bool = True
     num_iterations: int = 8
     num_gaussians: int = 4000
+    frames_per_gaussian: float = 350.0
     lda: bool = True
     lda_reach: int = 4
     lda_dimension: int = 40

@@ -64,11 +64,10 @@ def triphone(settings: Settings, output: Path) -> None:
     except ValueError as error:
         raise StageError(str(error)) from error
     graphs = TrainingGraphs(lexicon, topology, settings.align.silence_probability)
-    chosen = settings.triphone
     options = alignment_options(
         settings,
-        num_iterations=chosen.num_iterations,
-        num_gaussians=chosen.num_gaussians,
+        num_iterations=settings.triphone.num_iterations,
+        num_gaussians=num_gaussians(settings, _labelled_store(settings)),
     )
     if not (output / "gmm.npz").exists():
         steps = train_mixtures(
@@ -81,6 +80,18 @@ def triphone(settings: Settings, output: Path) -> None:
         log_training(output, steps, options.num_iterations + 1)
     scorer = mixture_scorer(GaussianMixtures.load(output / "gmm.npz"), front_end)
     label_splits(settings, output, lexicon, graphs, scorer, options)
+
+
+def num_gaussians(settings: Settings, store: FrameStore) -> int:
+    """As many as asked for, if there is speech for them.
+
+    Args:
+        settings: Say how many at most, and how many frames each should have.
+        store: Of the training; the mixtures may see a part of it only.
+    """
+    share = min(1.0, settings.align.max_training_utterances / len(store))
+    enough = round(share * store.num_frames / settings.triphone.frames_per_gaussian)
+    return min(settings.triphone.num_gaussians, enough)
 
 
 def _labelled_store(settings: Settings) -> FrameStore:

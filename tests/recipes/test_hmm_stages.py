@@ -2,6 +2,7 @@ import dataclasses
 import json
 from pathlib import Path
 from typing import ClassVar
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ from lightning.pytorch import Trainer
 from lightning_adpsgd.asr.corpus import Utterance, write_utterances
 from lightning_adpsgd.asr.front_end import FrontEnd
 from lightning_adpsgd.asr.gmm import GaussianMixtures
-from lightning_adpsgd.asr.lexicon import SPECIAL_WORDS, Lexicon, write_lexicon
+from lightning_adpsgd.asr.lexicon import write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.states import read_topology
-from lightning_adpsgd.asr.store import IGNORE, FrameStore, FrameWriter
+from lightning_adpsgd.asr.store import IGNORE, FrameStore
 from recipes.switchboard import realign_stage, triphone_stage
 from recipes.switchboard.decode_stages import baseline, decode
 from recipes.switchboard.hmm_stages import align, graph
@@ -30,19 +31,10 @@ from recipes.switchboard.settings import (
 )
 from recipes.switchboard.triphone_stage import triphone
 from tests.asr import digits
+from tests.recipes.experiments import digits_and_noises, run_stage, write_frames
 from tests.recipes.references import write_reference
 
 SPLITS = {"train": 60, "dev": 6, "swb": 5, "ch": 4}
-
-
-def _lexicon() -> Lexicon:
-    plain = digits.lexicon()
-    special = {word: ((phone,),) for word, phone in SPECIAL_WORDS.items()}
-    return Lexicon(
-        {**special, **plain.pronunciations},
-        ("sil", "spn", "nsn", "lau"),
-        plain.nonsilence_phones,
-    )
 
 
 def _write_split(
@@ -65,23 +57,9 @@ def _write_split(
             )
         )
     write_utterances(settings.directory("prepare") / f"{split}.jsonl", utterances)
-    writer = FrameWriter(
-        settings.directory("features") / split,
-        [utterance.id for utterance in utterances],
-        [len(frame) for frame in frames],
-        40,
-    )
-    writer.create()
-    for position, frame in enumerate(frames):
-        writer.put(position, frame)
-    writer.finish()
-
-
-def _run(stage, settings: Settings, name: str) -> Path:
-    output = settings.directory(name)
-    output.mkdir(parents=True)
-    stage(settings, output)
-    return output
+    names = [utterance.id for utterance in utterances]
+    folder = settings.directory("features") / split
+    write_frames(folder, dict(zip(names, frames, strict=True)))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +75,7 @@ def settings(tmp_path_factory) -> Settings:
     )
     for stage in ("prepare", "lexicon", "lm", "features"):
         settings.directory(stage).mkdir(parents=True)
-    lexicon = _lexicon()
+    lexicon = digits_and_noises()
     speaker = digits.Speaker(lexicon, noise=0.3)
     speaker.lexicon = digits.lexicon()  # says digits only
     write_lexicon(settings.directory("lexicon"), lexicon)
@@ -105,8 +83,8 @@ def settings(tmp_path_factory) -> Settings:
     for split, num in SPLITS.items():
         _write_split(settings, split, speaker, num)
     write_reference(settings)
-    _run(align, settings, "align")
-    _run(graph, settings, "graph")
+    run_stage(align, settings, "align")
+    run_stage(graph, settings, "graph")
     return settings
 
 
@@ -129,7 +107,7 @@ def test_state_counts_are_those_of_the_training_labels(settings):
 
 
 def test_the_alignments_mixtures_recognise_the_digits(settings):
-    output = _run(baseline, settings, "baseline")
+    output = run_stage(baseline, settings, "baseline")
     report = json.loads((output / "score.json").read_text())
     assert set(report["parts"]) == {"SWB", "CH", "total"}
     assert report["parts"]["total"]["num_words"] == 4 * (SPLITS["swb"] + SPLITS["ch"])
@@ -157,11 +135,12 @@ def triphones(settings, tmp_path_factory) -> Settings:
         num_leaves=90,
         min_frames=40,
         num_gaussians=150,
+        frames_per_gaussian=20,
         num_iterations=3,
         lda_dimension=20,
     )
     others = dataclasses.replace(settings, out=out, states="triphone", triphone=chosen)
-    _run(triphone, others, "triphone")
+    run_stage(triphone, others, "triphone")
     return others
 
 
@@ -177,6 +156,27 @@ def test_triphones_label_every_frame_by_their_own_table(triphones):
     assert states["counts"] == counts.tolist()
     mono = np.load(triphones.directory("align") / "train" / "labels.npy")
     assert (topology.phone_of_state[labels] == mono // 3).mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("most", "frames", "seen", "expected"),
+    [
+        (4000, 350_000, 6000, 1000),  # of little speech
+        (400, 350_000, 6000, 400),
+        (4000, 350_000, 25, 250),  # a quarter of 100 utterances
+    ],
+)
+def test_every_gaussian_of_triphones_has_its_frames(
+    settings, most: int, frames: int, seen: int, expected: int
+):
+    chosen = dataclasses.replace(
+        settings,
+        triphone=TriphoneSettings(num_gaussians=most, frames_per_gaussian=350),
+        align=AlignSettings(max_training_utterances=seen),
+    )
+    store = create_autospec(FrameStore, instance=True, num_frames=frames)
+    store.__len__.return_value = 100
+    assert triphone_stage.num_gaussians(chosen, store) == expected
 
 
 def test_the_tree_is_made_once_when_its_stage_is_interrupted(
@@ -199,8 +199,10 @@ def test_fewer_leaves_than_phones_have_states_stop_the_stage(triphones, tmp_path
 
 def test_the_triphones_mixtures_recognise_the_digits(triphones, tmp_path):
     others = dataclasses.replace(triphones, out=tmp_path)
-    _run(graph, _linked(others, triphones, "graph"), "graph")
-    report = json.loads((_run(baseline, others, "baseline") / "score.json").read_text())
+    run_stage(graph, _linked(others, triphones, "graph"), "graph")
+    report = json.loads(
+        (run_stage(baseline, others, "baseline") / "score.json").read_text()
+    )
     assert report["name"] == "triphone GMM"
     assert report["parts"]["total"]["wer"] < 0.2
     assert report["frame_accuracy"] > 0.6
@@ -262,8 +264,8 @@ def _save_untrained_model(settings: Settings) -> None:
 
 def test_a_network_that_has_learnt_nothing_is_decoded_and_scored(settings):
     _save_untrained_model(settings)
-    _run(decode, settings, "decode")
-    output = _run(score, settings, "score")
+    run_stage(decode, settings, "decode")
+    output = run_stage(score, settings, "score")
     report = json.loads((output / "score.json").read_text())
     assert report["name"] == settings.run
     assert report["parts"]["total"]["wer"] > 0.5
@@ -283,8 +285,8 @@ def test_an_utterance_that_cannot_be_aligned_is_left_out_and_named(
     other = dataclasses.replace(settings, out=tmp_path)
     for stage in ("prepare", "lexicon", "features"):
         other.directory(stage).mkdir(parents=True)
-    write_lexicon(other.directory("lexicon"), _lexicon())
-    speaker = digits.Speaker(_lexicon(), noise=0.3)
+    write_lexicon(other.directory("lexicon"), digits_and_noises())
+    speaker = digits.Speaker(digits_and_noises(), noise=0.3)
     speaker.lexicon = digits.lexicon()
     for split in ("train", "dev"):
         _write_split(other, split, speaker, 12)
@@ -293,7 +295,7 @@ def test_an_utterance_that_cannot_be_aligned_is_left_out_and_named(
     first = json.loads(lines[0])
     first["words"] = ["seven"] * 99  # more than fit into its frames
     path.write_text("\n".join([json.dumps(first), *lines[1:], ""]))
-    output = _run(align, other, "align")
+    output = run_stage(align, other, "align")
     labels = np.load(output / "train" / "labels.npy")
     store = FrameStore(other.directory("features") / "train")
     assert (labels == IGNORE).sum() == len(store.frames(0))

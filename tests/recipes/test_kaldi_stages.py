@@ -17,7 +17,7 @@ from lightning_adpsgd.asr.decoding import SearchOptions
 from lightning_adpsgd.asr.features import log_mel, normalise_side
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.recogniser import Parts, Recogniser, export
-from lightning_adpsgd.asr.store import FrameStore, FrameWriter
+from lightning_adpsgd.asr.store import FrameStore
 from lightning_adpsgd.asr.streams import Streams
 from recipes.switchboard import decode_stages, kaldi_stages
 from recipes.switchboard.adapt_stage import adapt
@@ -37,6 +37,7 @@ from recipes.switchboard.settings import (
 from recipes.switchboard.stages import STAGES
 from tests.asr import digits
 from tests.asr.kaldi_files import NUM_PDFS, PDFS, write_experiment
+from tests.recipes.experiments import run_stage, write_frames
 
 SENTENCES = {
     "train": {"sw1-A_1": [2, 1, 4, 3, 6, 8, 7, 10, 9, 2], "sw1-A_2": [4, 3, 6, 2, 1]},
@@ -48,22 +49,14 @@ SAID = {"sw1-A_1": "ab", "sw1-A_2": "a", "sw2-A_1": "b", "sw_3-A_1": "ab"}
 
 def write_split(settings: Settings, split: str) -> None:
     """Frames whose first value is the pdf, so that a scorer can read it off."""
-    utterances = []
-    writer = FrameWriter(
-        settings.directory("features") / split,
-        list(SENTENCES[split]),
-        [len(ids) for ids in SENTENCES[split].values()],
-        40,
-    )
-    writer.create()
-    for position, (name, ids) in enumerate(SENTENCES[split].items()):
-        frames = np.zeros((len(ids), 40), np.float32)
-        frames[:, 0] = [PDFS[i - 1] for i in ids]
-        writer.put(position, frames)
+    utterances, frames = [], {}
+    for name, ids in SENTENCES[split].items():
+        frames[name] = np.zeros((len(ids), 40), np.float32)
+        frames[name][:, 0] = [PDFS[i - 1] for i in ids]
         recording = Path(f"{name.split('-')[0]}.sph")
         words, end_s = tuple(SAID[name]), len(ids) / 100
         utterances.append(Utterance(name, recording, 0, 0.0, end_s, words, name))
-    writer.finish()
+    write_frames(settings.directory("features") / split, frames)
     write_utterances(settings.directory("prepare") / f"{split}.jsonl", utterances)
 
 
@@ -86,15 +79,8 @@ def settings(tmp_path: Path) -> Settings:
     return settings
 
 
-def run(stage, settings: Settings, name: str) -> Path:
-    output = settings.directory(name)
-    output.mkdir(parents=True)
-    stage(settings, output)
-    return output
-
-
 def test_labels_are_kaldis_pdfs(settings, capsys):
-    folder = run(labels, settings, "kaldi")
+    folder = run_stage(labels, settings, "kaldi")
     assert settings.directory("states") == settings.directory("mixtures") == folder
     store = FrameStore(settings.directory("features") / "train")
     found = np.load(folder / "train" / "labels.npy")
@@ -117,17 +103,19 @@ def named(frames: np.ndarray) -> np.ndarray:
 
 
 def test_kaldis_graph_is_decoded_scored_and_exported(settings, monkeypatch, capsys):
-    run(labels, settings, "kaldi")
-    run(graph, settings, "graph")
+    run_stage(labels, settings, "kaldi")
+    run_stage(graph, settings, "graph")
     monkeypatch.setattr(decode_stages, "network", lambda _: sharp)
     monkeypatch.setattr(decode_stages, "_check_outputs", lambda _: None)
-    decoded = run(decode_stages.decode, settings, "decode")
+    decoded = run_stage(decode_stages.decode, settings, "decode")
     report = json.loads((decoded / "decode.json").read_text())
     assert report["frame_accuracy"] == 1.0
     assert report["dev_wer"] == {"1.0": 0.0}
     times = (decoded / "swb.ctm").read_text().splitlines()
     assert times == ["sw_3 A 0.02 0.04 a", "sw_3 A 0.06 0.03 b"]
-    report = json.loads((run(score, settings, "score") / "score.json").read_text())
+    report = json.loads(
+        (run_stage(score, settings, "score") / "score.json").read_text()
+    )
     assert report["parts"]["total"]["wer"] == 0.0
 
     archive = decoded / "swb.loglikes.scp"
@@ -143,8 +131,8 @@ def test_kaldis_graph_is_decoded_scored_and_exported(settings, monkeypatch, caps
 def test_alternatives_of_kaldis_graph_are_weighed_with_a_larger_model(
     settings, monkeypatch, tmp_path
 ):
-    run(labels, settings, "kaldi")
-    run(graph, settings, "graph")
+    run_stage(labels, settings, "kaldi")
+    run_stage(graph, settings, "graph")
     monkeypatch.setattr(decode_stages, "network", lambda _: sharp)
     monkeypatch.setattr(decode_stages, "_check_outputs", lambda _: None)
     folder = settings.directory("lm")
@@ -157,7 +145,7 @@ def test_alternatives_of_kaldis_graph_are_weighed_with_a_larger_model(
         lm=LmSettings(large_order=4),
         decode=DecodeSettings(acoustic_scales=(1.0,), nbest=5),
     )
-    decoded = run(decode_stages.decode, asked, "decode")
+    decoded = run_stage(decode_stages.decode, asked, "decode")
     report = json.loads((decoded / "decode.json").read_text())
     assert report["rescored"]["dev_wer"] == 0.0
     times = (decoded / "swb.ctm").read_text().splitlines()
@@ -176,8 +164,8 @@ def test_alternatives_need_the_model_of_kaldis_graph(settings):
 
 
 def test_a_model_with_kaldis_graph_is_exported_and_says_the_same(settings, tmp_path):
-    run(labels, settings, "kaldi")
-    run(graph, settings, "graph")
+    run_stage(labels, settings, "kaldi")
+    run_stage(graph, settings, "graph")
     torch.manual_seed(0)
     model = AcousticModel(NUM_PDFS, num_layers=1, hidden_size=4, bottleneck_size=4)
     search = SearchOptions()
@@ -206,8 +194,8 @@ def test_a_model_with_kaldis_graph_is_exported_and_says_the_same(settings, tmp_p
 
 
 def test_a_network_has_as_many_outputs_as_kaldi_has_pdfs(settings):
-    run(labels, settings, "kaldi")
-    run(graph, settings, "graph")
+    run_stage(labels, settings, "kaldi")
+    run_stage(graph, settings, "graph")
     model = AcousticModel(NUM_PDFS + 1, num_layers=1, hidden_size=4, bottleneck_size=4)
     model.set_priors(torch.ones(NUM_PDFS + 1))
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
@@ -215,7 +203,7 @@ def test_a_network_has_as_many_outputs_as_kaldi_has_pdfs(settings):
     settings.directory("train").mkdir(parents=True)
     trainer.save_checkpoint(settings.directory("train") / "model.ckpt")
     with pytest.raises(StageError, match=r"5 outputs, .* 4 states"):
-        run(decode_stages.decode, settings, "decode")
+        run_stage(decode_stages.decode, settings, "decode")
 
 
 def test_missing_files_are_named_before_anything_starts(settings):
@@ -232,14 +220,14 @@ def test_an_archive_that_is_cut_short_stops_the_stage(settings):
     path = settings.kaldi.folder / "ali.2.gz"
     path.write_bytes(path.read_bytes()[:-12])
     with pytest.raises(StageError, match=r"ali\.2\.gz: byte \d+"):
-        run(labels, settings, "kaldi")
+        run_stage(labels, settings, "kaldi")
 
 
 def test_held_out_utterances_without_alignments_say_what_to_do(settings):
     shutil.rmtree(settings.kaldi.folder)
     write_experiment(settings.kaldi.folder, SENTENCES["train"])
     with pytest.raises(StageError, match=r"dev: .*kaldi\.more_alignments=DIR"):
-        run(labels, settings, "kaldi")
+        run_stage(labels, settings, "kaldi")
     more = settings.out / "dev_ali"
     write_experiment(more, SENTENCES["dev"])
     kaldi = dataclasses.replace(settings.kaldi, more_alignments=(more,))
@@ -276,7 +264,7 @@ def test_streams_are_those_of_kaldis_archives(settings, tmp_path, capsys):
         write_archive(tmp_path / "fmllr.scp", fmllr),
         write_archive(tmp_path / "ivectors.scp", online),
     )
-    folder = run(adapt, chosen, "adapt")
+    folder = run_stage(adapt, chosen, "adapt")
     store = FrameStore(settings.directory("features") / "train")
     streams = Streams(folder / "train", store)
     frames, rows = streams.utterance(store.position("sw1-A_1"))
@@ -294,7 +282,7 @@ def test_streams_are_those_of_kaldis_archives(settings, tmp_path, capsys):
 def test_archives_of_other_utterances_are_refused(settings, tmp_path):
     path = write_archive(tmp_path / "other.scp", {"other": np.zeros((4, 3))})
     with pytest.raises(StageError, match=r"train: kaldi\.fmllr \(.*other\.scp\)"):
-        run(adapt, with_streams(settings, path, path), "adapt")
+        run_stage(adapt, with_streams(settings, path, path), "adapt")
 
 
 def test_fmllr_of_ones_own_is_no_matter_of_a_kaldi_experiment(settings):

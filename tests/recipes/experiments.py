@@ -1,0 +1,42 @@
+"""Experiments that tests make by hand: finished stages, frames, a lexicon of digits."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from lightning_adpsgd.asr.lexicon import SPECIAL_WORDS, Lexicon
+from lightning_adpsgd.asr.store import FrameWriter
+from recipes.switchboard.settings import Settings
+from tests.asr import digits
+
+
+def run_stage(
+    stage: Callable[[Settings, Path], None], settings: Settings, name: str
+) -> Path:
+    """Run a stage alone; the folder of what it leaves."""
+    output = settings.directory(name)
+    output.mkdir(parents=True)
+    stage(settings, output)
+    return output
+
+
+def write_frames(folder: Path, frames: Mapping[str, np.ndarray]) -> None:
+    """A store of frames [time, mel], by the names of utterances."""
+    lengths = [len(own) for own in frames.values()]
+    writer = FrameWriter(folder, list(frames), lengths, 40)
+    writer.create()
+    for position, own in enumerate(frames.values()):
+        writer.put(position, own)
+    writer.finish()
+
+
+def digits_and_noises() -> Lexicon:
+    """The lexicon of digits with the words that every recipe adds."""
+    plain = digits.lexicon()
+    special = {word: ((phone,),) for word, phone in SPECIAL_WORDS.items()}
+    return Lexicon(
+        {**special, **plain.pronunciations},
+        ("sil", "spn", "nsn", "lau"),
+        plain.nonsilence_phones,
+    )

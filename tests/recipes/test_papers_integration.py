@@ -1,0 +1,93 @@
+"""The papers' recipes as a command, from discs to the table of Hub5-2000."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_adpsgd.asr.corpus import Skipped, read_utterances
+from lightning_adpsgd.asr.hub5 import read_stm
+from lightning_adpsgd.asr.states import read_topology
+from lightning_adpsgd.asr.store import FrameStore
+from lightning_adpsgd.asr.streams import Streams
+from recipes.generated import corpus
+from recipes.swb300.__main__ import main as swb300
+from recipes.swb2000.__main__ import main as swb2000
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+# What the papers do, of a size for one minute of speech and one core.
+SMALL = {
+    "prepare.dev_utterances": 6,
+    "align.num_iterations": 2,
+    "align.num_gaussians": 150,
+    "triphone.num_iterations": 1,
+    "triphone.num_gaussians": 200,
+    "triphone.min_frames": 30,
+    "adapt.num_gaussians": 4,
+    "adapt.ivector_iterations": 1,
+    "adapt.rounds": 1,
+    "adapt.decodings": 1,
+    "train.accelerator": "cpu",
+    "train.num_workers": 0,
+    "train.epochs": 1,
+    "train.warmup_epochs": 1,
+    "train.num_layers": 1,
+    "train.hidden_size": 8,
+    "train.bottleneck_size": 8,
+    "train.batch_size": 16,
+    "decode.max_dev_utterances": 3,
+    "decode.beam": 5,
+    "decode.lattice_beam": 2,
+    "decode.max_active": 200,
+    "decode.nbest": 3,
+    "decode.acoustic_scales": 0.1,
+    "decode.gmm_acoustic_scales": 0.1,
+}
+
+
+@pytest.fixture(scope="module")
+def discs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Discs of all sources, with a minute of speech."""
+    tree = tmp_path_factory.mktemp("discs")
+    minutes = {"minutes": 0.5, "fisher_minutes": 0.2, "callhome_minutes": 0.2}
+    corpus.write_corpus(tree, **minutes, test_minutes=0.2, seed=3)
+    return tree
+
+
+def _arguments(discs: Path, out: Path, *more: str) -> list[str]:
+    sizes = [f"--set={name}={value}" for name, value in SMALL.items()]
+    return ["--corpus", str(discs), "--out", str(out), "--cores", "1", *sizes, *more]
+
+
+def _is_scored(discs: Path, out: Path, run: str) -> None:
+    """Every word of the reference counts, in its part of the test."""
+    report = json.loads((out / f"exp/score/{run}/score.json").read_text())
+    (stm,) = discs.rglob("*.stm")
+    words = {"SWB": 0, "CH": 0}
+    for segment in read_stm(stm, Skipped()):
+        part = "SWB" if segment.recording.startswith("sw_") else "CH"
+        words[part] += len(segment.text.split()) - 1  # but for the labels
+    found = {part: figures["num_words"] for part, figures in report["parts"].items()}
+    assert found == {**words, "total": sum(words.values())}
+
+
+def test_swb2000_goes_from_the_discs_of_all_sources_to_the_table(
+    discs: Path, tmp_path: Path
+):
+    learners = ("--learners", "2", "--super-learners", "2", "--run", "hadpsgd")
+    assert swb2000(_arguments(discs, tmp_path, *learners)) == 0
+    train = read_utterances(tmp_path / "exp/prepare/train.jsonl")
+    assert {u.id[:2] for u in train} == {"sw", "fe", "en"}
+    _is_scored(discs, tmp_path, "hadpsgd")
+
+
+def test_swb300_trains_triphones_on_260_inputs(discs: Path, tmp_path: Path):
+    assert swb300(_arguments(discs, tmp_path, "--run", "single")) == 0
+    store = FrameStore(tmp_path / "exp/features/train")
+    assert 3 * 40 + Streams(tmp_path / "exp/adapt/train", store).dims == 260
+    tree = read_topology(tmp_path / "exp/triphone/tree.json")
+    labels = np.load(tmp_path / "exp/triphone/train/labels.npy")
+    assert 3 * len(tree.phones) <= labels.max() < tree.num_states
+    _is_scored(discs, tmp_path, "single")
