@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +13,15 @@ import torch
 from lightning.fabric import Fabric
 
 from lightning_adpsgd.registration import NAMES
+from tests.expectations import (
+    MODES,
+    expect_death_named,
+    expect_ends,
+    expect_error_named,
+    kill,
+    leave,
+    raise_error,
+)
 from tests.fabric_learners import (
     Slope,
     fabric_of,
@@ -82,26 +90,6 @@ def test_a_teardown_in_the_middle_waits_for_nobody() -> None:
 # --- failures
 
 
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def raise_error() -> None:
-    raise ValueError("the answer is 42")
-
-
-def leave() -> None:
-    raise SystemExit(3)
-
-
-MODES = [
-    ("ring", "sync", 1),
-    ("complete", "delay_by_one", 1),
-    ("ring", "async", 1),
-    ("ring", "async", 2),
-]
-
-
 def failing(mode: Any, rank: int, action: Callable[[], Any]) -> list[Any]:
     """Four learners train without end, but for one's fourth step."""
     topology, communication, size = mode
@@ -119,31 +107,19 @@ def failing(mode: Any, rank: int, action: Callable[[], Any]) -> list[Any]:
         fabric_of(strategy, 4).launch(training)
 
     outcomes = learners(4, program)
-    for own, outcome in enumerate(outcomes):
-        if own == rank and action is kill:
-            assert outcome.exit_code == -signal.SIGKILL
-        else:
-            assert outcome.exit_code > 0
+    expect_ends(outcomes, rank, action)
     return outcomes
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_exception_ends_all_and_is_named(mode: Any, rank: int) -> None:
-    outcomes = failing(mode, rank, raise_error)
-    assert "ValueError: the answer is 42" in outcomes[rank].error
-    if rank:
-        message = rf"learner {rank} on host \S+ raised ValueError: the answer is 42"
-        assert re.search(message, outcomes[0].error)
-    for other in {1, 2, 3} - {rank}:
-        assert "LearnerFollows" in outcomes[other].error
+    expect_error_named(failing(mode, rank, raise_error), rank)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_learner_ends_the_rest_and_is_named(mode: Any) -> None:
-    outcomes = failing(mode, 2, kill)
-    names = ["learner 2", "learner [2]", "its learner 2", "[2, 3]"]
-    assert any(name in outcomes[0].error for name in names)
+    expect_death_named(failing(mode, 2, kill))
 
 
 def test_the_death_of_the_host_of_the_store_ends_the_rest() -> None:

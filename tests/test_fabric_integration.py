@@ -18,6 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_adpsgd import HADPSGDFabricStrategy, Topology
+from tests.expectations import (
+    expect_consensus,
+    expect_delay_by_one,
+    expect_matrices,
+    expect_super_learners_of_two,
+)
 from tests.fabric_learners import (
     Bowl,
     Slope,
@@ -27,7 +33,7 @@ from tests.fabric_learners import (
     strategy_of,
     train,
 )
-from tests.helpers import PROGRAM_S, engine_threads, mixing_rounds, topologies_of, until
+from tests.helpers import PROGRAM_S, engine_threads, topologies_of, until
 from tests.learners import LR, Rows, consensus_after, learners, loader, values
 
 ALONE = Topology("alone", lambda index, *_: {index: 1.0}, lambda size: 1)
@@ -54,11 +60,6 @@ def fit(
     return values(learners(num, program))
 
 
-def gradients_of(num_rows: int, num: int) -> list[Tensor]:
-    """Rows of step k in learner i, as `loader` deals them: [num, 3] each."""
-    return list(Rows(num_rows).rows.split(num))
-
-
 # --- arithmetic of the synchronous modes
 
 
@@ -66,25 +67,12 @@ def gradients_of(num_rows: int, num: int) -> list[Tensor]:
 @pytest.mark.parametrize("order", ["step_then_average", "average_then_step"])
 def test_sync_processes_follow_the_matrix(topology: str, order: Any) -> None:
     results = fit(3, lambda: gossip(topology, "sync", order=order), 15)
-    rows = torch.zeros(3, 3, dtype=torch.float64)
-    gradients = gradients_of(15, 3)
-    for step, mixing in enumerate(mixing_rounds(topology, 3, 5)):
-        if order == "step_then_average":
-            rows = mixing.T @ (rows - LR * gradients[step])
-        else:
-            rows = mixing.T @ rows - LR * gradients[step]
-        at_step = torch.stack([trajectory[step] for trajectory, _ in results])
-        torch.testing.assert_close(at_step, rows, atol=1e-12, rtol=0)
+    expect_matrices(results, topology, order)
 
 
 def test_delay_by_one_processes_follow_the_recurrence() -> None:
     results = fit(3, lambda: gossip("complete", "delay_by_one"), 15, Bowl)
-    rows = torch.zeros(3, 3, dtype=torch.float64)
-    for step, batch in enumerate(gradients_of(15, 3)):
-        averaged = rows.mean(0) if step else rows
-        rows = averaged - LR * 2 / 3 * (rows - batch)
-        at_step = torch.stack([trajectory[step] for trajectory, _ in results])
-        torch.testing.assert_close(at_step, rows, atol=1e-12, rtol=0)
+    expect_delay_by_one(results)
 
 
 def test_complete_in_lockstep_is_ddp() -> None:
@@ -100,10 +88,7 @@ def test_complete_in_lockstep_is_ddp() -> None:
 @pytest.mark.parametrize(("topology", "num"), topologies_of(2, 3, 4))
 def test_async_processes_keep_the_mean(topology: str, num: int) -> None:
     results = fit(num, lambda: gossip(topology), 12 * num)
-    for _, final in results:
-        torch.testing.assert_close(
-            final, consensus_after(12 * num, num), atol=1e-12, rtol=0
-        )
+    expect_consensus(results, consensus_after(12 * num, num))
 
 
 @pytest.mark.parametrize(
@@ -112,11 +97,7 @@ def test_async_processes_keep_the_mean(topology: str, num: int) -> None:
 )
 def test_super_learners_of_two(topology: str, communication: Any) -> None:
     results = fit(4, lambda: gossip(topology, communication, super_learner_size=2), 40)
-    for first, second in ((0, 1), (2, 3)):
-        assert torch.equal(results[first][0], results[second][0])
-    assert not torch.equal(results[0][0], results[2][0])
-    for _, final in results:
-        torch.testing.assert_close(final, consensus_after(40, 4), atol=1e-12, rtol=0)
+    expect_super_learners_of_two(results)
 
 
 def test_unequal_starts_are_made_equal() -> None:

@@ -28,12 +28,25 @@ from typing_extensions import override
 from lightning_adpsgd import HADPSGDStrategy, Topology
 from lightning_adpsgd.job import set_up_job
 from lightning_adpsgd.registration import NAMES
+from tests.expectations import (
+    MODES,
+    expect_consensus,
+    expect_death_named,
+    expect_delay_by_one,
+    expect_ends,
+    expect_error_named,
+    expect_matrices,
+    expect_super_learners_of_two,
+    gradients_of,
+    kill,
+    leave,
+    raise_error,
+)
 from tests.helpers import (
     PROGRAM_S,
     engine_threads,
     free_port,
     in_fresh_process,
-    mixing_rounds,
     num_gpus,
     topologies_of,
     until,
@@ -93,11 +106,6 @@ def fit_one(strategy: Any, rank: int, num: int) -> None:
     trainer_of(strategy, num).fit(Linear(), loader(4 * num, rank, num))
 
 
-def gradients_of(num_rows: int, num: int) -> list[Tensor]:
-    """Rows of step k in learner i, as `loader` deals them: [num, 3] each."""
-    return list(Rows(num_rows).rows.split(num))
-
-
 # --- arithmetic of the synchronous modes
 
 
@@ -105,25 +113,12 @@ def gradients_of(num_rows: int, num: int) -> list[Tensor]:
 @pytest.mark.parametrize("order", ["step_then_average", "average_then_step"])
 def test_sync_processes_follow_the_matrix(topology: str, order: Any) -> None:
     results = fit(3, lambda: gossip(topology, "sync", order=order), 15)
-    rows = torch.zeros(3, 3, dtype=torch.float64)
-    gradients = gradients_of(15, 3)
-    for step, mixing in enumerate(mixing_rounds(topology, 3, 5)):
-        if order == "step_then_average":
-            rows = mixing.T @ (rows - LR * gradients[step])
-        else:
-            rows = mixing.T @ rows - LR * gradients[step]
-        at_step = torch.stack([trajectory[step] for trajectory, _ in results])
-        torch.testing.assert_close(at_step, rows, atol=1e-12, rtol=0)
+    expect_matrices(results, topology, order)
 
 
 def test_delay_by_one_processes_follow_the_recurrence() -> None:
     results = fit(3, lambda: gossip("complete", "delay_by_one"), 15, Quadratic)
-    rows = torch.zeros(3, 3, dtype=torch.float64)
-    for step, batch in enumerate(gradients_of(15, 3)):
-        averaged = rows.mean(0) if step else rows
-        rows = averaged - LR * 2 / 3 * (rows - batch)
-        at_step = torch.stack([trajectory[step] for trajectory, _ in results])
-        torch.testing.assert_close(at_step, rows, atol=1e-12, rtol=0)
+    expect_delay_by_one(results)
 
 
 def test_complete_in_lockstep_is_ddp_and_one_process_with_the_whole_batch() -> None:
@@ -142,18 +137,14 @@ def test_complete_in_lockstep_is_ddp_and_one_process_with_the_whole_batch() -> N
 @pytest.mark.parametrize(("topology", "num"), topologies_of(2, 3, 4))
 def test_async_processes_keep_the_mean(topology: str, num: int) -> None:
     results = fit(num, lambda: gossip(topology), 12 * num)
-    for _, final in results:
-        torch.testing.assert_close(
-            final, consensus_after(12 * num, num), atol=1e-12, rtol=0
-        )
+    expect_consensus(results, consensus_after(12 * num, num))
 
 
 @pytest.mark.parametrize("communication", ["sync", "async"])
 def test_processes_average_along_the_matchings_of_a_user(communication: Any) -> None:
     matchings = [[(0, 1), (2, 3)], [(1, 2), (3, 0)]]
     results = fit(4, lambda: gossip(matchings, communication), 48)
-    for _, final in results:
-        torch.testing.assert_close(final, consensus_after(48, 4), atol=1e-12, rtol=0)
+    expect_consensus(results, consensus_after(48, 4))
 
 
 def test_a_topology_of_another_size_is_refused_at_set_up() -> None:
@@ -191,11 +182,7 @@ def test_super_learners_of_two(topology: str, communication: Any) -> None:
         return gossip(topology, communication, super_learner_size=2)
 
     results = fit(4, strategy, 40)
-    for first, second in ((0, 1), (2, 3)):
-        assert torch.equal(results[first][0], results[second][0])
-    assert not torch.equal(results[0][0], results[2][0])
-    for _, final in results:
-        torch.testing.assert_close(final, consensus_after(40, 4), atol=1e-12, rtol=0)
+    expect_super_learners_of_two(results)
 
 
 def test_gradient_accumulation_counts_one_step() -> None:
@@ -545,32 +532,12 @@ class Fails(Linear):
         return super().training_step(batch, batch_idx)
 
 
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def interrupt() -> None:
     raise KeyboardInterrupt
 
 
 def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def leave() -> None:
-    raise SystemExit(3)
-
-
-def raise_error() -> None:
-    raise ValueError("the answer is 42")
-
-
-MODES = [
-    ("ring", "sync", 1),
-    ("complete", "delay_by_one", 1),
-    ("ring", "async", 1),
-    ("ring", "async", 2),
-]
 
 
 def failing(mode: Any, rank: int, action: Callable[[], Any]) -> list[Any]:
@@ -583,32 +550,25 @@ def failing(mode: Any, rank: int, action: Callable[[], Any]) -> list[Any]:
         trainer.fit(Fails(rank, action), loader(40, own, 4))
 
     outcomes = learners(4, program)
-    for own, outcome in enumerate(outcomes):
-        if own == rank and action in (kill, terminate):
-            # Lightning ends a process without an error where it was told to end.
-            assert outcome.exit_code == (-signal.SIGKILL if action is kill else 0)
-        else:
-            assert outcome.exit_code > 0
+    if action is terminate:
+        # Lightning ends a process without an error where it was told to end.
+        assert outcomes[rank].exit_code == 0
+        others = [outcome for own, outcome in enumerate(outcomes) if own != rank]
+        assert all(outcome.exit_code > 0 for outcome in others)
+    else:
+        expect_ends(outcomes, rank, action)
     return outcomes
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_exception_ends_all_and_is_named(mode: Any, rank: int) -> None:
-    outcomes = failing(mode, rank, raise_error)
-    assert "ValueError: the answer is 42" in outcomes[rank].error
-    if rank:
-        message = rf"learner {rank} on host \S+ raised ValueError: the answer is 42"
-        assert re.search(message, outcomes[0].error)
-    for other in {1, 2, 3} - {rank}:
-        assert "LearnerFollows" in outcomes[other].error
+    expect_error_named(failing(mode, rank, raise_error), rank)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_learner_ends_the_rest_and_is_named(mode: Any) -> None:
-    outcomes = failing(mode, 2, kill)
-    names = ["learner 2", "learner [2]", "its learner 2", "[2, 3]"]
-    assert any(name in outcomes[0].error for name in names)
+    expect_death_named(failing(mode, 2, kill))
 
 
 def test_the_death_of_the_host_of_the_store_ends_the_rest() -> None:
