@@ -115,7 +115,7 @@ def measure(quick: bool = False) -> Report:
         ],
     )
     for model in MODELS:
-        report.rows += measure_model(model, 3 if quick else 7)
+        report.rows += measure_model(model, 3 if quick else 5)
     report.targets += [
         Target(f"{row.case['model']}, {row.case['mode']}", BOUND, row.ratio, False)
         for row in report.rows

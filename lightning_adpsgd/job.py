@@ -217,6 +217,12 @@ class Job:
         return self._dials.communication == "async"
 
     @property
+    def island(self) -> Island | None:
+        """Its part among islands; none before the start, and in one job."""
+        communication = self._communication
+        return communication if isinstance(communication, Island) else None
+
+    @property
     def in_consensus(self) -> bool:
         """Whether the module holds the consensus model at present."""
         return self._consensus is not None and self._consensus.entered

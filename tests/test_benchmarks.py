@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -170,10 +171,30 @@ def test_numbers_have_three_digits_and_no_needless_exponent() -> None:
 
 
 def test_ours_controls_and_peers_are_told_apart_by_colour() -> None:
-    ours = {plots.colour_of(name) for name in ("adpsgd", "merge", "exchange")}
-    controls = {plots.colour_of(name) for name in ("solo", "ddp", "solo, plain loop")}
-    peers = {plots.colour_of(name) for name in ("Decent-DP ring", "torchft DiLoCo")}
-    assert [ours, controls, peers] == [{plots.OURS}, {plots.CONTROL}, {plots.PEER}]
+    names = {
+        plots.OURS: ("adpsgd, one learner", "merge", "exchange", "async", "int8"),
+        plots.CONTROL: ("solo, plain loop", "ddp", "copy_ (the limit)", "one learner"),
+        plots.PEER: ("Decent-DP ring", "torchft DDP", "torch post-local"),
+    }
+    found = {k: {plots.colour_of(name) for name in v} for k, v in names.items()}
+    assert found == {colour: {colour} for colour in names}
+
+
+def test_a_plot_has_room_for_all_that_it_marks(tmp_path: Path) -> None:
+    def row(median: float, **details: float) -> dict[str, Any]:
+        value = {"median": median, "low": 0.9 * median, "high": 1.1 * median}
+        case = {"link": "slow", "method": f"{median}"}
+        return {"case": case, "value": value, "unit": "steps/s", "details": details}
+
+    rows = [row(2.0), row(3.0, predicted=9.0)]
+    figure = plots.draw(rows)
+    (axes,) = figure.axes
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    assert left == 0
+    assert right > 9.0
+    assert bottom > 1
+    assert top < 0
+    assert plots.write(rows, "Some plot", tmp_path).name == "some-plot.svg"
 
 
 def test_the_runner_finds_the_modules_that_measure() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import add
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -128,6 +128,15 @@ class AdaptationOptions:
     acoustic_scale: float = 0.07
     estimate: FmllrOptions = field(default_factory=FmllrOptions)
     ivector_period: int = 0
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> "AdaptationOptions":
+        """Those that `dataclasses.asdict` has told."""
+        values: dict[str, Any] = {
+            **told,
+            "estimate": FmllrOptions(**told["estimate"]),
+        }
+        return cls(**values)
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -71,8 +71,7 @@ class ChunkDataset(Dataset[Chunk]):
             raise ValueError(f"`chunk` must be at least 1, got {chunk}")
         self.store = store
         self.chunk = chunk
-        self._spans = np.asarray(store.spans)
-        self._before, self._positions = np.asarray(chunk_index(store, chunk))
+        self._places, self._rows = chunk_index(store, chunk)
         if not len(self):
             raise ValueError(f"{store.labels_path}: no utterance has labels")
 
@@ -84,7 +83,7 @@ class ChunkDataset(Dataset[Chunk]):
         self.__init__(**state)
 
     def __len__(self) -> int:
-        return int(self._before[-1])
+        return len(self._rows)
 
     @override
     def __getitem__(self, index: int) -> Chunk:
@@ -93,7 +92,9 @@ class ChunkDataset(Dataset[Chunk]):
 
     def __getitems__(self, indices: list[int]) -> Chunk:
         """A whole batch; what loaders call."""
-        start, first, last = self._places(self._checked(indices))
+        chunks = self._checked(indices)
+        before, _, first, last = self._places[self._rows[chunks]].T
+        start = first + (chunks - before) * self.chunk
         begin, length = start - CONTEXT, self.chunk + 2 * CONTEXT
         frames = self.store.frame_windows(begin, length)
         labels = self.store.label_windows(start, self.chunk)
@@ -112,17 +113,10 @@ class ChunkDataset(Dataset[Chunk]):
             )
         return chunks
 
-    def _places(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Frames at which chunks start, and their utterances' first and after last."""
-        position, start = self.begins(chunks)
-        spans = self._spans[position]
-        first, last = spans[:, 0], spans[:, 1]
-        return first + start, first, last
-
     def begins(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Utterance of each chunk, and its first frame counted from that's start."""
-        row = self._before.searchsorted(chunks, side="right") - 1
-        return self._positions[row], (chunks - self._before[row]) * self.chunk
+        before, position, _, _ = self._places[self._rows[chunks]].T
+        return position, (chunks - before) * self.chunk
 
     def _at_ends(
         self, start: np.ndarray, first: np.ndarray, last: np.ndarray

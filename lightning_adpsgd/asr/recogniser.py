@@ -45,7 +45,6 @@ from lightning_adpsgd.asr.decoding import (
     TimedWord,
     read_graph,
 )
-from lightning_adpsgd.asr.fmllr import FmllrOptions
 from lightning_adpsgd.asr.kaldi import graph as kaldi_graph
 from lightning_adpsgd.asr.kaldi.decoding import KaldiDecoder
 from lightning_adpsgd.asr.kaldi.language import read_boundaries, read_words
@@ -404,9 +403,7 @@ def _read_adapter(
 ) -> Adapter | None:
     if told is None:
         return None
-    options = AdaptationOptions(
-        **(told | {"estimate": FmllrOptions(**told["estimate"])})
-    )
+    options = AdaptationOptions.of(told)
     topology = read_topology(folder / "tree.json")
     silent = silent_states(read_lexicon(folder), topology)
     return Adapter.load(folder / _ADAPTATION, options, decoder, silent)

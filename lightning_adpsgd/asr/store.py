@@ -450,35 +450,52 @@ def _present(labels: Path) -> Path:
     return labels.with_suffix(".present.npy")
 
 
-def chunk_index(store: FrameStore, chunk: int) -> np.ndarray:
-    """Where the chunks of the labelled utterances are; mapped, and so never read whole.
+class ChunkIndex(NamedTuple):
+    """Where the chunks of the labelled utterances are.
+
+    Attributes:
+        places: int64 [utterances with labels, 4]: chunks before the utterance, its
+            position in the store, its first frame, and the frame after its last one.
+        rows: uint32 [chunks], the row of `places` that each chunk belongs to.
+    """
+
+    places: np.ndarray
+    rows: np.ndarray
+
+
+def chunk_index(store: FrameStore, chunk: int) -> ChunkIndex:
+    """Where the chunks of the labelled utterances are; mapped, and never read whole.
 
     It is counted once and kept beside the labels, where that can be written to.
 
     Args:
         store: With labels.
         chunk: Frames per chunk; the last one of an utterance may have fewer.
-
-    Returns:
-        int64 [2, utterances with labels + 1]: chunks before the utterance, and its
-        position in the store; at the end the number of chunks, and that of utterances.
     """
     assert store.labels_path is not None
-    path = _index_of(store.labels_path, chunk)
-    if not path.exists():
-        positions = np.flatnonzero(store.labelled)
-        first, last = np.asarray(store.spans)[positions].T
-        before = np.cumsum(np.append(0, -((first - last) // chunk)))
-        index = np.stack([before, np.append(positions, len(store))])
+    paths = [_index_of(store.labels_path, name, chunk) for name in ChunkIndex._fields]
+    if not all(path.exists() for path in paths):
+        index = _counted(store, chunk)
         try:
-            save_array(path, index)
+            for path, array in zip(paths, index, strict=True):
+                save_array(path, array)
         except OSError:  # where others keep their alignments
             return index
-    return _mapped(path, 2)
+    places, rows = paths
+    return ChunkIndex(*map(np.asarray, (_mapped(places, 2), _mapped(rows, 1))))
 
 
-def _index_of(labels: Path, chunk: int | str) -> Path:
-    return labels.with_name(f"{labels.stem}.chunks-{chunk}.npy")
+def _counted(store: FrameStore, chunk: int) -> ChunkIndex:
+    positions = np.flatnonzero(store.labelled)
+    first, last = np.asarray(store.spans)[positions].T
+    counts = -((first - last) // chunk)
+    before = np.cumsum(counts) - counts
+    rows = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+    return ChunkIndex(np.stack([before, positions, first, last], axis=1), rows)
+
+
+def _index_of(labels: Path, name: str, chunk: int | str) -> Path:
+    return labels.with_name(f"{labels.stem}.{name}-{chunk}.npy")
 
 
 def write_labels(
@@ -513,8 +530,9 @@ def write_labels(
         labels[start:end] = values
         present[position] = True
     labels.flush()
-    for outdated in path.parent.glob(_index_of(path, "*").name):
-        outdated.unlink()
+    for name in ChunkIndex._fields:
+        for outdated in path.parent.glob(_index_of(path, name, "*").name):
+            outdated.unlink()
     save_array(_present(path), present)
     os.replace(partial, path)
     return int((store.spans[present, 1] - store.spans[present, 0]).sum())

@@ -162,6 +162,16 @@ def test_a_folder_that_lacks_a_file_names_it(exported, tmp_path, capsys, name):
     assert name in found
 
 
+def test_a_folder_of_the_format_before_says_the_same(exported, call, tmp_path):
+    shutil.copytree(exported, tmp_path / "model")
+    path = tmp_path / "model" / "recogniser.json"
+    told = json.loads(path.read_text())
+    del told["adaptation"], told["graph"]
+    path.write_text(json.dumps(told | {"format": 1}))
+    found = list(Recogniser(tmp_path / "model").transcribe(call))
+    assert found == list(Recogniser(exported).transcribe(call))
+
+
 def test_the_folder_says_what_is_in_it(parts, exported):
     told = json.loads((exported / "recogniser.json").read_text())
     assert told["model"]["num_states"] == parts.model.hparams["num_states"]

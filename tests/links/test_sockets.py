@@ -1,6 +1,7 @@
 """Addresses, deadlines, and whether a link is cut."""
 
 import errno
+import select
 import socket
 import sys
 
@@ -15,8 +16,9 @@ from lightning_adpsgd.links.sockets import (
     knock,
     receive_all,
     tune,
+    wake_after,
 )
-from tests.helpers import PATIENCE_S
+from tests.helpers import PATIENCE_S, until
 from tests.links.ends import tcp_pair
 
 
@@ -135,3 +137,24 @@ def test_loopback_is_known(family: socket.AddressFamily, host: str) -> None:
         except OSError:
             pytest.skip("this host has no such address")
         assert is_loopback(sock)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the dial is Linux's")
+def test_a_reader_is_woken_when_enough_is_there_or_nothing_more_will_come() -> None:
+    def has_come(sock: socket.socket) -> int:
+        return len(sock.recv(100, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+
+    def is_woken(sock: socket.socket, seconds: float = 0.0) -> bool:
+        return bool(select.select([sock], [], [], seconds)[0])
+
+    with tcp_pair() as (reader, writer):
+        for last in (lambda: writer.send(b"!"), writer.close):
+            wake_after(reader, 1)
+            writer.send(b"12")
+            assert is_woken(reader, PATIENCE_S)
+            until(lambda: has_come(reader) == 2, "two bytes")
+            wake_after(reader, 3)
+            assert not is_woken(reader)
+            last()
+            assert is_woken(reader, PATIENCE_S)
+            reader.recv(100)

@@ -164,6 +164,12 @@ def test_alternatives_of_kaldis_graph_are_weighed_with_a_larger_model(
     assert times == ["sw_3 A 0.02 0.04 a", "sw_3 A 0.06 0.03 b"]
 
 
+def test_a_language_model_that_is_not_there_is_named_before_anything_starts(settings):
+    kaldi = dataclasses.replace(settings.kaldi, arpa=settings.corpus / "sw1.arpa")
+    with pytest.raises(StageError, match=r"kaldi\.arpa: .*sw1\.arpa is no file"):
+        check(dataclasses.replace(settings, kaldi=kaldi))
+
+
 def test_alternatives_need_the_model_of_kaldis_graph(settings):
     with pytest.raises(ValueError, match=r"name it with `kaldi\.arpa`, or set"):
         override(settings, "decode.nbest=5")
