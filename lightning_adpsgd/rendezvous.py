@@ -36,7 +36,8 @@ ENVIRONMENT_VARIABLE = "LIGHTNING_ADPSGD_ISLANDS"
 
 # Less than the silence after which a member counts as dead.
 _ANSWER_S = 2.0
-_PATIENCE = timedelta(seconds=2)
+# A client that cannot be made tries no more when that has passed.
+_PATIENCE = timedelta(seconds=1)
 _JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -91,10 +92,11 @@ class Rendezvous:
 
     Args:
         place: Where it is.
+        answer_s: For how long an answer may take.
     """
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, place: Place, answer_s: float = _ANSWER_S) -> None:
+        self.place, self._answer_s = place, answer_s
         self._store: Store | None = None
         self._line: socket.socket | None = None
         self._errands = Errands("adpsgd-rendezvous")
@@ -108,12 +110,12 @@ class Rendezvous:
             RendezvousAway: The server cannot be reached, is another one than the last
                 time, or does not answer in time; the next call tries again.
         """
-        self._deadline = time.monotonic() + _ANSWER_S
+        self._deadline = time.monotonic() + self._answer_s
         try:
             store = self._connected()
             return action(store)
         except Late as error:
-            raise RendezvousAway(f"no answer within {_ANSWER_S:g} s") from error
+            raise RendezvousAway(f"no answer within {self._answer_s:g} s") from error
         except (OSError, DistError) as error:
             self.close()
             raise RendezvousAway(str(error).partition("\n")[0]) from error

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -115,13 +115,17 @@ def torchrun(islands: World, name: str) -> Iterator[subprocess.Popen[bytes]]:
             },
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
         )
     try:
         yield process
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        # Each of them has a process group of its own.
+        learners = learners_of(process.pid)
+        process.kill()
         process.wait(SECONDS)
+        for learner in learners:
+            with suppress(ProcessLookupError):
+                os.kill(learner, signal.SIGKILL)
 
 
 @pytest.mark.slow
