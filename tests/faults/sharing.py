@@ -121,8 +121,9 @@ class SharingWorld(World):
             settings: `rows` of the data set, seconds of a step `step_s`, `learners`,
                 workers that `read`; the rest is the Trainer's.
         """
-        url = f"tcp://{self._host}:{self._port}"
-        self._start(name, "", share, url, str(self._folder), name, settings, times)
+        self._processes[name] = []
+        trains = share, self.url, str(self._folder), name, settings, times
+        self._start(name, name, "", {}, *trains)
 
     def rows(self, name: str, epoch: int = 0) -> list[list[int]]:
         """The batches on which an island has trained in an epoch."""
