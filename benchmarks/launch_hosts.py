@@ -339,7 +339,7 @@ def _wrong_in_training(finished: Sequence[Finished]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.launch_hosts")
     parser.add_argument("scenarios", nargs="*", metavar="scenario")
     parser.add_argument("--learn", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)

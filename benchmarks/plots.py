@@ -10,69 +10,131 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-Rows = Sequence[Mapping[str, Any]]
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
 # Okabe and Ito: told apart with any colour vision.
-OURS, CONTROL, PEER = "#0072B2", "#000000", "#D55E00"
-_MARKERS = {OURS: "o", CONTROL: "s", PEER: "D"}
-_CONTROLS = re.compile(r"solo|ddp|limit|single.device|copy_|alone")
-_OURS = re.compile(r"psgd|merge|snapshot|exchange|swap|work.sharing|engine")
+OURS, CONTROL, PEER, PREDICTED = "#0072B2", "#000000", "#D55E00", "#CC79A7"
+_MARKERS = {OURS: "o", CONTROL: "s", PEER: "D", PREDICTED: "x"}
+_MEANINGS = {
+    OURS: "this package",
+    CONTROL: "control",
+    PEER: "other library",
+    PREDICTED: "predicted",
+}
+_PEERS = re.compile(r"Decent-DP|torchft|^torch ")
+_CONTROLS = re.compile(r"^(solo|ddp|single device|one learner|no averages)|limit|copy_")
 _COLUMNS = 2
+_WIDTH, _ROW_HEIGHT, _FRAME_HEIGHT, _LEGEND_HEIGHT = 5.2, 0.26, 0.9, 0.3  # inches
 
 
 def write(rows: Rows, title: str, folder: Path) -> Path:
-    """Writes an SVG of a table and returns its path.
-
-    One panel for each combination of all but the last part of a row's case.
-    """
-    panels: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        *general, _ = (f"{key}: {value}" for key, value in row["case"].items())
-        panels.setdefault(", ".join(general), []).append(row)
-    columns = min(_COLUMNS, len(panels))
-    lines = -(-len(panels) // columns)
-    height = 0.9 + 0.26 * max(map(len, panels.values()))
-    figure, axes = pyplot.subplots(
-        lines,
-        columns,
-        figsize=(5.2 * columns, height * lines),
-        squeeze=False,
-        sharex=True,
-    )
-    for panel in axes.flat[len(panels) :]:
-        panel.set_visible(False)
-    for panel, (name, part) in zip(axes.flat, panels.items(), strict=False):
-        _draw(panel, name, part)
-    # Once all have drawn: it ends the scaling of the axis that they share.
-    axes.flat[0].set_xlim(left=0)
+    """Writes an SVG of a table and returns its path."""
+    figure = draw(rows)
     path = folder / f"{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}.svg"
-    figure.tight_layout()
     # Without a date, so that equal figures give equal files.
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
     return path
 
 
-def _draw(axes: Axes, name: str, rows: Rows) -> None:
-    labels = [str([*row["case"].values()][-1]) for row in rows]
-    for place, row in enumerate(rows):
-        colour, value = (
-            colour_of(str(row["case"].get("method", labels[place]))),
-            row["value"],
-        )
-        axes.hlines(place, value["low"], value["high"], color=colour, linewidth=2)
-        axes.plot(value["median"], place, _MARKERS[colour], color=colour)
-    axes.set_yticks(range(len(rows)), labels, fontsize=8)
-    axes.invert_yaxis()
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_xlabel(rows[0]["unit"], fontsize=8)
-    axes.tick_params(axis="x", labelsize=8, labelbottom=True)
-    axes.set_title(name, fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
+def draw(rows: Rows) -> Figure:
+    """One panel for each combination of all but the last part of a row's case."""
+    panels = _panels(rows)
+    figure = _figure([len(part) for part in panels.values()])
+    for axes, (name, part) in zip(figure.axes, panels.items(), strict=True):
+        _draw_panel(axes, name, part)
+    # All share the first one's axis, and a marker at either end is whole.
+    figure.axes[0].set_xlim(left=0, right=1.04 * max(map(_end_of, rows)))
+    colours = {colour for row in rows for _, colour in _dots(row)}
+    _explain(figure, [colour for colour in _MEANINGS if colour in colours])
+    return figure
 
 
 def colour_of(label: str) -> str:
     """Ours, a control, or a peer, by the name of what was measured."""
-    if _OURS.search(label):
-        return OURS
-    return CONTROL if _CONTROLS.search(label) else PEER
+    if _PEERS.search(label):
+        return PEER
+    return CONTROL if _CONTROLS.search(label) else OURS
+
+
+def _panels(rows: Rows) -> dict[str, list[Row]]:
+    panels: dict[str, list[Row]] = {}
+    for row in rows:
+        *general, _ = (f"{k}: {_shown(value)}" for k, value in row["case"].items())
+        panels.setdefault(", ".join(general), []).append(row)
+    return panels
+
+
+def _figure(lengths: Sequence[int]) -> Figure:
+    """One panel for each number of rows, as high as the longest beside it."""
+    columns = min(_COLUMNS, len(lengths))
+    lines = [lengths[n : n + columns] for n in range(0, len(lengths), columns)]
+    heights = [_FRAME_HEIGHT + _ROW_HEIGHT * max(line) for line in lines]
+    size = (_WIDTH * columns, sum(heights) + _LEGEND_HEIGHT)
+    figure = pyplot.figure(figsize=size, layout="constrained")
+    grid = figure.add_gridspec(len(lines), columns, height_ratios=heights)
+    first = None
+    for place in range(len(lengths)):
+        axes = figure.add_subplot(grid[divmod(place, columns)], sharex=first)
+        first = first or axes
+    return figure
+
+
+def _draw_panel(axes: Axes, name: str, rows: Rows) -> None:
+    for place, row in enumerate(rows):
+        value, ((_, colour), *_) = row["value"], _dots(row)
+        axes.hlines(place, value["low"], value["high"], color=colour, linewidth=2)
+        for dot, colour in _dots(row):
+            axes.plot(dot, place, _MARKERS[colour], color=colour)
+    axes.set_yticks(range(len(rows)), [_label(row) for row in rows], fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel(rows[0]["unit"], fontsize=8)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(7))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    axes.set_title(name, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _explain(figure: Figure, colours: Sequence[str]) -> None:
+    """A legend, unless all is of one kind."""
+    if len(colours) > 1:
+        kinds = [
+            Line2D(
+                [], [], color=c, marker=_MARKERS[c], linestyle="", label=_MEANINGS[c]
+            )
+            for c in colours
+        ]
+        figure.legend(
+            handles=kinds,
+            loc="outside lower center",
+            ncols=len(kinds),
+            fontsize=8,
+            frameon=False,
+        )
+
+
+def _dots(row: Row) -> list[tuple[float, str]]:
+    """What is marked in a row, and the colours: what was measured comes first."""
+    measured = colour_of(str(row["case"].get("method", _label(row))))
+    dots = [(row["value"]["median"], measured)]
+    if (predicted := row["details"].get("predicted")) is not None:
+        dots.append((predicted, PREDICTED))
+    return dots
+
+
+def _end_of(row: Row) -> float:
+    return max(row["value"]["high"], *(dot for dot, _ in _dots(row)))
+
+
+def _label(row: Row) -> str:
+    return _shown([*row["case"].values()][-1])
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

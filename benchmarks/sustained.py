@@ -1,7 +1,7 @@
 """What `adpsgd` keeps of solo's speed over longer windows, which hold many exchanges.
 
 `hidden` compares many methods and gives each a few seconds. Where cores are contended
-an engine that has just begun may pause for up to ten (`cpu_share`), so that a short
+an engine rests for many seconds between two exchanges (`cpu_share`), so that a short
 window can miss what exchanges cost. Here two methods take turns at longer windows.
 """
 

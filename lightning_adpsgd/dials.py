@@ -101,14 +101,6 @@ class Dials:
                 None,
                 "an island may be alone, and does not wait for others",
             ),
-            (
-                "work_sharing",
-                self.work_sharing,
-                False,
-                "the pool of batches is kept in the store of one job, and each island "
-                "is a job of its own; give each island its own part of the data, or "
-                "all of it in another order",
-            ),
         )
         for name, value, allowed, reason in refused:
             if value != allowed:

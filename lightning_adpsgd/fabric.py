@@ -106,7 +106,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
         gossip_every: int = 1,
         wire_dtype: torch.dtype | None = None,
         link_budget: float | None = None,
-        cpu_share: float = 0.1,
+        cpu_share: float = 0.03,
         max_staleness: int | None = None,
         max_reloads: int | None = 3,
         after_evaluation: Literal["restore", "adopt"] = "restore",

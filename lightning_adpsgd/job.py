@@ -6,6 +6,7 @@ step. Nothing here knows a Trainer, a loop or an optimizer: `strategy` is the fa
 that Lightning sees.
 """
 
+import atexit
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -100,9 +101,9 @@ def set_up_job(module: nn.Module, dials: Dials, super_learner_size: int) -> "Job
     on_device = _mixes_on_device(dials, super_learner_size, flat.device)
     groups = make_groups(super_learner_size, dials.timeout, flat.device, on_device)
     _take_weights_of_learner_0(module)
+    ties = Ties(module, flat)
     coordinator = Coordinator(store, rank, num_learners, dials.timeout)
     coordinator.start()
-    ties = Ties(module, flat)
     return Job(dials, super_learner_size, flat, ties, groups, store, coordinator)
 
 
@@ -199,6 +200,8 @@ class Job:
         self._statistics: Statistics | None = None
         self._restored_position: tuple[int, int] | None = None
         self._closed = False
+        self._process = os.getpid()
+        atexit.register(self._close_at_exit)
         self.on_reload: Callable[[], None] = lambda: None
 
     # --- what it is, and what it has done
@@ -212,6 +215,12 @@ class Job:
     def asynchronous(self) -> bool:
         """Whether learners may be at different steps."""
         return self._dials.communication == "async"
+
+    @property
+    def island(self) -> Island | None:
+        """Its part among islands; none before the start, and in one job."""
+        communication = self._communication
+        return communication if isinstance(communication, Island) else None
 
     @property
     def in_consensus(self) -> bool:
@@ -342,9 +351,18 @@ class Job:
 
     def close(self) -> None:
         """Lets go of everything, whether it ended well or not; waits for nobody."""
+        atexit.unregister(self._close_at_exit)
         self.abort()
         self._closed = True
         self.coordinator.stop()
+
+    def _close_at_exit(self) -> None:
+        """Ends the threads: torch aborts a process at whose end they are in its code.
+
+        A forked child has none of them, and shares the connections with its parent.
+        """
+        if os.getpid() == self._process:
+            self.close()
 
     # --- the step
 

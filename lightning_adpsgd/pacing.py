@@ -7,13 +7,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-# All that an exchange costs, by what its own thread takes: the network's thread,
-# merges, caches that both use. Measured with 34 MB of weights at 1 Gbit/s.
+# All that an exchange costs, by what its own thread takes: the network's thread, the
+# kernel's work beside it, merges, caches that both use. Measured with 34 MB of weights
+# at 1 Gbit/s and 200 Mbit/s.
 _OVERHEAD = 3.5
+# The same for each byte of the weights, in seconds: a guess until one was measured.
+_SECONDS_PER_BYTE = 4e-9
 # A training thread that is kept from a core for less than this share of the time has
 # the cores that it needs.
 _CONTENDED = 0.05
-_LONGEST_PAUSE_S = 10.0
+# Over less than this a thread may be lucky with its cores; who waits looks as often.
+_BETWEEN_LOOKS_S = 0.25
+# Who exchanges less often than once a minute trains alone.
+_LONGEST_PAUSE_S = 60.0
 
 
 class Pacer:
@@ -51,51 +57,76 @@ class CoreShare:
     """Bounds the share of a learner's processor time that exchanges take.
 
     It binds only where the training thread has to queue for a core: where cores are
-    idle, or train nothing, exchanges cost the training nothing. Exchanges report their
-    processor time (`spent`, any thread); who is about to ask waits until it has become
-    the agreed share (`pause_s`). `_next` and the two marks are guarded by `_lock`.
+    idle, or train nothing, exchanges cost the training nothing. Until it is known, the
+    cores are taken to be short.
+
+    Exchanges are paid for in time: one that took a second, at a share of a tenth, is
+    paid for after the learner's threads have had ten. Who asks pays beforehand what the
+    exchange before has cost, so that of several who wait only one goes, and learners
+    that begin together do not all begin with an exchange; who is asked pays afterwards.
+    All of it is guarded by `_lock`.
 
     Args:
         share: 0 < share <= 1; 1 is no bound.
+        num_bytes: Of the weights, by which the first exchange is paid for.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, num_bytes: int = 0) -> None:
         self._share = share
         self._lock = threading.Lock()
         self._queue: Path | None = None
-        self._next = 0.0
+        # When all is paid; what an exchange costs, and what is paid ahead of its end,
+        # both in seconds of processors.
+        self._paid_at, self._ahead = 0.0, 0.0
+        self._cost = _SECONDS_PER_BYTE * num_bytes
         self._mark = _Mark(0.0, 0.0, 0.0)
-        self._contended, self._rate = False, 1.0
+        self._contended, self._rate = True, 1.0
 
     def watch_this_thread(self) -> None:
         """Makes the calling thread the one whose cores are spared."""
         queue = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
         self._queue = queue if self._share < 1 and queue.exists() else None
         self._mark = self._look()
+        self._charge(self._cost)
 
     def spent(self, processor_seconds: float) -> None:
-        """Reports what an exchange took."""
+        """Reports what an exchange took; for any thread."""
         with self._lock:
-            seconds = _OVERHEAD * processor_seconds / (self._share * self._rate)
-            now = time.monotonic()
-            self._next = min(max(now, self._next) + seconds, now + _LONGEST_PAUSE_S)
+            self._cost = _OVERHEAD * processor_seconds
+            paid = min(self._ahead, self._cost)
+            self._ahead -= paid
+            self._charge(self._cost - paid)
 
     def pause_s(self) -> float:
-        """Seconds to wait before the next exchange is asked for; 0 where none."""
+        """For how long to wait, and then to call again; 0: an exchange may begin."""
         if self._queue is None:
             return 0.0
         with self._lock:
             self._update()
-            return max(0.0, self._next - time.monotonic()) if self._contended else 0.0
+            if not self._contended:
+                return 0.0
+            left = self._paid_at - time.monotonic()
+            if left > 0:
+                return min(left, _BETWEEN_LOOKS_S)
+            self._charge(self._cost)
+            self._ahead += self._cost
+            return 0.0
+
+    def _charge(self, processor_seconds: float) -> None:
+        now = time.monotonic()
+        seconds = processor_seconds / (self._share * self._rate)
+        self._paid_at = min(max(now, self._paid_at) + seconds, now + _LONGEST_PAUSE_S)
 
     def _update(self) -> None:
         mark = self._look()
         wall = mark.wall - self._mark.wall
-        if wall < 0.1:
+        if wall < _BETWEEN_LOOKS_S:
             return
         self._contended = mark.queued - self._mark.queued > _CONTENDED * wall
         self._rate = max(0.01, (mark.processor - self._mark.processor) / wall)
         self._mark = mark
+        if not self._contended:  # nothing is owed to cores that nobody wants
+            self._paid_at = self._ahead = 0.0
 
     def _look(self) -> "_Mark":
         queued_ns = 0

@@ -108,6 +108,18 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(zip(firsts.tolist(), lasts.tolist(), strict=True))
 
 
+def without(ranges: Ranges, taken: Ranges) -> Ranges:
+    """The positions of the first that are not in the second, both in rising order."""
+    left = []
+    for first, last in ranges:
+        for begin, end in taken:
+            if begin < last and end > first:
+                left.append((first, begin))
+                first = end
+        left.append((first, last))
+    return tuple((first, last) for first, last in left if first < last)
+
+
 class Portions:
     """What is left of an epoch, cut into portions of one batch for each of N learners.
 
@@ -158,11 +170,19 @@ class Portions:
 
     def left_from(self, index: int) -> Ranges:
         """The positions of this portion and all later ones."""
-        if self._evenly:
-            return merged(chain.from_iterable(self._evenly[index * self._size :]))
-        return merged(self._pieces_from(index, self._num) if index < self._num else [])
+        return self.positions(((index, self._num),))
+
+    def positions(self, portions: Ranges) -> Ranges:
+        """The positions of these portions."""
+        pieces = (self._pieces_from(start, stop) for start, stop in portions)
+        return merged(chain.from_iterable(pieces))
 
     def _pieces_from(self, start: int, stop: int) -> list[tuple[int, int]]:
+        if start >= stop:
+            return []
+        if self._evenly:
+            dealt = self._evenly[start * self._size : stop * self._size]
+            return list(chain.from_iterable(dealt))
         last = stop == self._num and not self._drop_last
         end = len(self._pieces) if last else stop * self._size
         rows = self._pieces[start * self._size : end].tolist()

@@ -51,6 +51,42 @@ class Place(NamedTuple):
         return self.num_super_learners * self.super_learner_size
 
 
+class Relay:
+    """Lets all learners of a super-learner hear what its first one has to say.
+
+    Args:
+        store: Keys that nothing else uses.
+        place: Of this learner.
+        raise_if_failed: Called while this learner waits for the first.
+    """
+
+    def __init__(
+        self, store: Store, place: Place, raise_if_failed: Callable[[], None]
+    ) -> None:
+        self._store, self._place = store, place
+        self._raise_if_failed = raise_if_failed
+
+    def word(self, key: str, speak: Callable[[], str]) -> str:
+        """What `speak` gives in the first learner; all of them ask."""
+        if self._place.learner > 0:
+            return self._hear(key)
+        word = speak()
+        if self._place.super_learner_size > 1:
+            self._store.set(key, word)
+        return word
+
+    def _hear(self, key: str) -> str:
+        # Not `Store.wait`: it keeps the thread that watches for failures from looking.
+        while not self._store.check([key]):
+            self._raise_if_failed()
+            time.sleep(_LOOK_S)
+        word = self._store.get(key).decode()
+        if self._store.add(f"{key}/heard", 1) == self._place.super_learner_size - 1:
+            self._store.delete_key(key)
+            self._store.delete_key(f"{key}/heard")
+        return word
+
+
 class Pace:
     """How many portions all learners claim between two claims of this one.
 
@@ -123,7 +159,7 @@ class Claims:
     ) -> None:
         self._store, self._place, self._num_portions = store, place, num_portions
         self._pace, self._fingerprint = pace, fingerprint
-        self._raise_if_failed = raise_if_failed
+        self._relay = Relay(store, place, raise_if_failed)
         self._num_claims, self._ended, self._stays = 0, False, False
         self._num_seen = min(place.num_super_learners, num_portions)
         self.num_tickets = 0
@@ -142,9 +178,8 @@ class Claims:
             return None
         if self._num_claims == 0:
             self._check_same_epoch()
-        number = self._claim(num_held) if self._place.learner == 0 else self._hear()
-        if self._place.learner == 0 and self._place.super_learner_size > 1:
-            self._store.set(self._key(), str(number))
+        word = self._relay.word(self._key(), lambda: str(self._claim(num_held)))
+        number = int(word)
         self._num_claims += 1
         self._num_seen = min(number + 1, self._num_portions)
         self._ended = number >= self._num_portions
@@ -176,18 +211,6 @@ class Claims:
         # Whoever would be the last to leave stays, so that nothing remains.
         self._stays = self._store.add("left", 1) == count
         return not self._stays
-
-    def _hear(self) -> int:
-        key = self._key()
-        # Not `Store.wait`: it keeps the thread that watches for failures from looking.
-        while not self._store.check([key]):
-            self._raise_if_failed()
-            time.sleep(_LOOK_S)
-        number = int(self._store.get(key))
-        if self._store.add(f"{key}/heard", 1) == self._place.super_learner_size - 1:
-            self._store.delete_key(key)
-            self._store.delete_key(f"{key}/heard")
-        return number
 
     def _key(self) -> str:
         return f"claim/{self._place.super_learner}/{self._num_claims}"
@@ -265,9 +288,14 @@ class SharedBatches:
             self._current = self._begin()
         return self._current.batches()
 
+    def begin_batch(self) -> None:
+        """Training on the next batch begins."""
+        if self._current is not None:
+            self._current.begin_batch()
+
     def _begin(self) -> "EpochUnderWay":
         epoch = draw_epoch(self._batches, self._seed, self.epoch)
-        remaining = self._remaining(epoch)
+        remaining = remaining_of(epoch, self.epoch, self._loaded)
         portions = Portions(
             remaining,
             epoch,
@@ -286,17 +314,27 @@ class SharedBatches:
         state = EpochState(self.epoch, self._seed, len(epoch.order), remaining)
         return EpochUnderWay(state, epoch, portions, claims, self._place)
 
-    def _remaining(self, epoch: Epoch) -> Ranges:
-        state = self._loaded
-        if state is None or state.epoch != self.epoch:
-            return epoch.everything()
-        if state.num_samples != len(epoch.order):
-            raise ValueError(
-                f"the checkpoint was written in an epoch of {state.num_samples} "
-                f"samples and this one has {len(epoch.order)}: go on with the same "
-                "data, or from a checkpoint of the end of an epoch"
-            )
-        return state.remaining
+
+def remaining_of(epoch: Epoch, number: int, state: EpochState | None) -> Ranges:
+    """What remains of an epoch after what another job has done of it.
+
+    Args:
+        epoch: Whole.
+        number: Of the epoch.
+        state: Of the other job; none if there was none.
+
+    Raises:
+        ValueError: The other job had other data.
+    """
+    if state is None or state.epoch != number:
+        return epoch.everything()
+    if state.num_samples != len(epoch.order):
+        raise ValueError(
+            f"the checkpoint was written in an epoch of {state.num_samples} "
+            f"samples and this one has {len(epoch.order)}: go on with the same "
+            "data, or from a checkpoint of the end of an epoch"
+        )
+    return state.remaining
 
 
 class _News(NamedTuple):

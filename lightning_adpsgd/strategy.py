@@ -161,7 +161,7 @@ class HADPSGDStrategy(DDPStrategy):
         gossip_every: int = 1,
         wire_dtype: torch.dtype | None = None,
         link_budget: float | None = None,
-        cpu_share: float = 0.1,
+        cpu_share: float = 0.03,
         max_staleness: int | None = None,
         max_reloads: int | None = 3,
         after_evaluation: Literal["restore", "adopt"] = "restore",
@@ -359,11 +359,15 @@ class HADPSGDStrategy(DDPStrategy):
         begun = Position(trainer.global_step, 0, trainer.current_epoch)
         if (position := self._job.start(begun)) is not None:
             catch_up(trainer, position)
+        if self._work_sharing is not None:
+            self._work_sharing.begin()
 
     def _end_run(self, trainer: pl.Trainer) -> None:
         """Ends in the consensus model before any hook sees the end of training."""
         self._save_thread.wait()
         if self._job is not None and self._job.running:
+            if self._work_sharing is not None:
+                self._work_sharing.leave()
             self.last_consensus = self._job.finish()
             averages.average_copies(trainer)
         type(trainer.fit_loop).on_run_end(trainer.fit_loop)
@@ -379,6 +383,8 @@ class HADPSGDStrategy(DDPStrategy):
 
     def _leave_in_order(self, job: Job) -> None:
         """Keeps what others have given, and saves what would otherwise be lost."""
+        if self._work_sharing is not None:
+            self._work_sharing.leave()
         trainer, name = self._trainer_or_none(), job.depart()
         if trainer is not None and name is not None:
             path = signals.save(trainer, f"preempted-{name}")
@@ -499,7 +505,9 @@ class HADPSGDStrategy(DDPStrategy):
             checkpoint[NAMESPACE] = learners
             own = (one for group in learners for one in group["learners"])
             checkpoint[_SAMPLES] = sum(one["place"]["num_samples"] for one in own)
-        if self._work_sharing is not None and not self._interrupted():
+        # Islands need not ask one another what is left.
+        may_ask = not self._interrupted() or self._dials.islands is not None
+        if self._work_sharing is not None and may_ask:
             checkpoint[_EPOCH] = self._work_sharing.state()
         if not self._writes_beside(filepath):
             self._drain()
@@ -672,7 +680,8 @@ class HADPSGDStrategy(DDPStrategy):
         place = Place(
             super_learner, self.num_super_learners, learner, self.super_learner_size
         )
-        sharing = WorkSharing(trainer, job, place, self._saved_epoch)
+        islands = self._dials.islands
+        sharing = WorkSharing(trainer, job, place, self._saved_epoch, islands)
         self._saved_epoch = None
         sharing.install()
         return sharing

@@ -7,6 +7,9 @@ evaluation are Lightning's business as before.
 
 A learner does not know how many batches it will get, so the copy has no length, and
 Lightning asks it for one batch ahead to know which is the last.
+
+Among islands the batches are those of `IslandBatches`, once the island has joined the
+others.
 """
 
 import copy
@@ -19,9 +22,15 @@ from lightning.pytorch.trainer.states import RunningStage
 from torch._C._distributed_c10d import PrefixStore
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from lightning_adpsgd.island_batches import IslandBatches, IslandEpoch
+from lightning_adpsgd.island_pool import IslandPool
 from lightning_adpsgd.job import Job
+from lightning_adpsgd.rendezvous import Place as RendezvousPlace
+from lightning_adpsgd.rendezvous import Rendezvous
 from lightning_adpsgd.sampling import EpochState, EpochUnderWay, Place, SharedBatches
 from lightning_adpsgd.shuffling import BlockSampler
+
+_GOODBYE_S = 2.0
 
 
 class WorkSharing:
@@ -33,6 +42,7 @@ class WorkSharing:
         place: Of this learner in the job.
         checkpoint: What `state` gave to the checkpoint that is resumed; none at a fresh
             start.
+        islands: The URL of their rendezvous; none where all learners are in one job.
     """
 
     def __init__(
@@ -41,11 +51,13 @@ class WorkSharing:
         job: Job,
         place: Place,
         checkpoint: Mapping[str, Any] | None = None,
+        islands: str | None = None,
     ) -> None:
         self._trainer, self._job, self._place = trainer, job, place
+        self._islands, self._pool = islands, None
         self._loaded = EpochState(**checkpoint) if checkpoint else None
-        self._batches: SharedBatches | None = None
-        self._num_occasions = 0
+        self._batches: SharedBatches | IslandBatches | None = None
+        self._num_occasions, self._num_loaders = 0, 0
 
     # --- from set-up to end
 
@@ -56,6 +68,26 @@ class WorkSharing:
     def remove(self) -> None:
         """Brings Lightning's own preparation of loaders back."""
         vars(self._trainer._data_connector).pop("_prepare_dataloader", None)
+        self.leave()
+
+    def begin(self) -> None:
+        """The island has joined the others, and is where they are; it may draw."""
+        if self._islands is None or self._job.island is None:
+            return
+        if self._place.learner == 0:
+            self._pool = IslandPool(
+                Rendezvous(RendezvousPlace.parse(self._islands)),
+                self._job.island.membership,
+                self._job.raise_if_failed,
+            )
+            self._pool.start()
+        assert isinstance(self._batches, IslandBatches)
+        self._batches.begin(self._pool)
+
+    def leave(self) -> None:
+        """Other islands go on with what this one has not trained on."""
+        if isinstance(self._batches, IslandBatches):
+            self._batches.leave(_GOODBYE_S)
 
     def check_loaders(self) -> None:
         """Refuses what is known only when Lightning has all loaders.
@@ -75,13 +107,15 @@ class WorkSharing:
     # --- the epoch
 
     @property
-    def under_way(self) -> EpochUnderWay | None:
+    def under_way(self) -> EpochUnderWay | IslandEpoch | None:
         """The epoch that is being shared; none before the first."""
         return self._batches.under_way if self._batches is not None else None
 
     def set_epoch(self, epoch: int) -> None:
         """Called by Lightning when an epoch begins, as with a distributed sampler."""
         assert self._batches is not None
+        if isinstance(self._batches, IslandBatches):
+            self._batches.start_epoch(epoch)
         self._batches.epoch = epoch
         stale = self.under_way is None or self.under_way.number != epoch
         if stale and not self._lightning_iterates():
@@ -89,8 +123,11 @@ class WorkSharing:
 
     def begin_batch(self) -> None:
         """Training on the next batch begins."""
-        if self.under_way is not None:
-            self.under_way.begin_batch()
+        if self._batches is not None:
+            self._batches.begin_batch()
+        if isinstance(self._batches, IslandBatches):
+            # One that was stopped and has rejoined the others is in their epoch.
+            self._batches.epoch = self._trainer.current_epoch
 
     def all_go_on(self, at_last_batch: bool) -> bool:
         """Whether no learner is at its last batch of the epoch; all learners come."""
@@ -101,9 +138,13 @@ class WorkSharing:
 
     def state(self) -> dict[str, Any] | None:
         """What a checkpoint keeps of the epoch, in learner 0; all learners come."""
-        if self.under_way is None:
-            return None
-        state = self.under_way.gather(self._next_occasion(), self._job.meet)
+        if isinstance(self._batches, IslandBatches):
+            state = self._batches.state()
+        elif self._batches is not None and self._batches.under_way is not None:
+            occasion = self._next_occasion()
+            state = self._batches.under_way.gather(occasion, self._job.meet)
+        else:
+            state = None
         return state._asdict() if state is not None else None
 
     # --- private
@@ -115,21 +156,48 @@ class WorkSharing:
                 connector, dataloader, shuffle, mode
             )
         _refuse_loader(dataloader)
-        self._batches = SharedBatches(
-            dataloader.batch_sampler,
-            self._place,
-            # As Lightning seeds its distributed sampler: by `seed_everything`.
-            int(os.environ.get("PL_GLOBAL_SEED", 0)),
-            lambda epoch: PrefixStore(f"epoch/{epoch}", self._job.store),
-            self._job.raise_if_failed,
-        )
+        if self._islands is None:
+            self._batches = self._of_one_job(dataloader.batch_sampler)
+        else:
+            self._batches = self._of_islands(dataloader)
         progress: Any = self._trainer.fit_loop.epoch_progress.current
         self._batches.epoch = progress.processed
         if self._loaded is not None:
             self._batches.load(self._loaded)
         return self._copy(dataloader, self._batches)
 
-    def _copy(self, loader: DataLoader[Any], batches: SharedBatches) -> Any:
+    def _of_one_job(self, batches: Any) -> SharedBatches:
+        return SharedBatches(
+            batches,
+            self._place,
+            _seed(),
+            lambda epoch: PrefixStore(f"epoch/{epoch}", self._job.store),
+            self._job.raise_if_failed,
+        )
+
+    def _of_islands(self, loader: DataLoader[Any]) -> IslandBatches:
+        before, self._num_loaders = self._batches, self._num_loaders + 1
+        made = IslandBatches(
+            loader.batch_sampler,
+            self._place,
+            before.seed if isinstance(before, IslandBatches) else _seed(),
+            PrefixStore(f"loader/{self._num_loaders}", self._job.store),
+            self._job.raise_if_failed,
+            self._is_training,
+            reads_ahead=loader.num_workers > 0,
+        )
+        if self._job.island is not None:
+            made.begin(self._pool)
+        return made
+
+    def _is_training(self) -> bool:
+        """Whether a batch is being trained on; asked by another thread as well."""
+        progress = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        return progress.ready != progress.completed
+
+    def _copy(
+        self, loader: DataLoader[Any], batches: SharedBatches | IslandBatches
+    ) -> Any:
         # Not made anew: a subclass need not take a batch sampler. Not by assignment:
         # torch forbids it, lest iterators under way go on with the old one.
         copied = copy.copy(loader)
@@ -148,6 +216,11 @@ class WorkSharing:
     def _next_occasion(self) -> PrefixStore:
         self._num_occasions += 1
         return PrefixStore(f"occasion/{self._num_occasions}", self._job.store)
+
+
+def _seed() -> int:
+    """As Lightning seeds its distributed sampler: by `seed_everything`."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0))
 
 
 def _refuse_loader(loader: Any) -> None:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDFabricStrategy
-from tests.learners import LR, PATIENCE
+from tests.helpers import PATIENCE
+from tests.learners import LR
 
 
 class Slope(nn.Module):

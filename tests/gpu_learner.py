@@ -13,7 +13,8 @@ import torch
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
-from tests.learners import PATIENCE, Linear, loader, trainer_of
+from tests.helpers import PATIENCE
+from tests.learners import Linear, loader, trainer_of
 
 
 class Single(Linear):

@@ -2,15 +2,18 @@
 
 import json
 import multiprocessing
+import os
 import pickle
 import queue
+import random
+import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,7 +32,10 @@ from lightning_adpsgd.transport import Pending, ThreadTransport, Transport
 
 ALL_TOPOLOGIES = list(TOPOLOGIES)
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17)
-PATIENCE = timedelta(seconds=20)
+# Of waits for what must come, on a machine on which any process may stall for 10 s.
+PATIENCE_S = 60.0
+PATIENCE = timedelta(seconds=PATIENCE_S)
+PROGRAM_S = 150.0  # of a whole program, with its imports
 
 T = TypeVar("T")
 
@@ -40,6 +46,21 @@ def num_gpus() -> int:
     To ask CUDA where there is none would make it useless in learners that are forked.
     """
     return torch.cuda.device_count() if Path("/dev/nvidiactl").exists() else 0
+
+
+def free_port() -> int:
+    """One below those that the system gives to outgoing connections.
+
+    Nobody holds it before its user does. So that no two tests which run at a time get
+    the same, each process of pytest-xdist has its own ports.
+    """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    while True:
+        port = random.SystemRandom().randrange(20_000 + number, 32_000, count)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def together(actions: Sequence[Callable[[], T]]) -> list[T]:
@@ -56,7 +77,7 @@ def together(actions: Sequence[Callable[[], T]]) -> list[T]:
         threading.Thread(target=run, args=(place, action), daemon=True).start()
     done: dict[int, T] = {}
     while len(done) < len(actions):
-        place, result = results.get(timeout=3 * PATIENCE.total_seconds())
+        place, result = results.get(timeout=3 * PATIENCE_S)
         if isinstance(result, BaseException):
             raise result
         done[place] = result
@@ -305,7 +326,7 @@ class _Held:
 
 def until(condition: Callable[[], bool], what: str) -> None:
     """Waits for what other threads bring about; fails after the tests' patience."""
-    deadline = time.monotonic() + PATIENCE.total_seconds()
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(0.001)
@@ -320,7 +341,7 @@ class Outcome(NamedTuple):
 
 
 def forked(
-    num: int, action: Callable[[int], Any], seconds: float = 60
+    num: int, action: Callable[[int], Any], seconds: float = 100
 ) -> list[Outcome]:
     """Runs `action(rank)` in forked processes, which skip the imports.
 
@@ -357,9 +378,11 @@ def in_fresh_process(action: Callable[[str], Any], argument: str) -> Any:
     done = subprocess.run(
         [sys.executable, "-c", program, argument],
         cwd=Path(__file__).parents[1],
+        # What Lightning chooses itself may be another test's by the time it is used.
+        env={**os.environ, "MASTER_PORT": str(free_port())},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PROGRAM_S,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

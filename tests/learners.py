@@ -2,12 +2,8 @@
 
 import faulthandler
 import os
-import random
-import socket
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,10 +13,9 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
-from tests.helpers import Outcome, forked
+from tests.helpers import PATIENCE, Outcome, forked, free_port
 
 LR = 0.1
-PATIENCE = timedelta(seconds=20)
 
 
 class Rows(Dataset[Tensor]):
@@ -118,7 +113,7 @@ def consensus_after(num_rows: int, num_learners: int, start: float = 0.0) -> Ten
 
 
 def learners(
-    num: int, program: Callable[[int], Any], seconds: float = 40
+    num: int, program: Callable[[int], Any], seconds: float = 100
 ) -> list[Outcome]:
     """Runs a program as each of `num` learners, as `torchrun` would start them."""
     port = free_port()
@@ -146,12 +141,3 @@ def values(outcomes: list[Outcome]) -> list[Any]:
     for rank, outcome in enumerate(outcomes):
         assert not outcome.error, f"learner {rank}: {outcome.error}"
     return [outcome.value for outcome in outcomes]
-
-
-def free_port() -> int:
-    """One below those that the system gives to outgoing connections."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as listener, suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port

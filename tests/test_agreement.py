@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from lightning_adpsgd.agreement import Agreement
 from lightning_adpsgd.coordination import Coordinator
-from tests.helpers import together
+from tests.helpers import PATIENCE_S, together
 
 
 def learner(
@@ -81,7 +81,7 @@ def test_learners_at_a_boundary_agree_at_once() -> None:
         _, agreement, _ = learner(store, rank, 2)
         if rank == 0:
             agreement.propose("save")
-        barrier.wait(20)
+        barrier.wait(PATIENCE_S)
         assert agreement.pending(at_once=True) == "save"
         return agreement.agree("save")
 
@@ -96,7 +96,7 @@ def test_different_plans_are_refused() -> None:
         _, agreement, _ = learner(store, rank, 2)
         if rank == 0:
             agreement.propose("stop")
-        barrier.wait(20)
+        barrier.wait(PATIENCE_S)
         assert agreement.pending(at_once=True) == "stop"
         return agreement.agree(f"epoch {rank}")
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from benchmarks.methods import LONGEST, SHORTEST, Reading, Task, Trace, rate
 from benchmarks.mortal import Outcome
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, spread, take_turns
+from tests.helpers import PATIENCE_S
 
 NEEDS_HOSTS = pytest.mark.skipif(
     hosts.reason_against() is not None, reason=str(hosts.reason_against())
@@ -169,10 +171,30 @@ def test_numbers_have_three_digits_and_no_needless_exponent() -> None:
 
 
 def test_ours_controls_and_peers_are_told_apart_by_colour() -> None:
-    ours = {plots.colour_of(name) for name in ("adpsgd", "merge", "exchange")}
-    controls = {plots.colour_of(name) for name in ("solo", "ddp", "solo, plain loop")}
-    peers = {plots.colour_of(name) for name in ("Decent-DP ring", "torchft DiLoCo")}
-    assert [ours, controls, peers] == [{plots.OURS}, {plots.CONTROL}, {plots.PEER}]
+    names = {
+        plots.OURS: ("adpsgd, one learner", "merge", "exchange", "async", "int8"),
+        plots.CONTROL: ("solo, plain loop", "ddp", "copy_ (the limit)", "one learner"),
+        plots.PEER: ("Decent-DP ring", "torchft DDP", "torch post-local"),
+    }
+    found = {k: {plots.colour_of(name) for name in v} for k, v in names.items()}
+    assert found == {colour: {colour} for colour in names}
+
+
+def test_a_plot_has_room_for_all_that_it_marks(tmp_path: Path) -> None:
+    def row(median: float, **details: float) -> dict[str, Any]:
+        value = {"median": median, "low": 0.9 * median, "high": 1.1 * median}
+        case = {"link": "slow", "method": f"{median}"}
+        return {"case": case, "value": value, "unit": "steps/s", "details": details}
+
+    rows = [row(2.0), row(3.0, predicted=9.0)]
+    figure = plots.draw(rows)
+    (axes,) = figure.axes
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    assert left == 0
+    assert right > 9.0
+    assert bottom > 1
+    assert top < 0
+    assert plots.write(rows, "Some plot", tmp_path).name == "some-plot.svg"
 
 
 def test_the_runner_finds_the_modules_that_measure() -> None:
@@ -185,14 +207,17 @@ def test_the_runner_finds_the_modules_that_measure() -> None:
 
 
 def test_learners_report_by_rank_and_name_who_failed() -> None:
-    assert learners.run(lambda place: place.rank * 10, 2, timeout_s=30) == [0, 10]
+    assert learners.run(lambda place: place.rank * 10, 2, timeout_s=PATIENCE_S) == [
+        0,
+        10,
+    ]
 
     def fail_in_one(place: learners.Place) -> None:
         if place.rank == 1:
             raise ValueError("no gradient today")
 
     with pytest.raises(learners.LearnersFailed, match=r"learner 1(.|\n)*no gradient"):
-        learners.run(fail_in_one, 2, timeout_s=30)
+        learners.run(fail_in_one, 2, timeout_s=PATIENCE_S)
 
 
 def test_a_learner_that_does_not_end_is_killed() -> None:
@@ -216,7 +241,7 @@ def test_hosts_know_one_another_by_name_and_are_gone_at_the_end() -> None:
     with hosts.emulated(2, "200mbit") as emulated:
         namespaces = [emulated.namespace(host) for host in range(2)]
         command = ["sh", "-c", "hostname; getent hosts host1; echo $MASTER_ADDR"]
-        found = emulated.run(lambda host: command, timeout_s=20)
+        found = emulated.run(lambda host: command, timeout_s=PATIENCE_S)
         assert [done.code for done in found] == [0, 0]
         words = [done.output.split() for done in found]
         assert words == [
@@ -268,7 +293,8 @@ def test_a_shaped_link_is_as_fast_as_it_says() -> None:
     )
     with hosts.emulated(2, "80mbit") as emulated:
         found = emulated.run(
-            lambda host: [sys.executable, "-c", program, str(host)], timeout_s=30
+            lambda host: [sys.executable, "-c", program, str(host)],
+            timeout_s=PATIENCE_S,
         )
     assert 0.33 < float(found[0].output) < 1.5
 

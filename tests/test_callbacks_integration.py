@@ -92,7 +92,7 @@ def train(
         trainer.fit(module(lr), points(rank), points(num + rank))
         return trainer.current_epoch
 
-    return values(learners(num, program, seconds=80))
+    return values(learners(num, program))
 
 
 def last_figures(folder: Path) -> dict[str, float]:

@@ -21,6 +21,7 @@ from lightning_adpsgd.checkpoint_files import (
 )
 from lightning_adpsgd.checkpoint_io import WholeCheckpointIO, check_file
 from lightning_adpsgd.files import kept_on_disk, remove_leftovers
+from tests.helpers import PATIENCE_S
 
 
 def checkpoint(value: float = 1.0) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def test_many_threads_may_write_the_same_file(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
     assert path.read_bytes() in contents
     assert list(tmp_path.iterdir()) == [path]
 

@@ -8,10 +8,10 @@ import pytest
 from torch._C._distributed_c10d import HashStore, Store
 
 from lightning_adpsgd.coordination import Coordinator, LearnerFailed
-from tests.helpers import forked, together, until
+from tests.helpers import PATIENCE, PATIENCE_S, forked, together, until
 
 QUICK = timedelta(seconds=0.01)
-LONG = timedelta(seconds=30)
+LONG = PATIENCE
 
 
 def coordinators(num: int) -> list[Coordinator]:
@@ -37,7 +37,7 @@ def test_nobody_leaves_a_meeting_before_the_last_has_come() -> None:
     assert not left[1].is_set()
     assert last.meet("validation") < 5
     for event, thread in zip(left, threads, strict=True):
-        assert event.wait(5)
+        assert event.wait(PATIENCE_S)
         thread.join()
 
 
@@ -160,7 +160,7 @@ def test_a_process_whose_training_thread_is_stuck_is_ended(tmp_path: Path) -> No
         coordinator.announce_failure("learner 3 died")
         threading.Event().wait(60)
 
-    (outcome,) = forked(1, stuck, seconds=20)
+    (outcome,) = forked(1, stuck)
     assert outcome.exit_code == 1
     assert outcome.error == "ended without a word"
 

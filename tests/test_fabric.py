@@ -112,7 +112,7 @@ def test_a_size_that_does_not_divide_the_learners_is_refused() -> None:
     def program(rank: int) -> None:
         launched(gossip(super_learner_size=3), 2).setup_module(Slope())
 
-    for outcome in learners(2, program, seconds=20):
+    for outcome in learners(2, program):
         assert "must divide the number of learners 2, got 3" in outcome.error
 
 

@@ -23,8 +23,14 @@ from tests.fabric_learners import (
     strategy_of,
     train,
 )
-from tests.helpers import engine_threads, in_fresh_process, num_gpus
-from tests.learners import consensus_after, free_port, learners, loader, values
+from tests.helpers import (
+    PROGRAM_S,
+    engine_threads,
+    free_port,
+    in_fresh_process,
+    num_gpus,
+)
+from tests.learners import consensus_after, learners, loader, values
 
 ROOT = Path(__file__).parents[1]
 
@@ -112,7 +118,7 @@ def failing(mode: Any, rank: int, action: Callable[[], Any]) -> list[Any]:
         strategy = gossip(topology, communication, super_learner_size=size)
         fabric_of(strategy, 4).launch(training)
 
-    outcomes = learners(4, program, seconds=40)
+    outcomes = learners(4, program)
     for own, outcome in enumerate(outcomes):
         if own == rank and action is kill:
             assert outcome.exit_code == -signal.SIGKILL
@@ -157,7 +163,7 @@ def test_learners_whose_models_differ_are_told() -> None:
             module.weight = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
         launched(gossip(), 2).setup(module, sgd(module))
 
-    outcomes = learners(2, program, seconds=20)
+    outcomes = learners(2, program)
     told = r"the model of learner 1 on host \S+ differs from that of learner 0"
     assert re.search(told, outcomes[1].error)
     assert outcomes[0].exit_code > 0
@@ -174,7 +180,7 @@ def test_learners_that_come_to_different_meetings_are_told() -> None:
     def program(rank: int) -> None:
         fabric_of(gossip(), 2).launch(training)
 
-    outcomes = learners(2, program, seconds=30)
+    outcomes = learners(2, program)
     assert all(outcome.exit_code > 0 for outcome in outcomes)
     assert "'alone'" in outcomes[0].error
     assert "'end of training'" in outcomes[0].error
@@ -232,13 +238,19 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    options = launcher.format(port=free_port()).split()
+    port = str(free_port())
+    options = launcher.format(port=port).split()
     return subprocess.run(
         [sys.executable, *options, str(script), name, mode, str(folder)],
         capture_output=True,
         text=True,
-        timeout=80,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        timeout=PROGRAM_S,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "MASTER_PORT": port,
+        },
         cwd=ROOT,
     )
 

@@ -27,7 +27,7 @@ from tests.fabric_learners import (
     strategy_of,
     train,
 )
-from tests.helpers import engine_threads, mixing_rounds, topologies_of, until
+from tests.helpers import PROGRAM_S, engine_threads, mixing_rounds, topologies_of, until
 from tests.learners import LR, Rows, consensus_after, learners, loader, values
 
 ALONE = Topology("alone", lambda index, *_: {index: 1.0}, lambda size: 1)
@@ -373,7 +373,7 @@ def test_a_checkpoint_is_the_mean_and_needs_torch_alone(
         [sys.executable, "-W", "ignore", "-c", PLAIN, str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PROGRAM_S,
         cwd=tmp_path,
         env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
     )

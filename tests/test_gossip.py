@@ -19,6 +19,7 @@ from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import PeerLost, ThreadTransport
 from tests.helpers import (
     PATIENCE,
+    PATIENCE_S,
     HeldTransport,
     ThreadNode,
     engine_threads,
@@ -105,7 +106,7 @@ def test_four_local_steps_during_an_exchange_are_all_kept() -> None:
         step(vectors[0], gossips[0])
         step(vectors[1], gossips[1])
         for transport in held:
-            assert transport.arrived.wait(20)
+            assert transport.arrived.wait(PATIENCE_S)
         for _ in range(4):
             step(vectors[0], gossips[0], 10.0)
         assert vectors[0].item() == 1 + 4 * 10
@@ -380,7 +381,7 @@ def test_staleness_is_the_number_of_steps_between_snapshot_and_merge() -> None:
         step(vectors[0], gossips[0])
         step(vectors[1], gossips[1])  # round 1 is learner 1's to ask
         for transport in held:
-            assert transport.arrived.wait(20)
+            assert transport.arrived.wait(PATIENCE_S)
         for _ in range(3):
             step(vectors[0], gossips[0])
         for transport in held:
@@ -447,12 +448,12 @@ def test_a_too_stale_learner_waits_until_an_exchange_is_done() -> None:
     thread = threading.Thread(target=train)
     with running(gossips):
         thread.start()
-        assert reached[1].wait(20)
+        assert reached[1].wait(PATIENCE_S)
         assert not reached[2].wait(0.2)
         for transport in held:
             transport.gate.set()
-        assert reached[3].wait(20)
-        thread.join(20)
+        assert reached[3].wait(PATIENCE_S)
+        thread.join(PATIENCE_S)
 
 
 def test_a_silent_peer_is_lost_by_name_after_the_timeout() -> None:

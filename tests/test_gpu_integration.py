@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import num_gpus
-from tests.learners import LR, Rows, free_port
+from tests.helpers import free_port, num_gpus
+from tests.learners import LR, Rows
 
 NEEDS_GPU = pytest.mark.skipif(num_gpus() < 1, reason="needs a GPU")
 NEEDS_TWO = pytest.mark.skipif(num_gpus() < 2, reason="needs two GPUs")

@@ -20,9 +20,8 @@ from lightning.fabric.plugins.environments.kubeflow import KubeflowEnvironment
 
 from benchmarks import launch_hosts
 from lightning_adpsgd import HADPSGDStrategy
-from tests.helpers import Outcome
+from tests.helpers import PATIENCE, PROGRAM_S, Outcome, free_port
 from tests.learners import (
-    PATIENCE,
     Sampled,
     consensus_after,
     learners,
@@ -140,8 +139,7 @@ def test_the_variables_of_kubeflow_make_a_super_learner_of_each_pod() -> None:
 @pytest.mark.slow
 def test_plain_variables_on_each_host_do_too() -> None:
     """One process started by hand on each host; Lightning starts the others there."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+    port = free_port()
 
     def environment(node: int) -> dict[str, str]:
         own = {"NODE_RANK": str(node), "MASTER_PORT": str(port)}
@@ -159,7 +157,7 @@ def test_plain_variables_on_each_host_do_too() -> None:
         )
         for node in range(2)
     ]
-    outputs = [process.communicate(timeout=110)[0] for process in processes]
+    outputs = [process.communicate(timeout=PROGRAM_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert_result("".join(outputs), 4, 2)
 
@@ -186,7 +184,7 @@ def test_mpirun_starts_learners_that_train() -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PROGRAM_S,
     )
     assert done.returncode == 0, done.stderr
     assert_result(done.stdout, 4, 2)

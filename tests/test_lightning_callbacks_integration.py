@@ -22,6 +22,7 @@ from lightning.pytorch.tuner.tuning import Tuner
 from torch import Tensor, nn
 from typing_extensions import override
 
+from tests.helpers import PROGRAM_S, free_port
 from tests.learners import (
     LR,
     Linear,
@@ -482,8 +483,13 @@ def test_the_command_line_takes_names_and_typed_arguments(
         + [f"--trainer.{setting}" for setting in quiet],
         capture_output=True,
         text=True,
-        timeout=80,
-        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+        timeout=PROGRAM_S,
+        env={
+            **os.environ,
+            "PYTHONPATH": root,
+            "OMP_NUM_THREADS": "1",
+            "MASTER_PORT": str(free_port()),
+        },
         cwd=tmp_path,
     )
     assert result.returncode == 0, result.stderr

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers import PROGRAM_S, free_port
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -19,10 +21,14 @@ def _run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "train.py"],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "MASTER_PORT": str(free_port()),
+        },
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PROGRAM_S,
     )
     assert done.returncode == 0, done.stderr
     return done

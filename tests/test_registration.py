@@ -11,6 +11,7 @@ import pytest
 import lightning_adpsgd
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy, registration
 from lightning_adpsgd.registration import NAMES
+from tests.helpers import PROGRAM_S
 
 TRAINER = """
 trainer = pl.Trainer(strategy={name!r}, accelerator="cpu", devices=2, logger=False)
@@ -30,7 +31,7 @@ def in_clean_process(program: str, **environment: str) -> str:
         [sys.executable, "-W", "ignore", "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PROGRAM_S,
         env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **environment},
     )
     assert result.returncode == 0, result.stderr

@@ -14,9 +14,8 @@ from typing_extensions import override
 
 from lightning_adpsgd.checkpoint_io import WholeCheckpointIO
 from lightning_adpsgd.saving import SaveThread, snapshot_of, uploads_checkpoints
+from tests.helpers import PATIENCE_S
 from tests.learners import Linear, gossip, loader, trainer_of
-
-WAIT_S = 10.0
 
 
 class Gate:
@@ -28,7 +27,7 @@ class Gate:
 
     def write(self, value: Any) -> None:
         self.begun.set()
-        assert self.may_end.wait(WAIT_S)
+        assert self.may_end.wait(PATIENCE_S)
         self.written.append(value)
 
 
@@ -69,7 +68,7 @@ def test_training_goes_on_while_a_checkpoint_is_written() -> None:
     thread, gate = SaveThread(), Gate()
     weights = torch.zeros(1)
     thread.save({"w": weights}, "a.ckpt", gate.write)
-    assert gate.begun.wait(WAIT_S)
+    assert gate.begun.wait(PATIENCE_S)
     weights.add_(1)  # the next step
     assert gate.written == []
     gate.may_end.set()
@@ -82,10 +81,10 @@ def test_one_checkpoint_at_most_is_on_its_way() -> None:
     thread.save(1, "a.ckpt", gate.write)
     second = threading.Thread(target=thread.save, args=(2, "b.ckpt", gate.write))
     second.start()
-    assert gate.begun.wait(WAIT_S)
+    assert gate.begun.wait(PATIENCE_S)
     assert second.is_alive()
     gate.may_end.set()
-    second.join(WAIT_S)
+    second.join(PATIENCE_S)
     thread.stop()
     assert gate.written == [1, 2]
 

@@ -37,7 +37,7 @@ from lightning_adpsgd.reachability import (
 )
 from lightning_adpsgd.rollcall import RollCall, StartUpError
 from lightning_adpsgd.startup import Seats, check_same_layout, check_start, open_store
-from tests.helpers import PATIENCE, Outcome, together, until
+from tests.helpers import PATIENCE, Outcome, free_port, together, until
 from tests.learners import Linear, gossip, learners, loader, trainer_of, values
 
 SHORT = timedelta(seconds=0.2)
@@ -451,8 +451,7 @@ def test_a_port_in_use_is_named() -> None:
 
 
 def test_a_store_that_is_not_there_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+    port = free_port()
     error = caught(lambda: open_store("127.0.0.1", port, 1, 2, SHORT))
     assert f"learner 1 on host {socket.gethostname()} cannot reach" in error
     assert f"store at 127.0.0.1:{port}" in error
@@ -461,8 +460,7 @@ def test_a_store_that_is_not_there_is_named(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_store_that_comes_late_is_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+    port = free_port()
 
     def late() -> Any:
         time.sleep(0.1)
@@ -478,7 +476,7 @@ def test_a_store_that_comes_late_is_found() -> None:
 
 def told(num: int, program: Callable[[int], Any]) -> list[Outcome]:
     """Learners that all end with an error."""
-    outcomes = learners(num, program, seconds=40)
+    outcomes = learners(num, program)
     assert [outcome.exit_code for outcome in outcomes] == [1] * num
     return outcomes
 
@@ -520,8 +518,7 @@ def test_a_learner_behind_a_closed_port_is_told() -> None:
 
             def deaf(self: Doorbell, *arguments: Any) -> None:
                 original(self, *arguments)
-                with socket.create_server(("127.0.0.1", 0)) as closed:
-                    self.endpoints = [Endpoint(*closed.getsockname())]
+                self.endpoints = [Endpoint("127.0.0.1", free_port())]
 
             Doorbell.__init__ = deaf  # type: ignore[method-assign]
         train(rank, 2)
@@ -562,7 +559,7 @@ def test_an_absent_learner_is_named() -> None:
         dials = HADPSGDStrategy(super_learner_size=1)._dials
         check_start(store, rank, 3, dials, Seats(1, 0), timedelta(seconds=1))
 
-    outcomes = learners(3, program, seconds=30)
+    outcomes = learners(3, program)
     for outcome in outcomes[:2]:
         assert "1 of 3 learners have not come" in outcome.error
         assert ": learner 2 (machine 2). See what" in outcome.error

@@ -160,7 +160,7 @@ def test_what_cannot_work_is_refused_at_set_up(
         trainer = trainer_of(gossip(**dials), 2, **arguments)
         trainer.fit(module(), loader(8), loader(2))
 
-    for outcome in learners(2, program, seconds=20):
+    for outcome in learners(2, program):
         assert message in outcome.error
         assert outcome.exit_code > 0
 
@@ -170,7 +170,7 @@ def test_batch_norm_is_not_synchronised_on_cpus_in_larger_super_learners() -> No
         strategy = gossip(super_learner_size=2)
         trainer_of(strategy, 4, sync_batchnorm=True).fit(Linear(), loader(8))
 
-    for outcome in learners(4, program, seconds=20):
+    for outcome in learners(4, program):
         assert "`sync_batchnorm` must be False on CPUs" in outcome.error
 
 

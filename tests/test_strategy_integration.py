@@ -4,6 +4,8 @@
 is known exactly, however they average: start - lr * sum of the mean gradients.
 """
 
+import atexit
+import json
 import os
 import re
 import signal
@@ -20,12 +22,16 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy, Topology
+from lightning_adpsgd.job import set_up_job
 from lightning_adpsgd.registration import NAMES
 from tests.helpers import (
+    PROGRAM_S,
     engine_threads,
+    free_port,
     in_fresh_process,
     mixing_rounds,
     num_gpus,
@@ -576,7 +582,7 @@ def failing(mode: Any, rank: int, action: Callable[[], Any]) -> list[Any]:
         trainer = trainer_of(strategy, 4, max_epochs=-1)
         trainer.fit(Fails(rank, action), loader(40, own, 4))
 
-    outcomes = learners(4, program, seconds=40)
+    outcomes = learners(4, program)
     for own, outcome in enumerate(outcomes):
         if own == rank and action in (kill, terminate):
             # Lightning ends a process without an error where it was told to end.
@@ -626,7 +632,7 @@ def test_learners_whose_models_differ_are_told() -> None:
             module.weight = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
         trainer_of(gossip(), 2).fit(module, loader(8, rank, 2))
 
-    for outcome in learners(2, program, seconds=20):
+    for outcome in learners(2, program):
         assert re.search(
             r"the model of learner 1 on host \S+ differs from that of learner 0 on "
             r"host \S+: the first weight to differ is `weight` of shape \(5,\) in "
@@ -648,7 +654,7 @@ def test_meetings_that_depend_on_local_values_are_named(tmp_path: Path) -> None:
         trainer = trainer_of(gossip(), 2, callbacks=[SavesAlone()])
         trainer.fit(Linear(), loader(16, rank, 2))
 
-    outcomes = learners(2, program, seconds=30)
+    outcomes = learners(2, program)
     assert all(outcome.exit_code > 0 for outcome in outcomes)
     assert "'checkpoint'" in outcomes[0].error
     assert "'end of training'" in outcomes[0].error
@@ -671,6 +677,21 @@ def test_every_name_trains_by_the_fork_launcher(name: str) -> None:
     final = torch.tensor(weights, dtype=torch.float64)
     torch.testing.assert_close(final, consensus_after(16, 2), atol=1e-12, rtol=0)
     assert threads == []
+
+
+def leave_a_job_open(_: str) -> None:
+    """Prints the engine's threads before and after what is done at the exit."""
+    # Handlers run in the opposite order.
+    atexit.register(lambda: print(json.dumps([before, engine_threads()])))
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    set_up_job(Linear(), gossip()._dials, 1)
+    before = engine_threads()
+
+
+def test_no_thread_outlives_a_process_that_leaves_its_job_open() -> None:
+    before, after = in_fresh_process(leave_a_job_open, "")
+    assert before == ["adpsgd-watch"]
+    assert after == []
 
 
 SCRIPT = """
@@ -707,12 +728,13 @@ def test_names_train_by_the_other_launchers(
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     root = str(Path(__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    quick = {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **quick, "MASTER_PORT": str(free_port())}
     result = subprocess.run(
         [sys.executable, *launcher.split(), str(script), name, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=80,
+        timeout=PROGRAM_S,
         env=environment,
         cwd=root,
     )
@@ -758,7 +780,7 @@ def test_plain_lightning_loads_and_goes_on_from_a_checkpoint(tmp_path: Path) -> 
         [sys.executable, "-W", "ignore", "-c", PLAIN, str(tmp_path / "end.ckpt")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PROGRAM_S,
         cwd=tmp_path,
         env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
     )

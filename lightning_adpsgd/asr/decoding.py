@@ -93,6 +93,16 @@ class Search(Protocol):
         ...
 
 
+class Lister(Search, Protocol):
+    """A search that can list alternatives: `Decoder`, or that of a graph of Kaldi."""
+
+    def alternatives(
+        self, log_likelihoods: np.ndarray, acoustic_scale: float, options: NBestOptions
+    ) -> list[Alternative]:
+        """The most likely word sequences, each once, the best first."""
+        ...
+
+
 class Decoder:
     """Finds the words of log-likelihoods over the HMM states.
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from lightning_adpsgd.asr.corpus import CorpusError, Skipped
 
 _VERSION = re.compile(r"\.?;\d+$|\.$")
+_OF_FILES = re.compile(r".*\.(sph|text|stm|pem|glm|tbl)")
 
 
 class DiscFile(NamedTuple):
@@ -37,7 +38,8 @@ class DiscFile(NamedTuple):
 def find_files(roots: Iterable[Path], skipped: Skipped) -> list[DiscFile]:
     """All files below the folders, in the order of their paths; hidden ones are left.
 
-    Folders that cannot be entered and links that lead nowhere are counted.
+    Counted are folders that cannot be entered or have names of files, links that lead
+    nowhere, and what is neither file nor folder.
 
     Raises:
         CorpusError: One of `roots` is not a folder.
@@ -52,8 +54,12 @@ def find_files(roots: Iterable[Path], skipped: Skipped) -> list[DiscFile]:
             )
         if _is_first(root, seen, Skipped()):  # given twice, it is searched once
             for path in _walk(root, seen, skipped):
-                found[path] = DiscFile(path, _VERSION.sub("", path.name.lower()))
+                found[path] = DiscFile(path, _plain(path.name))
     return [found[path] for path in sorted(found)]
+
+
+def _plain(name: str) -> str:
+    return _VERSION.sub("", name.lower())
 
 
 def _walk(root: Path, seen: set[tuple[int, int]], skipped: Skipped) -> Iterator[Path]:
@@ -68,6 +74,10 @@ def _walk(root: Path, seen: set[tuple[int, int]], skipped: Skipped) -> Iterator[
             for name in sorted(folders)
             if not name.startswith(".") and _is_first(Path(folder, name), seen, skipped)
         ]
+        for name in folders:
+            if _OF_FILES.fullmatch(_plain(name)):
+                where, remedy = str(Path(folder, name)), "copy the file of that name"
+                skipped.add("folder in the place of a file", where, remedy=remedy)
         for name in names:
             path = Path(folder, name)
             if not name.startswith(".") and _is_file(path, skipped):
@@ -90,9 +100,13 @@ def _is_first(folder: Path, seen: set[tuple[int, int]], skipped: Skipped) -> boo
 
 def _is_file(path: Path, skipped: Skipped) -> bool:
     try:
-        return stat.S_ISREG(path.stat().st_mode)
+        is_file = stat.S_ISREG(path.stat().st_mode)
     except OSError as error:
         remedy = "mount the disc it points to, or remove it"
         where = f"{path}: {error.strerror}"
         skipped.add("link that leads nowhere", where, remedy=remedy)
         return False
+    if not is_file:
+        remedy = "copy the file of that name, or remove it"
+        skipped.add("neither file nor folder", str(path), remedy=remedy)
+    return is_file

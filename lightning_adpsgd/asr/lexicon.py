@@ -26,6 +26,9 @@ SPECIAL_WORDS = {
     UNKNOWN: "spn",
 }
 _VARIANT = re.compile(r"\(\d+\)$")
+# Names that the search graph has for itself.
+_RESERVED_WORDS = {"<eps>", "<s>", "</s>"}
+_RESERVED_PHONES = re.compile(r"#\d+|<eps>")
 _SILENCE_PHONES = (SILENCE, "spn", "nsn", "lau")
 
 Pronunciation = tuple[str, ...]
@@ -64,7 +67,8 @@ Dictionary = dict[str, tuple[Pronunciation, ...]]
 def read_entries(path: Path, skipped: Skipped) -> list[tuple[str, Pronunciation]]:
     """Words and phones of an MS-State dictionary as they are written.
 
-    `#` begins a comment. Lines without phones are counted in `skipped`.
+    `#` begins a comment. Lines without phones, and those with names that the search
+    graph has for itself, are counted in `skipped`.
 
     Raises:
         CorpusError: The file cannot be read or holds no pronunciation.
@@ -74,16 +78,26 @@ def read_entries(path: Path, skipped: Skipped) -> list[tuple[str, Pronunciation]
         word, *phones = line.split()
         if word.startswith("#"):
             continue
-        if phones:
-            entries.append((word, tuple(phone.lower() for phone in phones)))
-        else:
+        problem = _problem_of(word, phones)
+        if problem:
             where = f"{path}:{number}: {word}"
-            skipped.add("dictionary line without phones", where, remedy=LINE_LEFT_OUT)
+            skipped.add(problem, where, remedy=LINE_LEFT_OUT)
+        else:
+            entries.append((word, tuple(phone.lower() for phone in phones)))
     if not entries:
         raise CorpusError(
             f"{path}: expected lines of `word phone ...`, found none; {COPY_AGAIN}"
         )
     return entries
+
+
+def _problem_of(word: str, phones: list[str]) -> str:
+    if not phones:
+        return "dictionary line without phones"
+    is_reserved = word.lower() in _RESERVED_WORDS
+    if is_reserved or any(map(_RESERVED_PHONES.fullmatch, phones)):
+        return "dictionary line with a name of the search graph"
+    return ""
 
 
 def read_dictionary(path: Path, skipped: Skipped, repair: bool = False) -> Dictionary:

@@ -6,7 +6,7 @@ the cost of its best path, and the cheapest of them are listed. For each, its pa
 HMM states is found again in the lattice.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,7 +47,8 @@ class WordPath(NamedTuple):
     """One word sequence.
 
     Attributes:
-        inputs: Input labels along its best path, one for each frame.
+        inputs: Input labels along its best path, one for each frame, or what stands in
+            their place.
         outputs: Labels of the words.
         cost: Of that path: scaled acoustic and graph cost together.
         is_complete: Whether it ends in a final state of the graph.
@@ -60,7 +61,10 @@ class WordPath(NamedTuple):
 
 
 def word_paths(
-    graph: kaldifst.StdFst, scaled: np.ndarray, options: NBestOptions
+    graph: kaldifst.StdFst,
+    scaled: np.ndarray,
+    options: NBestOptions,
+    words_of: Sequence[int] | None = None,
 ) -> list[WordPath]:
     """The best word sequences, the best first; none if nothing survives the beam.
 
@@ -69,6 +73,8 @@ def word_paths(
         scaled: Log-likelihoods, acoustic scale included, [time, columns] float32 and
             contiguous.
         options: How many.
+        words_of: The word of each output label, 0 for none, where labels tell more
+            than words. The inputs of a path are its output labels then.
     """
     if not len(scaled):
         return []
@@ -82,6 +88,8 @@ def word_paths(
     if not found:
         return []
     rows = _rows(lattice)
+    if words_of is not None:
+        rows = [_relabelled(row, words_of) for row in rows]
     paths = _transducer(rows)
     kaldifst.arcsort(paths, "olabel")
     return [
@@ -98,6 +106,12 @@ def _rows(lattice: kaldifst.Lattice) -> list[list[str]]:
         graph_and_acoustic = map(float, weight.split(","))
         rows.append([*fields, str(sum(graph_and_acoustic))])
     return rows
+
+
+def _relabelled(row: list[str], words_of: Sequence[int]) -> list[str]:
+    """The output label as input, and its word as output."""
+    is_arc = len(row) > 2
+    return [*row[:2], row[3], str(words_of[int(row[3])]), row[4]] if is_arc else row
 
 
 def _transducer(rows: Iterable[list[str]]) -> kaldifst.StdVectorFst:

@@ -7,9 +7,11 @@
     tree.json         which states phones are made of
     lexicon.txt ...   words and phones, as `lexicon.write_lexicon` leaves them
     HCLG.fst          the search graph, and words.txt, the words of its labels
+    adaptation/       what fMLLR and i-vectors of a speaker are found with, if it takes
+                      them (`adaptation`)
 
-Models of adapted speakers (fMLLR, i-vectors) are not exported: what they take as input
-is estimated from other passes over a speaker's calls.
+With a graph of Kaldi, `pairs.npy`, `transitions.npz` and `phones/` take the place of
+tree and lexicon.
 """
 
 import importlib.util
@@ -18,7 +20,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,14 +30,25 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightning_adpsgd.asr.adaptation import (
+    AdaptationOptions,
+    Adapter,
+    silent_states,
+    stream_dims,
+)
 from lightning_adpsgd.asr.audio import SoundFile
 from lightning_adpsgd.asr.decoding import (
     FRAME_SHIFT_S,
     Decoder,
+    Search,
     SearchOptions,
     TimedWord,
     read_graph,
 )
+from lightning_adpsgd.asr.kaldi import graph as kaldi_graph
+from lightning_adpsgd.asr.kaldi.decoding import KaldiDecoder
+from lightning_adpsgd.asr.kaldi.language import read_boundaries, read_words
+from lightning_adpsgd.asr.kaldi.model import Transitions
 from lightning_adpsgd.asr.lexicon import read_lexicon, write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.segments import find_segments
@@ -43,7 +56,9 @@ from lightning_adpsgd.asr.sphere import SAMPLE_RATE
 from lightning_adpsgd.asr.states import read_topology
 from lightning_adpsgd.files import write_json
 
-FORMAT = 1
+FORMAT = 2
+_READABLE = (1, 2)  # folders of format 1 know neither speakers nor Kaldi
+_ADAPTATION = "adaptation"
 SIZES = (
     "num_states",
     "input_size",
@@ -55,8 +70,74 @@ SIZES = (
 )
 
 
+Streams = Callable[[np.ndarray], Sequence[Tensor]]
+"""From the log-mel frames of an utterance to what the model gets beside them."""
+
+
 class RecogniserError(ValueError):
     """A folder holds no recogniser that can be used; the message has the path."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnStates:
+    """What the states of an own graph are.
+
+    Attributes:
+        lexicon: Folder of the lexicon.
+        tree: File of the topology.
+    """
+
+    lexicon: Path
+    tree: Path
+
+    def write(self, folder: Path) -> tuple[str, ...]:
+        """Puts them into a folder; returns the names of the states."""
+        write_lexicon(folder, read_lexicon(self.lexicon))
+        shutil.copy(self.tree, folder / "tree.json")
+        return tuple(read_topology(folder / "tree.json").state_names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KaldiStates:
+    """What the pdfs of a graph of Kaldi are.
+
+    Attributes:
+        transitions: File of the transitions.
+        graph: Folder with `pairs.npy` and `phones`.
+    """
+
+    transitions: Path
+    graph: Path
+
+    def write(self, folder: Path) -> tuple[str, ...]:
+        """Puts them into a folder; returns the names of the pdfs."""
+        shutil.copy(self.transitions, folder / "transitions.npz")
+        shutil.copy(self.graph / "pairs.npy", folder / "pairs.npy")
+        shutil.copytree(self.graph / "phones", folder / "phones")
+        num_pdfs = Transitions.load(folder / "transitions.npz").num_pdfs
+        return tuple(f"pdf{pdf}" for pdf in range(num_pdfs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptation:
+    """What streams of a speaker are found with.
+
+    Attributes:
+        options: Which streams there are.
+        folders: That hold `options.files`, the first one that has a file counts.
+    """
+
+    options: AdaptationOptions
+    folders: tuple[Path, ...]
+
+    def write(self, folder: Path) -> int:
+        """Puts the files into a folder; returns the values they add to a frame."""
+        folder.mkdir()
+        for name in self.options.files:
+            places = [place / name for place in self.folders]
+            found = next((path for path in places if path.exists()), places[0])
+            shutil.copy(found, folder / name)
+        return stream_dims(folder, self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,18 +149,18 @@ class Parts:
         num_mels: Log-mel energies of a frame.
         acoustic_scale: Chosen on development data.
         search: Width of the search.
-        lexicon: Folder of the lexicon.
-        tree: File of the topology.
+        states: What the graph reads.
         graph: Folder with `HCLG.fst` and `words.txt`.
+        adaptation: For a model that takes streams; needs own states.
     """
 
     model: AcousticModel
     num_mels: int
     acoustic_scale: float
     search: SearchOptions
-    lexicon: Path
-    tree: Path
+    states: OwnStates | KaldiStates
     graph: Path
+    adaptation: Adaptation | None = None
 
 
 def export(parts: Parts, folder: Path, onnx: bool = False) -> None:
@@ -92,7 +173,7 @@ def export(parts: Parts, folder: Path, onnx: bool = False) -> None:
 
     Raises:
         FileExistsError: The folder is there already.
-        ValueError: The model takes streams beside log-mel frames.
+        ValueError: The model takes other inputs than there are.
     """
     if folder.exists():
         raise FileExistsError(f"{folder} exists already; choose another folder")
@@ -109,31 +190,41 @@ def write_files(parts: Parts, folder: Path, onnx: bool = False) -> None:
     """What `export` writes, into a folder that is there; not whole until the end.
 
     Raises:
-        ValueError: The model takes streams beside log-mel frames.
+        ValueError: The model takes other inputs than there are.
     """
-    if parts.model.hparams["input_size"] not in (parts.num_mels, 3 * parts.num_mels):
-        raise ValueError(
-            f"`model` must take {parts.num_mels} or {3 * parts.num_mels} inputs, those "
-            f"of a frame, got {parts.model.hparams['input_size']}: models of adapted "
-            "speakers cannot be exported"
-        )
-    model = parts.model
-    write_lexicon(folder, read_lexicon(parts.lexicon))
+    model, adaptation = parts.model, parts.adaptation
+    added = 0 if adaptation is None else adaptation.write(folder / _ADAPTATION)
+    _check_inputs(parts, added)
+    names = parts.states.write(folder)
     for name in ("HCLG.fst", "words.txt"):
         shutil.copy(parts.graph / name, folder / name)
-    shutil.copy(parts.tree, folder / "tree.json")
-    names = read_topology(folder / "tree.json").state_names
     priors = model.log_priors.tolist()
     write_json(folder / "states.json", {"names": names, "log_priors": priors})
     weights = {name: value.cpu() for name, value in model.state_dict().items()}
     torch.save(weights, folder / "weights.pt")
     if onnx:
         write_onnx(model, folder / "model.onnx")
-    write_json(folder / "recogniser.json", _description(parts))
+    write_json(folder / "recogniser.json", _description(parts, added))
 
 
-def _description(parts: Parts) -> dict[str, Any]:
-    width = parts.model.hparams["input_size"]
+def _check_inputs(parts: Parts, added: int) -> None:
+    found, mels = parts.model.hparams["input_size"], parts.num_mels
+    if found not in (mels + added, 3 * mels + added):
+        raise ValueError(
+            f"`model` must take {mels + added} or {3 * mels + added} inputs, {mels} or "
+            f"{3 * mels} of a frame and {added} of streams, got {found}; `adaptation` "
+            "says where streams come from"
+        )
+    if added and isinstance(parts.states, KaldiStates):
+        raise ValueError(
+            "`adaptation` must be None with a graph of Kaldi: Kaldi's streams of a new "
+            "call cannot be found without Kaldi"
+        )
+
+
+def _description(parts: Parts, added: int) -> dict[str, Any]:
+    width = parts.model.hparams["input_size"] - added
+    adaptation = parts.adaptation
     return {
         "format": FORMAT,
         "model": {name: parts.model.hparams[name] for name in SIZES},
@@ -144,6 +235,8 @@ def _description(parts: Parts) -> dict[str, Any]:
             "normalisation": "mean and variance of the speech of a channel",
             "differences": width == 3 * parts.num_mels,
         },
+        "adaptation": None if adaptation is None else asdict(adaptation.options),
+        "graph": "pdfs" if isinstance(parts.states, KaldiStates) else "states",
         "acoustic_scale": parts.acoustic_scale,
         "search": asdict(parts.search),
     }
@@ -232,12 +325,14 @@ class Recogniser:
         self._num_mels: int = told["features"]["num_mels"]
         self._acoustic_scale: float = told["acoustic_scale"]
         self._model = _read_model(told["model"], folder / "weights.pt")
-        self._decoder = Decoder(
-            read_graph(folder / "HCLG.fst"),
-            read_lexicon(folder),
-            read_topology(folder / "tree.json"),
-            SearchOptions(**told["search"]),
-        )
+        search = SearchOptions(**told["search"])
+        self._adapter: Adapter | None = None
+        if told.get("graph") == "pdfs":
+            self._decoder: Search = _read_kaldi(folder, search)
+        else:
+            decoder = _read_decoder(folder, search)
+            self._decoder = decoder
+            self._adapter = _read_adapter(folder, told.get("adaptation"), decoder)
 
     def transcribe(self, path: Path) -> Iterator[SaidWord]:
         """The words of a sound file, channel by channel, as they are found.
@@ -261,16 +356,57 @@ class Recogniser:
             frames = np.memmap(file, np.float32, "r").reshape(-1, self._num_mels)
             segments = find_segments(_level(frames))
             mean, deviation = _moments(frames, segments)
-            for first, last in segments:
-                part = (frames[first:last] - mean) / deviation
-                yield from self._segment(part, first)
 
-    def _segment(self, frames: np.ndarray, first: int) -> Iterator[TimedWord]:
-        inputs = torch.from_numpy(np.asarray(frames, np.float32))
-        matrix = self._model.log_likelihoods(inputs).numpy()
+            def parts() -> Iterator[np.ndarray]:
+                for first, last in segments:
+                    part = (frames[first:last] - mean) / deviation
+                    yield np.asarray(part, np.float32)
+
+            streams = self._streams(parts)
+            for (first, _), part in zip(segments, parts(), strict=True):
+                yield from self._segment(part, first, streams(part))
+
+    def _streams(self, parts: Callable[[], Iterator[np.ndarray]]) -> Streams:
+        """A first pass over a channel: what tells the streams of its parts."""
+        if self._adapter is None:
+            return lambda part: ()
+        return self._adapter.hear(parts).streams
+
+    def _segment(
+        self, frames: np.ndarray, first: int, streams: Sequence[Tensor]
+    ) -> Iterator[TimedWord]:
+        inputs = torch.from_numpy(frames)
+        matrix = self._model.log_likelihoods(inputs, *streams).numpy()
         for timed in self._decoder.decode(matrix, self._acoustic_scale).words:
             start = timed.start_s + first * FRAME_SHIFT_S
             yield timed._replace(start_s=start)
+
+
+def _read_kaldi(folder: Path, search: SearchOptions) -> KaldiDecoder:
+    return KaldiDecoder(
+        kaldi_graph.load(folder),
+        Transitions.load(folder / "transitions.npz"),
+        read_words(folder / "words.txt"),
+        read_boundaries(folder / "phones"),
+        search,
+    )
+
+
+def _read_decoder(folder: Path, search: SearchOptions) -> Decoder:
+    graph = read_graph(folder / "HCLG.fst")
+    topology = read_topology(folder / "tree.json")
+    return Decoder(graph, read_lexicon(folder), topology, search)
+
+
+def _read_adapter(
+    folder: Path, told: dict[str, Any] | None, decoder: Decoder
+) -> Adapter | None:
+    if told is None:
+        return None
+    options = AdaptationOptions.of(told)
+    topology = read_topology(folder / "tree.json")
+    silent = silent_states(read_lexicon(folder), topology)
+    return Adapter.load(folder / _ADAPTATION, options, decoder, silent)
 
 
 def _read_description(path: Path) -> dict[str, Any]:
@@ -278,7 +414,7 @@ def _read_description(path: Path) -> dict[str, Any]:
         told = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RecogniserError(f"{path}: no JSON: {error}") from error
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
+    if not isinstance(told, dict) or told.get("format") not in _READABLE:
         raise RecogniserError(f"{path}: expected `format` {FORMAT}; export again")
     return told
 

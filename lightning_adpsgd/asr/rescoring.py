@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_adpsgd.asr.decoding import Alternative, Decoder, Hypothesis
+from lightning_adpsgd.asr.decoding import Alternative, Hypothesis, Lister
 from lightning_adpsgd.asr.nbest import NBestOptions
 from lightning_adpsgd.asr.ngram import NgramModel
 
@@ -89,7 +89,7 @@ class RescoringDecoder:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Lister,
         options: NBestOptions,
         small: NgramModel,
         large: NgramModel,
@@ -101,14 +101,14 @@ class RescoringDecoder:
     def weighed(
         self, log_likelihoods: np.ndarray, acoustic_scale: float
     ) -> list[Weighed]:
-        """The alternatives, as of `Decoder.alternatives`."""
+        """The alternatives, as of `Lister.alternatives`."""
         found = self._decoder.alternatives(
             log_likelihoods, acoustic_scale, self._options
         )
         return weigh(found, self._small, self._large)
 
     def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
-        """The best words, as of `Decoder.decode`."""
+        """The best words, as of `Search.decode`."""
         return best(self.weighed(log_likelihoods, acoustic_scale), self.weights)
 
 

@@ -30,7 +30,10 @@ from lightning_adpsgd.asr.hub5 import read_pem, read_stm
 from lightning_adpsgd.asr.transcripts import read_speakers, read_transcript
 from lightning_adpsgd.asr.turns import COPY_AGAIN, Turn
 
-_ARCHIVE = re.compile(r".*\.(tar|tgz|tar\.gz|tar\.bz2|zip|iso|7z|sph\.gz)")
+_ARCHIVE = re.compile(
+    r".*\.(tar|tgz|tar\.gz|tar\.bz2|zip|iso|7z"
+    r"|(sph|text|txt|tbl|tab|csv|stm|pem|glm)\.(gz|bz2|xz|z))"
+)
 
 Callers = dict[tuple[str, int], Caller]
 
@@ -170,23 +173,30 @@ def find_discs(roots: Iterable[Path], skipped: Skipped) -> Discs:
         CorpusError: One of `roots` is not a folder.
     """
     files = find_files(roots, skipped)
-    pem = _first(files, r"hub5e_00\.pem")
-    stm = _first(files, r"hub5e00.*\.stm")
+    pem = _one(files, r"hub5e_00\.pem", skipped)
+    stm = _one(files, r"hub5e00.*\.stm", skipped)
     is_test = _test_of(pem, stm)
     found = [_holding(source, files, is_test, skipped) for source in TRAINING.values()]
     found.append(_test_holding(files, is_test))
     return Discs(
         holdings={holding.source.name: holding for holding in found},
-        dictionary=_first(files, r"sw-ms98-dict\.text"),
+        dictionary=_one(files, r"sw-ms98-dict\.text", skipped),
         pem=pem,
         stm=stm,
-        glm=_first(files, r"en20000405_hub5\.glm") or _first(files, r".*\.glm"),
+        glm=_one(files, r"en20000405_hub5\.glm", skipped)
+        or _one(files, r".*\.glm", skipped),
         archives=tuple(f.path for f in files if _ARCHIVE.fullmatch(f.name)),
     )
 
 
-def _first(files: list[DiscFile], pattern: str) -> Path | None:
-    return next((f.path for f in files if re.fullmatch(pattern, f.name)), None)
+def _one(files: list[DiscFile], pattern: str, skipped: Skipped) -> Path | None:
+    """Of the files of that kind the one with the shortest name, as on the disc."""
+    found = [file for file in files if re.fullmatch(pattern, file.name)]
+    found.sort(key=lambda file: len(file.name))
+    for other in found[1:]:
+        remedy = f"{found[0].path} is used; remove the others"
+        skipped.add("second file of one kind", str(other.path), remedy=remedy)
+    return found[0].path if found else None
 
 
 def _test_of(pem: Path | None, stm: Path | None) -> Callable[[DiscFile], bool]:

@@ -7,6 +7,7 @@ external program sph2pipe. Nothing is resampled.
 """
 
 import io
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -140,6 +141,18 @@ def _check_complete(path: Path, header: SphereHeader, size: int) -> None:
         )
 
 
+def refused_by_libsndfile(path: Path) -> str:
+    """Why libsndfile cannot open a file that is not shortened; empty if it can.
+
+    It knows fewer codings and byte orders than a header can name.
+    """
+    try:
+        soundfile.info(os.fsencode(path))  # a name may hold bytes that are no text
+    except (OSError, soundfile.LibsndfileError) as error:
+        return str(getattr(error, "error_string", error))
+    return ""
+
+
 def read_channel(
     path: Path,
     channel: int,
@@ -193,7 +206,7 @@ def _span(
 def _read_plain(path: Path, channel: int, start: int, end: int) -> np.ndarray:
     try:
         samples, _ = soundfile.read(
-            path, start=start, stop=end, dtype="float32", always_2d=True
+            os.fsencode(path), start=start, stop=end, dtype="float32", always_2d=True
         )
     except soundfile.LibsndfileError as error:
         raise SphereError(f"{path}: {error}") from error

@@ -189,7 +189,8 @@ class Streams:
         if self.fmllr is not None:
             first, last = np.asarray(self.fmllr.spans)[positions].T
             rows = (first + starts)[:, None] + np.arange(num_frames)
-            fmllr = self.fmllr.frames_at(np.minimum(rows, last[:, None] - 1))
+            found = self.fmllr.frames_at(np.minimum(rows, last[:, None] - 1))
+            fmllr = torch.from_numpy(found)
         if self.ivector is not None:
             ivector = self.ivector.at(positions, starts)
         return Beside(fmllr, ivector)

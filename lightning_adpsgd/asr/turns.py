@@ -50,16 +50,21 @@ def read_lines(
     Raises:
         CorpusError: The file cannot be opened, or is not text.
     """
+    lines = all_lines(path, skipped, may_be_latin)
+    numbered = [(n, line) for n, line in enumerate(lines, start=1) if line.strip()]
+    if not numbered:
+        skipped.add("file without text", f"{path}:1", remedy=COPY_AGAIN)
+    return numbered
+
+
+def all_lines(path: Path, skipped: Skipped, may_be_latin: bool = False) -> list[str]:
+    """The lines with the blank ones; see `read_lines`."""
     try:
         content = path.read_bytes()
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
         raise CorpusError(f"{path}: {problem}; see its permissions") from error
-    lines = _LINE_END.split(_decoded(path, content, may_be_latin, skipped))
-    numbered = [(n, line) for n, line in enumerate(lines, start=1) if line.strip()]
-    if not numbered:
-        skipped.add("file without text", f"{path}:1", remedy=COPY_AGAIN)
-    return numbered
+    return _LINE_END.split(_decoded(path, content, may_be_latin, skipped))
 
 
 def _decoded(path: Path, content: bytes, may_be_latin: bool, skipped: Skipped) -> str:

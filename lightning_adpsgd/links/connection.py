@@ -15,19 +15,26 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.links.frames import HEADER, BadFrame, check_header, make_header
-from lightning_adpsgd.links.sockets import is_cut
+from lightning_adpsgd.links.sockets import is_cut, wake_after
 from lightning_adpsgd.transport import PeerLost
 
 # A message that is not longer leaves in one packet with its header.
 _SHORT_BYTES = 1024
 # TLS sends again what did not fit, from its beginning.
 _MOST_BYTES_AT_ONCE = 1 << 18
+# Every wake-up costs more than the packet that came: of a long message, so much first.
+_WORTH_WAKING_FOR = 1 << 20
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class _Operation(Protocol):
     @property
     def done(self) -> bool: ...
+
+    @property
+    def num_left(self) -> int:
+        """Bytes that it can move before it looks at what they say."""
+        ...
 
     def step(self, sock: socket.socket) -> None:
         """One try; raises what the socket raises where nothing can move."""
@@ -144,6 +151,9 @@ class Connection:
         """Waits until something can move; returns whether time was left."""
         if seconds <= 0:
             return False
+        if self._receives:
+            enough = min(self._receives[0].num_left, _WORTH_WAKING_FOR)
+            wake_after(self._socket, enough)
         self._selector.modify(self._socket, events)
         if not self._selector.select(min(seconds, _SECONDS_BETWEEN_LOOKS)):
             self._look()
@@ -199,6 +209,10 @@ class _Send:
     def done(self) -> bool:
         return not self._left
 
+    @property
+    def num_left(self) -> int:
+        return sum(map(len, self._left))
+
     def step(self, sock: socket.socket) -> None:
         sent = sock.send(self._left[0][:_MOST_BYTES_AT_ONCE])
         self._left[0] = self._left[0][sent:]
@@ -214,6 +228,10 @@ class _Receive:
     @property
     def done(self) -> bool:
         return not (self._at_header or self._room)
+
+    @property
+    def num_left(self) -> int:
+        return len(self._room)
 
     def step(self, sock: socket.socket) -> None:
         received = sock.recv_into(self._room)

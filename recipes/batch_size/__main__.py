@@ -14,7 +14,7 @@ from recipes.batch_size.settings import (
     SPEECH,
     Settings,
 )
-from recipes.switchboard.pipeline import StageError
+from recipes.switchboard.command import status_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,15 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = settings_of(options)
     except ValueError as error:
         command_line.error(str(error))
-    try:
-        _run(options, settings)
-    except (StageError, ValueError, FileExistsError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
-        return 130
-    return 0
+    return status_of(lambda: _run(options, settings), ValueError)
 
 
 def _run(options: argparse.Namespace, settings: Settings) -> None:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from recipes.switchboard.pipeline import StageError
+from recipes.switchboard.command import status_of
 from recipes.switchboard.settings import Settings, override
 
 
@@ -54,15 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(settings: Settings, minutes: tuple[float, float] | None) -> int:
     from recipes.demo.demo import run_demo  # torch is not needed for the help
 
-    try:
-        run_demo(settings, generated_minutes=minutes)
-    except (StageError, ValueError, FileExistsError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
-        return 130
-    return 0
+    return status_of(lambda: run_demo(settings, generated_minutes=minutes), ValueError)
 
 
 if __name__ == "__main__":

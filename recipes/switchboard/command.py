@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,9 +105,24 @@ def main(recipe: Recipe, arguments: Sequence[str] | None = None) -> int:
 
 def run(settings: Settings, options: argparse.Namespace, stages=STAGES) -> int:
     """Run the chosen stages and say what is wrong, if anything is."""
-    try:
+
+    def work() -> None:
         run_stages(settings, stages, options.first, options.last, options.redo)
-    except StageError as error:
+
+    return status_of(work)
+
+
+def status_of(work: Callable[[], None], *refusals: type[Exception]) -> int:
+    """Does the work of a command that can be continued; its exit status.
+
+    Args:
+        work: What the command does.
+        refusals: Errors whose message is all that a reader needs, besides those of
+            stages and of the system: a full disk, a folder that may not be written to.
+    """
+    try:
+        work()
+    except (StageError, OSError, *refusals) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """Stages `lexicon`, `lm` and `features`: what is known of words, and of sound."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -64,7 +65,8 @@ def complete_lexicon(
         default: A dictionary in CMUdict's form, if `lexicon.cmudict` is not set.
 
     Raises:
-        StageError: The other dictionary cannot be read.
+        StageError: The other dictionary cannot be read, or most words have no
+            pronunciation.
     """
     spoken = utterances(settings, "train")
     for how, more in _more(settings, default, skipped):
@@ -74,8 +76,23 @@ def complete_lexicon(
         if found:
             print(f"  {len(found)} of {len(missing)} missing words {how}")
     words = build_lexicon(dict(sorted(dictionary.items())))
+    _check_language(words, spoken)
     write_lexicon(output, words)
     say_lexicon(settings, words, skipped)
+
+
+def _check_language(words: Lexicon, spoken: Iterable[Utterance]) -> None:
+    """Refuses a lexicon that lacks most of what is said."""
+    said = Counter(word for utterance in spoken for word in utterance.words)
+    missing = Counter({word: said[word] for word in said if word not in words})
+    if missing.total() > said.total() / 2:
+        (word, count), *_ = missing.most_common(1)
+        raise StageError(
+            f"{missing.total()} of {said.total()} words of the training transcripts "
+            f"have no pronunciation, {word!r} {count} times: the dictionary must be "
+            "that of the corpus; `lexicon.cmudict` names another one, "
+            "`lexicon.synthesise=true` lets eSpeak pronounce them"
+        )
 
 
 def _dictionary(settings: Settings, skipped: Skipped) -> Dictionary:

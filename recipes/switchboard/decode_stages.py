@@ -23,6 +23,7 @@ from lightning_adpsgd.asr.corpus import Utterance
 from lightning_adpsgd.asr.decoding import (
     Decoder,
     Hypothesis,
+    Lister,
     Search,
     SearchOptions,
     decode_all,
@@ -30,6 +31,7 @@ from lightning_adpsgd.asr.decoding import (
 )
 from lightning_adpsgd.asr.front_end import FrontEnd
 from lightning_adpsgd.asr.gmm import GaussianMixtures
+from lightning_adpsgd.asr.kaldi.decoding import KaldiDecoder
 from lightning_adpsgd.asr.lexicon import read_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.nbest import NBestOptions
@@ -119,8 +121,8 @@ def _adapted_mixtures(path: Path) -> Scorer:
     return lambda inputs: scorer(inputs.fmllr.float().numpy())
 
 
-def network(path: Path) -> Scorer:
-    """The log-likelihoods of a trained network.
+def read_network(path: Path) -> AcousticModel:
+    """A trained network, to be asked.
 
     Raises:
         StageError: There is none at `path`.
@@ -129,7 +131,16 @@ def network(path: Path) -> Scorer:
         model = AcousticModel.load_from_checkpoint(path, map_location="cpu")
     except FileNotFoundError as error:
         raise StageError(f"{path} does not exist; train first") from error
-    model.eval()
+    return model.eval()
+
+
+def network(path: Path) -> Scorer:
+    """The log-likelihoods of a trained network.
+
+    Raises:
+        StageError: There is none at `path`.
+    """
+    model = read_network(path)
 
     def log_likelihoods(inputs: Inputs) -> np.ndarray:
         return model.log_likelihoods(*inputs).numpy()
@@ -144,7 +155,8 @@ def _recognise(
     scales: Sequence[float],
     nbest: int = 0,
 ) -> None:
-    task = _Task(settings, output, scorer, make_decoder(settings))
+    decoder = make_decoder(settings)
+    task = _Task(settings, output, scorer, decoder)
     report: dict[str, Any] = {"frame_accuracy": _frame_accuracy(task)}
     sweep = _widening_sweep(task, scales)
     chosen = min(sweep, key=lambda scale: sweep[scale].wer)
@@ -158,7 +170,7 @@ def _recognise(
         flush=True,
     )
     if nbest:
-        task, weights = _with_larger_model(task, chosen)
+        task, weights = _with_larger_model(task, decoder, chosen)
         report |= weights
     report["incomplete"] = {
         split: _decode_split(task, split, chosen)
@@ -170,7 +182,7 @@ def _recognise(
     write_json(output / "decode.json", report)
 
 
-def make_decoder(settings: Settings) -> Search:
+def make_decoder(settings: Settings) -> Decoder | KaldiDecoder:
     """The search through the graph of an experiment."""
     options = SearchOptions(
         beam=settings.decode.beam, max_active=settings.decode.max_active
@@ -269,20 +281,24 @@ def _dev_errors(
         raise StageError(f"dev cannot be scored: {error}") from error
 
 
-def _with_larger_model(task: _Task, scale: float) -> tuple[_Task, dict[str, Any]]:
+def _with_larger_model(
+    task: _Task, decoder: Lister, scale: float
+) -> tuple[_Task, dict[str, Any]]:
     """The task with n-best lists, weighed as is best on dev; and what that is.
 
     Raises:
-        StageError: The graph is Kaldi's, of which there are no such lists.
+        StageError: A language model cannot be read.
     """
-    if not isinstance(task.decoder, Decoder):
-        raise StageError("`decode.nbest` must be 0 with a graph of Kaldi's")
     settings, lm = task.settings.decode, task.settings.directory("lm")
     options = NBestOptions(
         most=settings.nbest, beam=settings.beam, lattice_beam=settings.lattice_beam
     )
-    small, large = (read_arpa(lm / name) for name in ("lm.arpa", "large.arpa"))
-    rescoring = RescoringDecoder(task.decoder, options, small, large)
+    paths = task.settings.kaldi.arpa or lm / "lm.arpa", lm / "large.arpa"
+    try:
+        small, large = map(read_arpa, paths)
+    except (OSError, ValueError) as error:
+        raise StageError(f"`decode.nbest`: {error}") from error
+    rescoring = RescoringDecoder(decoder, options, small, large)
     spoken = _dev(task.settings)
 
     def weighed(load: Load) -> list[Weighed]:

@@ -6,9 +6,17 @@ What is in it is described in `lightning_adpsgd.asr.recogniser`.
 import json
 from pathlib import Path
 
+from lightning_adpsgd.asr.adaptation import AdaptationOptions
 from lightning_adpsgd.asr.decoding import SearchOptions
 from lightning_adpsgd.asr.model import AcousticModel
-from lightning_adpsgd.asr.recogniser import Parts, write_files
+from lightning_adpsgd.asr.recogniser import (
+    Adaptation,
+    KaldiStates,
+    OwnStates,
+    Parts,
+    write_files,
+)
+from recipes.switchboard.fmllr_stage import fmllr_options
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import Settings
 
@@ -29,11 +37,38 @@ def export(settings: Settings, output: Path) -> None:
         num_mels=settings.features.num_mels,
         acoustic_scale=decoded["acoustic_scale"],
         search=search,
-        lexicon=settings.directory("lexicon"),
-        tree=settings.directory("mixtures") / "tree.json",
+        states=states_of(settings),
         graph=settings.directory("graph"),
+        adaptation=adaptation_of(settings),
     )
     try:
         write_files(parts, output, settings.export.onnx)
     except ModuleNotFoundError as error:
         raise StageError(f"`export.onnx`: {error}") from error
+
+
+def states_of(settings: Settings) -> OwnStates | KaldiStates:
+    """What the graph reads."""
+    mixtures, graph = settings.directory("mixtures"), settings.directory("graph")
+    if settings.uses_kaldi:
+        transitions = mixtures / "transitions.npz"
+        return KaldiStates(transitions=transitions, graph=graph)
+    lexicon = settings.directory("lexicon")
+    return OwnStates(lexicon=lexicon, tree=mixtures / "tree.json")
+
+
+def adaptation_of(settings: Settings) -> Adaptation | None:
+    """What streams of a call are found with; None for a model without them."""
+    if settings.streams is None:
+        return None
+    chosen = settings.adapt
+    options = AdaptationOptions(
+        fmllr=chosen.fmllr,
+        ivectors=chosen.ivectors,
+        decodings=chosen.decodings,
+        acoustic_scale=chosen.acoustic_scale,
+        estimate=fmllr_options(settings),
+        ivector_period=chosen.ivector_period,
+    )
+    folders = settings.directory("mixtures"), settings.streams
+    return Adaptation(options=options, folders=folders)

@@ -20,7 +20,7 @@ from lightning_adpsgd.asr.features import log_mel, normalise_side, num_frames
 from lightning_adpsgd.asr.noise import add_noise, dice_of, noise_files
 from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.sphere import SAMPLE_RATE
-from lightning_adpsgd.asr.store import FramePlace, FrameWriter
+from lightning_adpsgd.asr.store import FramePlace, FrameWriter, is_stored
 from recipes.switchboard.data_stages import utterances
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import FeatureSettings, Settings
@@ -94,7 +94,7 @@ def features(settings: Settings, output: Path) -> None:
         StageError: Not one side of a split could be read.
     """
     for split in settings.splits():
-        if not (output / split / "frames.npy").exists():
+        if not is_stored(output / split):
             _split(settings, split, output / split)
 
 

@@ -15,7 +15,7 @@ import functools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,13 +23,14 @@ import numpy as np
 from tqdm import tqdm
 
 from lightning_adpsgd.asr import gmm
+from lightning_adpsgd.asr.adaptation import DecodedMaps, silent_states, spoken_states
 from lightning_adpsgd.asr.decoding import Decoder, SearchOptions, read_graph
 from lightning_adpsgd.asr.fmllr import Estimate, FmllrOptions, estimate, transformed
 from lightning_adpsgd.asr.gmm import GaussianMixtures
 from lightning_adpsgd.asr.lexicon import read_lexicon
 from lightning_adpsgd.asr.parallel import fork_map, in_order
 from lightning_adpsgd.asr.states import read_topology
-from lightning_adpsgd.asr.store import FrameWriter
+from lightning_adpsgd.asr.store import FrameWriter, is_stored
 from lightning_adpsgd.files import write_json
 from recipes.switchboard.settings import Settings
 from recipes.switchboard.speakers import Speaker, Speakers
@@ -48,7 +49,7 @@ def make_fmllr(settings: Settings, output: Path) -> dict[str, Any]:
     report = json.loads((output / "rounds.json").read_text())
     for split in settings.splits():
         folder = output / split
-        if not (folder / "fmllr" / "frames.npy").exists():
+        if not is_stored(folder / "fmllr"):
             _write_split(settings, split, folder, mixtures)
         report[split] = json.loads((folder / "fmllr.json").read_text())
         print(f"  {split}: {_told(report[split])}", flush=True)
@@ -63,7 +64,8 @@ def _told(figures: dict[str, Any]) -> str:
     )
 
 
-def _options(settings: Settings) -> FmllrOptions:
+def fmllr_options(settings: Settings) -> FmllrOptions:
+    """How the map of a side is estimated."""
     chosen = settings.adapt
     return FmllrOptions(
         num_passes=chosen.passes,
@@ -104,12 +106,12 @@ def _train(settings: Settings, output: Path) -> None:
 def _one_round(
     settings: Settings, speakers: Speakers, mixtures: GaussianMixtures
 ) -> _Round:
-    silent, options = _silence(settings), _options(settings)
+    silent, options = _silence(settings), fmllr_options(settings)
 
     def one(side: Speaker) -> _Round:
         frames = [speakers.frames(position) for position in side.positions]
         states = [speakers.store.labels(p).numpy() for p in side.positions]
-        spoken = [_without(states_, silent) for states_ in states]
+        spoken = [spoken_states(states_, silent) for states_ in states]
         found = estimate(mixtures, list(zip(frames, spoken, strict=True)), options)
         moved = transformed(found.transform, np.concatenate(frames))
         sums = gmm.accumulate(mixtures, moved, np.concatenate(states))
@@ -130,13 +132,7 @@ def _silence(settings: Settings) -> np.ndarray:
     """Which states are of silence or noise, bool [states]."""
     lexicon = read_lexicon(settings.directory("lexicon"))
     topology = read_topology(settings.directory("mixtures") / "tree.json")
-    return topology.phone_of_state < len(lexicon.silence_phones)
-
-
-def _without(states: np.ndarray, silent: np.ndarray) -> np.ndarray:
-    """The states, -1 where they are silent or unknown."""
-    known = states >= 0
-    return np.where(known & ~silent[np.where(known, states, 0)], states, -1)
+    return silent_states(lexicon, topology)
 
 
 def _write_split(
@@ -203,11 +199,11 @@ def _listener(
 def _with_transcripts(
     settings: Settings, speakers: Speakers, mixtures: GaussianMixtures
 ) -> Listener:
-    silent, options = _silence(settings), _options(settings)
+    silent, options = _silence(settings), fmllr_options(settings)
 
     def listen(side: Speaker, frames: Sequence[np.ndarray]) -> Estimate:
         labels = (speakers.store.labels(p).numpy() for p in side.positions)
-        known = [_without(states, silent) for states in labels]
+        known = [spoken_states(states, silent) for states in labels]
         return estimate(mixtures, list(zip(frames, known, strict=True)), options)
 
     return listen
@@ -215,26 +211,16 @@ def _with_transcripts(
 
 def _with_decodings(settings: Settings, mixtures: GaussianMixtures) -> Listener:
     """Decodes as often as `adapt.decodings` says, from the second time on adapted."""
-    silent, options = _silence(settings), _options(settings)
-    decoder, scale = _decoder(settings), settings.adapt.acoustic_scale
-    plain = GaussianMixtures.load(settings.directory("mixtures") / "gmm.npz").scorer()
-    adapted = mixtures.scorer()
-
-    def heard(
-        frames: Sequence[np.ndarray], likelihoods: Iterable[np.ndarray]
-    ) -> Estimate:
-        states = (decoder.states(own, scale) for own in likelihoods)
-        known = [_without(own, silent) for own in states]
-        return estimate(mixtures, list(zip(frames, known, strict=True)), options)
-
-    def listen(side: Speaker, frames: Sequence[np.ndarray]) -> Estimate:
-        found = heard(frames, map(plain, frames))
-        for _ in range(settings.adapt.decodings - 1):
-            moved = [transformed(found.transform, own) for own in frames]
-            found = heard(frames, map(adapted, moved))
-        return found
-
-    return listen
+    maps = DecodedMaps(
+        _decoder(settings),
+        _silence(settings),
+        GaussianMixtures.load(settings.directory("mixtures") / "gmm.npz"),
+        mixtures,
+        fmllr_options(settings),
+        decodings=settings.adapt.decodings,
+        acoustic_scale=settings.adapt.acoustic_scale,
+    )
+    return lambda side, frames: maps(frames)
 
 
 def _decoder(settings: Settings) -> Decoder:

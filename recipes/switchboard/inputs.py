@@ -44,13 +44,18 @@ class StoredInputs:
         settings: Where they are, and which streams there are.
         split: "train", "dev" or a test set.
         labels: Of the same frames, or None.
+        adapted: Whether streams are taken along where there are some.
     """
 
     def __init__(
-        self, settings: Settings, split: str, labels: Path | None = None
+        self,
+        settings: Settings,
+        split: str,
+        labels: Path | None = None,
+        adapted: bool = True,
     ) -> None:
         self.store = FrameStore(settings.directory("features") / split, labels)
-        folder = settings.streams
+        folder = settings.streams if adapted else None
         self._streams = None if folder is None else Streams(folder / split, self.store)
 
     def __call__(self, position: int) -> Inputs:

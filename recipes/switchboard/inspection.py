@@ -22,7 +22,7 @@ from lightning_adpsgd.asr.hub5 import (
     repaired,
 )
 from lightning_adpsgd.asr.parallel import fork_map
-from lightning_adpsgd.asr.scoring import ScoringError, read_glm
+from lightning_adpsgd.asr.scoring import ScoringError, parse_glm
 from lightning_adpsgd.asr.sources import (
     Callers,
     Discs,
@@ -32,11 +32,17 @@ from lightning_adpsgd.asr.sources import (
     read_callers,
     read_turns,
 )
-from lightning_adpsgd.asr.sphere import SphereError, SphereHeader, read_header
+from lightning_adpsgd.asr.sphere import (
+    SphereError,
+    SphereHeader,
+    read_header,
+    refused_by_libsndfile,
+)
 from lightning_adpsgd.asr.turns import (
     COPY_AGAIN,
     SIDES,
     Turn,
+    all_lines,
     overlapping,
     read_lines,
 )
@@ -122,6 +128,11 @@ def _usable(path: Path, problems: Skipped) -> Recording | None:
         return None
     if header.is_shortened and shutil.which(SPH2PIPE) is None:
         problems.add(SHORTENED, str(path), header.duration_s, _GET_SPH2PIPE)
+        return None
+    if not header.is_shortened and (refusal := refused_by_libsndfile(path)):
+        remedy = f"its conversation is left out; {COPY_AGAIN}"
+        where = f"{path}: {refusal}"
+        problems.add("unusable recording", where, header.duration_s, remedy)
         return None
     _check_channels(path, header, problems)
     return Recording(path, header.duration_s, header.num_channels)
@@ -247,6 +258,7 @@ def check_test(
     for path, segments in ((discs.pem, pem), (discs.stm, stm)):
         if path is not None:
             _check_segments(path, segments, recordings, copies, problems)
+            _check_overlaps(path, segments, problems)
     if discs.pem is not None and discs.stm is not None and pem and stm:
         for segment, references in assign(pem, stm, problems, discs.stm):
             if not references:
@@ -307,12 +319,27 @@ def _check_segments(
             problems.add("test segment beyond its audio", where, remedy=remedy)
 
 
+def _check_overlaps(
+    path: Path, segments: Iterable[EvalSegment], problems: Skipped
+) -> None:
+    """Each second of a side may be tested once."""
+    turns = (
+        Turn(segment.line, segment.channel, *segment[3:5], (), segment.recording)
+        for segment in segments
+        if not segment.is_ignored
+    )
+    for turn in overlapping(turns, BEYOND_S):
+        where = f"{path}:{turn.line}: {turn.talker} from {turn.start_s} s"
+        remedy = "its words may count twice; remove the line that is too much"
+        problems.add("test segments that overlap on one side", where, remedy=remedy)
+
+
 def _check_rules(path: Path | None, problems: Skipped) -> None:
     if path is None:
         return
     try:
         read_lines(path, problems)
-        read_glm(path)
+        parse_glm(all_lines(path, Skipped()), str(path))
     except (CorpusError, ScoringError) as error:
         remedy = f"repair the line, or scoring will stop there; {COPY_AGAIN}"
         problems.add("unreadable rules of scoring", str(error), remedy=remedy)

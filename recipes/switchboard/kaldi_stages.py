@@ -46,6 +46,8 @@ def check(settings: Settings) -> Experiment:
         transitions = check_experiment(found)
     except (KaldiError, OSError) as error:
         raise StageError(f"kaldi.experiment: {error}") from error
+    if chosen.arpa is not None and not chosen.arpa.is_file():
+        raise StageError(f"kaldi.arpa: {chosen.arpa} is no file; unpack the model")
     print(
         f"  Kaldi: {found.model}, {transitions.num_pdfs} pdfs, "
         f"{transitions.num_ids} transition-ids; {len(found.alignments)} files of "

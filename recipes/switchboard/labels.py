@@ -8,7 +8,7 @@ with the corpus.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,10 @@ ALIGNED_SPLITS = ("train", "dev")
 _BLOCK = 4096  # utterances that are in memory at a time
 
 Stored = tuple[Utterance, np.ndarray]
+"""An utterance and what its states are told from, [time, dims]."""
+
+Reader = Callable[[Settings, str], Iterator[Stored]]
+"""From a split to the utterances that have frames."""
 
 
 def stored_utterances(settings: Settings, split: str) -> Iterator[Stored]:
@@ -122,16 +126,28 @@ def label_splits(
     graphs: TrainingGraphs,
     scorer: StateScorer,
     options: AlignmentOptions,
+    read: Reader = stored_utterances,
+    block: int = _BLOCK,
 ) -> None:
     """Aligns `train` and `dev`; writes labels and the numbering of the states.
+
+    Args:
+        settings: Of the experiment.
+        output: Gets a folder for each split.
+        lexicon: Words and pronunciations.
+        graphs: Of the words of utterances.
+        scorer: What the states say of what `read` has read.
+        options: The search and its bounds.
+        read: The utterances of a split.
+        block: So many of them are in memory at a time.
 
     Raises:
         StageError: No utterance of a split can be aligned.
     """
     counts = {}
     for split in ALIGNED_SPLITS:
-        found = _Split(settings, split, lexicon, graphs, scorer, options)
-        counts[split] = found.write(output / split)
+        found = _Split(settings, split, lexicon, (graphs, scorer, options))
+        counts[split] = found.write(output / split, read(settings, split), block)
     topology = graphs.topology
     write_topology(output / "tree.json", topology)
     write_json(output / "states.json", _described(topology, counts["train"]))
@@ -155,25 +171,22 @@ class _Split:
         settings: Settings,
         split: str,
         lexicon: Lexicon,
-        graphs: TrainingGraphs,
-        scorer: StateScorer,
-        options: AlignmentOptions,
+        search: tuple[TrainingGraphs, StateScorer, AlignmentOptions],
     ) -> None:
         self._settings = settings
         self._name = split
         self._lexicon = lexicon
-        self._topology = graphs.topology
-        self._search = (graphs, scorer, options)
-        self._counts = np.zeros(graphs.topology.num_states, np.int64)
+        self._search = search
+        self._topology = search[0].topology
+        self._counts = np.zeros(self._topology.num_states, np.int64)
         self._skipped = Skipped()
 
-    def write(self, folder: Path) -> np.ndarray:
+    def write(self, folder: Path, stored: Iterator[Stored], block: int) -> np.ndarray:
         """Writes the labels; returns how often each state occurs."""
         folder.mkdir(exist_ok=True)
         store = FrameStore(self._settings.directory("features") / self._name)
-        num_frames = write_labels(
-            folder / "labels.npy", store, self._labels(len(store))
-        )
+        labels = self._labels(stored, block, len(store))
+        num_frames = write_labels(folder / "labels.npy", store, labels)
         self._say(num_frames)
         if num_frames == 0:
             raise StageError(
@@ -181,11 +194,12 @@ class _Split:
             )
         return self._counts
 
-    def _labels(self, total: int) -> Iterator[tuple[str, np.ndarray]]:
-        stored = stored_utterances(self._settings, self._name)
+    def _labels(
+        self, stored: Iterator[Stored], block: int, total: int
+    ) -> Iterator[tuple[str, np.ndarray]]:
         with tqdm(desc=f"{self._name} labels", total=total, unit="utt") as bar:
-            while block := list(itertools.islice(stored, _BLOCK)):
-                for labelled in self._aligned(block):
+            while some := list(itertools.islice(stored, block)):
+                for labelled in self._aligned(some):
                     bar.update()
                     yield from labelled
 

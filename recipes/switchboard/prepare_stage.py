@@ -39,10 +39,11 @@ from lightning_adpsgd.asr.sources import (
     read_callers,
     read_turns,
 )
-from lightning_adpsgd.asr.turns import Turn
+from lightning_adpsgd.asr.turns import Turn, all_lines
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.switchboard.check_stage import discs_of, read_recordings, say
 from recipes.switchboard.inspection import Recording
+from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.selection import (
     distinct,
     first_utterances,
@@ -56,7 +57,8 @@ def prepare(settings: Settings, output: Path) -> None:
     """Write one list of utterances per split, and copies of the reference.
 
     Raises:
-        StageError: No usable utterance, or too few speakers to hold some out.
+        StageError: No usable utterance, too few speakers to hold some out, or rules of
+            scoring that are no text.
     """
     skipped = Skipped()
     discs = discs_of(settings, skipped)
@@ -90,10 +92,20 @@ def write_splits(output: Path, splits: Mapping[str, list[Utterance]]) -> None:
 def _copy_text(source: Path, target: Path) -> None:
     """Copy a reference or rules, the reference with the repairs of Kaldi's recipe.
 
-    Line ends become those of this system, on which NIST's tools stumble otherwise.
+    It becomes UTF-8 with the line ends of this system; on others NIST's tools stumble.
+
+    Raises:
+        StageError: The rules are no text. A reference that is none is not copied, as
+            nothing is tested by it.
     """
-    lines = source.read_text(encoding="latin-1").splitlines()
-    text = "".join(f"{line.rstrip()}\n" for line in lines)
+    try:
+        lines = all_lines(source, Skipped())
+    except CorpusError as error:
+        if target.suffix == ".stm":
+            return
+        raise StageError(f"rules of scoring: {error}; or take it away") from error
+    text = "\n".join(line.rstrip() for line in lines)
+    text = text.rstrip("\n") + "\n"
     with written_whole(target) as file:
         file.write(repaired(text) if target.suffix == ".stm" else text)
 

@@ -1,37 +1,80 @@
 """Stage `realign`: labels from the network of an earlier training run.
 
 The states and their graph stay; only which frame belongs to which state is found anew,
-with what the network of `realign.run` says in place of the mixtures. That run must be
-one without streams.
+with what the network of `realign.run` says in place of the mixtures. A network that was
+trained with streams (stage `adapt`) is asked with them, one that was not without.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from lightning_adpsgd.asr.corpus import iterate_utterances
 from lightning_adpsgd.asr.graphs import TrainingGraphs
 from lightning_adpsgd.asr.lexicon import read_lexicon
+from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.states import read_topology
-from recipes.switchboard.decode_stages import network
-from recipes.switchboard.inputs import Inputs
-from recipes.switchboard.labels import alignment_options, label_splits
+from recipes.switchboard.decode_stages import read_network
+from recipes.switchboard.inputs import Inputs, StoredInputs
+from recipes.switchboard.labels import Stored, alignment_options, label_splits
+from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import Settings
+
+_BLOCK = 512  # utterances whose inputs are in memory at a time: some 150 MB
 
 
 def realign(settings: Settings, output: Path) -> None:
     """Labels every frame by a trained network.
 
     Raises:
-        StageError: There is no such network, or no utterance can be aligned.
+        StageError: There is no such network, it takes other inputs than there are, or
+            no utterance can be aligned.
     """
     lexicon = read_lexicon(settings.directory("lexicon"))
     topology = read_topology(settings.directory("mixtures") / "tree.json")
-    log_likelihoods = network(settings.directory("aligner") / "model.ckpt")
+    model = read_network(settings.directory("aligner") / "model.ckpt")
+    adapted = _is_adapted(settings, model)
+    dims = [part.shape[1] for part in StoredInputs(settings, "train", None, adapted)(0)]
 
-    def scorer(log_mel: np.ndarray, states: np.ndarray) -> np.ndarray:
-        return log_likelihoods(Inputs.of(log_mel))[:, states]
+    def read(settings: Settings, split: str) -> Iterator[Stored]:
+        return _with_inputs(settings, split, adapted)
+
+    def scorer(together: np.ndarray, states: np.ndarray) -> np.ndarray:
+        inputs = torch.from_numpy(together).split(dims, dim=1)
+        return model.log_likelihoods(*inputs).numpy()[:, states]
 
     graphs = TrainingGraphs(lexicon, topology, settings.align.silence_probability)
     scale = settings.realign.acoustic_scale
     options = alignment_options(settings, acoustic_scale=scale)
-    label_splits(settings, output, lexicon, graphs, scorer, options)
+    label_splits(settings, output, lexicon, graphs, scorer, options, read, _BLOCK)
+
+
+def _is_adapted(settings: Settings, model: AcousticModel) -> bool:
+    """Whether the network takes streams; if so they must be those of the settings."""
+    expected, mels = model.hparams["input_size"], settings.features.num_mels
+    if expected in (mels, 3 * mels):
+        return False
+    found = sum(part.shape[1] for part in StoredInputs(settings, "train")(0)[1:])
+    if expected not in (mels + found, 3 * mels + found):
+        raise StageError(
+            f"the network of run {settings.realign.run} takes {expected} inputs, but "
+            f"there are {mels} or {3 * mels} of a frame and {found} of streams; set "
+            "`adapt.streams` as for that run"
+        )
+    return True
+
+
+def _with_inputs(settings: Settings, split: str, adapted: bool) -> Iterator[Stored]:
+    """The utterances of a split, each with its inputs beside each other."""
+    inputs = StoredInputs(settings, split, adapted=adapted)
+    path = settings.directory("prepare") / f"{split}.jsonl"
+    for utterance in iterate_utterances(path):
+        if utterance.id in inputs.store:
+            found = inputs(inputs.store.position(utterance.id))
+            yield utterance, _together(found)
+
+
+def _together(inputs: Inputs) -> np.ndarray:
+    return torch.cat([part.float() for part in inputs], dim=1).numpy()

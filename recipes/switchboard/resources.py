@@ -1,9 +1,10 @@
 """What the real corpora would need: hours, disk and memory per stage, as projections.
 
 `--measure RUN` reads from the stamps of a run how long the stages named took, of how
-many frames, and keeps the costs of one core in `resources.json`. Without it the tables
-of docs/switchboard.md are computed from that file and from what the papers report of
-their GPUs:
+many frames, and keeps the costs of one core in `resources.json`; `--rates RUN` measures
+there the parts of stages that depend on models (`rates`). Without either the tables of
+docs/switchboard.md are computed from that file and from what the papers report of their
+GPUs:
 
     minutes of a stage = units / (units per second of a core * cores * 60)
     hours of training = hours of one GPU / (GPUs * efficiency)
@@ -19,12 +20,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from lightning_adpsgd.asr.store import is_stored, stored_frames
 from lightning_adpsgd.files import write_json, written_whole
+from recipes.switchboard.settings import Settings, override
 
 INPUTS = Path(__file__).with_name("resources.json")
 FRAMES_PER_HOUR = 360_000
 CHUNK = 21
 EPOCHS = 16
+ALIGNED = 100_000  # utterances that mixtures are trained on
+LEAVES = 32_000
+ARCS = 10e6  # of a graph with a pruned 4-gram: supposed
+HUB5_FRAMES = 3.7 * FRAMES_PER_HOUR  # both parts of the test
+DEV_FRAMES = 400 * 500  # utterances of 5 s, for the choice of scales
+SCALES = 6
+UBM_FRAMES = 2e6 * 12  # as many passes at full size as 6 at each doubling come to
+IVECTOR_ITERATIONS = 10
+FMLLR_ROUNDS = 2 + 1  # of the mixtures' training, and the maps that are kept
 NUM_PARAMETERS = 43_154_944
 # One V100 trains SWB-2000 for 16 epochs in 192 hours, 64 of them in 5.2 (the papers).
 V100_HOURS, V100_64_HOURS = 192.0, 5.2
@@ -54,6 +66,11 @@ class Corpus(NamedTuple):
     disc_hours: float
 
     @property
+    def sides(self) -> int:
+        """Conversation sides."""
+        return 2 * self.recordings
+
+    @property
     def frames(self) -> float:
         """Frames of 10 ms."""
         return self.hours * FRAMES_PER_HOUR
@@ -73,11 +90,19 @@ UNITS = {
 }
 
 
+# Of parts of stages: the first two and `graph` by `python -m benchmarks tree`.
+STATISTICS, LEAVES_GROWN = "triphone: statistics", "triphone: tree"
+ALIGNING = "triphone: a realignment"
+FMLLR, IVECTORS = "adapt: a round of fMLLR", "adapt: an iteration of i-vectors"
+OCCUPANCY = "adapt: 2,048 Gaussians"
+NETWORK, SEARCH = "decode: the papers' network", "decode: search"
+
+
 class Cost(NamedTuple):
-    """What one core does of a stage.
+    """What one core does of a stage, or of a part of one.
 
     Attributes:
-        unit: "recordings", "utterances" or "frames".
+        unit: "recordings", "utterances", "frames" and so on.
         per_second: So many of them.
     """
 
@@ -120,8 +145,7 @@ def _seconds(stage: Path) -> float:
 
 
 def _frames(features: Path) -> int:
-    sizes = (file.stat().st_size for file in features.glob("*/frames.npy"))
-    return sum(sizes) // _MEL_BYTES
+    return sum(stored_frames(split) for split in features.iterdir() if is_stored(split))
 
 
 def read_costs(path: Path = INPUTS) -> tuple[dict[str, Cost], str]:
@@ -133,18 +157,41 @@ def read_costs(path: Path = INPUTS) -> tuple[dict[str, Cost], str]:
 def stage_minutes(
     corpus: Corpus, costs: dict[str, Cost], cores: int
 ) -> dict[str, float]:
-    """Minutes of the stages that run on cores; `prepare` uses one."""
-    units = {
-        "check": corpus.recordings,
-        "prepare": corpus.utterances,
-        "features": corpus.frames,
-        # 14 realignments of 6,000 utterances, then labels for all
-        "align": corpus.frames * (1 + 14 * min(1.0, 6000 / corpus.utterances)),
+    """Minutes of the stages that run on cores; some parts of them use one."""
+    trained = min(1.0, ALIGNED / corpus.utterances)
+    alone = {
+        "prepare": [("prepare", corpus.utterances)],
+        "triphone": [(LEAVES_GROWN, LEAVES)],
+        "graph": [("graph", ARCS)],
     }
+    shared = {
+        "check": [("check", corpus.recordings)],
+        "prepare": [],
+        "features": [("features", corpus.frames)],
+        # 14 realignments of some, then labels for all
+        "align": [("align", corpus.frames * (1 + 14 * trained))],
+        "triphone": [
+            (STATISTICS, corpus.frames),
+            (ALIGNING, corpus.frames * (1 + 8 * trained)),
+        ],
+        "graph": [],
+        "adapt": [
+            (FMLLR, corpus.frames * FMLLR_ROUNDS),
+            (OCCUPANCY, corpus.frames + UBM_FRAMES),
+            (IVECTORS, corpus.sides * IVECTOR_ITERATIONS),
+        ],
+        "decode": [
+            (NETWORK, HUB5_FRAMES + DEV_FRAMES),
+            (SEARCH, HUB5_FRAMES + DEV_FRAMES * SCALES),
+        ],
+    }
+
+    def seconds(parts: list[tuple[str, float]]) -> float:
+        return sum(number / costs[name].per_second for name, number in parts)
+
     return {
-        stage: number
-        / (costs[stage].per_second * (1 if stage == "prepare" else cores) * 60)
-        for stage, number in units.items()
+        stage: (seconds(parts) / cores + seconds(alone.get(stage, []))) / 60
+        for stage, parts in shared.items()
     }
 
 
@@ -236,6 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, or print the tables."""
     parser = argparse.ArgumentParser(prog="python -m recipes.switchboard.resources")
     parser.add_argument("--measure", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("--rates", type=Path, metavar="RUN", help="with `adapt` done")
     parser.add_argument("--stages", nargs="+", choices=UNITS, default=[*UNITS])
     parser.add_argument("--cores", type=int, default=1, help="that it used")
     parser.add_argument("--iterations", type=int, default=14, help="of its flat start")
@@ -243,12 +291,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--machine", default="", help="where and when, in words")
     given = parser.parse_args(arguments)
     if given.measure:
-        kept = read_costs()[0] if INPUTS.exists() else {}
         costs = {
             stage: measured(given.measure / "exp", stage, given.cores, given.iterations)
             for stage in given.stages
         }
-        write_json(INPUTS, {"from": given.machine, "costs": kept | costs})
+        _keep(costs, given.machine)
+    if given.rates:
+        from recipes.switchboard.rates import rates  # needs torch and a decoder
+
+        of_run = Settings(corpus=given.rates, out=given.rates, states="triphone")
+        costs = {name: Cost(*rate) for name, rate in rates(_as_the_papers(of_run))}
+        _keep(costs, given.machine)
     if given.page:
         text = with_tables(given.page.read_text(encoding="utf-8"))
         with written_whole(given.page) as file:
@@ -256,6 +309,19 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         print("\n".join(page()))
     return 0
+
+
+def _keep(costs: dict[str, Cost], machine: str) -> None:
+    kept, source = read_costs() if INPUTS.exists() else ({}, "")
+    told = "; ".join(part for part in (source, machine) if part)
+    write_json(INPUTS, {"from": told, "costs": kept | costs})
+
+
+def _as_the_papers(settings: Settings) -> Settings:
+    """With the papers' streams and width of the search; one core."""
+    for assignment in ("adapt.streams=both", "decode.max_active=7000", "cores=1"):
+        settings = override(settings, assignment)
+    return settings
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def first_utterances(
     if len(utterances) <= number:
         raise StageError(
             f"`prepare.dev_utterances` must be below the {len(utterances)} utterances "
-            f"there are, got {number}"
+            f"there are, got {number}; 0 holds speakers out instead"
         )
     return utterances[number:], utterances[:number]
 

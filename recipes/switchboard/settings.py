@@ -327,6 +327,8 @@ class KaldiSettings:
             instance of the held-out utterances; comma-separated.
         graph: Folder with `HCLG.fst`, `words.txt` and `phones`; none: the only one in
             `experiment`.
+        arpa: ARPA file, unpacked, that `HCLG.fst` was made of; `decode.nbest` weighs
+            its model against a larger one.
         fmllr: Tables or archives of fMLLR frames of all splits, comma-separated, that
             `adapt.streams=fmllr` (or both) takes in place of its own.
         ivectors: The same for i-vectors, one row per utterance or online ones.
@@ -337,6 +339,7 @@ class KaldiSettings:
     experiment: Path | None = None
     more_alignments: tuple[Path, ...] = ()
     graph: Path | None = None
+    arpa: Path | None = None
     fmllr: tuple[str, ...] = ()
     ivectors: tuple[str, ...] = ()
     ivector_period: int = 10
@@ -460,8 +463,12 @@ class Settings:
             )
         if self.uses_kaldi:
             self._check_streams()
-            if self.decode.nbest:
-                raise ValueError("`decode.nbest` must be 0 with `kaldi.experiment`")
+            if self.decode.nbest and self.kaldi.arpa is None:
+                raise ValueError(
+                    f"`decode.nbest={self.decode.nbest}` with `kaldi.experiment` needs "
+                    "the language model of its graph: name it with `kaldi.arpa`, or "
+                    "set `decode.nbest=0`"
+                )
         if self.decode.export_likelihoods and not self.uses_kaldi:
             raise ValueError("`decode.export_likelihoods` needs `kaldi.experiment`")
         if self.uses_kaldi and self.realign.run is not None:
@@ -482,6 +489,12 @@ class Settings:
     def uses_kaldi(self) -> bool:
         """Whether labels and graph are those of Kaldi."""
         return self.kaldi.experiment is not None
+
+    @property
+    def finds_streams_itself(self) -> bool:
+        """Whether a call that comes in can be adapted to, or need not be."""
+        taken = bool(self.kaldi.fmllr or self.kaldi.ivectors or self.uses_kaldi)
+        return self.streams is None or not taken
 
     @property
     def roots(self) -> tuple[Path, ...]:

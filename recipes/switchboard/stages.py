@@ -92,14 +92,6 @@ STAGES = (
         ),
     ),
     Stage(
-        "realign",
-        "find the state of each frame anew, by the network of another run",
-        _from("realign_stage", "realign"),
-        inputs=(*SPOKEN, "features", "mixtures", "aligner"),
-        depends=("align", "realign"),
-        wanted=lambda settings: settings.realign.run is not None,
-    ),
-    Stage(
         "graph",
         "compose states, phones, words and sentences into one search graph",
         _graph,
@@ -113,6 +105,14 @@ STAGES = (
         inputs=(*SPOKEN, "features", "mixtures", "graph"),
         depends=("seed", "adapt", "kaldi"),
         wanted=lambda settings: settings.adapt.streams != "none",
+    ),
+    Stage(
+        "realign",
+        "find the state of each frame anew, by the network of another run",
+        _from("realign_stage", "realign"),
+        inputs=(*SPOKEN, "features", "mixtures", "streams", "aligner"),
+        depends=("align", "realign"),
+        wanted=lambda settings: settings.realign.run is not None,
     ),
     Stage(
         "adapted_baseline",
@@ -163,8 +163,8 @@ STAGES = (
         "export",
         "put the model and all that it needs into one folder, to transcribe with",
         _from("export_stage", "export"),
-        inputs=("lexicon", "mixtures", "graph", "train", "decode"),
-        depends=("decode", "export"),
-        wanted=lambda settings: settings.streams is None and not settings.uses_kaldi,
+        inputs=("lexicon", "mixtures", "graph", "streams", "train", "decode"),
+        depends=("adapt", "decode", "export"),
+        wanted=lambda settings: settings.finds_streams_itself,
     ),
 )

@@ -87,10 +87,16 @@ def test_beyond_an_utterance_its_outermost_frames_are_repeated(store: FrameStore
 def test_the_index_of_chunks_is_kept_and_mapped(store: FrameStore):
     assert store.labels_path is not None
     before = len(ChunkDataset(store, 21))
-    [kept] = store.labels_path.parent.glob("labels.chunks-*.npy")
-    index = np.load(kept)
-    assert index.tolist() == [[0, 3, 4, 5, 6, 8], [0, 1, 2, 3, 5, 6]]
-    np.save(kept, index[:, :3])  # so that it shows whether it is read
+    places, rows = (
+        store.labels_path.with_name(f"labels.{name}-21.npy")
+        for name in ("places", "rows")
+    )
+    first, last = np.asarray(store.spans)[[0, 1, 2, 3, 5]].T
+    found = np.load(places).T.tolist()
+    assert found[:2] == [[0, 3, 4, 5, 6], [0, 1, 2, 3, 5]]
+    assert found[2:] == [first.tolist(), last.tolist()]
+    assert np.load(rows).tolist() == [0, 0, 0, 1, 2, 3, 4, 4]
+    np.save(rows, np.load(rows)[:4])  # so that it shows whether it is read
     assert (before, len(ChunkDataset(store, 21))) == (8, 4)
 
 

@@ -17,6 +17,7 @@ from lightning_adpsgd.asr.kaldi.export import latgen_command, write_likelihoods
 from lightning_adpsgd.asr.kaldi.graph import load, over_pdfs, read_hclg, save
 from lightning_adpsgd.asr.kaldi.language import read_boundaries, read_words
 from lightning_adpsgd.asr.kaldi.model import Transitions, read_transitions
+from lightning_adpsgd.asr.nbest import NBestOptions, word_paths
 from lightning_adpsgd.asr.store import IGNORE, FrameStore, FrameWriter
 from tests.asr.kaldi_files import (
     NUM_PDFS,
@@ -183,6 +184,27 @@ def test_a_graph_over_pdfs_finds_what_the_graph_over_ids_does(
     expected = [labels[label] for label in searched_by_ids(matrix, transitions)]
     assert len(expected) > 2
     assert list(decoder.decode(matrix, 1.0).text) == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_alternatives_are_those_of_the_graph_over_ids(graph_folder, transitions, seed):
+    matrix = np.random.default_rng(seed).normal(size=(12, NUM_PDFS)).astype("f4") * 3
+    wide = NBestOptions(most=1000, beam=200.0, lattice_beam=100.0)
+    decoder = decoder_of(graph_folder, transitions)
+    found = decoder.alternatives(matrix, 0.5, wide)
+    spread = np.ascontiguousarray(matrix[:, transitions.pdf[1:]] * np.float32(0.5))
+    labels = {label: word for word, label in WORDS.items()}
+    expected = {
+        tuple(labels[label] for label in path.outputs): path
+        for path in word_paths(hclg(), spread, wide)
+    }
+    assert len(found) == len(expected) > 3
+    for one in found:
+        path = expected[one.hypothesis.text]
+        assert one.cost == pytest.approx(path.cost, abs=1e-3)
+        end = max((w.start_s + w.duration_s for w in one.hypothesis.words), default=0.0)
+        assert end <= 0.12 + 1e-9
+    assert found[0].hypothesis == decoder.decode(matrix, 0.5)
 
 
 def test_graphs_of_both_kinds_are_read(tmp_path, transitions):

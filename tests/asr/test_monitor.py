@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.asr.monitor import HeldOut, WordErrorMonitor
 from lightning_adpsgd.callbacks import ConvergenceMonitor
+from tests.helpers import PATIENCE_S
 from tests.learners import gossip, learners, trainer_of, values
 
 WORDS = ("alpha", "beta")
@@ -127,7 +128,7 @@ def test_training_goes_on_while_words_are_decoded(tmp_path) -> None:
     gate = multiprocessing.get_context("fork").Event()
 
     def wait_and_read(matrix: np.ndarray) -> list[str]:
-        assert gate.wait(20)
+        assert gate.wait(PATIENCE_S)
         return read_off(matrix)
 
     # It would wait forever if training waited for it.
@@ -142,7 +143,7 @@ def test_of_those_that_wait_the_newest_is_decoded(tmp_path) -> None:
     gate = multiprocessing.get_context("fork").Event()
 
     def wait_and_read(matrix: np.ndarray) -> list[str]:
-        assert gate.wait(20)
+        assert gate.wait(PATIENCE_S)
         return read_off(matrix)
 
     # Let go after the last validation: one is under way, and the newest one waits.

@@ -15,7 +15,13 @@ from lightning_adpsgd.asr.features import log_mel, normalise_side
 from lightning_adpsgd.asr.graphs import decoding_graph, symbols_of
 from lightning_adpsgd.asr.lexicon import write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
-from lightning_adpsgd.asr.recogniser import Parts, Recogniser, export, write_onnx
+from lightning_adpsgd.asr.recogniser import (
+    OwnStates,
+    Parts,
+    Recogniser,
+    export,
+    write_onnx,
+)
 from lightning_adpsgd.asr.segments import find_segments
 from lightning_adpsgd.asr.states import Topology, write_topology
 from tests.asr import digits
@@ -50,8 +56,7 @@ def parts(tmp_path_factory) -> Parts:
         num_mels=40,
         acoustic_scale=SCALE,
         search=SEARCH,
-        lexicon=folder,
-        tree=folder / "tree.json",
+        states=OwnStates(lexicon=folder, tree=folder / "tree.json"),
         graph=folder,
     )
 
@@ -136,7 +141,7 @@ def test_a_folder_without_a_recogniser_is_named(tmp_path, capsys):
     ("name", "content", "message"),
     [
         ("recogniser.json", "{", "no JSON"),
-        ("recogniser.json", '{"format": 0}', "expected `format` 1; export again"),
+        ("recogniser.json", '{"format": 0}', "expected `format` 2; export again"),
         ("weights.pt", "nothing", "cannot be loaded"),
     ],
 )
@@ -155,6 +160,16 @@ def test_a_folder_that_lacks_a_file_names_it(exported, tmp_path, capsys, name):
     found = capsys.readouterr().err
     assert found.startswith(f"error: {tmp_path}")
     assert name in found
+
+
+def test_a_folder_of_the_format_before_says_the_same(exported, call, tmp_path):
+    shutil.copytree(exported, tmp_path / "model")
+    path = tmp_path / "model" / "recogniser.json"
+    told = json.loads(path.read_text())
+    del told["adaptation"], told["graph"]
+    path.write_text(json.dumps(told | {"format": 1}))
+    found = list(Recogniser(tmp_path / "model").transcribe(call))
+    assert found == list(Recogniser(exported).transcribe(call))
 
 
 def test_the_folder_says_what_is_in_it(parts, exported):
@@ -183,7 +198,7 @@ def test_a_folder_that_is_there_is_not_overwritten(parts, exported):
 
 def test_a_model_of_adapted_speakers_is_refused(parts, tmp_path):
     model = acoustic_model(63, input_size=260)
-    with pytest.raises(ValueError, match=r"40 or 120 inputs.*got 260"):
+    with pytest.raises(ValueError, match=r"40 or 120 inputs.*0 of streams, got 260"):
         export(Parts(**(vars(parts) | {"model": model})), tmp_path / "model")
 
 

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from lightning_adpsgd import checkpoint_io, files
 from lightning_adpsgd.checkpoint_io import WholeCheckpointIO
-from tests.helpers import forked
+from tests.helpers import PATIENCE_S, forked
 from tests.learners import Linear, gossip, loader, trainer_of
 
 NUM_WEIGHTS = 300_000
@@ -253,7 +253,7 @@ def test_a_training_that_is_killed_goes_on_from_its_last_checkpoint(
     def resume(rank: int) -> int:
         return train(tmp_path, Linear(), resumed=True)
 
-    (outcome,) = forked(1, resume, 40)
+    (outcome,) = forked(1, resume)
     # That of step 7 may have been on its way.
     assert outcome.value in (6, 7)
     assert not list(tmp_path.glob(".*"))
@@ -273,7 +273,7 @@ def test_sigterm_waits_for_the_checkpoint_that_is_on_its_way(tmp_path: Path) -> 
 
             def slowly(*arguments: Any, **options: Any) -> None:
                 begun.set()
-                assert signalled.wait(20)
+                assert signalled.wait(PATIENCE_S)
                 save(*arguments, **options)
 
             strategy.checkpoint_io.save_checkpoint = slowly
@@ -282,7 +282,7 @@ def test_sigterm_waits_for_the_checkpoint_that_is_on_its_way(tmp_path: Path) -> 
         @override
         def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
             if batch_idx == 3:
-                assert self.begun.wait(20)
+                assert self.begun.wait(PATIENCE_S)
                 assert not written.exists()
                 os.kill(os.getpid(), signal.SIGTERM)
                 self.signalled.set()
@@ -294,6 +294,6 @@ def test_sigterm_waits_for_the_checkpoint_that_is_on_its_way(tmp_path: Path) -> 
         trainer = trainer_of(gossip(), 1, callbacks=[saver], enable_checkpointing=True)
         trainer.fit(Slow(), loader(12))
 
-    forked(1, learner, 40)
+    forked(1, learner)
     loaded = torch.load(written, weights_only=True)
     assert loaded["global_step"] == 3

@@ -141,7 +141,7 @@ def test_a_kill_of_one_that_gives_its_weights_to_a_joiner() -> None:
         nothing = torch.zeros_like(world.rows[0])
         joiner = Trained(world.server, nothing, **OPTIONS)
         joiner.island.start()
-        assert world.victim.has_died()
+        until(world.victim.has_died, "the death")
         # It has begun with those of its other neighbours.
         torch.testing.assert_close(joiner.vector, world.rows[:2].mean(0))
         assert chunks_at_one_end(world) == []
@@ -161,7 +161,7 @@ def test_a_kill_of_a_joiner_that_takes_weights_is_not_even_noticed() -> None:
         at_once(rest, rows)
         third.arm("takes the weights of another")
         third.try_to_join(server.place)
-        assert third.has_died()
+        until(third.has_died, "the death")
         go_on(rest)
         assert [one.members for one in rest] == [2, 2]
         assert [one.island.statistics().lost for one in rest] == [0, 0]

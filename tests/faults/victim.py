@@ -13,10 +13,9 @@ import torch
 from lightning_adpsgd.exchange import Lane
 from lightning_adpsgd.rendezvous import Place
 from lightning_adpsgd.replica import Part
-from tests.helpers import until
+from tests.helpers import PATIENCE_S, until
 from tests.islands.archipelago import Server, Trained
 
-_PATIENCE_S = 20.0
 Moment = Callable[["Victim"], None]
 
 
@@ -65,17 +64,17 @@ class Victim:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.join(_PATIENCE_S)
+        self._process.join(PATIENCE_S)
         self._pipe.close()
 
     def _do(self, word: str, what: object = None) -> bool:
         """Whether it has done so, and did not die instead."""
         try:
             self._pipe.send((word, what))
-            assert self._pipe.poll(_PATIENCE_S), f"no answer to {word!r}"
+            assert self._pipe.poll(PATIENCE_S), f"no answer to {word!r}"
             return self._pipe.recv() == "done"
         except (EOFError, OSError):
-            self._process.join(_PATIENCE_S)
+            self._process.join(PATIENCE_S)
             return False
 
     # --- in the process

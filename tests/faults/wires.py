@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lightning_adpsgd.links import Address, LinkTransport
+from tests.helpers import PATIENCE_S
 
 _PIECE = 256
 
@@ -65,7 +66,7 @@ class Wire:
         self._server.close()
         self.cut()
         for thread in list(self._threads):
-            thread.join(5)
+            thread.join(PATIENCE_S)
         for end in self._ends:
             end.close()
 

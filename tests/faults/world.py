@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from lightning_adpsgd.rendezvous import serve
 from tests.faults import island
+from tests.helpers import free_port
 
 SECONDS = 90.0  # on a machine that other tests share
 
@@ -44,7 +45,7 @@ class World:
     def __init__(
         self, folder: Path, host: str = "127.0.0.1", namespace: str = ""
     ) -> None:
-        self._folder, self._host, self._port = folder, host, _free_port()
+        self._folder, self._host, self._port = folder, host, free_port()
         self._namespace = namespace
         self._processes: dict[str, BaseProcess] = {}
         self.start_rendezvous()
@@ -157,9 +158,3 @@ def _enter(namespace: str) -> None:
         # `os.setns` comes with Python 3.12.
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
             raise OSError(ctypes.get_errno(), "setns")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -24,18 +24,12 @@ from lightning_adpsgd.mixing import Schedule
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.rendezvous import Place, serve
 from lightning_adpsgd.topology import find_topology
-from tests.helpers import until
+from tests.helpers import PATIENCE_S, free_port, until
 
 PACE = Pace(beat_s=0.05, silence_s=0.6)
 PATIENCE = Patience(
     timedelta(seconds=20), timedelta(seconds=5), timedelta(seconds=10), PACE
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Server:
@@ -60,7 +54,7 @@ class Server:
     def stop(self) -> None:
         if self._stop is not None and self._thread is not None:
             self._stop.set()
-            self._thread.join(20)
+            self._thread.join(PATIENCE_S)
 
 
 @contextmanager
@@ -123,8 +117,8 @@ class Trained:
     @property
     def is_idle(self) -> bool:
         engine = self.island._engine
-        return engine._is_idle() and not any(
-            asking.called.is_set() for asking in engine._asking.values()
+        return engine._traffic.is_idle() and not any(
+            asker.called.is_set() for asker in engine._askers.values()
         )
 
     def cut_off(self) -> None:

@@ -14,7 +14,7 @@ from lightning_adpsgd.exchange import Lane, Position
 from lightning_adpsgd.links import Credentials, Refused
 from lightning_adpsgd.membership import Roll
 from lightning_adpsgd.pacing import CoreShare
-from tests.helpers import engine_threads, random_rows, until
+from tests.helpers import PATIENCE_S, engine_threads, random_rows, until
 from tests.islands.archipelago import (
     Trained,
     archipelago,
@@ -265,7 +265,7 @@ def test_a_mean_waits_for_nobody_who_says_nothing(
 
         def give_or_hang(lane: Lane, position: Position) -> None:
             if lane._transport is stuck.island._transport:
-                assert release.wait(20)
+                assert release.wait(PATIENCE_S)
             give(lane, position)
 
         monkeypatch.setattr(Lane, "give", give_or_hang)
@@ -369,18 +369,18 @@ def test_a_slow_join_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def pull_slowly(lane: Lane) -> Any:
             arrived.set()
-            assert gate.wait(20)
+            assert gate.wait(PATIENCE_S)
             return pull(lane)
 
         monkeypatch.setattr(Lane, "pull", pull_slowly)
         thread = threading.Thread(target=joiner.island.start)
         thread.start()
-        assert arrived.wait(20)
+        assert arrived.wait(PATIENCE_S)
         least = [one.exchanges + 5 for one in trained]
         train_until(trained, lambda: all_reach(trained, least), "exchanges")
         assert all(one.members == 2 for one in trained)
         gate.set()
-        thread.join(20)
+        thread.join(PATIENCE_S)
         all_see([*trained, joiner], 3)
         joiner.island.stop()
 

@@ -45,7 +45,6 @@ def test_what_is_no_url_is_refused(url: str) -> None:
     [
         ({"communication": "sync"}, "`communication` must be 'async' with `islands`"),
         ({"max_staleness": 3}, "`max_staleness` must be None with `islands`, got 3"),
-        ({"work_sharing": True}, "`work_sharing` must be False with `islands`"),
         ({"topology": "hypercube"}, "`topology` must exist for any number"),
         ({"islands": "http://a:1"}, "`islands` must be tcp://host:port"),
     ],

@@ -14,7 +14,7 @@ import torch
 from lightning_adpsgd.links.connection import Connection
 from lightning_adpsgd.links.frames import BadFrame, check_header, make_header
 from lightning_adpsgd.transport import PeerLost
-from tests.helpers import PATIENCE, together
+from tests.helpers import PATIENCE, PATIENCE_S, together
 from tests.links.ends import tcp_pair
 
 SHORT = timedelta(seconds=0.1)
@@ -190,7 +190,7 @@ def test_a_connection_that_is_broken_off_wakes_who_waits() -> None:
             return str(lost.value)
 
         def break_off() -> str:
-            waits.wait()
+            waits.wait(PATIENCE_S)
             connection.break_off("the ring has closed around it")
             return ""
 
@@ -212,7 +212,7 @@ def test_a_signal_in_the_middle_of_a_wait_is_no_error() -> None:
 
             def interrupt() -> None:
                 signal.pthread_kill(here, signal.SIGUSR1)
-                assert heard.wait(20)
+                assert heard.wait(PATIENCE_S)
                 second.post_send(torch.ones(1)).wait(PATIENCE)
 
             other = threading.Thread(target=interrupt)
@@ -244,7 +244,7 @@ def test_a_slow_reader_holds_the_sender_and_nothing_else() -> None:
 
 
 def read_all(sock: socket.socket, num_bytes: int) -> None:
-    sock.settimeout(20)
+    sock.settimeout(PATIENCE_S)
     while num_bytes > 0:
         num_bytes -= len(sock.recv(1 << 16))
 

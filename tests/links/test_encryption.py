@@ -20,7 +20,7 @@ from lightning_adpsgd.links.credentials import (
 )
 from lightning_adpsgd.links.transport import LinkTransport
 from lightning_adpsgd.transport import PeerLost
-from tests.helpers import PATIENCE, together, until
+from tests.helpers import PATIENCE, PATIENCE_S, together, until
 from tests.links.ends import LOOPBACK, TOKEN, facts, linked
 
 pytestmark = pytest.mark.skipif(
@@ -150,7 +150,7 @@ def overheard(credentials: Credentials) -> bytes:
 
 
 def pass_on(source: socket.socket, target: socket.socket, heard: bytearray) -> None:
-    source.settimeout(20)
+    source.settimeout(PATIENCE_S)
     while data := source.recv(1 << 16):
         heard += data
         target.sendall(data)

@@ -17,7 +17,7 @@ from lightning_adpsgd.links.handshake import (
     greet_listener,
 )
 from lightning_adpsgd.links.sockets import Deadline
-from tests.helpers import together
+from tests.helpers import PATIENCE_S, together
 from tests.links.ends import TOKEN, facts, tcp_pair
 
 HELLO = struct.Struct("!8sH32s")
@@ -44,12 +44,12 @@ def greet(
             [
                 lambda: told(
                     lambda: greet_listener(
-                        first, Deadline(20), credentials[0], dialer, wanted
+                        first, Deadline(PATIENCE_S), credentials[0], dialer, wanted
                     )
                 ),
                 lambda: told(
                     lambda: greet_dialer(
-                        second, Deadline(20), credentials[1], listener, admit
+                        second, Deadline(PATIENCE_S), credentials[1], listener, admit
                     )
                 ),
             ]
@@ -109,7 +109,7 @@ def dialer_says(*pieces: bytes) -> str:
             first.sendall(piece)
         first.shutdown(socket.SHUT_WR)
         with pytest.raises((Refused, Malformed, OSError)) as caught:
-            greet_dialer(second, Deadline(20), TOKEN, facts(1), lambda _: "")
+            greet_dialer(second, Deadline(PATIENCE_S), TOKEN, facts(1), lambda _: "")
         return str(caught.value)
 
 
@@ -121,7 +121,7 @@ def test_what_is_no_handshake_gets_no_answer() -> None:
     with tcp_pair() as (first, second):
         first.sendall(b"GET / HTTP/1.1\r\nHost: gossip.example\r\n\r\n" * 2)
         with pytest.raises(Malformed, match="begins with b'GET / HT'"):
-            greet_dialer(second, Deadline(20), TOKEN, facts(1), lambda _: "")
+            greet_dialer(second, Deadline(PATIENCE_S), TOKEN, facts(1), lambda _: "")
         second.shutdown(socket.SHUT_WR)
         assert first.recv(1) == b""
 
@@ -131,7 +131,7 @@ def test_another_protocol_is_refused_at_both_ends_by_number() -> None:
     with tcp_pair() as (first, second):
         second.sendall(good_hello(protocol=7))
         with pytest.raises(Refused, match="protocol 7 and ours 1"):
-            greet_listener(first, Deadline(20), TOKEN, facts(0), 1)
+            greet_listener(first, Deadline(PATIENCE_S), TOKEN, facts(0), 1)
 
 
 def test_a_hello_that_ends_early_is_a_loss() -> None:
@@ -159,7 +159,7 @@ def test_a_dialers_own_proof_sent_back_is_not_a_listeners() -> None:
 
         def dial() -> None:
             with pytest.raises(Refused, match="could not prove"):
-                greet_listener(first, Deadline(20), TOKEN, facts(0), 1)
+                greet_listener(first, Deadline(PATIENCE_S), TOKEN, facts(0), 1)
 
         together([mirror, dial])
 
@@ -182,7 +182,9 @@ def proved_dialer_says(*pieces: Callable[[Callable[..., bytes]], bytes]) -> str:
 
         def listen() -> str:
             with pytest.raises((Refused, Malformed, OSError)) as caught:
-                greet_dialer(second, Deadline(20), TOKEN, facts(1), lambda _: "")
+                greet_dialer(
+                    second, Deadline(PATIENCE_S), TOKEN, facts(1), lambda _: ""
+                )
             return str(caught.value)
 
         return str(together([dial, listen])[1])

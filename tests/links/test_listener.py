@@ -10,7 +10,7 @@ import pytest
 from lightning_adpsgd.links.credentials import BadCredentials
 from lightning_adpsgd.links.listener import BOUNDS, Bounds, Listener
 from lightning_adpsgd.links.sockets import Address, Deadline
-from tests.helpers import until
+from tests.helpers import PATIENCE_S, until
 from tests.links.ends import LOOPBACK
 
 Welcome = Callable[[socket.socket, Deadline], None]
@@ -72,7 +72,7 @@ def test_what_may_not_listen_does_not() -> None:
 def hold(held: list[socket.socket], gate: threading.Event) -> Welcome:
     def welcome(sock: socket.socket, deadline: Deadline) -> None:
         held.append(sock)
-        assert gate.wait(20)
+        assert gate.wait(PATIENCE_S)
         raise RuntimeError("nothing was said")
 
     return welcome
@@ -114,7 +114,7 @@ def test_closing_ends_what_is_under_way() -> None:
             raise ConnectionResetError("closed")
 
     with listening(welcome, Bounds(seconds=300)) as listener, dial(listener):
-        assert came.wait(20)
+        assert came.wait(PATIENCE_S)
     names = [thread.name for thread in threading.enumerate()]
     assert not {"adpsgd-listen", "adpsgd-greet"} & set(names)
 

@@ -1,5 +1,6 @@
 """Addresses, deadlines, and whether a link is cut."""
 
+import select
 import socket
 import sys
 
@@ -12,7 +13,9 @@ from lightning_adpsgd.links.sockets import (
     is_loopback,
     receive_all,
     tune,
+    wake_after,
 )
+from tests.helpers import PATIENCE_S, until
 from tests.links.ends import tcp_pair
 
 
@@ -48,7 +51,7 @@ def test_less_than_what_was_announced_is_an_error() -> None:
         first.sendall(b"abc")
         first.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionResetError, match="has closed"):
-            receive_all(second, 4, Deadline(20))
+            receive_all(second, 4, Deadline(PATIENCE_S))
 
 
 def test_one_who_sends_a_byte_now_and_then_gets_no_more_time() -> None:
@@ -103,3 +106,24 @@ def test_loopback_is_known(family: socket.AddressFamily, host: str) -> None:
         except OSError:
             pytest.skip("this host has no such address")
         assert is_loopback(sock)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the dial is Linux's")
+def test_a_reader_is_woken_when_enough_is_there_or_nothing_more_will_come() -> None:
+    def has_come(sock: socket.socket) -> int:
+        return len(sock.recv(100, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+
+    def is_woken(sock: socket.socket, seconds: float = 0.0) -> bool:
+        return bool(select.select([sock], [], [], seconds)[0])
+
+    with tcp_pair() as (reader, writer):
+        for last in (lambda: writer.send(b"!"), writer.close):
+            wake_after(reader, 1)
+            writer.send(b"12")
+            assert is_woken(reader, PATIENCE_S)
+            until(lambda: has_come(reader) == 2, "two bytes")
+            wake_after(reader, 3)
+            assert not is_woken(reader)
+            last()
+            assert is_woken(reader, PATIENCE_S)
+            reader.recv(100)

@@ -20,6 +20,7 @@ from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import PeerLost, ThreadTransport, Transport, lane_of
 from tests.helpers import (
     PATIENCE,
+    PATIENCE_S,
     Swap,
     engine_threads,
     random_rows,
@@ -103,14 +104,14 @@ def test_a_lane_is_made_anew_and_takes_nothing_from_the_one_before() -> None:
     ready = threading.Semaphore(0)
     listener = second.listen(LOOPBACK, lambda *_: ready.release())
     first.connect(1, listener.address)
-    assert ready.acquire(timeout=20)
+    assert ready.acquire(timeout=PATIENCE_S)
     old = second.post_receive(0, 0, torch.zeros(1))
     first.disconnect(1)
     anew = threading.Thread(target=first.connect, args=(1, listener.address))
     anew.start()
     with pytest.raises(PeerLost):
         old.wait(FOREVER)
-    assert ready.acquire(timeout=20)
+    assert ready.acquire(timeout=PATIENCE_S)
     anew.join()
     into = torch.zeros(1)
     first.post_send(1, 0, torch.ones(1)).wait(PATIENCE)
@@ -126,7 +127,7 @@ def test_a_peer_that_connects_again_breaks_off_its_old_lane() -> None:
     listener = second.listen(LOOPBACK, lambda *_: ready.release())
     before, after = (LinkTransport(facts(0, incarnation=i), TOKEN) for i in "ab")
     before.connect(1, listener.address)
-    assert ready.acquire(timeout=20)
+    assert ready.acquire(timeout=PATIENCE_S)
     waits = second.post_receive(0, 0, torch.zeros(1))
 
     def told() -> str:
@@ -136,7 +137,7 @@ def test_a_peer_that_connects_again_breaks_off_its_old_lane() -> None:
 
     reason, _ = together([told, lambda: str(after.connect(1, listener.address))])
     assert "it was connected anew" in reason
-    assert ready.acquire(timeout=20)
+    assert ready.acquire(timeout=PATIENCE_S)
     end(listener, before, after, second)
 
 
@@ -148,7 +149,7 @@ def test_who_used_a_lane_before_does_not_get_into_the_one_that_follows() -> None
         accepted = threading.Semaphore(0)
         listener = second.listen(LOOPBACK, lambda *_: accepted.release())
         first.connect(1, listener.address)
-        assert accepted.acquire(timeout=20)
+        assert accepted.acquire(timeout=PATIENCE_S)
         with pytest.raises(PeerLost, match="it was connected anew"):
             first.post_send(1, lane, torch.zeros(1))
         into = torch.zeros(1)

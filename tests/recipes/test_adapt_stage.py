@@ -3,26 +3,52 @@
 import dataclasses
 import json
 import shutil
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
+import soundfile
+import torch
 
+from lightning_adpsgd.asr.adaptation import Adapter, silent_states
 from lightning_adpsgd.asr.cepstra import cepstra
 from lightning_adpsgd.asr.corpus import Utterance, write_utterances
-from lightning_adpsgd.asr.lexicon import SPECIAL_WORDS, Lexicon, write_lexicon
+from lightning_adpsgd.asr.decoding import Decoder
+from lightning_adpsgd.asr.features import log_mel, normalise_side
+from lightning_adpsgd.asr.gmm import GaussianMixtures
+from lightning_adpsgd.asr.lexicon import (
+    SPECIAL_WORDS,
+    Lexicon,
+    read_lexicon,
+    write_lexicon,
+)
+from lightning_adpsgd.asr.recogniser import Recogniser
+from lightning_adpsgd.asr.segments import find_segments
+from lightning_adpsgd.asr.states import read_topology
 from lightning_adpsgd.asr.store import FrameStore, FrameWriter
 from lightning_adpsgd.asr.streams import RowStore, Streams
+from recipes.switchboard import realign_stage
 from recipes.switchboard.adapt_stage import adapt
-from recipes.switchboard.decode_stages import adapted_baseline, baseline, decode
+from recipes.switchboard.decode_stages import (
+    adapted_baseline,
+    baseline,
+    decode,
+    make_decoder,
+    network,
+)
+from recipes.switchboard.export_stage import adaptation_of, export
 from recipes.switchboard.hmm_stages import align, graph
-from recipes.switchboard.inputs import StoredInputs
+from recipes.switchboard.inputs import Inputs, StoredInputs
 from recipes.switchboard.pipeline import StageError
+from recipes.switchboard.realign_stage import realign
 from recipes.switchboard.score_stage import score
 from recipes.switchboard.settings import (
     AdaptSettings,
     AlignSettings,
     DecodeSettings,
+    RealignSettings,
     Settings,
     TrainSettings,
 )
@@ -218,6 +244,35 @@ def test_a_network_is_trained_and_decoded_with_the_streams(settings, tmp_path):
     _run(decode, other, "decode")
     report = json.loads((_run(score, other, "score") / "score.json").read_text())
     assert report["parts"]["total"]["num_words"] == 4 * UTTERANCES * 3
+    call = tmp_path / "call.wav"
+    loudness = np.repeat([0.001, 0.2, 0.001, 0.2, 0.001], 16_000)
+    sound = loudness * np.random.default_rng(0).standard_normal(80_000)
+    soundfile.write(str(call), sound.clip(-1, 1), 8000, subtype="FLOAT")
+    recogniser = Recogniser(_run(export, other, "export"))
+    found = [(said.word, said.start_s) for said in recogniser.transcribe(call)]
+    assert found == _words_by_hand(other, recogniser, call)
+    assert found
+
+
+def _words_by_hand(
+    settings: Settings, recogniser: Recogniser, call: Path
+) -> list[tuple[str, float]]:
+    """What the parts of a run say of the only channel of a file."""
+    samples, _ = soundfile.read(str(call), dtype="float32")
+    frames = log_mel(samples)
+    segments = find_segments(frames.mean(1).numpy())
+    spoken = normalise_side([frames[first:last] for first, last in segments])
+    adapter, decoder = recogniser._adapter, make_decoder(settings)
+    assert adapter is not None
+    voice = adapter.hear(lambda: (own.numpy() for own in spoken))
+    scorer = network(settings.directory("train") / "model.ckpt")
+    report = json.loads((settings.directory("decode") / "decode.json").read_text())
+    words = []
+    for (first, _), own in zip(segments, spoken, strict=True):
+        matrix = scorer(Inputs(own, *voice.streams(own.numpy())))
+        heard = decoder.decode(matrix, report["acoustic_scale"])
+        words += [(one.word, one.start_s + first / 100) for one in heard.words]
+    return words
 
 
 def test_the_adapted_mixtures_make_fewer_errors(settings, tmp_path):
@@ -245,6 +300,39 @@ def test_online_ivectors_begin_with_the_average_speaker(settings, tmp_path):
         assert first[10:].any()
         assert second.any()  # what the first utterance told is kept
     assert not (folder / "swb/fmllr").exists()
+    _check_found_again(other, tmp_path / "known", "swb")
+
+
+def _check_found_again(settings: Settings, folder: Path, split: str) -> None:
+    """That a call's streams, found from its sound, are those that the stage wrote."""
+    adaptation = adaptation_of(settings)
+    assert adaptation is not None
+    store = FrameStore(settings.directory("features") / split)
+    streams = Streams(settings.directory("adapt") / split, store)
+    assert adaptation.write(folder) == streams.dims
+    lexicon = read_lexicon(settings.directory("lexicon"))
+    topology = read_topology(settings.directory("align") / "tree.json")
+    decoder, silent = make_decoder(settings), silent_states(lexicon, topology)
+    assert isinstance(decoder, Decoder)
+    adapter = Adapter.load(folder, adaptation.options, decoder, silent)
+    for side in range(SIDES[split]):
+        positions = range(side * UTTERANCES, (side + 1) * UTTERANCES)
+        spoken = [store.frames(position).numpy() for position in positions]
+        voice = adapter.hear(partial(iter, spoken))
+        for position, own in zip(positions, spoken, strict=True):
+            expected = streams.utterance(position)
+            fmllr, ivectors = voice.streams(own)
+            # those that are stored have half precision
+            torch.testing.assert_close(
+                fmllr, expected.fmllr.float(), atol=0.02, rtol=2e-3
+            )
+            torch.testing.assert_close(
+                ivectors, expected.ivector.float(), atol=1e-3, rtol=1e-3
+            )
+
+
+def test_a_call_gets_the_streams_that_the_stage_would_write(settings, tmp_path):
+    _check_found_again(settings, tmp_path / "known", "swb")
 
 
 def test_without_adaptation_there_are_no_streams(settings, tmp_path):
@@ -281,3 +369,44 @@ def test_a_second_decoding_is_made_with_the_adapted_mixtures(settings, tmp_path)
     before, after = (_report(which)["fmllr"]["swb"] for which in (other, settings))
     assert after["frames"] != before["frames"] or after["after"] > before["after"]
     assert _bytes(other, "train") == _bytes(settings, "train")
+
+
+class _Adapted:
+    """In place of a network of 120 + 39 + 5 inputs: what the adapted mixtures say."""
+
+    hparams: ClassVar = {"input_size": 164}
+
+    def __init__(self, path: Path) -> None:
+        self._scorer = GaussianMixtures.load(path).scorer()
+
+    def log_likelihoods(self, log_mel, fmllr, ivectors) -> torch.Tensor:
+        length = len(log_mel)
+        assert log_mel.shape == (length, 40)
+        assert ivectors.shape == (length, 5)
+        assert ivectors.any()
+        return torch.from_numpy(self._scorer(fmllr.numpy()))
+
+
+def test_a_network_with_streams_labels_as_the_adapted_mixtures_do(
+    settings, tmp_path, monkeypatch
+):
+    mixtures = settings.directory("adapt") / "mixtures.npz"
+    monkeypatch.setattr(realign_stage, "read_network", lambda _: _Adapted(mixtures))
+    realign(
+        dataclasses.replace(settings, realign=RealignSettings(run="first")), tmp_path
+    )
+    found = np.load(tmp_path / "train/labels.npy")
+    known = np.load(settings.directory("align") / "train/labels.npy")
+    assert (found >= 0).all()
+    assert (found == known).mean() > 0.9
+
+
+def test_a_network_of_other_streams_does_not_realign(settings, tmp_path, monkeypatch):
+    network = _Adapted(settings.directory("adapt") / "mixtures.npz")
+    monkeypatch.setattr(realign_stage, "read_network", lambda _: network)
+    fewer = dataclasses.replace(ADAPT, streams="none")
+    asked = dataclasses.replace(
+        settings, adapt=fewer, realign=RealignSettings(run="first")
+    )
+    with pytest.raises(StageError, match=r"takes 164 inputs.*40 or 120.*and 0 of"):
+        realign(asked, tmp_path)

@@ -3,7 +3,9 @@
 Every fault is made in the same small tree of all sources, which by itself is right.
 """
 
+import gzip
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,8 @@ import pytest
 import soundfile
 
 from lightning_adpsgd.asr.corpus import read_utterances
+from lightning_adpsgd.asr.scoring import read_glm
+from lightning_adpsgd.asr.sphere import read_channel
 from recipes.switchboard.pipeline import StageError, run_stages
 from recipes.switchboard.settings import Settings
 from recipes.switchboard.stages import STAGES
@@ -32,6 +36,7 @@ FISHER = "LDC2004T19/fe_03_p1_tran/data/trans/000/fe_03_00001.txt"
 FISHER_AUDIO = "LDC2004S13/fe_03_p1_sph1/audio/000/fe_03_00001.sph"
 CALLDATA = "LDC2004T19/fe_03_p1_tran/doc/fe_03_p1_calldata.tbl"
 CALLHOME = "LDC97T14/transcrpt/train/en_4065.txt"
+TEST_AUDIO = "LDC2002S09/english/sw_4390.sph"
 PEM = "LDC2002S09/english/hub5e_00.pem"
 STM = "LDC2002T43/reference/hub5e00.english.000405.stm"
 GLM = "LDC2002T43/reference/en20000405_hub5.glm"
@@ -109,6 +114,27 @@ def _copy_of_sound(path: Path) -> None:
     other = path.parents[2] / "swb1_d2" / path.name.upper()
     other.parent.mkdir()
     shutil.copyfile(path, other)
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _circle(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def _packed_and_cut(path: Path) -> None:
+    packed = path.with_name(f"{path.name}.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes())[:-4])
+    path.unlink()
 
 
 # Fault; the file; what is said; which sides are lost.
@@ -200,6 +226,36 @@ FAULTS = {
         ["transcript without its recording: 1"],
         SW,
     ),
+    "a pipe in the place of a file": (
+        _pipe,
+        AUDIO,
+        ["neither file nor folder: 1", AUDIO, "copy the file of that name"],
+        SW,
+    ),
+    "a link to itself": (
+        _circle,
+        TRANSCRIPT,
+        ["link that leads nowhere: 1", f"{TRANSCRIPT}: Too many levels", "remove it"],
+        SW_A,
+    ),
+    "a coding that libsndfile lacks": (
+        _header(b"-s4 ulaw", b"-s3 pcm"),
+        AUDIO,
+        ["unusable recording: 1", "sw02002.sph: File contains data in an unimpl"],
+        SW,
+    ),
+    "test recording of another rate": (
+        _header(b"sample_rate -i 8000", b"sample_rate -i 16000"),
+        TEST_AUDIO,
+        ["sw_4390.sph: expected 8000 Hz", "no test utterances for swb"],
+        {"sw_4390-A"},
+    ),
+    "test recording with one channel": (
+        lambda path: write_sphere(path, noise(6.0, channels=1)),
+        TEST_AUDIO,
+        ["recording without two channels: 1", "sw_4390.sph: the header says 1"],
+        set(),
+    ),
     "twice": (
         _copy_of_sound,
         AUDIO,
@@ -269,6 +325,30 @@ FAULTS = {
         ["beyond the end of the audio: 1", f"{TRANSCRIPT}:3: 65.5 s of 6.00 s"],
         set(),
     ),
+    "no number for a time": (
+        _line(2, "sw2002A-ms98-a-0002 nan inf yes"),
+        TRANSCRIPT,
+        [f"{TRANSCRIPT}:2: expected times", "'nan' 'inf'"],
+        set(),
+    ),
+    "a line twice": (
+        _rewrite(lambda b: b + b.split(b"\n")[1] + b"\n"),
+        TRANSCRIPT,
+        ["times that overlap on one side: 1", "transcribed a second time: 1"],
+        set(),
+    ),
+    "a page of the web": (
+        _rewrite(lambda b: b"<html><body>404 Not Found</body></html>\n"),
+        TRANSCRIPT,
+        [f"{TRANSCRIPT}:1: expected `id start end words`, got '<html>"],
+        SW_A,
+    ),
+    "a packed transcript, cut short": (
+        _packed_and_cut,
+        TRANSCRIPT,
+        ["archive that is not unpacked: 1", f"{TRANSCRIPT}.gz", "unpack or mount it"],
+        SW_A,
+    ),
     "Latin-1": (
         _rewrite(lambda b: b.replace(b"yes no", b"caf\xe9 no")),
         TRANSCRIPT,
@@ -323,6 +403,24 @@ FAULTS = {
         ["dictionary line without phones: 1", f"{DICTIONARY}:1: yes", "left out"],
         set(),
     ),
+    "a phone that is a name of the search graph": (
+        _rewrite(lambda b: b + b"odd #1 ow\n<s> y\n"),
+        DICTIONARY,
+        ["with a name of the search graph: 2", f"{DICTIONARY}:3: odd", "left out"],
+        set(),
+    ),
+    "another dictionary": (
+        lambda path: shutil.copyfile(path, path.with_name("SW-MS98-DICT.TEXT;1")),
+        DICTIONARY,
+        ["second file of one kind: 1", f"{DICTIONARY};", "is used; remove the others"],
+        set(),
+    ),
+    "pem twice": (
+        _rewrite(lambda b: b + b),
+        PEM,
+        ["test segments that overlap on one side: 2", f"{PEM}:3: sw_4390 from 0.5 s"],
+        set(),
+    ),
     "pem without a time": (
         _line(1, "sw_4390 A unknown_speaker 0.50"),
         PEM,
@@ -346,6 +444,26 @@ FAULTS = {
         STM,
         ["test segment beyond its audio: 1", f"{STM}:2: sw_4390"],
         {"sw_4390-A"},
+    ),
+    "stm with a line twice": (
+        _rewrite(lambda b: b + b.split(b"\n")[1] + b"\n"),
+        STM,
+        [f"{STM}:4: sw_4390 from 0.5 s; its words may count twice; remove the line"],
+        set(),
+    ),
+    "a folder in the place of the stm": (
+        _folder,
+        STM,
+        ["folder in the place of a file: 1", STM, "of the test set: MISSING"],
+        {"sw_4390-A", "en_4156-A"},
+    ),
+    "another stm": (
+        lambda path: path.with_name("hub5e00.english.000405.copy.stm").write_text(
+            "no\n"
+        ),
+        STM,
+        ["second file of one kind: 1", "000405.copy.stm", f"{STM} is used"],
+        set(),
     ),
     "stm with an open bracket": (
         _line(2, "sw_4390 A sw_4390_A 0.50 2.50 <O,sw,M,sw-M> (YES NO"),
@@ -458,8 +576,40 @@ def test_windows_line_ends_and_a_byte_order_mark_change_nothing(
             path.write_bytes(b"\xef\xbb\xbf" + text)
     assert _prepare(tree) == ALL
     assert "malformed" not in capsys.readouterr().out
-    copied = tree.parent / "run/exp/prepare/eval.stm"
-    assert b"\r" not in copied.read_bytes()
+    _is_copied(tree, ';; LABEL "O" "Overall" "Overall"\n')
+
+
+def _is_copied(tree: Path, begin: str, end: str = " YES NO\n") -> None:
+    """The reference is there in UTF-8, line for line."""
+    copied = (tree.parent / "run/exp/prepare/eval.stm").read_bytes().decode()
+    assert copied.startswith(begin)
+    assert copied.endswith(end)
+    assert copied.count("\n") == (tree / STM).read_text("latin-1").count("\n")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "utf-16", "utf-8-sig"])
+def test_a_reference_of_any_encoding_is_scored_in_utf_8(tree: Path, encoding: str):
+    # in Latin-1 the last letter would be the end of a line of another alphabet
+    text = (tree / STM).read_text().replace("YES NO", "CAF\xc9 NO\x85")
+    (tree / STM).write_bytes(text.encode(encoding))
+    rules = (tree / GLM).read_text() + "[CAF\xc9] => [COFFEE]\n"
+    (tree / GLM).write_bytes(rules.encode(encoding))
+    assert _prepare(tree) == ALL
+    _is_copied(tree, ";; LABEL", " CAF\xc9 NO\n")
+    glm = read_glm(tree.parent / "run/exp/prepare/eval.glm")
+    assert glm.reference.apply("[CAF\xc9]") == "[COFFEE]"
+
+
+def test_rules_that_are_no_text_stop_before_anything_is_computed(tree: Path):
+    (tree / GLM).write_bytes(b";; rules\n" + bytes(9))
+    with pytest.raises(StageError, match=rf"{GLM}:2: expected text.*take it away"):
+        _prepare(tree)
+
+
+def test_a_dictionary_of_other_words_stops_before_anything_is_computed(tree: Path):
+    (tree / DICTIONARY).write_text("maybe m ey b iy\n")
+    with pytest.raises(StageError, match=r"32 of 36 words .* 'yes' 18 times"):
+        run_stages(_settings(tree), STAGES, last="lexicon")
 
 
 def test_names_of_a_mounted_disc_are_those_of_a_copied_one(tree: Path):
@@ -511,6 +661,7 @@ def test_a_folder_name_that_is_no_text_is_printed_and_kept(
 ):
     odd = tree / "LDC97S62" / b"disc\xff".decode(errors="surrogateescape")
     (tree / "LDC97S62/swb1_d1").rename(odd)
+    assert len(read_channel(odd / "data/sw02002.sph", 0)) == 48000
     (odd / "data/sw02002.sph").write_bytes(b"")
     assert _prepare(tree) == ALL - SW
     assert "disc\\udcff/data/sw02002.sph: an empty file" in capsys.readouterr().out

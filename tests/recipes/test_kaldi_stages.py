@@ -8,15 +8,20 @@ from pathlib import Path
 import kaldi_native_io as kio
 import numpy as np
 import pytest
+import soundfile
 import torch
 from lightning.pytorch import Trainer
 
 from lightning_adpsgd.asr.corpus import Utterance, write_utterances
+from lightning_adpsgd.asr.decoding import SearchOptions
+from lightning_adpsgd.asr.features import log_mel, normalise_side
 from lightning_adpsgd.asr.model import AcousticModel
+from lightning_adpsgd.asr.recogniser import Parts, Recogniser, export
 from lightning_adpsgd.asr.store import FrameStore, FrameWriter
 from lightning_adpsgd.asr.streams import Streams
-from recipes.switchboard import decode_stages
+from recipes.switchboard import decode_stages, kaldi_stages
 from recipes.switchboard.adapt_stage import adapt
+from recipes.switchboard.export_stage import states_of
 from recipes.switchboard.inputs import Inputs
 from recipes.switchboard.kaldi_stages import check, graph, labels
 from recipes.switchboard.pipeline import StageError
@@ -25,10 +30,12 @@ from recipes.switchboard.settings import (
     AdaptSettings,
     DecodeSettings,
     KaldiSettings,
+    LmSettings,
     Settings,
     override,
 )
 from recipes.switchboard.stages import STAGES
+from tests.asr import digits
 from tests.asr.kaldi_files import NUM_PDFS, PDFS, write_experiment
 
 SENTENCES = {
@@ -131,6 +138,71 @@ def test_kaldis_graph_is_decoded_scored_and_exported(settings, monkeypatch, caps
     assert command in capsys.readouterr().out
     assert f"scp:{archive.resolve()}" in command
     assert f"{settings.kaldi.experiment}/final.mdl" in command
+
+
+def test_alternatives_of_kaldis_graph_are_weighed_with_a_larger_model(
+    settings, monkeypatch, tmp_path
+):
+    run(labels, settings, "kaldi")
+    run(graph, settings, "graph")
+    monkeypatch.setattr(decode_stages, "network", lambda _: sharp)
+    monkeypatch.setattr(decode_stages, "_check_outputs", lambda _: None)
+    folder = settings.directory("lm")
+    folder.mkdir()
+    small = digits.loop_arpa(tmp_path / "kaldi.arpa", ["a", "b"])
+    shutil.copy(small, folder / "large.arpa")
+    asked = dataclasses.replace(
+        settings,
+        kaldi=dataclasses.replace(settings.kaldi, arpa=small),
+        lm=LmSettings(large_order=4),
+        decode=DecodeSettings(acoustic_scales=(1.0,), nbest=5),
+    )
+    decoded = run(decode_stages.decode, asked, "decode")
+    report = json.loads((decoded / "decode.json").read_text())
+    assert report["rescored"]["dev_wer"] == 0.0
+    times = (decoded / "swb.ctm").read_text().splitlines()
+    assert times == ["sw_3 A 0.02 0.04 a", "sw_3 A 0.06 0.03 b"]
+
+
+def test_a_language_model_that_is_not_there_is_named_before_anything_starts(settings):
+    kaldi = dataclasses.replace(settings.kaldi, arpa=settings.corpus / "sw1.arpa")
+    with pytest.raises(StageError, match=r"kaldi\.arpa: .*sw1\.arpa is no file"):
+        check(dataclasses.replace(settings, kaldi=kaldi))
+
+
+def test_alternatives_need_the_model_of_kaldis_graph(settings):
+    with pytest.raises(ValueError, match=r"name it with `kaldi\.arpa`, or set"):
+        override(settings, "decode.nbest=5")
+
+
+def test_a_model_with_kaldis_graph_is_exported_and_says_the_same(settings, tmp_path):
+    run(labels, settings, "kaldi")
+    run(graph, settings, "graph")
+    torch.manual_seed(0)
+    model = AcousticModel(NUM_PDFS, num_layers=1, hidden_size=4, bottleneck_size=4)
+    search = SearchOptions()
+    parts = Parts(
+        model=model.eval(),
+        num_mels=40,
+        acoustic_scale=1.0,
+        search=search,
+        states=states_of(settings),
+        graph=settings.directory("graph"),
+    )
+    export(parts, tmp_path / "model")
+    call = tmp_path / "call.wav"
+    sound = 0.2 * np.random.default_rng(0).standard_normal(16_000)
+    soundfile.write(str(call), sound.clip(-1, 1), 8000, subtype="FLOAT")
+    found = [said[1:] for said in Recogniser(tmp_path / "model").transcribe(call)]
+    samples, _ = soundfile.read(str(call), dtype="float32")
+    [spoken] = normalise_side([log_mel(samples)])  # as loud from end to end
+    matrix = model.log_likelihoods(spoken).numpy()
+    heard = kaldi_stages.decoder(settings, search).decode(matrix, 1.0)
+    assert [said[0] for said in found] == list(heard.text)
+    assert found
+    assert found[0][1] == pytest.approx(heard.words[0].start_s)
+    states = json.loads((tmp_path / "model" / "states.json").read_text())
+    assert states["names"] == ["pdf0", "pdf1", "pdf2", "pdf3"]
 
 
 def test_a_network_has_as_many_outputs_as_kaldi_has_pdfs(settings):

@@ -101,6 +101,15 @@ def test_a_wrong_folder_is_said_without_a_traceback(
     assert "gone: expected the folder of a corpus" in capsys.readouterr().err
 
 
+def test_a_folder_that_cannot_be_written_is_said_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    corpus, file = write_corpus(tmp_path / "swb"), tmp_path / "file"
+    file.touch()
+    assert main(["--corpus", str(corpus), "--out", str(file), "--to", "check"]) == 1
+    assert f"error: [Errno 20] Not a directory: '{file}" in capsys.readouterr().err
+
+
 def test_the_input_and_the_states_are_the_papers():
     settings = _settings(SWB300)
     log_mel = 3 * settings.features.num_mels

@@ -24,6 +24,20 @@ UNIT_COSTS = {
     "features": Cost("frames", 1.0),
     "align": Cost("frames", 1.0),
 }
+PART_COSTS = UNIT_COSTS | {
+    name: Cost("units", 1.0)
+    for name in (
+        "triphone: statistics",
+        "triphone: tree",
+        "triphone: a realignment",
+        "graph",
+        "adapt: a round of fMLLR",
+        "adapt: an iteration of i-vectors",
+        "adapt: 2,048 Gaussians",
+        "decode: the papers' network",
+        "decode: search",
+    )
+}
 
 
 def test_the_page_has_the_tables_of_the_kept_costs():
@@ -35,12 +49,21 @@ def test_the_page_has_the_tables_of_the_kept_costs():
 
 def test_minutes_are_units_by_speed_and_cores():
     corpus = CORPORA[0]
-    one, four = (stage_minutes(corpus, UNIT_COSTS, cores) for cores in (1, 4))
+    one, four = (stage_minutes(corpus, PART_COSTS, cores) for cores in (1, 4))
     assert one["check"] == pytest.approx(2438 / 60)
     assert one["features"] == pytest.approx(286 * 360_000 / 60)
     assert four["features"] == pytest.approx(one["features"] / 4)
     assert four["prepare"] == one["prepare"]
-    assert one["align"] > one["features"]
+    frames, some = 286 * 360_000, 100_000 / 256_000
+    assert one["align"] == pytest.approx(frames * (1 + 14 * some) / 60)
+    tree, rest = 32_000 / 60, frames * (2 + 8 * some) / 60
+    assert one["triphone"] == pytest.approx(tree + rest)
+    assert four["triphone"] == pytest.approx(tree + rest / 4)
+    assert one["graph"] == four["graph"] == pytest.approx(10e6 / 60)
+    adapted = 4 * frames + 24e6 + 10 * 2 * 2438
+    assert one["adapt"] == pytest.approx(adapted / 60)
+    test, dev = 3.7 * 360_000, 200_000
+    assert one["decode"] == pytest.approx((2 * test + 7 * dev) / 60)
 
 
 def test_training_takes_what_the_papers_report():

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.helpers import PROGRAM_S
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,7 +19,7 @@ def test_the_program_of_the_page_learns_in_an_empty_folder(tmp_path: Path) -> No
         env={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PROGRAM_S,
     )
     assert done.returncode == 0, done.stderr
     loss, rate = re.findall(r"loss ([\d.]+), (\d+) samples", done.stdout)[0]

@@ -3,6 +3,7 @@
 import numpy as np
 
 from lightning_adpsgd.asr.decoding import (
+    Alternative,
     Hypothesis,
     SearchOptions,
     TimedWord,
@@ -14,6 +15,7 @@ from lightning_adpsgd.asr.decoding import (
 from lightning_adpsgd.asr.kaldi.graph import PdfGraph
 from lightning_adpsgd.asr.kaldi.language import Boundaries
 from lightning_adpsgd.asr.kaldi.model import Transitions
+from lightning_adpsgd.asr.nbest import NBestOptions, word_paths
 
 
 class KaldiDecoder:
@@ -55,10 +57,35 @@ class KaldiDecoder:
         )
         if path is None:
             return Hypothesis((), False)
-        pairs = self._graph.pairs[path.outputs]
+        return self._hypothesis(path.outputs, path.is_complete)
+
+    def alternatives(
+        self, log_likelihoods: np.ndarray, acoustic_scale: float, options: NBestOptions
+    ) -> list[Alternative]:
+        """The most likely word sequences, each once, the best first.
+
+        Args:
+            log_likelihoods: As of `decode`.
+            acoustic_scale: As of `decode`.
+            options: How many, and how far they may be from the best.
+
+        Raises:
+            ValueError: Another shape, or a value that is not finite.
+        """
+        check_likelihoods(log_likelihoods, self._transitions.num_pdfs)
+        scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
+        words_of = self._graph.pairs[:, 1].tolist()
+        return [
+            Alternative(self._hypothesis(path.inputs, path.is_complete), path.cost)
+            for path in word_paths(self._graph.fst, scaled, options, words_of)
+        ]
+
+    def _hypothesis(self, numbers: list[int], is_complete: bool) -> Hypothesis:
+        """Of the numbers of pairs along a path."""
+        pairs = self._graph.pairs[numbers]
         ids = pairs[pairs[:, 0] > 0, 0]
         words = pairs[pairs[:, 1] > 0, 1].tolist()
-        return Hypothesis(self._timed(ids, words), path.is_complete)
+        return Hypothesis(self._timed(ids, words), is_complete)
 
     def _timed(self, ids: np.ndarray, words: list[int]) -> tuple[TimedWord, ...]:
         phones, edges = split_phones(ids, self._transitions)

@@ -6,7 +6,7 @@ rules of a global mapping file (glm), as `hubscr.pl -h hub5` does, to the word;
 """
 
 from lightning_adpsgd.asr.scoring.errors import Errors, ScoringError, total_of
-from lightning_adpsgd.asr.scoring.glm import NO_RULES, Glm, read_glm
+from lightning_adpsgd.asr.scoring.glm import NO_RULES, Glm, parse_glm, read_glm
 from lightning_adpsgd.asr.scoring.scorer import Scores, score_files
 from lightning_adpsgd.asr.scoring.utterances import score
 from lightning_adpsgd.asr.scoring.words import ALL_MARKS, WordOptions
@@ -19,6 +19,7 @@ __all__ = [
     "Scores",
     "ScoringError",
     "WordOptions",
+    "parse_glm",
     "read_glm",
     "score",
     "score_files",

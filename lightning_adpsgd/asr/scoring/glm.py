@@ -12,7 +12,7 @@ makes the rules below it hold for hypotheses only. The reading follows NIST's
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,12 +133,24 @@ def read_glm(path: str | Path) -> Glm:
         ScoringError: A line is no rule, where NIST's tools would stop too.
         OSError: The file cannot be read.
     """
-    path = Path(path)
-    text = path.read_text(encoding="utf-8", errors="surrogateescape")
-    lines = list(enumerate(text.split("\n"), start=1))
+    text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    return parse_glm(text.split("\n"), str(path))
+
+
+def parse_glm(text: Iterable[str], name: str) -> Glm:
+    """The rules that the lines of a global mapping file hold.
+
+    Args:
+        text: The lines.
+        name: Of the file, for messages.
+
+    Raises:
+        ScoringError: A line is no rule, where NIST's tools would stop too.
+    """
+    lines = list(enumerate(text, start=1))
     return Glm(
-        _rule_set(path, list(_applicable(lines, ("stm", "ref")))),
-        _rule_set(path, list(_applicable(lines, ("ctm", "hyp")))),
+        _rule_set(name, list(_applicable(lines, ("stm", "ref")))),
+        _rule_set(name, list(_applicable(lines, ("ctm", "hyp")))),
     )
 
 
@@ -153,7 +165,7 @@ def _applicable(lines: Sequence[Line], kinds: Sequence[str]) -> Iterator[Line]:
             yield number, line
 
 
-def _rule_set(path: Path, lines: Sequence[Line]) -> RuleSet:
+def _rule_set(name: str, lines: Sequence[Line]) -> RuleSet:
     """Rules of the lines; the first token of the first line begins comments."""
     # The first line is looked at for that token and is no rule itself.
     comment = _PRINTED.split(lines[0][1], maxsplit=1)[0] if lines else ""
@@ -163,7 +175,7 @@ def _rule_set(path: Path, lines: Sequence[Line]) -> RuleSet:
         text = line.rstrip(_BLANKS)
         if not text or (comment and text.startswith(comment)):
             continue
-        where = f"{path}:{number}"
+        where = f"{name}:{number}"
         if text.startswith("*"):
             options.update(_options(text, where))
         else:

@@ -1,0 +1,176 @@
+"""What checksums cost an exchange: two hosts that exchange in turn with and without.
+
+The two learners of one job, on emulated hosts, exchange weights over Gloo; at every
+other exchange both ends take 0 for the checksum of whatever goes and comes. The rest is
+the same code in the same processes. On a shaped link one chunk is summed up while
+another crosses, so that what is seen on the clock is less than what processors do: both
+are there, and so is the time within the checksums themselves.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks import hosts, learners
+from benchmarks.hidden import RATES
+from benchmarks.learners import Place
+from benchmarks.results import Report, Row, Target
+from benchmarks.timing import print_row, spread
+from lightning_adpsgd import exchange
+from lightning_adpsgd.gossip import Gossip, GossipOptions
+from lightning_adpsgd.mixing import Schedule
+from lightning_adpsgd.node import Node
+from lightning_adpsgd.topology import find_topology
+from lightning_adpsgd.transport import DistributedTransport
+
+NUM_ELEMENTS = 8_556_010  # those of `workload`
+TURNS, WARMUPS = 12, 2
+LIMIT_S = 170.0
+TIMEOUT = timedelta(minutes=1)
+BOUND = 0.02
+LINKS = {"unshaped": None, **RATES}
+
+
+class Taken(NamedTuple):
+    """Seconds of one exchange at one end.
+
+    Attributes:
+        wall: From the question to the last word.
+        processor: Of all threads.
+        sums: Of that, within checksums.
+    """
+
+    wall: float
+    processor: float
+    sums: float
+
+
+class Switch:
+    """Stands in for the checksum of exchanges: counts its time, and can leave it out.
+
+    Attributes:
+        on: Whether checksums are taken.
+        seconds: Of processor time within them.
+    """
+
+    def __init__(self) -> None:
+        self.on, self.seconds, self._checksum = True, 0.0, exchange.checksum
+
+    def __call__(self, payload: Tensor) -> int:
+        """The checksum, or 0."""
+        if not self.on:
+            return 0
+        begin = time.thread_time()
+        found = self._checksum(payload)
+        self.seconds += time.thread_time() - begin
+        return found
+
+
+def program(turns: int) -> Callable[[Place], list[Taken]]:
+    """Exchanges in pairs, the first of each with checksums; what each of them took."""
+
+    def run(place: Place) -> list[Taken]:
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+        group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        assert isinstance(group, dist.ProcessGroup)
+        switch = exchange.checksum = Switch()
+        schedule = Schedule(find_topology("ring"), num_super_learners=2)
+        weights = torch.randn(NUM_ELEMENTS)
+        engine = Gossip(
+            [weights], DistributedTransport(group), Node(), schedule, GossipOptions()
+        )
+        engine.start()
+        rounds = itertools.count(1)
+        taken = []
+        for number in range(2 * (WARMUPS + turns)):
+            switch.on = number % 2 == 0
+            taken.append(one_exchange(engine, schedule, rounds, switch))
+        engine.pause()
+        dist.barrier()
+        engine.settle()
+        engine.stop()
+        return taken[2 * WARMUPS :]
+
+    return run
+
+
+def one_exchange(
+    engine: Gossip, schedule: Schedule, rounds: Iterator[int], switch: Switch
+) -> Taken:
+    """One that learner 0 asks for; both wait until it is done at both ends."""
+    before, index = engine.statistics().exchanges, dist.get_rank()
+    dist.barrier()
+    begin = time.monotonic(), time.process_time(), switch.seconds
+    while index == 0:
+        engine.after_update()
+        if schedule.asks(0, next(rounds)):
+            break
+    while engine.statistics().exchanges == before:
+        engine.raise_if_failed()
+        # Learner 0 has the clock; learner 1, who looks seldom, the processor's.
+        time.sleep(0.01 if index else 0.0005)
+    end = time.monotonic(), time.process_time(), switch.seconds
+    dist.barrier()
+    return Taken(*(e - b for b, e in zip(begin, end, strict=True)))
+
+
+def rows(link: str, asking: list[Taken], answering: list[Taken]) -> Iterator[Row]:
+    """A row with and one without; what the first has more, of the second."""
+    found = {
+        "with": (asking[0::2], answering[0::2]),
+        "without": (asking[1::2], answering[1::2]),
+    }
+    bare_wall = spread(t.wall for t in found["without"][0]).median
+    bare_processor = spread(t.processor for t in found["without"][1]).median
+    for name, (walls, processors) in found.items():
+        wall = spread(1e3 * t.wall for t in walls)
+        processor = spread(1e3 * t.processor for t in processors).median
+        sums = spread(1e3 * t.sums for t in processors).median
+        ratio = wall.median / (1e3 * bare_wall)
+        print_row(f"{link}, {name}", f"{wall:.1f} ms", f"{ratio:.3f}", f"{sums:.1f} ms")
+        details = {
+            "processor ms, of the end that answers": processor,
+            "of that without": processor / (1e3 * bare_processor),
+            "ms within checksums": sums,
+        }
+        case = {"link": link, "checksums": name}
+        yield Row(case, wall, "ms an exchange", ratio, details=details)
+
+
+def measure(quick: bool = False) -> Report:
+    """Exchanges with and without, on an unshaped link and on both shaped ones."""
+    report = Report(
+        f"What checksums cost an exchange of {4e-6 * NUM_ELEMENTS:.0f} MB (float32) "
+        "between two hosts.",
+        limit="without",
+        notes=[
+            "The bound is on the time that an exchange takes; the processor time that "
+            "checksums take beside the wire stands next to it."
+        ],
+    )
+    if reason := hosts.reason_against():
+        report.skipped["everything"] = reason
+        return report
+    torch.set_num_threads(1)
+    with hosts.emulated(2) as emulated:
+        for link, rate in LINKS.items():
+            emulated.shape(rate)
+            run = program(3 if quick else TURNS)
+            report.rows += rows(link, *learners.run(run, 2, LIMIT_S, emulated))
+    report.targets += targets(report.rows)
+    return report
+
+
+def targets(found: list[Row]) -> Iterator[Target]:
+    """What was set beforehand, for links that weights cross in training."""
+    for row in found:
+        link = str(row.case["link"])
+        if row.case["checksums"] == "with" and link in RATES:
+            claim = f"checksums, {link}: time that they add to an exchange, of it"
+            yield Target(claim, BOUND, (row.ratio or 0.0) - 1, at_least=False)

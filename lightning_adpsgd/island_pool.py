@@ -1,0 +1,592 @@
+"""One pool of batches for all islands: a ledger for each epoch, in the rendezvous.
+
+A thread of its own keeps this island's part of the ledger (`ledger`) and claims ahead
+of need; the training thread takes what is there.
+
+An epoch ends when nothing is left and everybody has asked in vain for more: until then
+what a dead island held may come back. So the training thread waits once in an epoch,
+with one batch still in hand, for those who have not come as far. It waits for no dead
+one (the roll tells), for no rendezvous, and not for ever.
+
+Where the rendezvous cannot be reached, an island goes on alone: the epoch is cut into
+stretches, which belong to the islands on the roll in turn, and of what it knows to be
+left it takes its own from the end backwards, while those who have the pool take from
+the beginning. Once it is back, each tells what it has done.
+"""
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from lightning_adpsgd.following import Members
+from lightning_adpsgd.ledger import (
+    Ledger,
+    OtherTerms,
+    Terms,
+    as_ranges,
+    common,
+    numbers,
+    union,
+)
+from lightning_adpsgd.portions import Ranges, count, without
+from lightning_adpsgd.rendezvous import Rendezvous, RendezvousAway
+from lightning_adpsgd.sampling import Pace
+
+_log = logging.getLogger(__name__)
+
+_TRIES = 200
+_AHEAD = 2
+# Of an epoch for each island, where each goes on alone.
+_STRETCHES = 16
+# Portions left for each island, below which the end of the epoch is near.
+_NEAR = 8
+
+
+@dataclass(frozen=True)
+class Times:
+    """For how long the pool waits, and for what.
+
+    Args:
+        look_s: Between two looks at the ledger without need.
+        wait_s: Between two looks while the training thread waits for something.
+        answer_s: Without an answer of the rendezvous, after which the training goes on
+            alone.
+        end_s: The same near the end of an epoch, where what it takes alone is soon
+            taken by others too; and for one whom nobody has seen on the roll.
+        start_s: At the first epoch, for the ledger that the others have.
+        slowest_s: For those who do not come to the end of an epoch though they live.
+    """
+
+    look_s: float = 0.5
+    wait_s: float = 0.05
+    answer_s: float = 0.25
+    end_s: float = 3.0
+    start_s: float = 20.0
+    slowest_s: float = 300.0
+
+
+_TIMES = Times()
+
+
+class Plan(NamedTuple):
+    """What a look at the ledger leads to.
+
+    Attributes:
+        ledger: That should be there.
+        claimed: What this island gets by it.
+        lost: Of what it had claimed ahead, what others have.
+        twice: What it trains on, or has, though others had it.
+        num_finished: So many of its finished portions are written down.
+    """
+
+    ledger: Ledger
+    claimed: list[int]
+    lost: Ranges
+    twice: Ranges
+    num_finished: int
+
+
+class Account:
+    """What this island has of one epoch; every use is under the lock of its pool.
+
+    Args:
+        number: Of the epoch.
+        ledger: As it begins, should nobody have another.
+        name: Of this island.
+        pace: Of its claims.
+        num_finished: How many of those handed out it has trained on to the end.
+
+    Attributes:
+        ledger: As last known.
+        num_portions: Of the epoch.
+        out: Claimed and handed out, in the order of training, not finished.
+        ahead: Claimed and not handed out.
+        is_fresh: Whether it may still take over any ledger that it finds.
+        consults: Whether the training thread waits for more.
+        has_ended: Whether it has been told that there is no more.
+        is_leaving: Whether this island ends altogether.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        ledger: Ledger,
+        name: str,
+        pace: Pace,
+        num_finished: Callable[[], int],
+    ) -> None:
+        self.number, self.ledger, self._name, self._pace = number, ledger, name, pace
+        self.num_portions = count(ledger.left)
+        self.out, self.ahead = deque[int](), deque[int]()
+        self.is_fresh, self.consults, self.has_ended = True, False, False
+        self.is_leaving = False
+        self._finished: list[int] = []
+        self._num_finished, self._num_noted = num_finished, 0
+        self._told_twice = set[int]()
+        self._share: Ranges | None = None
+        pace.start_epoch()
+
+    @property
+    def num_claimed(self) -> int:
+        """Portions that anybody has claimed, as far as is known."""
+        return self.num_portions - count(self.ledger.left)
+
+    @property
+    def is_near_its_end(self) -> bool:
+        """Whether what one takes alone may soon be taken by others."""
+        return count(self.ledger.left) <= _NEAR * max(1, len(self.ledger.held))
+
+    # --- the training thread's
+
+    def hand_out(self) -> int:
+        """The first of those that were claimed ahead."""
+        number = self.ahead.popleft()
+        self.out.append(number)
+        self._pace.note(self.num_claimed)
+        return number
+
+    def take_alone(self, place: int, num: int) -> int | None:
+        """The last that is left of the own share, where nobody can be asked.
+
+        Args:
+            place: Of this island among those on the roll.
+            num: Of those on the roll.
+        """
+        if self._share is None:
+            self._share = common(self.ledger.left, self._stretches(place, num))
+        if not self._share:
+            return None
+        number = self._share[-1][1] - 1
+        taken = ((number, number + 1),)
+        self._share = without(self._share, taken)
+        left = without(self.ledger.left, taken)
+        self.ledger, self.is_fresh = self.ledger._replace(left=left), False
+        self.out.append(number)
+        return number
+
+    def _stretches(self, place: int, num: int) -> Ranges:
+        """A share of all portions; of whom each is does not depend on what is left."""
+        end = self.num_portions
+        length = max(1, -(-end // (_STRETCHES * num)))
+        begins = range(place * length, end, num * length)
+        return union(tuple((begin, min(begin + length, end)) for begin in begins))
+
+    def close(self, leaves: bool) -> None:
+        """What was not trained on goes back."""
+        self._note_finished()
+        self._give_back(self.ahead)
+        self._give_back(self.out)
+        self.has_ended, self.is_leaving, self.consults = True, leaves, False
+
+    # --- the pool's thread's
+
+    def plan(self, found: Ledger, gone: set[str]) -> Plan:
+        """What should take the place of the ledger that was found.
+
+        Args:
+            found: In the rendezvous.
+            gone: Who has a part in it, and is not there any more.
+
+        Raises:
+            OtherTerms: It is of other samples.
+        """
+        name = self._name
+        self._note_finished()
+        if found.anybody_waits(name) and not self.consults:
+            self._give_back(self.ahead)
+        ahead, finished = as_ranges(self.ahead), as_ranges(self._finished)
+        holds = union(as_ranges(self.out), ahead)
+        if found.life != self.ledger.life and not self.is_fresh:
+            found = found.joined(self.ledger, name, union(holds, finished))
+        ledger, twice = found.report(name, holds, finished)
+        lost, claimed = common(ahead, twice), list[int]()
+        ledger = ledger.without_names(gone | ({name} if self.is_leaving else set()))
+        if ledger.is_settled and not self.has_ended:
+            ledger, claimed = ledger.claim(name, self._wanted(ledger, lost))
+        if not self.is_leaving:
+            rests = self.consults and not (claimed or without(ahead, lost))
+            ledger = ledger.rest(name, rests or self.has_ended)
+        twice = without(twice, ahead)
+        return Plan(ledger, claimed, lost, twice, len(self._finished))
+
+    def apply(self, plan: Plan) -> int:
+        """Takes note that a plan has been carried out.
+
+        Returns:
+            How many portions are found only now to be trained on twice.
+
+        Raises:
+            OtherTerms: It is of other samples.
+        """
+        if plan.ledger.terms != self.ledger.terms and not self.is_fresh:
+            raise OtherTerms("the answer came after the epoch had begun without it")
+        self.ledger, self.is_fresh, self._share = plan.ledger, False, None
+        lost = set(numbers(plan.lost))
+        self.ahead = deque(number for number in self.ahead if number not in lost)
+        self.ahead.extend(plan.claimed)
+        del self._finished[: plan.num_finished]
+        news = set(numbers(plan.twice)) - self._told_twice
+        self._told_twice |= news
+        return len(news)
+
+    def _note_finished(self) -> None:
+        while self._num_noted < self._num_finished() and self.out:
+            self._finished.append(self.out.popleft())
+            self._num_noted += 1
+
+    def _give_back(self, portions: deque[int]) -> None:
+        """As if they had never been claimed: the next report says so."""
+        back = as_ranges(portions)
+        held = {**self.ledger.held}
+        held[self._name] = without(held.get(self._name, ()), back)
+        left = union(self.ledger.left, back)
+        self.ledger = self.ledger._replace(left=left, held=held)
+        portions.clear()
+
+    def _wanted(self, ledger: Ledger, lost: Ranges) -> int:
+        num_ahead = len(self.ahead) - count(lost)
+        slow = self._pace.others_end_first(
+            self.num_portions, len(ledger.held), len(self.out) + num_ahead
+        )
+        # Whoever would be the last to leave the rest to others stays.
+        if slow and not ledger.others_rest(self._name):
+            return 0
+        needs = int(self.consults and not num_ahead)
+        return needs if ledger.anybody_waits(self._name) else _AHEAD - num_ahead
+
+
+class IslandPool:
+    """This island's part in the pool; of the first learner of the island alone.
+
+    Everything below `_state` is shared by the training thread and the thread of the
+    pool, which alone uses the rendezvous.
+
+    Args:
+        rendezvous: Used by the thread alone.
+        members: The roll.
+        raise_if_failed: Called while the training thread waits.
+        times: For how long to wait.
+
+    Attributes:
+        num_twice: Portions that this island has trained on though another had, too.
+        away: Why the pool cannot be reached at present; empty if it can.
+    """
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        members: Members,
+        raise_if_failed: Callable[[], None],
+        times: Times = _TIMES,
+    ) -> None:
+        self._rendezvous, self._members, self._times = rendezvous, members, times
+        self._raise_if_failed, self._pace = raise_if_failed, Pace()
+        self._state = threading.Condition()
+        self._account: Account | None = None
+        self._closed: list[Account] = []
+        self._asked, self._ending = False, False
+        self._is_alone, self._told_alone = False, False
+        self._last_turn = 0.0
+        self.num_twice, self.away = 0, ""
+        self._store: Store | None = None
+        self._written = set[int]()
+        self._seen, self._absent_since = set[str](), dict[str, float]()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.name = "adpsgd-pool"
+
+    @property
+    def name(self) -> str:
+        """Of this island in the ledger: its incarnation."""
+        return self._members.member.incarnation
+
+    # --- the training thread's
+
+    def start(self) -> None:
+        """Begins to look; the island is on the roll."""
+        self._thread.start()
+
+    def open(
+        self,
+        number: int,
+        terms: Terms,
+        num_portions: Callable[[Terms], int],
+        num_finished: Callable[[], int],
+    ) -> Terms:
+        """Begins an epoch, and ends the one before.
+
+        Args:
+            number: Of the epoch.
+            terms: That this island would have.
+            num_portions: Of the epoch on any terms.
+            num_finished: How many portions were trained on to the end.
+
+        Returns:
+            The terms that all have.
+        """
+        ledger = Ledger(uuid.uuid4().hex, terms, _all(num_portions(terms)))
+        is_first = self._account is None
+        with self._state:
+            self._close(leaves=False)
+            account = Account(number, ledger, self.name, self._pace, num_finished)
+            self._account = account
+            self._ask()
+        limit = self._times.start_s if is_first else self._times.end_s
+        self._wait(lambda: not account.is_fresh or (self.away and not is_first), limit)
+        with self._state:
+            account.is_fresh = False
+            agreed = account.ledger.terms
+        account.num_portions = num_portions(agreed)
+        return agreed
+
+    def next(self, waits: bool) -> int | None:
+        """The next portion to train on.
+
+        Args:
+            waits: Whether to wait, at the end of an epoch, until nothing can come back;
+                to be asked by who has but one batch in hand.
+
+        Returns:
+            None at the end of the epoch, or, of those who do not wait, for now.
+        """
+        account, begin = self._current, time.monotonic()
+        with self._state:
+            account.consults = waits
+            self._ask()
+            try:
+                self._wait(
+                    lambda: self._has_answer(account, waits, begin),
+                    self._times.slowest_s,
+                )
+                # Under the lock still, or what is ahead might be given back.
+                return self._answer(account, waits)
+            finally:
+                account.consults = False
+
+    def remaining(self) -> Ranges:
+        """Portions that are not finished, but for those that are handed out here."""
+        with self._state:
+            account = self._current
+            others = account.ledger.of_others(self.name).values()
+            return union(account.ledger.left, *others, as_ranges(account.ahead))
+
+    @property
+    def num_claimed(self) -> int:
+        """Portions of the epoch that anybody has claimed, as far as is known."""
+        return self._current.num_claimed
+
+    def leave(self, seconds: float) -> None:
+        """Gives back what was not trained on, and ends the thread; once or twice.
+
+        Args:
+            seconds: To wait for it.
+        """
+        with self._state:
+            self._close(leaves=True)
+            self._ending = True
+            self._ask()
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    @property
+    def _current(self) -> Account:
+        assert self._account is not None
+        return self._account
+
+    def _close(self, leaves: bool) -> None:
+        if self._account is not None:
+            self._account.close(leaves)
+            # One before it that is not reported yet will not be any more.
+            self._closed = [self._account]
+        self._account = None
+
+    def _ask(self) -> None:
+        self._asked = True
+        self._state.notify_all()
+
+    def _wait(self, condition: Callable[[], object], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        with self._state:
+            while not condition() and time.monotonic() < deadline:
+                self._state.wait(self._times.wait_s)
+                self._raise_if_failed()
+
+    def _has_answer(self, account: Account, waits: bool, begin: float) -> bool:
+        ledger = account.ledger
+        if account.ahead or ledger.is_over:
+            return True
+        if not waits and (not ledger.left or ledger.anybody_waits(self.name)):
+            return True
+        self._is_alone = bool(self.away) or self._hears_nothing(account, begin)
+        return self._is_alone
+
+    def _hears_nothing(self, account: Account, begin: float) -> bool:
+        silent_s = time.monotonic() - max(begin, self._last_turn)
+        near, times = account.is_near_its_end, self._times
+        return silent_s > (times.end_s if near else times.answer_s)
+
+    def _answer(self, account: Account, waits: bool) -> int | None:
+        number: int | None = None
+        if account.ahead:
+            number = account.hand_out()
+        elif self._is_alone:
+            self._say_it_is_alone()
+            number = account.take_alone(*self._place())
+        elif waits and not account.ledger.is_over:
+            self._say_who_did_not_come(account)
+        account.has_ended = waits and number is None
+        self._ask()
+        return number
+
+    def _place(self) -> tuple[int, int]:
+        own = self._members.member.number
+        known = sorted({*self._members.roll.members, own})
+        return known.index(own), len(known)
+
+    def _say_it_is_alone(self) -> None:
+        if not self._told_alone:
+            _log.warning(
+                "the pool of batches cannot be reached (%s): this super-learner goes "
+                "on with a share of what is left",
+                self.away or "no answer",
+            )
+        self._told_alone = True
+
+    def _say_who_did_not_come(self, account: Account) -> None:
+        ledger = account.ledger
+        late = [name for name in ledger.held if name not in ledger.resting]
+        _log.warning(
+            "epoch %d ends here without super-learners %s, which hold batches of it "
+            "and have not come to its end for %g s",
+            account.number,
+            late,
+            self._times.slowest_s,
+        )
+
+    # --- the thread
+
+    def _work(self) -> None:
+        while True:
+            with self._state:
+                self._asked = False
+                is_last = self._ending
+            self._take_turn()
+            if is_last:
+                break
+            with self._state:
+                self._state.wait_for(lambda: self._asked or self._ending, self._pause())
+        self._rendezvous.close()
+
+    def _pause(self) -> float:
+        """Until the next look, if nobody asks for one."""
+        waits = self._account is not None and self._account.consults
+        return self._times.wait_s if waits else self._times.look_s
+
+    def _take_turn(self) -> None:
+        try:
+            self._rendezvous.ask(self._meet)
+        except (RendezvousAway, OtherTerms) as error:
+            self._note_absence(str(error))
+
+    def _meet(self, store: Store) -> None:
+        if self._store is not store:
+            self._store, self._written = store, set()
+        if not self._members.is_in and not self._ending:
+            return
+        pool = PrefixStore("pool", store)
+        for account in self._closed:
+            self._update(pool, account)
+            with self._state:
+                self._closed = [one for one in self._closed if one is not account]
+            pool.delete_key(str(account.number - 2))
+        if (account := self._account) is not None:
+            self._update(pool, account)
+            self._note_presence(account)
+
+    def _update(self, store: Store, account: Account) -> None:
+        key = str(account.number)
+        text = self._stored(store, key, account)
+        for _ in range(_TRIES):
+            found = _parsed(text)
+            with self._state:
+                plan = account.plan(found, self._gone(found))
+            wanted = plan.ledger.to_json()
+            if wanted != text:
+                stored = store.compare_set(key, text, wanted).decode()
+                if stored == text:
+                    raise RendezvousAway("it has lost its memory")
+                if stored != wanted:
+                    text = stored
+                    continue
+            self._applied(account, plan)
+            return
+        raise RendezvousAway(f"the pool changed under {_TRIES} changes of ours")
+
+    def _stored(self, store: Store, key: str, account: Account) -> str:
+        if account.number in self._written:
+            # This one has a time limit of its own, also where the link is cut.
+            return store.multi_get([key])[0].decode()
+        with self._state:
+            known = account.ledger.begun_anew(self.name, uuid.uuid4().hex)
+        text = store.compare_set(key, "", known.to_json()).decode()
+        self._written.add(account.number)
+        return text
+
+    def _applied(self, account: Account, plan: Plan) -> None:
+        with self._state:
+            num_twice = account.apply(plan)
+            self.num_twice += num_twice
+            self._state.notify_all()
+        if num_twice:
+            _log.warning(
+                "%d batches of epoch %d were trained on by another super-learner too",
+                num_twice,
+                account.number,
+            )
+
+    def _gone(self, ledger: Ledger) -> set[str]:
+        """Who has a part in it and is on the roll no more."""
+        live = {m.incarnation for m in self._members.roll.members.values()}
+        self._seen |= live
+        absent, now = ledger.names - live - {self.name}, time.monotonic()
+        since = {name: self._absent_since.get(name, now) for name in absent}
+        self._absent_since = since
+        # One that was never seen may be newer than the roll that is known here.
+        late = self._times.end_s
+        return {n for n in absent if n in self._seen or now - since[n] > late}
+
+    def _note_absence(self, reason: str) -> None:
+        with self._state:
+            self.away = reason
+            self._state.notify_all()
+        with self._state:
+            # Nobody is in a hurry to hear the same once more.
+            self._state.wait_for(lambda: self._ending, self._times.look_s)
+
+    def _note_presence(self, account: Account) -> None:
+        with self._state:
+            if account.ledger.is_settled:
+                self._last_turn, self.away = time.monotonic(), ""
+                told, self._told_alone = self._told_alone, False
+                self._state.notify_all()
+            else:
+                told = False
+        if told:
+            _log.warning("the pool of batches is back")
+
+
+def _parsed(text: str) -> Ledger:
+    try:
+        return Ledger.from_json(text)
+    except ValueError as error:
+        raise RendezvousAway(str(error)) from error
+
+
+def _all(num: int) -> Ranges:
+    return ((0, num),) if num else ()
