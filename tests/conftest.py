@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
-def starts_processes(module: ModuleType) -> bool:
+def starts_processes(module: Any) -> bool:
     """By its name, or by what it imports."""
     is_named = module.__name__.endswith(("_integration", "test_notebooks"))
     return is_named or bool(STARTERS & vars(module).keys())

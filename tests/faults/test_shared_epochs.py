@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,7 +148,7 @@ def test_a_checkpoint_keeps_what_is_left_of_the_epoch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{"learners": 2}, {"read": 2}], ids=str)
 def test_islands_of_two_and_loaders_that_read_ahead_share_alike(
-    tmp_path: Path, settings: dict[str, int]
+    tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     with sharing(tmp_path) as islands:
         for name in "ab":
