@@ -121,17 +121,6 @@ def evidence_of(error: object) -> Evidence:
     return "silence" if silent or isinstance(error, TimeoutError) else ""
 
 
-def wake_after(sock: socket.socket, num_bytes: int) -> None:
-    """Lets the kernel wake who waits to read only when so many bytes are there, or all.
-
-    Who asks for no more than what is sure to come is woken less often, and never too
-    late. Of TLS, which holds back what the kernel would have to count, and where there
-    is no such dial, each packet wakes.
-    """
-    if sys.platform == "linux" and not isinstance(sock, ssl.SSLSocket):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, max(num_bytes, 1))
-
-
 def is_cut(sock: socket.socket, waited_s: float) -> bool:
     """Whether what was sent has found no acknowledgement for seconds.
 
