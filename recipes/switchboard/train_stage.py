@@ -100,6 +100,7 @@ def make_strategy(train: TrainSettings) -> Strategy:
         **NAMES[train.strategy],
         "order": train.order,
         "mixing_gain": train.mixing_gain,
+        "cpu_share": train.cpu_share,
     }
     if dials["super_learner_size"] == "node":
         dials["super_learner_size"] = train.super_learner_size
