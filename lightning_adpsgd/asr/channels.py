@@ -5,7 +5,6 @@ higher rate is resampled by torchaudio, a lower one refused: what is missing can
 made.
 """
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,9 +42,7 @@ def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
         ChannelError: It cannot be read, is no sound, is empty, or below `sample_rate`.
     """
     try:
-        found = soundfile.info(
-            os.fsencode(path)
-        )  # names may hold bytes that are no text
+        found = soundfile.info(sphere.name_of(path))
     except (OSError, soundfile.LibsndfileError) as error:
         problem = f"cannot be read: {error}; copy it again"
         raise ChannelError(f"{path}: {problem}") from error
@@ -93,7 +90,9 @@ def is_sphere(path: Path) -> bool:
 
 def _read(path: Path, facts: SoundFacts) -> np.ndarray:
     try:
-        samples, _ = soundfile.read(os.fsencode(path), dtype="float32", always_2d=True)
+        samples, _ = soundfile.read(
+            sphere.name_of(path), dtype="float32", always_2d=True
+        )
     except soundfile.LibsndfileError as error:
         raise ChannelError(f"{path}: {error}; copy it again") from error
     expected = round(facts.seconds * facts.sample_rate)

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
@@ -147,7 +147,7 @@ def refused_by_libsndfile(path: Path) -> str:
     It knows fewer codings and byte orders than a header can name.
     """
     try:
-        soundfile.info(os.fsencode(path))  # a name may hold bytes that are no text
+        soundfile.info(name_of(path))
     except (OSError, soundfile.LibsndfileError) as error:
         return str(getattr(error, "error_string", error))
     return ""
@@ -203,10 +203,15 @@ def _span(
     return start, end
 
 
+def name_of(path: Path) -> Any:
+    """As libsndfile takes it, of bytes that may be no text; its types leave bytes out."""
+    return os.fsencode(path)
+
+
 def _read_plain(path: Path, channel: int, start: int, end: int) -> np.ndarray:
     try:
         samples, _ = soundfile.read(
-            os.fsencode(path), start=start, stop=end, dtype="float32", always_2d=True
+            name_of(path), start=start, stop=end, dtype="float32", always_2d=True
         )
     except soundfile.LibsndfileError as error:
         raise SphereError(f"{path}: {error}") from error

@@ -112,7 +112,7 @@ def run(settings: Settings, options: argparse.Namespace, stages=STAGES) -> int:
     return status_of(work)
 
 
-def status_of(work: Callable[[], None], *refusals: type[Exception]) -> int:
+def status_of(work: Callable[[], object], *refusals: type[Exception]) -> int:
     """Does the work of a command that can be continued; its exit status.
 
     Args:

@@ -7,7 +7,7 @@ import pytest
 
 from lightning_adpsgd.asr.scoring import Errors, score
 
-WORDS = ("one", "two", "three", "four", "five")
+WORDS: tuple[str, ...] = ("one", "two", "three", "four", "five")
 
 
 def cost(errors: Errors) -> int:

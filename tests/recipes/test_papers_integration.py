@@ -51,8 +51,14 @@ SMALL = {
 def discs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Discs of all sources, with a minute of speech."""
     tree = tmp_path_factory.mktemp("discs")
-    minutes = {"minutes": 0.5, "fisher_minutes": 0.2, "callhome_minutes": 0.2}
-    corpus.write_corpus(tree, **minutes, test_minutes=0.2, seed=3)
+    corpus.write_corpus(
+        tree,
+        minutes=0.5,
+        test_minutes=0.2,
+        fisher_minutes=0.2,
+        callhome_minutes=0.2,
+        seed=3,
+    )
     return tree
 
 
