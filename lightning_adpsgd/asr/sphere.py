@@ -204,7 +204,7 @@ def _span(
 
 
 def name_of(path: Path) -> Any:
-    """As libsndfile takes it, of bytes that may be no text; its types leave bytes out."""
+    """As libsndfile takes it: bytes that may be no text, which its types leave out."""
     return os.fsencode(path)
 
 
