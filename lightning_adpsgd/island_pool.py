@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.following import Members
 from lightning_adpsgd.ledger import (
@@ -499,18 +499,17 @@ class IslandPool:
             self._store, self._written = store, set()
         if not self._members.is_in and not self._ending:
             return
-        pool = PrefixStore("pool", store)
         for account in self._closed:
-            self._update(pool, account)
+            self._update(store, account)
             with self._state:
                 self._closed = [one for one in self._closed if one is not account]
-            pool.delete_key(str(account.number - 2))
+            store.delete_key(_key(account.number - 2))
         if (account := self._account) is not None:
-            self._update(pool, account)
+            self._update(store, account)
             self._note_presence(account)
 
     def _update(self, store: Store, account: Account) -> None:
-        key = str(account.number)
+        key = _key(account.number)
         text = self._stored(store, key, account)
         for _ in range(_TRIES):
             found = _parsed(text)
@@ -579,6 +578,11 @@ class IslandPool:
                 told = False
         if told:
             _log.warning("the pool of batches is back")
+
+
+def _key(epoch: int) -> str:
+    """Of the ledger of an epoch, in the store of the job."""
+    return f"pool/{epoch}"
 
 
 def _parsed(text: str) -> Ledger:
