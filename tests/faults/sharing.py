@@ -88,10 +88,14 @@ def share(
     )
     num_learners, path = options.pop("learners", 1), options.pop("ckpt_path", None)
     callbacks = options.pop("callbacks", [])
+    # A process that only waits for those whom it has forked does not pass signals on.
+    start_method = "fork" if num_learners > 1 else "popen"
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=num_learners,
-        strategy=HADPSGDStrategy(islands=url, work_sharing=True, start_method="fork"),
+        strategy=HADPSGDStrategy(
+            islands=url, work_sharing=True, start_method=start_method
+        ),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
