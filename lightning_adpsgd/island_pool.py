@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.following import Members
 from lightning_adpsgd.holding import Holding, Plan
@@ -304,18 +304,17 @@ class IslandPool:
             self._store, self._written = store, set()
         if not self._members.is_in and not self._ending:
             return
-        pool = PrefixStore("pool", store)
         for holding in self._closed:
-            self._update(pool, holding)
+            self._update(store, holding)
             with self._state:
                 self._closed = [one for one in self._closed if one is not holding]
-            pool.delete_key(str(holding.number - 2))
+            store.delete_key(_key(holding.number - 2))
         if (holding := self._holding) is not None:
-            self._update(pool, holding)
+            self._update(store, holding)
             self._note_presence(holding)
 
     def _update(self, store: Store, holding: Holding) -> None:
-        key = str(holding.number)
+        key = _key(holding.number)
         text = self._stored(store, key, holding)
         for _ in range(_TRIES):
             found = _parsed(text)
@@ -384,6 +383,11 @@ class IslandPool:
                 told = False
         if told:
             _log.warning("the pool of batches is back")
+
+
+def _key(epoch: int) -> str:
+    """Of the ledger of an epoch, in the store of the job."""
+    return f"pool/{epoch}"
 
 
 def _parsed(text: str) -> Ledger:

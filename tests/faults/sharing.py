@@ -88,14 +88,13 @@ def share(
     )
     num_learners, path = options.pop("learners", 1), options.pop("ckpt_path", None)
     callbacks = options.pop("callbacks", [])
+    # A process that only waits for those whom it has forked does not pass signals on.
+    start_method = "fork" if num_learners > 1 else "popen"
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=num_learners,
         strategy=HADPSGDStrategy(
-            islands=url,
-            work_sharing=True,
-            # One alone is this process itself, at which a test aims its signals.
-            start_method="popen" if num_learners == 1 else "fork",
+            islands=url, work_sharing=True, start_method=start_method
         ),
         logger=False,
         enable_checkpointing=False,
