@@ -66,7 +66,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def starts_processes(module: Any) -> bool:
     """By its name, or by what it imports."""
-    is_named = module.__name__.endswith(("_integration", "test_notebooks"))
+    name = module.__name__
+    is_named = name.endswith(("_integration", "test_notebooks")) or ".faults." in name
     return is_named or bool(STARTERS & vars(module).keys())
 
 

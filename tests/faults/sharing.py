@@ -5,7 +5,6 @@ its rows.
 """
 
 import functools
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy, work_sharing
 from lightning_adpsgd.island_pool import IslandPool, Times
-from tests.faults.world import World
+from tests.faults.world import World, of_torchrun
 from tests.learners import Rows
 
 PATIENT = Times(answer_s=60.0, end_s=60.0, start_s=60.0)
@@ -80,22 +79,16 @@ def share(
     work_sharing.IslandPool = functools.partial(  # pyright: ignore
         IslandPool, times=times
     )
-    for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        os.environ.pop(key, None)
     rows, step_s = options.pop("rows"), options.pop("step_s", 0.02)
     loader = DataLoader(
         Numbered(rows), batch_size=2, shuffle=True, num_workers=options.pop("read", 0)
     )
     num_learners, path = options.pop("learners", 1), options.pop("ckpt_path", None)
     callbacks = options.pop("callbacks", [])
-    # A process that only waits for those whom it has forked does not pass signals on.
-    start_method = "fork" if num_learners > 1 else "popen"
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=num_learners,
-        strategy=HADPSGDStrategy(
-            islands=url, work_sharing=True, start_method=start_method
-        ),
+        strategy=HADPSGDStrategy(islands=url, work_sharing=True),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -121,8 +114,11 @@ class SharingWorld(World):
                 workers that `read`; the rest is the Trainer's.
         """
         self._processes[name] = []
+        variables = of_torchrun(settings.get("learners", 1))
         trains = share, self.url, str(self._folder), name, settings, times
-        self._start(name, name, "", {}, *trains)
+        for rank in range(settings.get("learners", 1)):
+            own = f"{name}-{rank}" if rank else name
+            self._start(name, own, "", variables(rank), *trains)
 
     def rows(self, name: str, epoch: int = 0) -> list[list[int]]:
         """The batches on which an island has trained in an epoch."""

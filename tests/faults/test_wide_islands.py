@@ -15,25 +15,17 @@ import pytest
 import torch
 
 from tests.faults.test_islands import goes_on
-from tests.faults.world import SECONDS, Variables, World, until, world
+from tests.faults.world import (
+    SECONDS,
+    Variables,
+    World,
+    of_torchrun,
+    until,
+    world,
+)
 from tests.helpers import free_port
 
 ROOT = Path(__file__).parents[2]
-
-
-def of_torchrun() -> Variables:
-    """As `torchrun --standalone --nproc-per-node=2` sets them."""
-    port = free_port()
-    return lambda rank: {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "GROUP_RANK": "0",
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": "test",
-    }
 
 
 def of_slurm() -> Variables:

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -156,6 +157,21 @@ class World:
             return probe.connect_ex((self._host, self._port)) == 0
 
 
+def of_torchrun(num_learners: int = 2) -> Variables:
+    """As `torchrun --standalone --nproc-per-node=...` sets them."""
+    port = free_port()
+    return lambda rank: {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(num_learners),
+        "LOCAL_WORLD_SIZE": str(num_learners),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "test",
+    }
+
+
 @contextmanager
 def world(folder: Path, *arguments: Any, **options: Any) -> Iterator[World]:
     """Islands as those of `World`, ended in the end."""
@@ -198,7 +214,12 @@ def _written(
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file
         logging.basicConfig(stream=file, force=True)
-        work(*arguments)
+        try:
+            work(*arguments)
+        except BaseException:
+            # The file is closed when multiprocessing comes to print it.
+            traceback.print_exc(file=file)
+            raise
 
 
 def _enter(namespace: str) -> None:
