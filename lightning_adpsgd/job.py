@@ -107,6 +107,16 @@ def set_up_job(module: nn.Module, dials: Dials, super_learner_size: int) -> "Job
     return Job(dials, super_learner_size, flat, ties, groups, store, coordinator)
 
 
+def _let_go_of_groups(process: int) -> None:
+    """Ends the threads of Gloo before the interpreter does.
+
+    One that frees the last tensor of a collective then needs Python, and torch aborts
+    the process. A forked child shares the connections with its parent.
+    """
+    if os.getpid() == process and dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def _mixes_on_device(dials: Dials, size: int, device: torch.device) -> bool:
     """Whether weights are mixed on the GPU, over NCCL, and not on the host, over Gloo.
 
@@ -351,6 +361,8 @@ class Job:
             consensus = self._consensus.enter(occasion)
             self._communication.stop()
         self._forget_communication()
+        atexit.unregister(_let_go_of_groups)
+        atexit.register(_let_go_of_groups, os.getpid())
         return consensus
 
     def fail(self, exception: BaseException) -> None:

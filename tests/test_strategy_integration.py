@@ -660,6 +660,21 @@ def leave_a_job_open(_: str) -> None:
     before = engine_threads()
 
 
+def end_a_job(_: str) -> None:
+    """Prints whether torch's groups are there before and after the exit's handlers."""
+    atexit.register(lambda: print(json.dumps([before, dist.is_initialized()])))
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    job = set_up_job(Linear(), gossip(ALONE)._dials, 1)
+    job.start()
+    job.finish()
+    job.close()
+    before = dist.is_initialized()
+
+
+def test_the_groups_of_a_job_that_has_ended_are_gone_before_the_interpreter() -> None:
+    assert in_fresh_process(end_a_job, "") == [True, False]
+
+
 def test_no_thread_outlives_a_process_that_leaves_its_job_open() -> None:
     before, after = in_fresh_process(leave_a_job_open, "")
     assert before == ["adpsgd-watch"]
