@@ -78,10 +78,10 @@ class HADPSGDFabricStrategy(DDPStrategy):
             where they compete with the training for cores; elsewhere there is no bound.
         max_staleness: In "async", steps after which a learner without a completed
             exchange waits for one; none: it never waits.
-        max_reloads: In "async", how often a super-learner whose weights turn infinite,
-            not a number or far too large goes on from a peer's, with a fresh optimizer,
-            before it ends with an error; none: it goes on as it is, and its peers
-            leave it out.
+        max_reloads: How often a super-learner whose weights turn infinite, not a number
+            or, in "async", far too large goes on from those of its peers, with a fresh
+            optimizer, before it ends with an error; none: it goes on as it is, and its
+            peers leave it out.
         after_evaluation: "restore" puts the local weights back at the end of
             `consensus`, "adopt" goes on from the mean.
         save_learners: Whether a checkpoint also holds what each learner is made of, so

@@ -369,7 +369,6 @@ class IslandPool:
         with self._state:
             self.away = reason
             self._state.notify_all()
-        with self._state:
             # Nobody is in a hurry to hear the same once more.
             self._state.wait_for(lambda: self._ending, self._times.look_s)
 

@@ -314,15 +314,12 @@ class Job:
         Returns:
             How far others have come whose weights it had to take up since.
         """
-        if not isinstance(self._communication, Island):
-            return None
-        return self._communication.note(samples, epochs)
+        return None if self.island is None else self.island.note(samples, epochs)
 
     @property
     def position(self) -> Position | None:
         """How far this island has come; none where it is not among any."""
-        island = self._communication
-        return island.position if isinstance(island, Island) else None
+        return None if self.island is None else self.island.position
 
     def depart(self) -> str | None:
         """Leaves the other islands in order, and keeps what they have given.
@@ -330,8 +327,7 @@ class Job:
         Returns:
             A name that no other island has; none if it was not among any.
         """
-        island = self._communication
-        if not isinstance(island, Island):
+        if (island := self.island) is None:
             return None
         island.depart()
         self._forget_communication()
@@ -339,14 +335,13 @@ class Job:
 
     def ask_to_leave(self) -> None:
         """Lets all learners of this island come to one step; for a signal handler."""
-        if isinstance(self._communication, Island):
-            self._communication.ask_to_leave()
+        if self.island is not None:
+            self.island.ask_to_leave()
 
     @property
     def leaves(self) -> bool:
         """Whether they are at that step; all learners find the same."""
-        island = self._communication
-        return isinstance(island, Island) and island.leaves
+        return self.island is not None and self.island.leaves
 
     def finish(self, occasion: str = END_OF_TRAINING) -> Consensus | None:
         """Ends in the consensus model, which stays in the module; all learners come.

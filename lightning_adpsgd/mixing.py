@@ -30,7 +30,7 @@ from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import as_real, averaging_dtype
 from lightning_adpsgd.shares import Part, Shares, check_part, equal_shares
-from lightning_adpsgd.sickness import SickLearner, healthy_shares, is_finite
+from lightning_adpsgd.sickness import healthy_shares, is_finite, once_too_often
 from lightning_adpsgd.streams import Mark, host_memory, to_device, to_host
 from lightning_adpsgd.topology import Topology
 from lightning_adpsgd.transport import (
@@ -461,11 +461,7 @@ class RoundMixer:
         me, limit = self._transport.index, self._max_reloads
         what = f"the weights of super-learner {me} were infinite or not a number"
         if self.tally.reloads == limit:
-            raise SickLearner(
-                f"{what} in its round {self.round}, after {limit} reloads from its "
-                f"peers (`max_reloads={limit}`): look at its data and its device, or "
-                "lower the learning rate"
-            )
+            raise once_too_often(f"{what} in its round {self.round}", limit)
         self.tally.reloads += 1
         for vector in self._vectors:
             _without_what_is_not_finite(vector)

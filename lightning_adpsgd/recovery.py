@@ -18,7 +18,7 @@ from lightning_adpsgd.exchange import Pulled
 from lightning_adpsgd.merging import Merging
 from lightning_adpsgd.node import Node, gather_shards
 from lightning_adpsgd.replica import Replica
-from lightning_adpsgd.sickness import SickLearner
+from lightning_adpsgd.sickness import SickLearner, once_too_often
 from lightning_adpsgd.threads import Threads
 from lightning_adpsgd.transport import PeerLost
 
@@ -83,11 +83,7 @@ class Recovery:
     def _recover(self, what: str, limit: int) -> None:
         step, done = self._replica.step, self._account.num_reloads
         if done == limit:
-            raise SickLearner(
-                f"{what} at its step {step}, after {done} reloads from its peers "
-                f"(`max_reloads={limit}`): look at its data and its device, or lower "
-                "the learning rate"
-            )
+            raise once_too_often(f"{what} at its step {step}", limit)
         # Nothing else of the node is under way while they look for a peer together.
         self._merging.begin_anew()
         peer, values = self._healthy_weights(what)

@@ -12,6 +12,19 @@ class SickLearner(FloatingPointError):
     """A learner's weights went astray more often than it may take those of others."""
 
 
+def once_too_often(what: str, limit: int) -> SickLearner:
+    """What ends a learner that has used up its reloads.
+
+    Args:
+        what: Whose weights went astray, how, and when.
+        limit: `max_reloads`, all of which are done.
+    """
+    return SickLearner(
+        f"{what}, after {limit} reloads from its peers (`max_reloads={limit}`): look "
+        "at its data and its device, or lower the learning rate"
+    )
+
+
 def is_finite(tensor: Tensor) -> bool:
     """Whether all of it is, and its sum."""
     return bool(torch.isfinite(tensor.sum()))

@@ -51,6 +51,14 @@ def has_begun(islands: SharingWorld, name: str, num: int, epoch: int = 0) -> Non
     until(lambda: len(islands.rows(name, epoch)) >= num, f"batches of {name}")
 
 
+def all_begin(islands: SharingWorld, names: str, **settings: Any) -> None:
+    """Starts islands of one epoch, and waits until each has had four batches."""
+    for name in names:
+        islands.share(name, max_epochs=1, **settings)
+    for name in names:
+        has_begun(islands, name, 4)
+
+
 def test_every_row_is_seen_once_in_each_epoch(tmp_path: Path) -> None:
     with sharing(tmp_path) as islands:
         islands.share("a", rows=120, max_epochs=3)
@@ -67,10 +75,7 @@ def test_what_one_that_is_killed_had_not_finished_is_trained_on_by_others(
     tmp_path: Path,
 ) -> None:
     with sharing(tmp_path) as islands:
-        for name in "abc":
-            islands.share(name, rows=600, max_epochs=1)
-        for name in "abc":
-            has_begun(islands, name, 4)
+        all_begin(islands, "abc", rows=600)
         islands.signal("b", signal.SIGKILL)
         end_well(islands, "a c")
         rows = seen(islands, "a b c")
@@ -82,10 +87,7 @@ def test_what_one_that_is_killed_had_not_finished_is_trained_on_by_others(
 
 def test_the_pool_survives_a_restart_of_the_rendezvous(tmp_path: Path) -> None:
     with sharing(tmp_path) as islands:
-        for name in "ab":
-            islands.share(name, rows=500, max_epochs=1)
-        for name in "ab":
-            has_begun(islands, name, 4)
+        all_begin(islands, "ab", rows=500)
         islands.signal("rendezvous", signal.SIGKILL)
         for name in "ab":
             has_begun(islands, name, len(islands.rows(name)) + 15)
@@ -97,10 +99,7 @@ def test_the_pool_survives_a_restart_of_the_rendezvous(tmp_path: Path) -> None:
 
 def test_without_a_rendezvous_islands_share_what_is_left(tmp_path: Path) -> None:
     with sharing(tmp_path) as islands:
-        for name in "ab":
-            islands.share(name, rows=300, max_epochs=1)
-        for name in "ab":
-            has_begun(islands, name, 4)
+        all_begin(islands, "ab", rows=300)
         islands.signal("rendezvous", signal.SIGKILL)
         end_well(islands, "a b")
         assert set(seen(islands, "a b")) == set(range(300))
@@ -108,10 +107,7 @@ def test_without_a_rendezvous_islands_share_what_is_left(tmp_path: Path) -> None
 
 def test_a_rendezvous_that_hangs_does_not_stop_the_training(tmp_path: Path) -> None:
     with sharing(tmp_path) as islands:
-        for name in "ab":
-            islands.share(name, times=Times(), rows=1200, max_epochs=1)
-        for name in "ab":
-            has_begun(islands, name, 4)
+        all_begin(islands, "ab", times=Times(), rows=1200)
         islands.signal("rendezvous", signal.SIGSTOP)
         for name in "ab":
             has_begun(islands, name, len(islands.rows(name)) + 40)
@@ -122,10 +118,7 @@ def test_a_rendezvous_that_hangs_does_not_stop_the_training(tmp_path: Path) -> N
 
 def test_one_that_is_told_to_end_gives_back_what_it_holds(tmp_path: Path) -> None:
     with sharing(tmp_path) as islands:
-        for name in "ab":
-            islands.share(name, rows=300, max_epochs=1)
-        for name in "ab":
-            has_begun(islands, name, 4)
+        all_begin(islands, "ab", rows=300)
         islands.signal("b", signal.SIGTERM)
         end_well(islands, "b a")
         rows = seen(islands, "a b")

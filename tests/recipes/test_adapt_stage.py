@@ -19,8 +19,6 @@ from lightning_adpsgd.asr.decoding import Decoder, SearchOptions
 from lightning_adpsgd.asr.features import log_mel, normalise_side
 from lightning_adpsgd.asr.gmm import GaussianMixtures
 from lightning_adpsgd.asr.lexicon import (
-    SPECIAL_WORDS,
-    Lexicon,
     read_lexicon,
     write_lexicon,
 )
@@ -33,7 +31,7 @@ from lightning_adpsgd.asr.recogniser import (
 )
 from lightning_adpsgd.asr.segments import find_segments
 from lightning_adpsgd.asr.states import read_topology
-from lightning_adpsgd.asr.store import FrameStore, FrameWriter
+from lightning_adpsgd.asr.store import FrameStore
 from lightning_adpsgd.asr.streams import RowStore, Streams
 from recipes.switchboard import rates, realign_stage, resources
 from recipes.switchboard.adapt_stage import adapt
@@ -60,6 +58,7 @@ from recipes.switchboard.settings import (
 )
 from recipes.switchboard.train_stage import train
 from tests.asr import digits
+from tests.recipes.experiments import digits_and_noises, run_stage, write_frames
 from tests.recipes.references import write_reference
 
 SIDES = {"train": 6, "dev": 1, "swb": 2, "ch": 1}
@@ -87,16 +86,6 @@ class _Distorted:
         return frames * self._stretch + self._shift
 
 
-def _lexicon() -> Lexicon:
-    plain = digits.lexicon()
-    special = {word: ((phone,),) for word, phone in SPECIAL_WORDS.items()}
-    return Lexicon(
-        {**special, **plain.pronunciations},
-        ("sil", "spn", "nsn", "lau"),
-        plain.nonsilence_phones,
-    )
-
-
 def _write_split(settings: Settings, split: str, speaker: digits.Speaker) -> None:
     spoken, frames = [], []
     for side in range(SIDES[split]):
@@ -113,20 +102,9 @@ def _write_split(settings: Settings, split: str, speaker: digits.Speaker) -> Non
                 )
             )
     write_utterances(settings.directory("prepare") / f"{split}.jsonl", spoken)
-    folder = settings.directory("features") / split
     ids = [utterance.id for utterance in spoken]
-    writer = FrameWriter(folder, ids, [len(own) for own in frames], 40)
-    writer.create()
-    for position, own in enumerate(frames):
-        writer.put(position, own)
-    writer.finish()
-
-
-def _run(stage, settings: Settings, name: str) -> Path:
-    output = settings.directory(name)
-    output.mkdir(parents=True)
-    stage(settings, output)
-    return output
+    by_id = dict(zip(ids, frames, strict=True))
+    write_frames(settings.directory("features") / split, by_id)
 
 
 @pytest.fixture(scope="module")
@@ -151,16 +129,16 @@ def settings(tmp_path_factory) -> Settings:
     )
     for stage in ("prepare", "lexicon", "lm", "features"):
         settings.directory(stage).mkdir(parents=True)
-    write_lexicon(settings.directory("lexicon"), _lexicon())
+    write_lexicon(settings.directory("lexicon"), digits_and_noises())
     digits.loop_arpa(settings.directory("lm") / "lm.arpa", list(digits.SPELLED))
-    speaker = digits.Speaker(_lexicon(), noise=0.5)
+    speaker = digits.Speaker(digits_and_noises(), noise=0.5)
     speaker.lexicon = digits.lexicon()  # says digits only
     for split in SIDES:
         _write_split(settings, split, speaker)
     write_reference(settings)
-    _run(align, settings, "align")
-    _run(graph, settings, "graph")
-    _run(adapt, settings, "adapt")
+    run_stage(align, settings, "align")
+    run_stage(graph, settings, "graph")
+    run_stage(adapt, settings, "adapt")
     return settings
 
 
@@ -246,15 +224,15 @@ def test_an_interrupted_stage_makes_what_is_missing_and_nothing_else(
 
 def test_a_network_is_trained_and_decoded_with_the_streams(settings, tmp_path):
     other = _copied(settings, tmp_path)
-    _run(train, other, "train")
-    _run(decode, other, "decode")
-    report = json.loads((_run(score, other, "score") / "score.json").read_text())
+    run_stage(train, other, "train")
+    run_stage(decode, other, "decode")
+    report = json.loads((run_stage(score, other, "score") / "score.json").read_text())
     assert report["parts"]["total"]["num_words"] == 4 * UTTERANCES * 3
     call = tmp_path / "call.wav"
     loudness = np.repeat([0.001, 0.2, 0.001, 0.2, 0.001], 16_000)
     sound = loudness * np.random.default_rng(0).standard_normal(80_000)
     soundfile.write(str(call), sound.clip(-1, 1), 8000, subtype="FLOAT")
-    recogniser = Recogniser(_run(export, other, "export"))
+    recogniser = Recogniser(run_stage(export, other, "export"))
     found = [(said.word, said.start_s) for said in recogniser.transcribe(call)]
     assert found == _words_by_hand(other, recogniser, call)
     assert found
@@ -296,7 +274,7 @@ def test_online_ivectors_begin_with_the_average_speaker(settings, tmp_path):
     chosen = dataclasses.replace(ADAPT, streams="ivectors", ivector_period=10)
     other = dataclasses.replace(_copied(settings, tmp_path), adapt=chosen)
     shutil.rmtree(other.directory("adapt"))
-    folder = _run(adapt, other, "adapt")
+    folder = run_stage(adapt, other, "adapt")
     rows = RowStore(folder / "swb/ivector")
     store = FrameStore(other.directory("features") / "swb")
     for side in range(SIDES["swb"]):
