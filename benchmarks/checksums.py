@@ -22,9 +22,9 @@ from benchmarks.hidden import RATES
 from benchmarks.learners import Place
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
-from lightning_adpsgd import exchange
-from lightning_adpsgd.gossip import Gossip, GossipOptions
-from lightning_adpsgd.mixing import Schedule
+from lightning_adpsgd.gossip import exchange
+from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
+from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import DistributedTransport

@@ -14,9 +14,9 @@ from torch import Tensor
 from benchmarks import workload
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
+from lightning_adpsgd.gossip.wire import make_codec
 from lightning_adpsgd.parameters import FlatParameters
 from lightning_adpsgd.topology import find_topology
-from lightning_adpsgd.wire import make_codec
 
 WIRES = {
     "float32": torch.float32,

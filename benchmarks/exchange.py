@@ -26,10 +26,10 @@ from torch.multiprocessing.spawn import spawn
 
 from benchmarks.results import Report, Row
 from benchmarks.timing import Spread, print_row, take_turns
-from lightning_adpsgd import exchange
-from lightning_adpsgd.gossip import Gossip, GossipOptions
+from lightning_adpsgd.gossip import exchange
+from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.links import Address, Credentials, Facts, LinkTransport
-from lightning_adpsgd.mixing import Schedule
+from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import DistributedTransport, Transport

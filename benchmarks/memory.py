@@ -19,9 +19,9 @@ from torch import Tensor
 
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row
-from lightning_adpsgd.gossip import Gossip, GossipOptions
+from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.groups import Groups, make_groups
-from lightning_adpsgd.mixing import Schedule
+from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import DistributedTransport

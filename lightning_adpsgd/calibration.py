@@ -22,7 +22,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_adpsgd.files import written_whole
-from lightning_adpsgd.mixing import RoundMixer, Schedule
+from lightning_adpsgd.gossip.wire import make_codec
+from lightning_adpsgd.mixing.rounds import RoundMixer
+from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.prediction import BUCKET_BYTES, Costs
 from lightning_adpsgd.replica import Replica
@@ -33,7 +35,6 @@ from lightning_adpsgd.transport import (
     one_behind,
 )
 from lightning_adpsgd.virtual.clock import Link
-from lightning_adpsgd.wire import make_codec
 
 _PATIENCE = timedelta(minutes=2)
 _REPETITIONS, _QUESTIONS = 5, 200

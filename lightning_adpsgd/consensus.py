@@ -13,7 +13,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_adpsgd.coordination import Coordinator
-from lightning_adpsgd.mixing import Communication
+from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.parameters import FlatParameters
 from lightning_adpsgd.replica import to_averaging_dtype
 

@@ -8,8 +8,8 @@ import torch
 from torch.distributed.constants import default_pg_timeout
 
 from lightning_adpsgd.circle import check_any_size
-from lightning_adpsgd.mixing import Order
-from lightning_adpsgd.rendezvous import Place
+from lightning_adpsgd.islands.rendezvous import Place
+from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology import Topology
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)

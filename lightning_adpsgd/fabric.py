@@ -31,17 +31,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_adpsgd.checkpoint_io import WholeCheckpointIO
-from lightning_adpsgd.compatibility import check_device, check_island
+from lightning_adpsgd.checkpoints.generators import (
+    generator_states,
+    set_generator_states,
+)
+from lightning_adpsgd.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import DEFAULT_TIMEOUT, CommunicationName, Dials
-from lightning_adpsgd.exchange import Position
 from lightning_adpsgd.fresh import FreshState
-from lightning_adpsgd.generators import generator_states, set_generator_states
+from lightning_adpsgd.gossip.exchange import Position
+from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE
 from lightning_adpsgd.job import NAMESPACE, Job, has_peers, learner_of, set_up_job
-from lightning_adpsgd.mixing import Order, Statistics
-from lightning_adpsgd.rendezvous import ENVIRONMENT_VARIABLE
+from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology import TopologyLike, find_topology
+from lightning_adpsgd.trainer.compatibility import check_device, check_island
 
 _Broadcast = TypeVar("_Broadcast")
 _Step = Callable[[Callable[[], Any]], Any]

@@ -23,25 +23,22 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_adpsgd.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.coordination import Coordinator
 from lightning_adpsgd.dials import Dials
-from lightning_adpsgd.exchange import BEGINNING, Position
 from lightning_adpsgd.failures import FailureReport
-from lightning_adpsgd.gossip import Gossip, GossipOptions
+from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
+from lightning_adpsgd.gossip.exchange import BEGINNING, Position
 from lightning_adpsgd.groups import Groups, has_nccl, make_groups
-from lightning_adpsgd.islands import Island
+from lightning_adpsgd.islands.island import Island
+from lightning_adpsgd.islands.rendezvous import Place
 from lightning_adpsgd.links import Credentials
-from lightning_adpsgd.mixing import (
-    BehindGradient,
-    Communication,
-    RoundMixer,
-    Schedule,
-    Statistics,
-    synchronous,
-)
+from lightning_adpsgd.mixing.communication import Communication
+from lightning_adpsgd.mixing.rounds import RoundMixer
+from lightning_adpsgd.mixing.schedule import Schedule
+from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.mixing.synchronous import BehindGradient, synchronous
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import FlatParameters
 from lightning_adpsgd.plain import gather_plain, number_from_learner_0
-from lightning_adpsgd.rendezvous import Place
-from lightning_adpsgd.startup import check_same_layout
+from lightning_adpsgd.startup.checks import check_same_layout
 from lightning_adpsgd.streams import side_stream, wait_for_stream
 from lightning_adpsgd.ties import Ties
 from lightning_adpsgd.transport import DeviceTransport, DistributedTransport

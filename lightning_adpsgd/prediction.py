@@ -16,7 +16,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.protocol import due_round
+from lightning_adpsgd.gossip.protocol import due_round
+from lightning_adpsgd.gossip.wire import make_codec
 from lightning_adpsgd.topology import TOPOLOGIES, TopologyLike, find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
 from lightning_adpsgd.virtual.timeline import (
@@ -29,7 +30,6 @@ from lightning_adpsgd.virtual.timeline import (
     Stepped,
     parts_of,
 )
-from lightning_adpsgd.wire import make_codec
 
 Mode = Literal["sync", "delay_by_one", "async", "allreduce"]
 """The strategies' communications, and their control: gradients reduced by all (DDP)."""

@@ -30,19 +30,16 @@ from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from lightning_adpsgd import averages, clocks, last_good, pruning, signals
 from lightning_adpsgd.catching_up import batch_size, catch_up
-from lightning_adpsgd.checkpoint_io import WholeCheckpointIO
-from lightning_adpsgd.compatibility import (
-    check_ddp_arguments,
-    check_island,
-    refuse_unsupported,
-    refuse_with_work_sharing,
-)
+from lightning_adpsgd.checkpoints import last_good
+from lightning_adpsgd.checkpoints.io import WholeCheckpointIO
+from lightning_adpsgd.checkpoints.places import PlaceInEpoch
+from lightning_adpsgd.checkpoints.saving import SaveThread, uploads_checkpoints
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import DEFAULT_TIMEOUT, CommunicationName, Dials
-from lightning_adpsgd.exchange import Position
 from lightning_adpsgd.fresh import FreshState
+from lightning_adpsgd.gossip.exchange import Position
+from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE
 from lightning_adpsgd.job import (
     NAMESPACE,
     Job,
@@ -51,14 +48,19 @@ from lightning_adpsgd.job import (
     learner_of,
     set_up_job,
 )
-from lightning_adpsgd.mixing import Order, Statistics
-from lightning_adpsgd.places import PlaceInEpoch
+from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.plain import gather_plain
-from lightning_adpsgd.rendezvous import ENVIRONMENT_VARIABLE
 from lightning_adpsgd.sampling import Place
-from lightning_adpsgd.saving import SaveThread, uploads_checkpoints
-from lightning_adpsgd.startup import Seats, check_start, open_store
+from lightning_adpsgd.startup.checks import Seats, check_start, open_store
 from lightning_adpsgd.topology import TopologyLike, find_topology
+from lightning_adpsgd.trainer import averages, clocks, pruning, signals
+from lightning_adpsgd.trainer.compatibility import (
+    check_ddp_arguments,
+    check_island,
+    refuse_unsupported,
+    refuse_with_work_sharing,
+)
 from lightning_adpsgd.work_sharing import WorkSharing
 
 _EPOCH = f"{NAMESPACE}/epoch"

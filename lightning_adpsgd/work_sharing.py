@@ -22,11 +22,11 @@ from lightning.pytorch.trainer.states import RunningStage
 from torch._C._distributed_c10d import PrefixStore
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from lightning_adpsgd.island_batches import IslandBatches, IslandEpoch
-from lightning_adpsgd.island_pool import IslandPool
+from lightning_adpsgd.islands.batches import IslandBatches, IslandEpoch
+from lightning_adpsgd.islands.pool import IslandPool
+from lightning_adpsgd.islands.rendezvous import Place as RendezvousPlace
+from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.job import Job
-from lightning_adpsgd.rendezvous import Place as RendezvousPlace
-from lightning_adpsgd.rendezvous import Rendezvous
 from lightning_adpsgd.sampling import EpochState, EpochUnderWay, Place, SharedBatches
 from lightning_adpsgd.shuffling import BlockSampler
 

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.gossip import Gossip, GossipOptions
-from lightning_adpsgd.mixing import RoundMixer, Schedule
+from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
+from lightning_adpsgd.mixing.rounds import RoundMixer
+from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.streams import Mark, has_streams
 from lightning_adpsgd.topology import TOPOLOGIES, TopologyLike, find_topology

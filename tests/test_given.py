@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_adpsgd.given import from_function, from_matchings, from_matrices
 from lightning_adpsgd.matrices import complete, identity, with_gain
-from lightning_adpsgd.mixing import Schedule
+from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.shares import Topology
 from lightning_adpsgd.topology import TOPOLOGIES, find_topology
 from tests.helpers import (

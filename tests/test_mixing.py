@@ -8,14 +8,10 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.matrices import with_gain
-from lightning_adpsgd.mixing import (
-    BehindGradient,
-    Communication,
-    Order,
-    RoundMixer,
-    Schedule,
-    synchronous,
-)
+from lightning_adpsgd.mixing.communication import Communication
+from lightning_adpsgd.mixing.rounds import RoundMixer
+from lightning_adpsgd.mixing.schedule import Schedule
+from lightning_adpsgd.mixing.synchronous import BehindGradient, Order, synchronous
 from lightning_adpsgd.topology import Topology
 from lightning_adpsgd.transport import ThreadTransport
 from tests.helpers import (

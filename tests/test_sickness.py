@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.mixing import RoundMixer, Schedule
+from lightning_adpsgd.mixing.rounds import RoundMixer
+from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.sickness import SickLearner, healthy_shares
 from lightning_adpsgd.topology import find_topology

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.matrices import complete, contraction, neighbours, spectral_gap
-from lightning_adpsgd.mixing import Schedule
+from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.topology import TOPOLOGIES, find_topology
 from tests.helpers import ALL_TOPOLOGIES, SIZES, asks, mixing_rounds, topologies_of
 

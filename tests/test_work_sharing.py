@@ -19,8 +19,8 @@ from torch.utils.data import (
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
-from lightning_adpsgd.checkpoints import SaveWithinEpoch
-from lightning_adpsgd.compatibility import refuse_with_work_sharing
+from lightning_adpsgd.callbacks import SaveWithinEpoch
+from lightning_adpsgd.trainer.compatibility import refuse_with_work_sharing
 from tests.learners import Linear, Rows, gossip, learners, trainer_of
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, WeightedRandomSampler
 from typing_extensions import override
 
-from lightning_adpsgd.checkpoints import SaveWithinEpoch
+from lightning_adpsgd.callbacks import SaveWithinEpoch
 from lightning_adpsgd.shuffling import BlockSampler
 from tests.helpers import until
 from tests.learners import LR, Linear, Rows, gossip, learners, trainer_of, values

@@ -23,6 +23,7 @@ from lightning_adpsgd.callbacks.learners import (
     total_staleness,
 )
 from lightning_adpsgd.callbacks.reporting import log
+from lightning_adpsgd.callbacks.within_epoch import SaveWithinEpoch
 
 __all__ = [
     "STALENESS_BINS",
@@ -32,6 +33,7 @@ __all__ = [
     "GossipMonitor",
     "LearnerRecord",
     "Monitor",
+    "SaveWithinEpoch",
     "TrainingClock",
     "TrainingCurve",
     "log",

@@ -41,7 +41,7 @@ from lightning_adpsgd.callbacks.reporting import (
     log,
     within_training,
 )
-from lightning_adpsgd.mixing import Order
+from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.strategy import HADPSGDStrategy
 
 

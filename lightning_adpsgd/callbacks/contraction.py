@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.matrices import complete, contraction, identity, with_gain
-from lightning_adpsgd.mixing import Order
+from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology import Topology
 
 _MOST_SUPER_LEARNERS = 128

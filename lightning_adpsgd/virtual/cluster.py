@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_adpsgd.dials import CommunicationName, Dials
-from lightning_adpsgd.mixing import Order
+from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology import TopologyLike, find_topology
 from lightning_adpsgd.virtual.batched import Ahead, BatchedGradients, Turn
 from lightning_adpsgd.virtual.clock import Compute, Link, check_positive

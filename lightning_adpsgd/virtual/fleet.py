@@ -16,13 +16,9 @@ from typing_extensions import override
 from lightning_adpsgd.background import AtOnce
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import Dials
-from lightning_adpsgd.mixing import (
-    BehindGradient,
-    Communication,
-    Statistics,
-    Tally,
-    synchronous,
-)
+from lightning_adpsgd.mixing.communication import Communication
+from lightning_adpsgd.mixing.statistics import Statistics, Tally
+from lightning_adpsgd.mixing.synchronous import BehindGradient, synchronous
 from lightning_adpsgd.replica import averaging_dtype, to_averaging_dtype
 from lightning_adpsgd.virtual.row_averaging import (
     Exchanges,

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.background import AtOnce
+from lightning_adpsgd.gossip.wire import Codec, make_codec
 from lightning_adpsgd.matrices import identity, with_gain
-from lightning_adpsgd.mixing import (
-    Order,
-    Schedule,
-    Statistics,
-    Tally,
+from lightning_adpsgd.mixing.averages import (
     average,
     keep_change,
     leave_out_if_not_finite,
 )
+from lightning_adpsgd.mixing.schedule import Schedule
+from lightning_adpsgd.mixing.statistics import Statistics, Tally
+from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.node import Node, ShardMerge
 from lightning_adpsgd.replica import (
     Part,
@@ -36,7 +36,6 @@ from lightning_adpsgd.replica import (
 )
 from lightning_adpsgd.streams import has_streams
 from lightning_adpsgd.virtual.timeline import Exchange, parts_of
-from lightning_adpsgd.wire import Codec, make_codec
 
 _CHUNK_ELEMENTS = 1 << 20
 _CACHED, _LEAST_STRETCH = 1 << 18, 1 << 12  # elements

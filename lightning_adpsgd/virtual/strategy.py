@@ -27,7 +27,8 @@ from typing_extensions import override
 
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import CommunicationName
-from lightning_adpsgd.mixing import Order, Statistics
+from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology import TopologyLike
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import dials_and_scenario

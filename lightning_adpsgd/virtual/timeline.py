@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
-from lightning_adpsgd.mixing import Schedule
-from lightning_adpsgd.pacing import Pacer
-from lightning_adpsgd.protocol import UnderWay, due_round, exchange_weight
+from lightning_adpsgd.gossip.pacing import Pacer
+from lightning_adpsgd.gossip.protocol import UnderWay, due_round, exchange_weight
+from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.shares import Part, Topology
 from lightning_adpsgd.virtual.clock import (
     Agenda,

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import torch
 
+from lightning_adpsgd.gossip.messages import Damaged, checksum, read_seal, write_seal
 from lightning_adpsgd.links.connection import Connection
 from lightning_adpsgd.links.credentials import Credentials
 from lightning_adpsgd.links.facts import Facts
@@ -40,7 +41,6 @@ from lightning_adpsgd.links.handshake import (
     greet_listener,
 )
 from lightning_adpsgd.links.sockets import Deadline
-from lightning_adpsgd.messages import Damaged, checksum, read_seal, write_seal
 from lightning_adpsgd.transport import PeerLost
 
 TOKEN = Credentials(b"a token of a test")

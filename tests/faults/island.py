@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy, islands
-from lightning_adpsgd.edges import Edges
-from lightning_adpsgd.membership import Pace
+from lightning_adpsgd.islands.edges import Edges
+from lightning_adpsgd.islands.membership import Pace
 from tests.helpers import PATIENCE_S
 from tests.learners import Rows
 

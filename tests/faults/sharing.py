@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy, work_sharing
-from lightning_adpsgd.island_pool import IslandPool, Times
+from lightning_adpsgd.islands.pool import IslandPool, Times
 from tests.faults.world import World, of_torchrun
 from tests.learners import Rows
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from lightning_adpsgd.disagreement import NUM_FIRST, Disagreement
-from lightning_adpsgd.gossip import Gossip
+from lightning_adpsgd.gossip.disagreement import NUM_FIRST, Disagreement
+from lightning_adpsgd.gossip.engine import Gossip
 from lightning_adpsgd.sickness import SickLearner
+from tests.gossip.test_exchange import exchange, two_ends
 from tests.helpers import engines, random_rows, running, until
 from tests.learners import (
     Quadratic,
@@ -26,7 +27,6 @@ from tests.learners import (
     trainer_of,
     values,
 )
-from tests.test_exchange import exchange, two_ends
 
 NAN = float("nan")
 
@@ -71,7 +71,7 @@ def lanes(monkeypatch: pytest.MonkeyPatch) -> list[Disagreement]:
             super().__init__()
             made.append(self)
 
-    monkeypatch.setattr("lightning_adpsgd.exchange.Disagreement", Noted)
+    monkeypatch.setattr("lightning_adpsgd.gossip.exchange.Disagreement", Noted)
     return made
 
 

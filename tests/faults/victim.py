@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from lightning_adpsgd.exchange import Lane
-from lightning_adpsgd.rendezvous import Place
+from lightning_adpsgd.gossip.exchange import Lane
+from lightning_adpsgd.islands.rendezvous import Place
 from lightning_adpsgd.replica import Part
 from tests.helpers import PATIENCE_S, until
 from tests.islands.archipelago import Server, Trained

@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_adpsgd.rendezvous import serve
+from lightning_adpsgd.islands.rendezvous import serve
 from tests.faults import island
 from tests.helpers import free_port
 

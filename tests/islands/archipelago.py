@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from lightning_adpsgd.exchange import Position
-from lightning_adpsgd.following import Members
-from lightning_adpsgd.gossip import GossipOptions
-from lightning_adpsgd.islands import Island, Patience
+from lightning_adpsgd.gossip.engine import GossipOptions
+from lightning_adpsgd.gossip.exchange import Position
+from lightning_adpsgd.islands.following import Members
+from lightning_adpsgd.islands.island import Island, Patience
+from lightning_adpsgd.islands.membership import Membership, Pace
+from lightning_adpsgd.islands.rendezvous import Place, serve
 from lightning_adpsgd.links import Credentials
-from lightning_adpsgd.membership import Membership, Pace
-from lightning_adpsgd.mixing import Schedule
+from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.node import Node
-from lightning_adpsgd.rendezvous import Place, serve
 from lightning_adpsgd.topology import find_topology
 from tests import helpers
 from tests.helpers import PATIENCE_S, free_port, until

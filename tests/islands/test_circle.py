@@ -3,7 +3,7 @@
 import pytest
 
 from lightning_adpsgd.circle import Circle, check_any_size
-from lightning_adpsgd.mixing import Schedule
+from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.topology import find_topology
 from tests.helpers import topologies_of
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.edges import Edges
-from lightning_adpsgd.exchange import Lane, Position
+from lightning_adpsgd.gossip.exchange import Lane, Position
+from lightning_adpsgd.gossip.pacing import CoreShare
+from lightning_adpsgd.islands.edges import Edges
+from lightning_adpsgd.islands.membership import Pace, Roll
 from lightning_adpsgd.links import Credentials, Refused
-from lightning_adpsgd.membership import Pace, Roll
-from lightning_adpsgd.pacing import CoreShare
 from tests.helpers import PATIENCE_S, engine_threads, random_rows, until
 from tests.islands.archipelago import (
     PATIENCE,
@@ -53,7 +53,7 @@ def test_islands_come_to_their_mean_and_end_without_a_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # On a machine that stalls, a goodbye may take longer than who says it would wait.
-    monkeypatch.setattr("lightning_adpsgd.islands._GOODBYE_S", PATIENCE_S)
+    monkeypatch.setattr("lightning_adpsgd.islands.island._GOODBYE_S", PATIENCE_S)
     rows = random_rows(4)
     with rendezvous() as server, archipelago(server, rows) as trained:
         all_see(trained, 4)

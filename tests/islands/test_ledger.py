@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_adpsgd.holding import Holding
-from lightning_adpsgd.ledger import (
+from lightning_adpsgd.islands.holding import Holding
+from lightning_adpsgd.islands.ledger import (
     Ledger,
     OtherTerms,
     Terms,

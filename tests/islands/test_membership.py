@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_adpsgd.membership import Member, Membership, Pace, Roll, Watch
-from lightning_adpsgd.rendezvous import Place, Rendezvous, RendezvousAway
+from lightning_adpsgd.islands.membership import Member, Membership, Pace, Roll, Watch
+from lightning_adpsgd.islands.rendezvous import Place, Rendezvous, RendezvousAway
 from tests.helpers import PATIENCE_S, until
 from tests.islands.archipelago import PACE, Server, fall_silent, rendezvous
 

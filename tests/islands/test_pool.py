@@ -12,10 +12,10 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from lightning_adpsgd.island_batches import IslandBatches
-from lightning_adpsgd.island_pool import IslandPool, Times
-from lightning_adpsgd.membership import Member, Roll
-from lightning_adpsgd.rendezvous import Rendezvous
+from lightning_adpsgd.islands.batches import IslandBatches
+from lightning_adpsgd.islands.membership import Member, Roll
+from lightning_adpsgd.islands.pool import IslandPool, Times
+from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.sampling import EpochState, Place
 from tests.helpers import together, until
 from tests.islands.archipelago import Server, rendezvous

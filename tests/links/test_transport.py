@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.gossip import Gossip, GossipOptions
+from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.links.credentials import BadCredentials, Credentials
 from lightning_adpsgd.links.facts import Facts
 from lightning_adpsgd.links.handshake import Refused
 from lightning_adpsgd.links.listener import Bounds, Listener
 from lightning_adpsgd.links.sockets import Address
 from lightning_adpsgd.links.transport import LinkTransport
-from lightning_adpsgd.mixing import Schedule
+from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import PeerLost, ThreadTransport, Transport, lane_of

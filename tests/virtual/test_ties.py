@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from lightning_adpsgd.matrices import with_gain
-from lightning_adpsgd.mixing import synchronous
+from lightning_adpsgd.mixing.synchronous import synchronous
 from lightning_adpsgd.shares import Topology
 from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link

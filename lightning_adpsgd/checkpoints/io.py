@@ -1,0 +1,115 @@
+"""Checkpoints that are written whole or not at all, and checked when they are read.
+
+The default of the strategies; `plugins=[...]` of a Trainer puts another in its place.
+What the files are is in `format`: torch and Lightning alone read them.
+"""
+
+from pathlib import Path
+from typing import Any, final
+
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from lightning.fabric.plugins import CheckpointIO
+from typing_extensions import override
+
+from lightning_adpsgd.checkpoints.format import (
+    check_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from lightning_adpsgd.files import bytes_written_whole
+
+
+@final
+class WholeCheckpointIO(CheckpointIO):
+    """Writes to a temporary file, to the disk, then renames; checks what it loads.
+
+    On a local or mounted file system the file of an earlier save stays as it was until
+    the new one is on the disk. On a remote one (`s3://` and the like) nothing can be
+    renamed: there an object appears when its upload has ended, as the store has it.
+    """
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        """Writes a checkpoint.
+
+        Args:
+            checkpoint: Whatever `torch.save` takes.
+            path: Local, or a URL that fsspec knows.
+            storage_options: None.
+
+        Raises:
+            OSError: Names the file; the one that was there before is as it was.
+            TypeError: There are storage options.
+        """
+        if storage_options is not None:
+            raise TypeError(
+                f"`storage_options` is not taken by {type(self).__name__}, got "
+                f"{storage_options!r}: give the Trainer a CheckpointIO of your own"
+            )
+        system, place = url_to_fs(str(path))
+        try:
+            if isinstance(system, LocalFileSystem):
+                with bytes_written_whole(Path(place)) as file:
+                    write_checkpoint(checkpoint, file)
+            else:
+                _write_remote(checkpoint, system, place)
+        except OSError as error:
+            raise _named(error, path) from error
+
+    @override
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Loads a checkpoint that is whole, onto the host unless told otherwise.
+
+        Args:
+            path: Local, or a URL that fsspec knows.
+            map_location: As for `torch.load`.
+            weights_only: By default tensors, numbers, strings and containers alone.
+
+        Raises:
+            FileNotFoundError: There is none.
+            DamagedCheckpoint: Names the file and what is wrong with it.
+            UnsafeCheckpoint: Names the objects that are refused.
+        """
+        system, place = url_to_fs(str(path))
+        if not system.exists(place):
+            raise FileNotFoundError(f"checkpoint file not found: {path}")
+        allowed = True if weights_only is None else weights_only
+        with system.open(place, "rb") as file:
+            return read_checkpoint(file, str(path), map_location or "cpu", allowed)
+
+    @override
+    def remove_checkpoint(self, path: Any) -> None:
+        """Removes a checkpoint, if there is one."""
+        system, place = url_to_fs(str(path))
+        if system.exists(place):
+            system.rm(place, recursive=True)
+
+
+def check_file(path: str) -> None:
+    """Raises what is wrong with a checkpoint, and nothing if it is whole.
+
+    Raises:
+        OSError: It is not there, or cannot be read.
+        DamagedCheckpoint: Names the file and what is wrong with it.
+    """
+    system, place = url_to_fs(str(path))
+    with system.open(place, "rb") as file:
+        check_checkpoint(file, path)
+
+
+def _write_remote(checkpoint: Any, system: Any, path: str) -> None:
+    system.makedirs(system._parent(path), exist_ok=True)
+    with system.transaction, system.open(path, "wb") as file:
+        write_checkpoint(checkpoint, file)
+
+
+def _named(error: OSError, path: Any) -> OSError:
+    what = error.strerror or str(error)
+    message = f"checkpoint {path} could not be written ({what}); "
+    message += "a file that was there before is as it was"
+    return OSError(error.errno, message) if error.errno else OSError(message)

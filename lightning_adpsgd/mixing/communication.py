@@ -1,0 +1,68 @@
+"""What a training loop sees of averaging, whichever mode it is in."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from lightning_adpsgd.mixing.statistics import Statistics
+
+
+class Communication(ABC):
+    """How a super-learner averages with others; driven by the training thread alone."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begins to communicate; the weights are equal in all super-learners."""
+
+    @property
+    @abstractmethod
+    def step_and_round(self) -> tuple[int, int]:
+        """Optimizer steps, and rounds of the schedule begun: what comes next."""
+
+    @abstractmethod
+    def go_on_from(self, step: int, round: int) -> None:
+        """Counts on from another's `step_and_round`; before the start."""
+
+    @abstractmethod
+    def before_update(self) -> None:
+        """Called when a gradient is ready and before the optimizer changes weights."""
+
+    @abstractmethod
+    def after_update(self) -> None:
+        """Called when the optimizer has changed the weights."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Begins no exchange any more, and returns when those begun here have ended."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Merges all that was averaged; every super-learner has paused before."""
+
+    @abstractmethod
+    def set_aside(self, vectors: Sequence[Tensor]) -> None:
+        """What peers see after `settle`, while others stand in the weights' place."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Goes on after `settle`, from the weights as they are."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends cleanly after `settle`: peers are told, threads joined."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Ends after a failure, within seconds and without a peer's help."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Lets go of peers that wait for this end; called by any thread on a failure.
+
+        The training thread may be in the middle of a long step.
+        """
+
+    @abstractmethod
+    def statistics(self) -> Statistics:
+        """What was done so far."""

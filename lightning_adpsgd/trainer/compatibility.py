@@ -1,0 +1,227 @@
+"""What cannot work with gossip is refused at set-up, with the reason and a way out."""
+
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelCheckpoint,
+    Timer,
+)
+from lightning.pytorch.plugins import TorchSyncBatchNorm
+from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+_DDP_ARGUMENTS = signature(DistributedDataParallel).parameters
+# These change what is trained, and not only how an allreduce is carried out.
+_OF_AN_ALLREDUCE = ("ddp_comm_hook", "ddp_comm_wrapper", "mixed_precision")
+
+
+def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuses names that `DistributedDataParallel` does not know.
+
+    A learner that is a super-learner of its own has no DDP that would.
+
+    Raises:
+        TypeError: Names the argument.
+    """
+    for name in arguments:
+        if name not in _DDP_ARGUMENTS:
+            raise TypeError(
+                f"HADPSGDStrategy() got an unexpected keyword argument {name!r}: it is "
+                "neither one of its own nor one of `DistributedDataParallel`"
+            )
+    for name in ("module", "device_ids", "process_group", "device_mesh"):
+        if arguments.get(name) is not None:
+            raise ValueError(
+                f"`{name}` must not be given, got {arguments[name]!r}: the strategy "
+                "decides which learners allreduce gradients; see `super_learner_size`"
+            )
+
+
+def check_island(super_learner_size: int, world_size: int) -> None:
+    """Refuses an island that is not one super-learner.
+
+    Raises:
+        ValueError: Names the argument, its bound and its value.
+    """
+    if super_learner_size != world_size:
+        raise ValueError(
+            '`super_learner_size` must be "node" with `islands`, or the number of '
+            f"learners of the island, {world_size}: an island is one super-learner; "
+            f"got {super_learner_size}"
+        )
+
+
+def refuse_unsupported(
+    trainer: pl.Trainer,
+    strategy: ParallelStrategy,
+    super_learner_size: int,
+    ddp: Mapping[str, Any],
+) -> None:
+    """Refuses what the strategy cannot honour for learners that gossip.
+
+    Args:
+        trainer: About to fit.
+        strategy: Its accelerator, its model and its layer synchronisation.
+        super_learner_size: N.
+        ddp: What was passed for DDP, by name.
+
+    Raises:
+        ValueError: Names the argument, what it may be, and what it is.
+    """
+    device = strategy.root_device.type
+    check_device(strategy.root_device)
+    _refuse_ddp_arguments(super_learner_size, ddp)
+    _refuse_layer_sync(strategy._layer_sync, super_learner_size, device)
+    for name, module in trainer.lightning_module.named_modules():
+        if isinstance(module, torch.nn.SyncBatchNorm):
+            raise ValueError(
+                f"`{name}` must not be a SyncBatchNorm, which would make all learners "
+                "wait for one another in each forward; use batch-norm, and "
+                "`sync_batchnorm=True` to synchronise it inside super-learners"
+            )
+    for name, parameter in trainer.lightning_module.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise ValueError(
+                f"`{name}` must be a whole tensor in each learner, got a shard of one: "
+                "gossip averages whole models; use FSDP without this strategy"
+            )
+
+
+def check_device(device: torch.device) -> None:
+    """Refuses a device that the engine has no code for, and says what is new.
+
+    Raises:
+        ValueError: Names it.
+    """
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            "`accelerator` must be 'cpu' or 'cuda' for gossip in this release, got "
+            f"{device.type!r}"
+        )
+    if device.type == "cuda":
+        rank_zero_warn(
+            "Gossip between GPUs is new: its streams were tested on an emulated "
+            "accelerator, and it was not yet run on a GPU by its developers. Compare a "
+            'short run with `strategy="ddp"` before you rely on it.'
+        )
+
+
+def _refuse_ddp_arguments(size: int, ddp: Mapping[str, Any]) -> None:
+    if (period := ddp.get("model_averaging_period")) is not None:
+        raise ValueError(
+            f"`model_averaging_period` must not be set, got {period}: this strategy "
+            "averages models by itself; see `topology` and `gossip_every`"
+        )
+    for name in _OF_AN_ALLREDUCE:
+        if size == 1 and ddp.get(name) is not None:
+            raise ValueError(
+                f"`{name}` must not be set with `super_learner_size=1`, got "
+                f"{ddp[name]}: a learner on its own has no gradient allreduce that it "
+                "could apply to; leave it out, or make larger super-learners"
+            )
+
+
+def _refuse_layer_sync(layer_sync: Any, size: int, device: str) -> None:
+    if layer_sync is None:
+        return
+    if not isinstance(layer_sync, TorchSyncBatchNorm):
+        raise ValueError(
+            f"`plugins` must hold no layer synchronisation but Lightning's own, got "
+            f"{type(layer_sync).__name__}: it is not known which learners it ties "
+            "together"
+        )
+    if size > 1 and device == "cpu":
+        raise ValueError(
+            "`sync_batchnorm` must be False on CPUs with super-learners of more than "
+            f"one learner, got True with {size}: torch's SyncBatchNorm needs a GPU; "
+            "batch-norm statistics are averaged with the weights all the same"
+        )
+
+
+def refuse_with_work_sharing(trainer: pl.Trainer) -> None:
+    """Refuses what counts batches or steps of one learner, which all have differently.
+
+    Raises:
+        ValueError: Names the argument, what it may be, and what it is.
+    """
+    connector = trainer._accelerator_connector
+    limits: list[tuple[str, Any, Any, str]] = [
+        (
+            "use_distributed_sampler",
+            connector.use_distributed_sampler,
+            True,
+            "the samples of each learner are chosen here; give all learners all data",
+        ),
+        (
+            "limit_train_batches",
+            trainer.limit_train_batches,
+            1.0,
+            "no learner knows its number of batches; use torch.utils.data.Subset "
+            "(also instead of `overfit_batches`)",
+        ),
+        (
+            "val_check_interval",
+            trainer.val_check_interval,
+            1.0,
+            "learners come to a number of batches at different times, or never",
+        ),
+        (
+            "max_steps",
+            trainer.max_steps,
+            -1,
+            "learners make different numbers of steps; use `max_epochs`",
+        ),
+        (
+            "min_steps",
+            trainer.min_steps,
+            None,
+            "learners make different numbers of steps; use `min_epochs`",
+        ),
+    ]
+    for name, value, allowed, reason in limits:
+        if value != allowed:
+            raise ValueError(
+                f"`{name}` must be {allowed!r} with `work_sharing=True`, got "
+                f"{value!r}: {reason}"
+            )
+    _refuse_callbacks_with_work_sharing(trainer)
+
+
+def _refuse_callbacks_with_work_sharing(trainer: pl.Trainer) -> None:
+    for callback in getattr(trainer, "callbacks", ()):
+        if isinstance(callback, ModelCheckpoint) and callback._every_n_train_steps:
+            raise ValueError(
+                "`every_n_train_steps` must not be set with `work_sharing=True`, got "
+                f"{callback._every_n_train_steps}: learners come to a number of steps "
+                "at different times, or never; use "
+                "`lightning_adpsgd.callbacks.SaveWithinEpoch`"
+            )
+        timed = isinstance(callback, ModelCheckpoint) and callback._train_time_interval
+        if timed or isinstance(callback, Timer):
+            argument = "train_time_interval" if timed else "max_time"
+            raise ValueError(
+                f"`{argument}` must not be set with `work_sharing=True`: which batch "
+                "of a learner is its last shows only when it asks for the next; use "
+                "`max_epochs` and `lightning_adpsgd.callbacks.SaveWithinEpoch`"
+            )
+        if isinstance(callback, BatchSizeFinder | LearningRateFinder):
+            raise ValueError(
+                f"`{type(callback).__name__}` cannot be used with `work_sharing=True`: "
+                "it trains for a number of steps and then begins the epoch anew; find "
+                "the value beforehand, without work sharing"
+            )
+    step = trainer.lightning_module.training_step
+    if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
+        raise ValueError(
+            "`training_step` must not take `dataloader_iter` with `work_sharing=True`: "
+            "which batch is the last would be known too late; take `batch`"
+        )

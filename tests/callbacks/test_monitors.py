@@ -1,0 +1,236 @@
+"""What the callbacks write, against trainings whose figures are known."""
+
+import csv
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch.utils.data import DataLoader, TensorDataset
+
+import lightning_adpsgd  # noqa: F401  registers the strategies
+from lightning_adpsgd.callbacks import (
+    STALENESS_BINS,
+    AllreduceWait,
+    GossipMonitor,
+    LearnerRecord,
+    TrainingCurve,
+    summarize,
+    total_staleness,
+)
+from lightning_adpsgd.mixing.statistics import Statistics
+
+
+class Slope(LightningModule):
+    """The loss of batch k is k: every figure can be told in advance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def training_step(self, batch, batch_idx):
+        return self.weight.sum() * 0 + batch_idx
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.weight.sum())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class GossipingStrategy(SingleDeviceStrategy):
+    """One learner that claims to have gossiped."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.last_consensus = SimpleNamespace(distance=2.0, relative_distance=0.5)
+
+    def gossip_statistics(self):
+        return Statistics(
+            exchanges=30,
+            merges=20,
+            bytes_sent=1000,
+            exposed_seconds=0.25,
+            staleness={1: 6, 3: 2, 500: 1},
+            refused=4,
+            peer_ages={1: 3},
+        )
+
+
+def fit(
+    folder: Path,
+    *callbacks: Callback,
+    epochs: int = 2,
+    ckpt: Path | None = None,
+    **arguments: Any,
+) -> list[dict[str, float]]:
+    data = DataLoader(TensorDataset(torch.zeros(12, 1)), batch_size=2)
+    settings: dict[str, Any] = {"devices": 1} | arguments
+    trainer = Trainer(
+        accelerator="cpu",
+        callbacks=list(callbacks),
+        logger=CSVLogger(folder, name="", version=""),
+        max_epochs=epochs,
+        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **settings,
+    )
+    trainer.fit(Slope(), data, data, ckpt_path=ckpt)
+    return list(rows(folder))
+
+
+def figures_of_one_epoch(folder: Path) -> dict[str, float]:
+    table = fit(folder, GossipMonitor(), epochs=1, strategy=GossipingStrategy())
+    [row] = [row for row in table if "gossip/merges" in row]
+    return row
+
+
+def rows(folder: Path) -> Iterator[dict[str, float]]:
+    with (folder / "metrics.csv").open() as file:
+        for row in csv.DictReader(file):
+            yield {name: float(value) for name, value in row.items() if value}
+
+
+def column(table: list[dict[str, float]], name: str) -> list[float]:
+    return [row[name] for row in table if name in row]
+
+
+def test_a_point_of_the_curve_is_the_mean_loss_since_the_last_one(tmp_path):
+    table = fit(tmp_path, TrainingCurve(every_n_steps=3))
+    assert column(table, "curve/loss") == [1, 4, 1, 4]
+
+
+def test_the_curve_counts_the_samples_of_the_steps(tmp_path):
+    table = fit(tmp_path, TrainingCurve(every_n_steps=2))
+    assert column(table, "curve/global_samples") == [4, 8, 12, 16, 20, 24]
+
+
+def test_the_time_of_the_curve_grows(tmp_path):
+    seconds = column(
+        fit(tmp_path, TrainingCurve(every_n_steps=1)), "curve/train_seconds"
+    )
+    assert all(before < after for before, after in pairwise(seconds))
+
+
+def test_without_gossip_nothing_is_said_about_gossip(tmp_path):
+    table = fit(tmp_path, GossipMonitor())
+    assert not [name for row in table for name in row if name.startswith("gossip/")]
+
+
+def test_without_gossip_samples_and_speed_are_still_there(tmp_path):
+    table = fit(tmp_path, GossipMonitor())
+    assert column(table, "learners/global_samples") == [12, 24]
+    assert min(column(table, "learners/steps_per_second_0")) > 0
+
+
+def test_each_validation_tells_what_the_gossip_did(tmp_path):
+    row = figures_of_one_epoch(tmp_path)
+    expected = {
+        "gossip/consensus_distance": 2.0,
+        "gossip/relative_consensus_distance": 0.5,
+        "gossip/merges": 20,
+        "gossip/bytes_sent": 1000,
+        "gossip/refused": 4,
+        "gossip/staleness_1": 6,
+        "gossip/staleness_3": 2,
+        f"gossip/staleness_{STALENESS_BINS - 1}": 1,
+    }
+    assert {name: row[name] for name in expected} == expected
+
+
+def test_waiting_is_told_as_a_part_of_the_training_time(tmp_path):
+    row = figures_of_one_epoch(tmp_path)
+    waited = row["learners/exposed_fraction"] * row["learners/train_seconds"]
+    assert waited == pytest.approx(0.25)
+
+
+def test_the_figures_of_a_validation_stand_at_the_step_of_its_metrics(tmp_path):
+    table = fit(tmp_path, GossipMonitor())
+    steps = [
+        [row["step"] for row in table if name in row]
+        for name in ("val_loss", "learners/global_samples")
+    ]
+    assert steps == [[5, 11], [5, 11]]
+
+
+def test_a_sanity_check_before_training_writes_nothing(tmp_path):
+    table = fit(tmp_path, GossipMonitor(), num_sanity_val_steps=2, epochs=1)
+    assert column(table, "learners/global_samples") == [12]
+
+
+def test_a_second_training_starts_to_count_at_zero(tmp_path):
+    monitor = GossipMonitor()
+    fit(tmp_path / "first", monitor)
+    table = fit(tmp_path / "second", monitor)
+    assert column(table, "learners/global_samples") == [12, 24]
+
+
+def test_a_resumed_training_goes_on_counting(tmp_path):
+    saved = ModelCheckpoint(tmp_path, filename="saved")
+    fit(tmp_path / "first", TrainingCurve(6), GossipMonitor(), saved, epochs=1)
+    curve, monitor = TrainingCurve(6), GossipMonitor()
+    table = fit(tmp_path / "second", curve, monitor, ckpt=tmp_path / "saved.ckpt")
+    assert column(table, "curve/global_samples") == [24]
+    assert column(table, "learners/global_samples") == [24]
+
+
+def record(**changes: Any) -> LearnerRecord:
+    bins = [0.0] * STALENESS_BINS
+    bins[2], bins[5] = 3.0, 1.0
+    plain = LearnerRecord(100, 400, 10.0, 1.0, 50, 40, 1000, 0, tuple(bins))
+    return plain._replace(**changes)
+
+
+def test_a_record_survives_the_way_through_a_vector():
+    assert LearnerRecord.from_row(record().row()) == record()
+
+
+def test_figures_of_learners_add_up():
+    figures = summarize([record(), record(steps=50, train_seconds=20.0)])
+    expected = {
+        "learners/global_samples": 800,
+        "learners/samples_per_second": 40 + 20,
+        "learners/exposed_fraction": (0.1 + 0.05) / 2,
+        "learners/steps_per_second_least": 2.5,
+        "learners/steps_per_second_most": 10,
+        "gossip/exchanges_per_second": 5 + 2.5,
+        "gossip/staleness_mean": (2 * 3 + 5) / 4,
+        "gossip/staleness_max": 5,
+    }
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
+
+
+def test_the_staleness_of_all_learners_is_one_histogram():
+    assert total_staleness([record(), record()]) == {2: 6, 5: 2}
+
+
+def test_a_point_every_zero_steps_is_refused():
+    with pytest.raises(ValueError, match="`every_n_steps` must be at least 1, got 0"):
+        TrainingCurve(every_n_steps=0)
+
+
+@pytest.mark.parametrize("strategy", ["ddp_fork", "adpsgd_fork"])
+def test_figures_of_two_processes_are_gathered(tmp_path, strategy):
+    callbacks = [TrainingCurve(1), GossipMonitor(), AllreduceWait()]
+    table = fit(tmp_path, *callbacks, strategy=strategy, devices=2)
+    assert column(table, "learners/global_samples") == [12, 24]
+    assert len(column(table, "learners/steps_per_second_1")) == 2
+
+
+def test_the_wait_of_ddp_for_its_gradients_is_measured(tmp_path):
+    callbacks = [GossipMonitor(), AllreduceWait()]
+    table = fit(tmp_path, *callbacks, strategy="ddp_fork", devices=2)
+    assert 0 < column(table, "learners/exposed_fraction")[-1] < 1
+
+
+def test_gossip_between_processes_reports_its_consensus_distance(tmp_path):
+    table = fit(tmp_path, GossipMonitor(), strategy="adpsgd_fork", devices=2)
+    assert column(table, "gossip/consensus_distance") == [0, 0]

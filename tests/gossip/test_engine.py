@@ -1,0 +1,518 @@
+"""The asynchronous engine over threads: conservation, no waiting, no deadlock."""
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
+from lightning_adpsgd.gossip.pacing import CoreShare
+from lightning_adpsgd.mixing.schedule import Schedule
+from lightning_adpsgd.mixing.synchronous import Order
+from lightning_adpsgd.node import Node
+from lightning_adpsgd.topology import find_topology
+from lightning_adpsgd.transport import PeerLost, ThreadTransport
+from tests.helpers import (
+    PATIENCE,
+    PATIENCE_S,
+    HeldTransport,
+    ThreadNode,
+    engine_threads,
+    engines,
+    random_rows,
+    running,
+    settle,
+    together,
+    topologies_of,
+    until,
+)
+
+pytestmark = pytest.mark.usefixtures("engine_device")
+
+ORDERS: tuple[Order, ...] = ("step_then_average", "average_then_step")
+
+
+def step(vector: Tensor, gossip: Gossip, update: Tensor | float = 0.0) -> None:
+    """An optimizer step with that update."""
+    gossip.before_update()
+    vector.add_(update)
+    gossip.after_update()
+
+
+def assert_same_sum(vectors: list[Tensor], expected: Tensor) -> None:
+    total = torch.stack(vectors).sum(0)
+    torch.testing.assert_close(total, expected, atol=1e-10, rtol=0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_gossip_preserves_the_sum_but_for_the_local_updates(
+    data: st.DataObject,
+) -> None:
+    """Whatever the interleaving of exchanges, merges and local steps."""
+    size = data.draw(st.integers(1, 5))
+    name, _ = data.draw(st.sampled_from(topologies_of(size)))
+    rows = random_rows(size)
+    vectors, gossips = engines(
+        rows,
+        name,
+        gain=data.draw(st.sampled_from([0.3, 1.0])),
+        order=data.draw(st.sampled_from(ORDERS)),
+        wire_dtype=data.draw(st.sampled_from([None, torch.bfloat16, torch.float16])),
+        # 7 elements: one message, or messages with merges between them.
+        chunk_elements=data.draw(st.sampled_from([2, 100])),
+        every=data.draw(st.integers(1, 2)),
+    )
+    total = rows.sum(0)
+    program = data.draw(
+        st.lists(st.tuples(st.integers(0, size - 1), st.booleans()), max_size=40)
+    )
+    with running(gossips):
+        for number, (index, yields) in enumerate(program):
+            update = torch.full_like(total, 1 + number % 3)
+            step(vectors[index], gossips[index], update)
+            total = total + update
+            if yields:
+                time.sleep(0)
+    assert_same_sum(vectors, total)
+
+
+@pytest.mark.parametrize(("name", "size"), topologies_of(2, 3, 4, 5, 8))
+def test_concurrent_training_preserves_the_sum(name: str, size: int) -> None:
+    rows = random_rows(size)
+    vectors, gossips = engines(rows, name, chunk_elements=3)
+
+    def train(index: int) -> None:
+        for _ in range(30):
+            step(vectors[index], gossips[index], 1.0)
+
+    with running(gossips):
+        together([lambda i=i: train(i) for i in range(size)])
+    assert_same_sum(vectors, rows.sum(0) + 30 * size)
+    assert engine_threads() == []
+
+
+def test_four_local_steps_during_an_exchange_are_all_kept() -> None:
+    rows = torch.tensor([[1.0], [5.0]], dtype=torch.float64)
+    vectors = [row.clone() for row in rows]
+    held = [HeldTransport(t) for t in ThreadTransport.connect(2)]
+    gossips = make_engines(vectors, held, "ring")
+    with running(gossips):
+        step(vectors[0], gossips[0])
+        step(vectors[1], gossips[1])
+        for transport in held:
+            assert transport.arrived.wait(PATIENCE_S)
+        for _ in range(4):
+            step(vectors[0], gossips[0], 10.0)
+        assert vectors[0].item() == 1 + 4 * 10
+        for transport in held:
+            transport.gate.set()
+        until(lambda: gossips[0].statistics().exchanges >= 1, "the exchange")
+        until(lambda: gossips[1].statistics().exchanges >= 1, "the exchange")
+    # The exchange saw 1 and 5, so it moved 2 from one to the other; later ones, which
+    # see the four steps, keep the sum as well.
+    assert_same_sum(vectors, torch.tensor([46.0], dtype=torch.float64))
+
+
+def make_engines(
+    vectors: list[Tensor],
+    transports: Any,
+    topology: str,
+    gain: float = 1.0,
+    **options: Any,
+) -> list[Gossip]:
+    schedule = Schedule(find_topology(topology), len(vectors), gain)
+    dials = GossipOptions(**{"timeout": PATIENCE, **options})
+    return [
+        Gossip([vector], transport, Node(), schedule, dials)
+        for vector, transport in zip(vectors, transports, strict=True)
+    ]
+
+
+def test_one_exchange_takes_both_ends_to_their_mean() -> None:
+    rows = torch.tensor([[1.0], [5.0]], dtype=torch.float64)
+    vectors, gossips = engines(rows, "complete")
+    with running(gossips):
+        one_round(vectors, gossips, 0.0)
+        settle(gossips)
+        assert [v.item() for v in vectors] == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("gain", [1.0, 0.5])
+def test_the_gain_scales_an_exchange(gain: float) -> None:
+    rows = torch.tensor([[1.0], [5.0]], dtype=torch.float64)
+    vectors, gossips = engines(rows, "complete", gain=gain)
+    with running(gossips):
+        one_round(vectors, gossips, 0.0)
+        settle(gossips)
+        assert [v.item() for v in vectors] == [1 + 2 * gain, 5 - 2 * gain]
+
+
+def one_round(
+    vectors: list[Tensor], gossips: list[Gossip], update: Tensor | float
+) -> None:
+    """A step of two super-learners, and their exchange once both have merged.
+
+    The one whose turn it is to ask steps last, so that the exchange sees both.
+    """
+    rounds = gossips[0].statistics().exchanges + 1
+    first = 0 if rounds.bit_count() % 2 else 1
+    for index in (first, 1 - first):
+        step(vectors[index], gossips[index], update)
+    for gossip in gossips:
+        until(lambda g=gossip: g.statistics().exchanges == rounds, "the exchange")
+
+
+def disagreement_after(
+    order: Order, gain: float, lr: float, num_learners: int
+) -> float:
+    """Largest weight after 150 lockstep steps on w²/2 from ±1; the mean stays zero."""
+    rows = torch.tensor([[1.0] * 2, [-1.0] * 2], dtype=torch.float64)
+    across = [ThreadTransport.connect(2) for _ in range(num_learners)]
+    schedule = Schedule(find_topology("complete"), 2, gain)
+    dials = GossipOptions(order=order, timeout=PATIENCE)
+    vectors, gossips = [], []
+    for index in range(2):
+        nodes = [Node()] if num_learners == 1 else ThreadNode.connect(num_learners)
+        vectors.append([rows[index].clone() for _ in nodes])
+        gossips.append(
+            [
+                Gossip([vector], across[n][index], node, schedule, dials)
+                for n, (vector, node) in enumerate(
+                    zip(vectors[index], nodes, strict=True)
+                )
+            ]
+        )
+    everybody = [gossip for gossips_of in gossips for gossip in gossips_of]
+    with running(everybody):
+        for number in range(150):
+            lockstep_of_nodes(vectors, gossips, lr, number + 1)
+        return max(float(v.abs().max()) for both in vectors for v in both)
+
+
+def lockstep_of_nodes(
+    vectors: list[list[Tensor]], gossips: list[list[Gossip]], lr: float, round: int
+) -> None:
+    def train(vector: Tensor, gossip: Gossip) -> None:
+        step(vector, gossip, -lr * vector)
+
+    first = 0 if round.bit_count() % 2 else 1
+    for index in (first, 1 - first):
+        pairs = zip(vectors[index], gossips[index], strict=True)
+        together([lambda v=v, g=g: train(v, g) for v, g in pairs])
+    for gossip in (g for of_node in gossips for g in of_node):
+        until(lambda g=gossip: g.statistics().exchanges == round, "the exchange")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("gain", "bound"), [(1.0, 1.0), (0.5, 1.5)])
+def test_an_exchange_behind_one_gradient_bounds_the_learning_rate(
+    order: Order, gain: float, bound: float
+) -> None:
+    """The mode's factor is lambda_gamma - lr h: lr h < 2 - gamma (1 - lambda)."""
+    assert disagreement_after(order, gain, bound - 0.1, 1) < 0.1
+    assert disagreement_after(order, gain, bound + 0.1, 1) > 10
+
+
+@pytest.mark.parametrize(("gain", "bound"), [(1.0, 1.0), (0.5, 2.0)])
+def test_a_gather_in_the_node_merges_one_step_later(gain: float, bound: float) -> None:
+    """What is read has what is still gathered, and the gradient does not.
+
+    With g = gamma (1 - lambda) this is z² - (1 - lr h - g) z + lr h g = 0: stable for
+    lr h < 1 / g where that is below (2 - g) / (1 - g).
+    """
+    assert disagreement_after("step_then_average", gain, bound - 0.1, 2) < 0.1
+    assert disagreement_after("step_then_average", gain, bound + 0.1, 2) > 10
+
+
+def test_the_learners_of_a_node_stay_equal_and_keep_the_sum() -> None:
+    rows = random_rows(3, length=8)
+    across = [ThreadTransport.connect(3) for _ in range(2)]
+    schedule = Schedule(find_topology("ring"), 3)
+    vectors = [[row.clone(), row.clone()] for row in rows]
+    gossips = [
+        [
+            Gossip([vectors[s][n]], across[n][s], node, schedule, GossipOptions())
+            for n, node in enumerate(ThreadNode.connect(2))
+        ]
+        for s in range(3)
+    ]
+
+    def train(vector: Tensor, gossip: Gossip) -> None:
+        for _ in range(20):
+            step(vector, gossip, 1.0)
+
+    with running([gossip for of_node in gossips for gossip in of_node]):
+        together(
+            [
+                lambda v=vectors[s][n], g=gossips[s][n]: train(v, g)
+                for s in range(3)
+                for n in range(2)
+            ]
+        )
+    for first, second in vectors:
+        assert torch.equal(first, second)
+    assert_same_sum([first for first, _ in vectors], rows.sum(0) + 20 * 3)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_settled_engines_give_the_exact_mean_and_go_on(order: Order) -> None:
+    rows = random_rows(4)
+    vectors, gossips = engines(rows, "ring", order=order)
+    total = rows.sum(0)
+    with running(gossips):
+        for _ in range(3):
+            for vector, gossip in zip(vectors, gossips, strict=True):
+                step(vector, gossip, 1.0)
+            settle(gossips)
+            total = total + 4
+            assert_same_sum(vectors, total)
+            together([gossip.resume for gossip in gossips])
+
+
+def test_weights_put_in_place_while_paused_are_what_gossip_goes_on_from() -> None:
+    rows = random_rows(2)
+    vectors, gossips = engines(rows, "complete")
+    with running(gossips):
+        settle(gossips)
+        for vector in vectors:
+            vector.fill_(4.0)
+        together([gossip.resume for gossip in gossips])
+        one_round(vectors, gossips, 0.0)
+    assert torch.equal(torch.stack(vectors), torch.full((2, 7), 4.0).double())
+
+
+def test_peers_see_the_local_weights_while_others_stand_in_their_place() -> None:
+    """One learner still evaluates the mean when another has gone on."""
+    rows = torch.tensor([[1.0], [5.0]], dtype=torch.float64)
+    vectors, gossips = engines(rows, "complete", max_staleness=1)
+    with running(gossips):
+        settle(gossips)
+        local = vectors[0].clone()
+        gossips[0].set_aside([local])
+        vectors[0].fill_(1000.0)
+        gossips[1].resume()
+        step(vectors[1], gossips[1])
+        step(vectors[1], gossips[1])  # waits for an exchange
+        step(vectors[1], gossips[1])
+        vectors[0].copy_(local)
+        gossips[0].resume()
+    assert_same_sum(vectors, torch.tensor([6.0], dtype=torch.float64))
+    torch.testing.assert_close(vectors[1], torch.tensor([3.0]).double())
+
+
+def test_a_learner_that_never_merges_slows_no_exchange_of_the_others() -> None:
+    vectors, gossips = engines(random_rows(4), "ring")
+
+    def train_and_look(index: int, seen: int) -> bool:
+        # A round asks nobody who is at the end of an exchange: it takes another step.
+        for each in (1, 2, 3):
+            step(vectors[each], gossips[each], 1.0)
+        return gossips[index].statistics().exchanges > seen
+
+    with running(gossips):
+        for _ in range(20):
+            # 0 and 2 are neighbours of 1 and 3; 0 takes no step at all.
+            for index in (1, 3):
+                seen = gossips[index].statistics().exchanges
+                until(lambda i=index, n=seen: train_and_look(i, n), "an exchange")
+        assert gossips[0].statistics().exchanges > 0
+        assert gossips[0].statistics().merges == 0
+
+
+def test_the_training_thread_goes_on_while_all_its_exchanges_hang() -> None:
+    vectors = list(random_rows(2))
+    held = [HeldTransport(t) for t in ThreadTransport.connect(2)]
+    gossips = make_engines(vectors, held, "ring")
+    with running(gossips):
+        for _ in range(100):
+            step(vectors[0], gossips[0])
+        assert gossips[0].statistics().exchanges == 0
+        for transport in held:
+            transport.gate.set()
+
+
+def test_one_learner_alone_in_the_world_is_idle() -> None:
+    vectors, gossips = engines(random_rows(1), "ring")
+    with running(gossips):
+        assert engine_threads() == []
+        step(vectors[0], gossips[0], 1.0)
+        assert gossips[0].statistics().exchanges == 0
+
+
+def test_a_diverged_learner_is_refused_counted_and_not_spread() -> None:
+    rows = random_rows(3)
+    rows[0, 3] = float("inf")
+    vectors, gossips = engines(rows, "ring", max_reloads=None)
+    with running(gossips):
+        for _ in range(4):
+            for vector, gossip in zip(vectors, gossips, strict=True):
+                step(vector, gossip)
+        until(lambda: gossips[0].statistics().refused > 0, "a refusal")
+    assert torch.stack(vectors[1:]).isfinite().all()
+    assert_same_sum(vectors[1:], rows[1:].sum(0))
+    assert sum(gossip.statistics().refused for gossip in gossips) >= 2
+    assert gossips[0].statistics().exchanges == 0
+
+
+def test_a_wire_in_half_precision_halves_the_bytes() -> None:
+    sent = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        vectors = list(random_rows(2, length=10).float())
+        gossips = make_engines(
+            vectors, ThreadTransport.connect(2), "complete", wire_dtype=dtype
+        )
+        with running(gossips):
+            one_round(vectors, gossips, 0.0)
+        sent[dtype] = gossips[0].statistics().bytes_sent
+    assert sent == {torch.float32: 40, torch.bfloat16: 20}
+
+
+def test_staleness_is_the_number_of_steps_between_snapshot_and_merge() -> None:
+    vectors = list(random_rows(2))
+    held = [HeldTransport(t) for t in ThreadTransport.connect(2)]
+    gossips = make_engines(vectors, held, "ring")
+    with running(gossips):
+        step(vectors[0], gossips[0])
+        step(vectors[1], gossips[1])  # round 1 is learner 1's to ask
+        for transport in held:
+            assert transport.arrived.wait(PATIENCE_S)
+        for _ in range(3):
+            step(vectors[0], gossips[0])
+        for transport in held:
+            transport.gate.set()
+        until(lambda: gossips[0].statistics().exchanges >= 1, "the exchange")
+        step(vectors[0], gossips[0])
+    # The snapshot is that of learner 0's first step, the merge its fifth.
+    assert 4 in gossips[0].statistics().staleness
+
+
+def test_the_age_of_a_peer_is_the_steps_since_an_exchange_with_it() -> None:
+    vectors, gossips = engines(torch.ones(3, 1), "ring", every=4)
+    with running(gossips):
+        for _ in range(3):
+            step(vectors[0], gossips[0])
+        assert gossips[0].statistics().peer_ages == {1: 3, 2: 3}
+        # In round 1 whoever has the higher index asks: here learner 1 asks learner 0.
+        for _ in range(4):
+            step(vectors[1], gossips[1])
+        until(lambda: gossips[0].statistics().peer_ages[1] == 0, "the exchange")
+        for _ in range(2):
+            step(vectors[0], gossips[0])
+        assert gossips[0].statistics().peer_ages == {1: 2, 2: 5}
+
+
+def test_a_learner_that_is_too_stale_rests_for_nobodys_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CoreShare, "pause_s", lambda self: 1000.0)
+    vectors, gossips = engines(random_rows(2), "complete", max_staleness=1)
+
+    def train(index: int) -> None:
+        for _ in range(5):
+            step(vectors[index], gossips[index], 1.0)
+
+    with running(gossips):
+        together([lambda i=i: train(i) for i in range(2)])
+        assert all(gossip.statistics().exchanges >= 2 for gossip in gossips)
+
+
+@pytest.mark.parametrize(("name", "size"), [*topologies_of(3), ("hypercube", 4)])
+def test_a_too_stale_learner_asks_peers_that_do_not_train(name: str, size: int) -> None:
+    """And does not wait for the other end's turn."""
+    for index in range(size):
+        rows = random_rows(size)
+        vectors, gossips = engines(rows, name, max_staleness=1, every=1000)
+        with running(gossips):
+            for _ in range(6):
+                step(vectors[index], gossips[index], 1.0)
+            assert gossips[index].statistics().exchanges >= 3
+
+
+def test_a_too_stale_learner_waits_until_an_exchange_is_done() -> None:
+    vectors = list(random_rows(2))
+    held = [HeldTransport(t) for t in ThreadTransport.connect(2)]
+    gossips = make_engines(vectors, held, "complete", max_staleness=2)
+    reached = [threading.Event() for _ in range(4)]
+
+    def train() -> None:
+        for event in reached:
+            step(vectors[0], gossips[0])
+            event.set()
+
+    thread = threading.Thread(target=train)
+    with running(gossips):
+        thread.start()
+        assert reached[1].wait(PATIENCE_S)
+        assert not reached[2].wait(0.2)
+        for transport in held:
+            transport.gate.set()
+        assert reached[3].wait(PATIENCE_S)
+        thread.join(PATIENCE_S)
+
+
+def test_a_silent_peer_is_lost_by_name_after_the_timeout() -> None:
+    errors: list[str] = []
+    schedule = Schedule(find_topology("complete"), 2)
+    options = GossipOptions(timeout=timedelta(seconds=0.3))
+    vector = torch.zeros(3)
+    gossip = Gossip(
+        [vector],
+        ThreadTransport.connect(2)[0],
+        Node(),
+        schedule,
+        options,
+        errors.append,
+    )
+    gossip.start()
+    until(lambda: bool(errors), "the loss of the peer")
+    with pytest.raises(PeerLost, match="super-learner 1") as caught:
+        step(vector, gossip)
+    assert caught.value.peer == 1
+    gossip.abort()
+    assert len(errors) == 1
+    assert engine_threads() == []
+
+
+def test_an_abort_needs_no_peer_and_ends_within_seconds() -> None:
+    vectors, gossips = engines(random_rows(2), "complete")
+    gossips[0].start()
+    for _ in range(3):
+        step(vectors[0], gossips[0])  # asks a peer that does not answer
+    begin = time.perf_counter()
+    gossips[0].abort()
+    assert time.perf_counter() - begin < PATIENCE.total_seconds() / 2
+    gossips[1].start()
+    gossips[1].abort()
+    until(lambda: engine_threads() == [], "the end of the threads")
+
+
+def test_engines_that_abort_together_end_at_once_and_report_no_loss() -> None:
+    errors: list[str] = []
+    schedule = Schedule(find_topology("ring"), 3)
+    gossips = [
+        Gossip([row], transport, Node(), schedule, GossipOptions(), errors.append)
+        for row, transport in zip(
+            random_rows(3), ThreadTransport.connect(3), strict=True
+        )
+    ]
+    for gossip in gossips:
+        gossip.start()
+    together([gossip.abort for gossip in gossips])
+    assert errors == []
+    assert engine_threads() == []
+
+
+def test_threads_come_with_start_and_go_with_stop() -> None:
+    _, gossips = engines(random_rows(4), "ring")
+    assert engine_threads() == []
+    with running(gossips):
+        # An asking and an answering thread for each of two neighbours.
+        assert len(engine_threads()) == 4 * 4
+    assert engine_threads() == []

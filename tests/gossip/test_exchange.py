@@ -1,0 +1,305 @@
+"""One lane, both ends in threads: what an exchange does to two replicas."""
+
+import math
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_adpsgd.gossip.exchange import (
+    ALIVE,
+    ASK,
+    Buffers,
+    Lane,
+    Outcome,
+)
+from lightning_adpsgd.gossip.pacing import Pacer
+from lightning_adpsgd.replica import PART_ELEMENTS, Replica
+from lightning_adpsgd.transport import (
+    PeerLost,
+    Pending,
+    ThreadTransport,
+    Transport,
+    lane_of,
+)
+from tests.helpers import PATIENCE, together
+
+pytestmark = pytest.mark.usefixtures("engine_device")
+
+
+class End(NamedTuple):
+    """One end of a lane and the weights behind it."""
+
+    weights: Tensor
+    replica: Replica
+    lane: Lane
+
+
+def two_ends(
+    first: Tensor,
+    second: Tensor,
+    chunk_elements: int = 3,
+    wire_dtype: torch.dtype | None = None,
+    gain: float = 1.0,
+    transports: Sequence[Transport] | None = None,
+    timeout: timedelta = PATIENCE,
+) -> list[End]:
+    """Learner 0 asks learner 1."""
+    ends = []
+    for transport, weights in zip(
+        transports or ThreadTransport.connect(2), (first, second), strict=True
+    ):
+        state = threading.Condition()
+        replica = Replica([weights], chunk_elements, state)
+        buffers = Buffers(replica, wire_dtype)
+        lane = Lane(
+            transport,
+            1 - transport.index,
+            lane_of(0, 1),
+            replica,
+            buffers,
+            wire_dtype,
+            gain,
+            timeout,
+        )
+        ends.append(End(weights, replica, lane))
+    return ends
+
+
+def exchange(ends: list[End], under_way: tuple[int, int] = (1, 1)) -> list[Outcome]:
+    """One exchange, and its merge at both ends."""
+    pacer = Pacer(None)
+
+    def answer() -> Outcome:
+        assert ends[1].lane.hear() == ASK
+        return ends[1].lane.answer(under_way[1], pacer)
+
+    outcomes = together(
+        [lambda: ends[0].lane.ask(under_way[0], pacer, threading.Event()), answer]
+    )
+    for end in ends:
+        end.replica.merge_all()
+    return outcomes
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 9])
+def test_two_that_meet_alone_take_their_mean_however_many_chunks(length: int) -> None:
+    first, second = torch.randn(2, length, dtype=torch.float64)
+    mean = (first + second) / 2
+    ends = two_ends(first, second)
+    for outcome in exchange(ends):
+        assert outcome == Outcome(finite=True, bytes_sent=8 * length, first_step=0)
+    for end in ends:
+        torch.testing.assert_close(end.weights, mean, atol=1e-15, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("under_way", "share"), [((1, 1), 1 / 2), ((2, 1), 1 / 3), ((1, 3), 1 / 4)]
+)
+@pytest.mark.parametrize("gain", [1.0, 0.5])
+def test_overlapping_exchanges_weigh_less_at_both_ends(
+    under_way: tuple[int, int], share: float, gain: float
+) -> None:
+    ends = two_ends(torch.zeros(4), torch.ones(4), gain=gain)
+    exchange(ends, under_way)
+    moved = gain * share
+    torch.testing.assert_close(ends[0].weights, torch.full((4,), moved))
+    torch.testing.assert_close(ends[1].weights, torch.full((4,), 1 - moved))
+
+
+@pytest.mark.parametrize(
+    ("wire_dtype", "dtype", "num_rounds"),
+    [
+        (torch.bfloat16, torch.float32, 10_000),
+        (torch.float16, torch.float32, 10_000),
+        (torch.int8, torch.float32, 1000),
+        (None, torch.bfloat16, 500),
+        (torch.int8, torch.bfloat16, 500),
+        (torch.bfloat16, torch.float64, 500),
+    ],
+)
+def test_thousands_of_rounds_on_any_wire_do_not_move_the_mean(
+    wire_dtype: torch.dtype | None, dtype: torch.dtype, num_rounds: int
+) -> None:
+    """The two are pushed apart again in every round, by what sums to zero."""
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(5, generator=generator).to(dtype)
+    second = first.clone()
+    total = (first + second).double()
+    ends = two_ends(first, second, chunk_elements=5, wire_dtype=wire_dtype)
+    push = torch.full((5,), 2.0**-5)
+    for number in range(num_rounds):
+        sign = 1 if number % 2 else -1
+        ends[0].replica.chunks[0].parts[0].add(push, float(sign))
+        ends[1].replica.chunks[0].parts[0].add(push, float(-sign))
+        exchange_in_one_thread(ends)
+    drift = (ends[0].weights.double() + ends[1].weights.double() - total).abs().max()
+    assert drift < 4 * torch.finfo(dtype).eps * total.abs().max()
+
+
+def exchange_in_one_thread(ends: list[End]) -> None:
+    """What `exchange` does, without the threads, which would take most of the time."""
+    part, other = (end.replica.chunks[0].parts[0] for end in ends)
+    messages = []
+    for end in ends:
+        (codec,) = end.lane._codecs.values()
+        weights = torch.empty(5, dtype=end.replica.chunks[0].dtype)
+        end.replica.chunks[0].parts[0].read(weights)
+        message = torch.empty(codec.length(5), dtype=codec.dtype)
+        codec.encode(weights, message, 0)
+        messages.append(message)
+    for end, each, mine, theirs in zip(
+        ends, (part, other), messages, messages[::-1], strict=True
+    ):
+        (codec,) = end.lane._codecs.values()
+        change = torch.empty(5, dtype=each.dtype)
+        assert math.isfinite(codec.change(mine.clone(), theirs.clone(), change, 0))
+        each.add(change, 0.5)
+        end.replica.merge_all()
+
+
+def test_a_part_that_is_not_finite_is_left_out_and_the_rest_is_averaged(
+    engine_device: torch.device,
+) -> None:
+    first, second = torch.zeros(PART_ELEMENTS + 1), torch.ones(PART_ELEMENTS + 1)
+    second[0] = float("nan")
+    # On an accelerator a chunk is one part.
+    parts_of_a_chunk = 2 if engine_device.type == "cpu" else 1
+    ends = two_ends(first, second, chunk_elements=parts_of_a_chunk * PART_ELEMENTS)
+    assert [outcome.finite for outcome in exchange(ends)] == [False, False]
+    assert not first[:PART_ELEMENTS].any()
+    assert first[-1].item() == second[-1].item() == 0.5
+
+
+class Flipping(Transport):
+    """Flips one bit of one of the messages that are sent."""
+
+    def __init__(self, inner: Transport, number: int, place: float, bit: int) -> None:
+        self.index, self.size = inner.index, inner.size
+        self._inner, self._number = inner, number
+        self._place, self._bit = place, bit
+
+    @override
+    def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
+        return self._inner.post_receive(peer, lane, into)
+
+    @override
+    def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
+        sent = tensor.clone()
+        if self._number == 0:
+            sent.view(torch.uint8)[int(self._place * sent.nbytes)] ^= 1 << self._bit
+        self._number -= 1
+        return self._inner.post_send(peer, lane, sent)
+
+    @override
+    def post_mean(self, vector: Tensor) -> Pending:
+        return self._inner.post_mean(vector)
+
+
+SHORT_PART = 1024
+
+
+def part_length(end: End) -> int:
+    """On an accelerator a chunk is one part."""
+    return len(end.replica.chunks[0].parts[0])
+
+
+LONG = 5 * SHORT_PART + 512  # three chunks of two parts each, the last one shorter
+
+
+def flipped_ends(
+    number: int,
+    place: float,
+    bit: int,
+    wire_dtype: torch.dtype | None = None,
+    timeout: timedelta = PATIENCE,
+) -> list[End]:
+    """Message 0 of an end is a word; 1, 2, 3 are chunks and 4 the last verdicts."""
+    first, second = torch.ones(LONG), torch.full((LONG,), 1.0625)
+    plain, other = ThreadTransport.connect(2)
+    transports = [plain, Flipping(other, number, place, bit)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning_adpsgd.replica.PART_ELEMENTS", SHORT_PART)
+        return two_ends(
+            first, second, 2 * SHORT_PART, wire_dtype, 1.0, transports, timeout
+        )
+
+
+@pytest.mark.parametrize("wire_dtype", [None, torch.bfloat16, torch.int8])
+@settings(max_examples=30, deadline=None)
+@given(
+    number=st.integers(1, 3),
+    place=st.floats(0, 0.97, exclude_max=True),
+    bit=st.integers(0, 7),
+)
+def test_a_part_that_arrives_damaged_is_left_out_at_both_ends(
+    wire_dtype: torch.dtype | None, number: int, place: float, bit: int
+) -> None:
+    """Wherever it is hit, and though the other end had received its own well."""
+    ends = flipped_ends(number, place, bit, wire_dtype)
+    before = [end.weights.clone() for end in ends]
+    outcomes = exchange(ends)
+    assert [(o.damaged, o.finite) for o in outcomes] == [(1, True)] * 2
+    total = ends[0].weights.double() + ends[1].weights.double()
+    assert torch.equal(total, before[0].double() + before[1].double())
+    for end, old in zip(ends, before, strict=True):
+        moved = (end.weights != old).split(2 * SHORT_PART)
+        parts = [part for chunk in moved for part in chunk.split(part_length(end))]
+        assert sorted({bool(p.all()) for p in parts}) == [False, True]
+        assert [p.any().item() for p in parts].count(False) == 1
+
+
+@pytest.mark.parametrize("number", [0, 1, 4])
+def test_a_word_or_a_seal_that_arrives_damaged_is_a_loss(number: int) -> None:
+    """It cannot be said what it was about."""
+    # The other end waits in vain.
+    ends = flipped_ends(number, 0.9999999, 3, timeout=timedelta(seconds=0.2))
+    with pytest.raises(PeerLost, match=r"while exchanging: a message arrived damaged"):
+        exchange(ends)
+
+
+def test_what_one_end_alone_finds_not_finite_is_left_out_at_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sums that overflow in the order of one machine need not in that of another."""
+    ends = two_ends(torch.zeros(4), torch.ones(4), chunk_elements=2)
+    (codec,) = ends[1].lane._codecs.values()
+    plain = codec.change
+    monkeypatch.setattr(
+        codec, "change", lambda *args: plain(*args) if args[-1] != 1 else math.nan
+    )
+    outcomes = exchange(ends)
+    assert [outcome.finite for outcome in outcomes] == [False, False]
+    assert ends[0].weights.tolist() == [0.5, 0.5, 0.0, 0.0]
+    assert ends[1].weights.tolist() == [0.5, 0.5, 1.0, 1.0]
+
+
+def test_words_carry_no_exchange() -> None:
+    ends = two_ends(torch.zeros(2), torch.ones(2))
+    _, word = together([lambda: ends[0].lane.say(ALIVE), lambda: ends[1].lane.hear()])
+    assert word == ALIVE
+    exchange(ends)
+    assert ends[0].weights.tolist() == [0.5, 0.5]
+
+
+def test_without_weights_an_exchange_is_a_greeting() -> None:
+    ends = two_ends(torch.zeros(0), torch.zeros(0))
+    for _ in range(2):
+        assert [o.bytes_sent for o in exchange(ends)] == [0, 0]
+
+
+def test_buffers_are_lent_again_and_only_as_many_as_are_in_use() -> None:
+    replica = Replica([torch.zeros(8)], 8, threading.Condition())
+    buffers = Buffers(replica, wire_dtype=None)
+    with buffers.lent() as first:
+        with buffers.lent() as second:
+            assert first.room.data_ptr() != second.room.data_ptr()
+        with buffers.lent() as third:
+            assert third.room.data_ptr() == second.room.data_ptr()

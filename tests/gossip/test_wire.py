@@ -1,0 +1,172 @@
+"""What travels, and that both ends make the same of it."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lightning_adpsgd.gossip.wire import BLOCK, Cast, Codec, Lattice, make_codec
+
+WIRES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+
+
+class Pair:
+    """The two ends of a lane, which average two vectors."""
+
+    def __init__(self, make: Callable[[], Codec]) -> None:
+        self.codecs = (make(), make())
+
+    def exchange(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, bool]:
+        """The changes at both ends and whether both were accepted."""
+        messages = []
+        for codec, weights in zip(self.codecs, (first, second), strict=True):
+            message = torch.empty(codec.length(len(weights)), dtype=codec.dtype)
+            codec.encode(weights.clone(), message, place=0)
+            messages.append(message)
+        changes = [torch.empty_like(first) for _ in range(2)]
+        accepted = [
+            math.isfinite(
+                codec.change(messages[end].clone(), messages[1 - end].clone(), into, 0)
+            )
+            for end, (codec, into) in enumerate(zip(self.codecs, changes, strict=True))
+        ]
+        assert accepted[0] == accepted[1]
+        return changes[0], changes[1], accepted[0]
+
+    def exchange_often(self, first: Tensor, second: Tensor) -> Tensor:
+        """The last change of twelve: by then the spans of a lattice fit."""
+        for _ in range(11):
+            assert self.exchange(first, second)[2]
+        return self.exchange(first, second)[0]
+
+    @property
+    def missed(self) -> int:
+        """Blocks that a lattice left as they were."""
+        codec = self.codecs[0]
+        assert isinstance(codec, Lattice)
+        return codec.missed
+
+
+def vectors(length: int, distance: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randn(length, generator=generator)
+    return first, first + distance * torch.randn(length, generator=generator)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    wire=st.sampled_from(WIRES),
+    length=st.sampled_from([1, 7, BLOCK, BLOCK + 1, 3 * BLOCK - 5]),
+    distance=st.sampled_from([0.0, 1e-6, 1e-2, 1.0, 1e4]),
+    seed=st.integers(0, 100),
+)
+def test_the_changes_of_both_ends_are_opposite_to_the_last_bit(
+    wire: torch.dtype, length: int, distance: float, seed: int
+) -> None:
+    first, second = vectors(length, distance, seed)
+    pair = Pair(lambda: make_codec(wire, torch.float32))
+    for _ in range(4):
+        change, opposite, accepted = pair.exchange(first, second)
+        if accepted:
+            assert torch.equal(change, -opposite)
+            first, second = first + change / 2, second + opposite / 2
+
+
+@pytest.mark.parametrize("wire", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_cast_changes_by_the_difference_of_what_travelled(wire: torch.dtype) -> None:
+    first, second = vectors(100, 0.1)
+    change, _, _ = Pair(lambda: Cast(wire)).exchange(first, second)
+    expected = second.to(wire).float() - first.to(wire).float()
+    assert torch.equal(change, expected)
+
+
+def test_a_byte_resolves_the_disagreement_and_not_the_weight() -> None:
+    """The error is below 4 % of the largest disagreement, weights 1000 times larger."""
+    first, second = vectors(4 * BLOCK, 1e-3)
+    pair = Pair(Lattice)
+    change = pair.exchange_often(first, second)
+    error = (change - (second - first)).abs().max()
+    assert error < 0.04 * (second - first).abs().max()
+
+
+def test_two_vectors_agree_as_far_as_their_own_precision_goes() -> None:
+    first, second = vectors(4 * BLOCK, 0.1)
+    pair = Pair(Lattice)
+    for _ in range(40):
+        change, opposite, _ = pair.exchange(first, second)
+        first, second = first + change / 2, second + opposite / 2
+    assert (first - second).abs().max() < 2**-20 * first.abs().max()
+
+
+def test_a_span_too_narrow_leaves_a_block_as_it_is_and_widens() -> None:
+    first, second = vectors(BLOCK, 1e-4)
+    pair = Pair(Lattice)
+    pair.exchange_often(first, second)
+    far, missed = first + 10.0, pair.missed
+    changes = []
+    while not changes or not changes[-1].any():
+        change, opposite, accepted = pair.exchange(first, far)
+        assert accepted
+        assert torch.equal(change, -opposite)
+        changes.append(change)
+        assert len(changes) < 12
+    assert pair.missed - missed == len(changes) - 1 > 0
+    torch.testing.assert_close(changes[-1], far - first, atol=0.3, rtol=0)
+
+
+def test_one_far_weight_costs_its_own_block_alone() -> None:
+    first, second = vectors(2 * BLOCK, 1e-4)
+    pair = Pair(Lattice)
+    pair.exchange_often(first, second)
+    second[3] += 100.0
+    change, _, _ = pair.exchange(first, second)
+    assert not change[:BLOCK].any()
+    torch.testing.assert_close(
+        change[BLOCK:], (second - first)[BLOCK:], atol=1e-5, rtol=0
+    )
+
+
+def test_ends_that_remember_different_spans_find_a_common_one() -> None:
+    first, second = vectors(BLOCK, 1e-4)
+    pair, other = Pair(Lattice), Pair(Lattice)
+    pair.exchange_often(first, second)
+    pair.codecs = (pair.codecs[0], other.codecs[1])
+    assert not pair.exchange(first, second)[0].any()
+    change = pair.exchange_often(first, second)
+    torch.testing.assert_close(change, second - first, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_refused_by_both_ends(
+    wire: torch.dtype, value: float
+) -> None:
+    first, second = vectors(2 * BLOCK, 0.1)
+    pair = Pair(lambda: make_codec(wire, torch.float32))
+    assert pair.exchange(first, second)[2]
+    broken = second.clone()
+    broken[5] = value
+    assert not pair.exchange(first, broken)[2]
+    # And the lane goes on once it is finite again.
+    change = pair.exchange_often(first, second)
+    torch.testing.assert_close(change, second - first, atol=0.02, rtol=0)
+
+
+def test_a_byte_a_number_and_eight_a_block() -> None:
+    assert Lattice().length(10 * BLOCK) == 10 * BLOCK + 10 * 8
+    assert Cast(torch.bfloat16).length(10) == 10
+
+
+def test_biases_that_begin_at_zero_are_averaged_within_a_few_exchanges() -> None:
+    first, second = torch.zeros(BLOCK), torch.zeros(BLOCK)
+    pair = Pair(Lattice)
+    pair.exchange(first, second)
+    first, second = first + 0.01, second - 0.01
+    for _ in range(20):
+        change, opposite, _ = pair.exchange(first, second)
+        first, second = first + change / 2, second + opposite / 2
+    assert (first - second).abs().max() < 1e-5
