@@ -100,6 +100,11 @@ class Hosts:
             _shape(namespace, "eth0", rate)
             _shape(self._switch, f"port{host}", rate)
 
+    def plug(self, host: int, plugged: bool) -> None:
+        """Puts the cable of a host into the switch, or pulls it out."""
+        state = "up" if plugged else "down"
+        _ip("-n", self._switch, "link", "set", f"port{host}", state)
+
     def enter(self, host: int) -> None:
         """Moves the calling process (its only thread) to the network of a host."""
         with (_NAMESPACES / self._namespaces[host]).open() as namespace:

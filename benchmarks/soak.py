@@ -66,9 +66,9 @@ class _Module(kills.Module):
         self._diary.write(entry)
 
 
-def live(life: Mortal) -> None:
+def live(life: Mortal, rendezvous: str = kills.HERE) -> None:
     """One life of an island that keeps a diary."""
-    kills.train_island(_Module(life))
+    kills.train_island(_Module(life), rendezvous)
 
 
 # --- what it did to them

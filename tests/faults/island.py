@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from lightning_adpsgd import HADPSGDStrategy, islands
+from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd.islands import island as islands
 from lightning_adpsgd.islands.edges import Edges
 from lightning_adpsgd.islands.membership import Pace
 from tests.helpers import PATIENCE_S

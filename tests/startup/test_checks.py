@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
-from lightning_adpsgd import HADPSGDStrategy, interfaces, introductions
+from lightning_adpsgd import HADPSGDStrategy, interfaces
 from lightning_adpsgd.interfaces import Interface, NoSuchInterface, gloo_addresses
 from lightning_adpsgd.parameters import FlatParameters, first_difference
+from lightning_adpsgd.startup import introductions
 from lightning_adpsgd.startup.checks import (
     Seats,
     check_same_layout,
