@@ -16,10 +16,10 @@ import torch
 
 from benchmarks.results import Report, Row
 from benchmarks.timing import Spread, print_row, spread
-from lightning_adpsgd.asr import fmllr
-from lightning_adpsgd.asr.gmm import GaussianMixtures
-from lightning_adpsgd.asr.ivectors import IVectorExtractor
-from lightning_adpsgd.asr.ubm import occupancy
+from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
+from lightning_adpsgd.asr.speakers import fmllr
+from lightning_adpsgd.asr.speakers.ivectors import IVectorExtractor
+from lightning_adpsgd.asr.speakers.ubm import occupancy
 
 DIMS, IVECTOR, PERIOD = 40, 100, 10
 FRAMES = 6_000  # a minute of one conversation side

@@ -29,9 +29,9 @@ from torch.utils.data import DataLoader
 
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row, spread
-from lightning_adpsgd.asr.data import Chunk, SpeechData
-from lightning_adpsgd.asr.features import CONTEXT
-from lightning_adpsgd.asr.store import FrameWriter
+from lightning_adpsgd.asr.frames.data import Chunk, SpeechData
+from lightning_adpsgd.asr.frames.store import FrameWriter
+from lightning_adpsgd.asr.sound.features import CONTEXT
 
 MILLION = 1_000_000
 MELS, CHUNK, BATCH, UTTERANCE = 40, 21, 256, 311

@@ -21,15 +21,15 @@ import numpy as np
 
 from benchmarks.results import Report, Row
 from benchmarks.timing import Spread, print_row
-from lightning_adpsgd.asr.arcs import arcs_of
-from lightning_adpsgd.asr.contexts import ContextStatistics, context_statistics
-from lightning_adpsgd.asr.front_end import FrontEnd
-from lightning_adpsgd.asr.gmm import Statistics
-from lightning_adpsgd.asr.graphs import decoding_graph
-from lightning_adpsgd.asr.growing import TreeOptions, grow
-from lightning_adpsgd.asr.lexicon import Lexicon
-from lightning_adpsgd.asr.states import Topology
-from lightning_adpsgd.asr.tree import DecisionTree
+from lightning_adpsgd.asr.frames.front_end import FrontEnd
+from lightning_adpsgd.asr.hmm.contexts import ContextStatistics, context_statistics
+from lightning_adpsgd.asr.hmm.gmm import Statistics
+from lightning_adpsgd.asr.hmm.growing import TreeOptions, grow
+from lightning_adpsgd.asr.hmm.states import Topology
+from lightning_adpsgd.asr.hmm.tree import DecisionTree
+from lightning_adpsgd.asr.language.lexicon import Lexicon
+from lightning_adpsgd.asr.search.arcs import arcs_of
+from lightning_adpsgd.asr.search.graphs import decoding_graph
 
 SILENCES = 4
 DIMENSION = 39

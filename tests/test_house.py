@@ -174,6 +174,74 @@ WITHIN = {
 BESIDE = ("registration", "__init__")
 # And within packages of the speech tower.
 WITHIN_ASR = {
+    "corpora": (
+        "acronyms",
+        "corpus",
+        "discs",
+        "turns",
+        "fisher",
+        "hub5",
+        "librispeech",
+        "transcripts",
+        "callhome",
+        "sources",
+        "__init__",
+    ),
+    "sound": (
+        "segments",
+        "sphere",
+        "channels",
+        "features",
+        "audio",
+        "noise",
+        "__init__",
+    ),
+    "language": (
+        "arpa",
+        "dictionary_repairs",
+        "lexicon",
+        "ngram",
+        "pruning",
+        "__init__",
+    ),
+    "frames": (
+        "cepstra",
+        "lda",
+        "mllt",
+        "front_end",
+        "shards",
+        "readahead",
+        "store",
+        "augmentation",
+        "streams",
+        "data",
+        "__init__",
+    ),
+    "hmm": (
+        "gmm",
+        "tree",
+        "clustering",
+        "states",
+        "contexts",
+        "growing",
+        "__init__",
+    ),
+    "search": (
+        "arcs",
+        "nbest",
+        "graphs",
+        "alignment",
+        "decoding",
+        "rescoring",
+        "__init__",
+    ),
+    "speakers": (
+        "fmllr",
+        "ubm",
+        "ivectors",
+        "adaptation",
+        "__init__",
+    ),
     "scoring": (
         "errors",
         "glm",
@@ -202,7 +270,7 @@ WITHIN_ASR = {
     ),
 }
 # A module of the first kinds imports none of the later ones.
-ASR_TOWER = ("scoring", "decoding", "data", "model")
+ASR_TOWER = ("scoring", "frames", "search", "model")
 SPEECH_LIBRARIES = {
     "espeakng_loader",
     "kaldi_decoder",
@@ -309,7 +377,7 @@ def test_the_engine_knows_nothing_of_lightning() -> None:
         assert "lightning" not in roots, path
 
 
-def test_scoring_and_decoding_know_no_model_and_data_no_decoder() -> None:
+def test_scoring_and_search_know_no_model_and_frames_no_search() -> None:
     for place, module in enumerate(ASR_TOWER):
         for path in files_of(f"asr/{module}"):
             above = set(ASR_TOWER[place + 1 :])

@@ -28,8 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     """0 when every file was transcribed; 1, with a message for each that was not."""
     options = parser().parse_args(arguments)
     # Here, so that the help needs no torch.
-    from lightning_adpsgd.asr.audio import AudioError
     from lightning_adpsgd.asr.recogniser import Recogniser, RecogniserError
+    from lightning_adpsgd.asr.sound.audio import AudioError
 
     try:
         recogniser = Recogniser(options.model)

@@ -19,15 +19,19 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
-from lightning_adpsgd.asr.augmentation import (
+from lightning_adpsgd.asr.frames.augmentation import (
     random_factors,
     random_warp,
     stretch_labels,
     stretch_time,
 )
-from lightning_adpsgd.asr.features import CONTEXT, add_differences, with_differences
+from lightning_adpsgd.asr.frames.store import IGNORE
 from lightning_adpsgd.asr.schedule import GlobalSampleLR, PaperSchedule
-from lightning_adpsgd.asr.store import IGNORE
+from lightning_adpsgd.asr.sound.features import (
+    CONTEXT,
+    add_differences,
+    with_differences,
+)
 
 _CHECK_EVERY_STEPS = 50
 _WINDOWS_AT_ONCE = 64  # with 32,000 states 170 MB of posteriors

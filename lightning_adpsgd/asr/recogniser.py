@@ -30,14 +30,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_adpsgd.asr.adaptation import (
-    AdaptationOptions,
-    Adapter,
-    silent_states,
-    stream_dims,
-)
-from lightning_adpsgd.asr.audio import SoundFile
-from lightning_adpsgd.asr.decoding import (
+from lightning_adpsgd.asr.hmm.states import read_topology
+from lightning_adpsgd.asr.kaldi import graph as kaldi_graph
+from lightning_adpsgd.asr.kaldi.decoding import KaldiDecoder
+from lightning_adpsgd.asr.kaldi.language import read_boundaries, read_words
+from lightning_adpsgd.asr.kaldi.model import Transitions
+from lightning_adpsgd.asr.language.lexicon import read_lexicon, write_lexicon
+from lightning_adpsgd.asr.model import AcousticModel
+from lightning_adpsgd.asr.search.decoding import (
     FRAME_SHIFT_S,
     Decoder,
     Search,
@@ -45,15 +45,15 @@ from lightning_adpsgd.asr.decoding import (
     TimedWord,
     read_graph,
 )
-from lightning_adpsgd.asr.kaldi import graph as kaldi_graph
-from lightning_adpsgd.asr.kaldi.decoding import KaldiDecoder
-from lightning_adpsgd.asr.kaldi.language import read_boundaries, read_words
-from lightning_adpsgd.asr.kaldi.model import Transitions
-from lightning_adpsgd.asr.lexicon import read_lexicon, write_lexicon
-from lightning_adpsgd.asr.model import AcousticModel
-from lightning_adpsgd.asr.segments import find_segments
-from lightning_adpsgd.asr.sphere import SAMPLE_RATE
-from lightning_adpsgd.asr.states import read_topology
+from lightning_adpsgd.asr.sound.audio import SoundFile
+from lightning_adpsgd.asr.sound.segments import find_segments
+from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
+from lightning_adpsgd.asr.speakers.adaptation import (
+    AdaptationOptions,
+    Adapter,
+    silent_states,
+    stream_dims,
+)
 from lightning_adpsgd.files import write_json
 
 FORMAT = 2

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightning_adpsgd.asr.data import ChunkDataset, SpeechData
-from lightning_adpsgd.asr.features import CONTEXT, add_differences
+from lightning_adpsgd.asr.frames.data import ChunkDataset, SpeechData
 from lightning_adpsgd.asr.model import AcousticModel, frame_cross_entropy
+from lightning_adpsgd.asr.sound.features import CONTEXT, add_differences
 
 Samples = tuple[Tensor, Tensor]
 _DIMENSIONS, _CLASSES, _WIDTH = 64, 32, 128

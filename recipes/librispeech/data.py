@@ -9,10 +9,19 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.channels import ChannelError, SoundFacts, read_facts
-from lightning_adpsgd.asr.corpus import CorpusError, Skipped, Utterance, utterance_id
-from lightning_adpsgd.asr.librispeech import Library, ReadUtterance, find_library
+from lightning_adpsgd.asr.corpora.corpus import (
+    CorpusError,
+    Skipped,
+    Utterance,
+    utterance_id,
+)
+from lightning_adpsgd.asr.corpora.librispeech import (
+    Library,
+    ReadUtterance,
+    find_library,
+)
 from lightning_adpsgd.asr.parallel import fork_map
+from lightning_adpsgd.asr.sound.channels import ChannelError, SoundFacts, read_facts
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.switchboard.check_stage import REPORT, say
 from recipes.switchboard.data_stages import complete_lexicon

@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lightning_adpsgd.asr.corpus import CorpusError, Skipped
-from lightning_adpsgd.asr.hub5 import PARTS, part_of
-from lightning_adpsgd.asr.lexicon import read_entries
-from lightning_adpsgd.asr.sources import TRAINING, Discs, Holding, find_discs
+from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
+from lightning_adpsgd.asr.corpora.hub5 import PARTS, part_of
+from lightning_adpsgd.asr.corpora.sources import TRAINING, Discs, Holding, find_discs
+from lightning_adpsgd.asr.language.lexicon import read_entries
 from lightning_adpsgd.files import write_json
 from recipes.switchboard.inspection import (
     SHORTENED,

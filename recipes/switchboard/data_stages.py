@@ -5,14 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from lightning_adpsgd.asr.acronyms import pronounce_letters
-from lightning_adpsgd.asr.corpus import (
+from lightning_adpsgd.asr.corpora.acronyms import pronounce_letters
+from lightning_adpsgd.asr.corpora.corpus import (
     CorpusError,
     Skipped,
     Utterance,
     read_utterances,
 )
-from lightning_adpsgd.asr.lexicon import (
+from lightning_adpsgd.asr.language.lexicon import (
     SPECIAL_WORDS,
     UNKNOWN,
     Dictionary,
@@ -26,8 +26,8 @@ from lightning_adpsgd.asr.lexicon import (
     read_lexicon,
     write_lexicon,
 )
-from lightning_adpsgd.asr.ngram import NgramModel, estimate, write_arpa
-from lightning_adpsgd.asr.pruning import prune
+from lightning_adpsgd.asr.language.ngram import NgramModel, estimate, write_arpa
+from lightning_adpsgd.asr.language.pruning import prune
 from recipes.switchboard.check_stage import discs_of, say
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import Settings

@@ -18,9 +18,19 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.acronyms import letters_of
-from lightning_adpsgd.asr.corpus import Utterance
-from lightning_adpsgd.asr.decoding import (
+from lightning_adpsgd.asr.corpora.acronyms import letters_of
+from lightning_adpsgd.asr.corpora.corpus import Utterance
+from lightning_adpsgd.asr.frames.front_end import FrontEnd
+from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
+from lightning_adpsgd.asr.hmm.states import read_topology
+from lightning_adpsgd.asr.kaldi.decoding import KaldiDecoder
+from lightning_adpsgd.asr.language.lexicon import read_lexicon
+from lightning_adpsgd.asr.language.ngram import read_arpa
+from lightning_adpsgd.asr.model import AcousticModel
+from lightning_adpsgd.asr.parallel import fork_map
+from lightning_adpsgd.asr.scoring import Errors, ScoringError
+from lightning_adpsgd.asr.scoring import score as score_words
+from lightning_adpsgd.asr.search.decoding import (
     Decoder,
     Hypothesis,
     Lister,
@@ -29,18 +39,13 @@ from lightning_adpsgd.asr.decoding import (
     decode_all,
     read_graph,
 )
-from lightning_adpsgd.asr.front_end import FrontEnd
-from lightning_adpsgd.asr.gmm import GaussianMixtures
-from lightning_adpsgd.asr.kaldi.decoding import KaldiDecoder
-from lightning_adpsgd.asr.lexicon import read_lexicon
-from lightning_adpsgd.asr.model import AcousticModel
-from lightning_adpsgd.asr.nbest import NBestOptions
-from lightning_adpsgd.asr.ngram import read_arpa
-from lightning_adpsgd.asr.parallel import fork_map
-from lightning_adpsgd.asr.rescoring import RescoringDecoder, Weighed, Weights, best
-from lightning_adpsgd.asr.scoring import Errors, ScoringError
-from lightning_adpsgd.asr.scoring import score as score_words
-from lightning_adpsgd.asr.states import read_topology
+from lightning_adpsgd.asr.search.nbest import NBestOptions
+from lightning_adpsgd.asr.search.rescoring import (
+    RescoringDecoder,
+    Weighed,
+    Weights,
+    best,
+)
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.switchboard import kaldi_stages
 from recipes.switchboard.inputs import (

@@ -6,8 +6,6 @@ What is in it is described in `lightning_adpsgd.asr.recogniser`.
 import json
 from pathlib import Path
 
-from lightning_adpsgd.asr.adaptation import AdaptationOptions
-from lightning_adpsgd.asr.decoding import SearchOptions
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.recogniser import (
     Adaptation,
@@ -16,6 +14,8 @@ from lightning_adpsgd.asr.recogniser import (
     Parts,
     write_files,
 )
+from lightning_adpsgd.asr.search.decoding import SearchOptions
+from lightning_adpsgd.asr.speakers.adaptation import AdaptationOptions
 from recipes.switchboard.fmllr_stage import fmllr_options
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import Settings

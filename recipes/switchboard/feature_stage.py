@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.audio import AudioError
-from lightning_adpsgd.asr.channels import read_channel
-from lightning_adpsgd.asr.corpus import Skipped, Utterance
-from lightning_adpsgd.asr.features import log_mel, normalise_side, num_frames
-from lightning_adpsgd.asr.noise import add_noise, dice_of, noise_files
+from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance
+from lightning_adpsgd.asr.frames.store import FramePlace, FrameWriter, is_stored
 from lightning_adpsgd.asr.parallel import fork_map
-from lightning_adpsgd.asr.sphere import SAMPLE_RATE
-from lightning_adpsgd.asr.store import FramePlace, FrameWriter, is_stored
+from lightning_adpsgd.asr.sound.audio import AudioError
+from lightning_adpsgd.asr.sound.channels import read_channel
+from lightning_adpsgd.asr.sound.features import log_mel, normalise_side, num_frames
+from lightning_adpsgd.asr.sound.noise import add_noise, dice_of, noise_files
+from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
 from recipes.switchboard.data_stages import utterances
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import FeatureSettings, Settings

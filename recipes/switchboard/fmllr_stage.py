@@ -22,15 +22,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from lightning_adpsgd.asr import gmm
-from lightning_adpsgd.asr.adaptation import DecodedMaps, silent_states, spoken_states
-from lightning_adpsgd.asr.decoding import Decoder, SearchOptions, read_graph
-from lightning_adpsgd.asr.fmllr import Estimate, FmllrOptions, estimate, transformed
-from lightning_adpsgd.asr.gmm import GaussianMixtures
-from lightning_adpsgd.asr.lexicon import read_lexicon
+from lightning_adpsgd.asr.frames.store import FrameWriter, is_stored
+from lightning_adpsgd.asr.hmm import gmm
+from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
+from lightning_adpsgd.asr.hmm.states import read_topology
+from lightning_adpsgd.asr.language.lexicon import read_lexicon
 from lightning_adpsgd.asr.parallel import fork_map, in_order
-from lightning_adpsgd.asr.states import read_topology
-from lightning_adpsgd.asr.store import FrameWriter, is_stored
+from lightning_adpsgd.asr.search.decoding import Decoder, SearchOptions, read_graph
+from lightning_adpsgd.asr.speakers.adaptation import (
+    DecodedMaps,
+    silent_states,
+    spoken_states,
+)
+from lightning_adpsgd.asr.speakers.fmllr import (
+    Estimate,
+    FmllrOptions,
+    estimate,
+    transformed,
+)
 from lightning_adpsgd.files import write_json
 from recipes.switchboard.settings import Settings
 from recipes.switchboard.speakers import Speaker, Speakers

@@ -7,13 +7,17 @@
 
 from pathlib import Path
 
-from lightning_adpsgd.asr.alignment import mixture_scorer, train_mixtures
-from lightning_adpsgd.asr.decoding import write_graph
-from lightning_adpsgd.asr.front_end import FrontEnd
-from lightning_adpsgd.asr.gmm import GaussianMixtures
-from lightning_adpsgd.asr.graphs import TrainingGraphs, decoding_graph, symbols_of
-from lightning_adpsgd.asr.lexicon import read_lexicon
-from lightning_adpsgd.asr.states import Topology, read_topology
+from lightning_adpsgd.asr.frames.front_end import FrontEnd
+from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
+from lightning_adpsgd.asr.hmm.states import Topology, read_topology
+from lightning_adpsgd.asr.language.lexicon import read_lexicon
+from lightning_adpsgd.asr.search.alignment import mixture_scorer, train_mixtures
+from lightning_adpsgd.asr.search.decoding import write_graph
+from lightning_adpsgd.asr.search.graphs import (
+    TrainingGraphs,
+    decoding_graph,
+    symbols_of,
+)
 from recipes.switchboard.labels import (
     alignment_options,
     label_splits,

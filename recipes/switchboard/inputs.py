@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.asr.corpus import Utterance, read_utterances
-from lightning_adpsgd.asr.store import FrameStore
-from lightning_adpsgd.asr.streams import Streams
+from lightning_adpsgd.asr.corpora.corpus import Utterance, read_utterances
+from lightning_adpsgd.asr.frames.store import FrameStore
+from lightning_adpsgd.asr.frames.streams import Streams
 from recipes.switchboard.settings import Settings
 
 T = TypeVar("T")

@@ -12,18 +12,16 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.corpus import CorpusError, Skipped
-from lightning_adpsgd.asr.discs import DiscFile
-from lightning_adpsgd.asr.hub5 import (
+from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
+from lightning_adpsgd.asr.corpora.discs import DiscFile
+from lightning_adpsgd.asr.corpora.hub5 import (
     EvalSegment,
     assign,
     read_pem,
     read_stm,
     repaired,
 )
-from lightning_adpsgd.asr.parallel import fork_map
-from lightning_adpsgd.asr.scoring import ScoringError, parse_glm
-from lightning_adpsgd.asr.sources import (
+from lightning_adpsgd.asr.corpora.sources import (
     Callers,
     Discs,
     Holding,
@@ -32,19 +30,21 @@ from lightning_adpsgd.asr.sources import (
     read_callers,
     read_turns,
 )
-from lightning_adpsgd.asr.sphere import (
-    SphereError,
-    SphereHeader,
-    read_header,
-    refused_by_libsndfile,
-)
-from lightning_adpsgd.asr.turns import (
+from lightning_adpsgd.asr.corpora.turns import (
     COPY_AGAIN,
     SIDES,
     Turn,
     all_lines,
     overlapping,
     read_lines,
+)
+from lightning_adpsgd.asr.parallel import fork_map
+from lightning_adpsgd.asr.scoring import ScoringError, parse_glm
+from lightning_adpsgd.asr.sound.sphere import (
+    SphereError,
+    SphereHeader,
+    read_header,
+    refused_by_libsndfile,
 )
 
 SPH2PIPE = "sph2pipe"

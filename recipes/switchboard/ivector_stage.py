@@ -15,11 +15,11 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.gmm import GaussianMixtures
-from lightning_adpsgd.asr.ivectors import IVectorExtractor, train_extractor
+from lightning_adpsgd.asr.frames.streams import RowWriter
+from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
 from lightning_adpsgd.asr.parallel import fork_map, in_order
-from lightning_adpsgd.asr.streams import RowWriter
-from lightning_adpsgd.asr.ubm import num_steps, occupancy, train_ubm
+from lightning_adpsgd.asr.speakers.ivectors import IVectorExtractor, train_extractor
+from lightning_adpsgd.asr.speakers.ubm import num_steps, occupancy, train_ubm
 from lightning_adpsgd.files import write_json
 from recipes.switchboard.settings import Settings
 from recipes.switchboard.speakers import Speaker, Speakers

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_adpsgd.asr.decoding import SearchOptions
+from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.kaldi import graph as graphs
 from lightning_adpsgd.asr.kaldi.alignments import Imported, import_labels
 from lightning_adpsgd.asr.kaldi.decoding import KaldiDecoder
@@ -25,7 +25,7 @@ from lightning_adpsgd.asr.kaldi.experiment import (
 from lightning_adpsgd.asr.kaldi.export import latgen_command, write_likelihoods
 from lightning_adpsgd.asr.kaldi.language import read_boundaries, read_words
 from lightning_adpsgd.asr.kaldi.model import Transitions
-from lightning_adpsgd.asr.store import FrameStore
+from lightning_adpsgd.asr.search.decoding import SearchOptions
 from lightning_adpsgd.files import write_json
 from recipes.switchboard.labels import ALIGNED_SPLITS
 from recipes.switchboard.pipeline import StageError

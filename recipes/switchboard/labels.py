@@ -15,7 +15,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.alignment import (
+from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance, iterate_utterances
+from lightning_adpsgd.asr.frames.store import FrameStore, write_labels
+from lightning_adpsgd.asr.hmm.states import Topology, write_topology
+from lightning_adpsgd.asr.language.lexicon import Lexicon
+from lightning_adpsgd.asr.search.alignment import (
     AlignmentOptions,
     AlignmentStep,
     AlignmentUtterance,
@@ -23,11 +27,7 @@ from lightning_adpsgd.asr.alignment import (
     align,
     evenly,
 )
-from lightning_adpsgd.asr.corpus import Skipped, Utterance, iterate_utterances
-from lightning_adpsgd.asr.graphs import TrainingGraphs
-from lightning_adpsgd.asr.lexicon import Lexicon
-from lightning_adpsgd.asr.states import Topology, write_topology
-from lightning_adpsgd.asr.store import FrameStore, write_labels
+from lightning_adpsgd.asr.search.graphs import TrainingGraphs
 from lightning_adpsgd.files import write_json
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import Settings

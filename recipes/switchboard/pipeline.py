@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_adpsgd.asr.corpus import CorpusError, Skipped
-from lightning_adpsgd.asr.discs import find_files
+from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
+from lightning_adpsgd.asr.corpora.discs import find_files
 from recipes.switchboard.settings import Settings
 
 STAMP = ".done"

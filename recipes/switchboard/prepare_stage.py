@@ -12,15 +12,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.acronyms import acronyms_in
-from lightning_adpsgd.asr.corpus import (
+from lightning_adpsgd.asr.corpora.acronyms import acronyms_in
+from lightning_adpsgd.asr.corpora.corpus import (
     CorpusError,
     Skipped,
     Utterance,
     utterance_id,
     write_utterances,
 )
-from lightning_adpsgd.asr.hub5 import (
+from lightning_adpsgd.asr.corpora.hub5 import (
     PARTS,
     EvalSegment,
     assign,
@@ -31,15 +31,15 @@ from lightning_adpsgd.asr.hub5 import (
     reference_words,
     repaired,
 )
-from lightning_adpsgd.asr.lexicon import read_entries
-from lightning_adpsgd.asr.sources import (
+from lightning_adpsgd.asr.corpora.sources import (
     Callers,
     Discs,
     Holding,
     read_callers,
     read_turns,
 )
-from lightning_adpsgd.asr.turns import Turn, all_lines
+from lightning_adpsgd.asr.corpora.turns import Turn, all_lines
+from lightning_adpsgd.asr.language.lexicon import read_entries
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.switchboard.check_stage import discs_of, read_recordings, say
 from recipes.switchboard.inspection import Recording

@@ -12,17 +12,17 @@ from itertools import islice
 import numpy as np
 import torch
 
-from lightning_adpsgd.asr import gmm
-from lightning_adpsgd.asr.alignment import align, mixture_scorer
-from lightning_adpsgd.asr.fmllr import estimate, transformed
-from lightning_adpsgd.asr.front_end import FrontEnd
-from lightning_adpsgd.asr.gmm import GaussianMixtures
-from lightning_adpsgd.asr.graphs import TrainingGraphs
-from lightning_adpsgd.asr.ivectors import train_extractor
-from lightning_adpsgd.asr.lexicon import read_lexicon
+from lightning_adpsgd.asr.frames.front_end import FrontEnd
+from lightning_adpsgd.asr.hmm import gmm
+from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
+from lightning_adpsgd.asr.hmm.states import read_topology
+from lightning_adpsgd.asr.language.lexicon import read_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
-from lightning_adpsgd.asr.states import read_topology
-from lightning_adpsgd.asr.ubm import occupancy
+from lightning_adpsgd.asr.search.alignment import align, mixture_scorer
+from lightning_adpsgd.asr.search.graphs import TrainingGraphs
+from lightning_adpsgd.asr.speakers.fmllr import estimate, transformed
+from lightning_adpsgd.asr.speakers.ivectors import train_extractor
+from lightning_adpsgd.asr.speakers.ubm import occupancy
 from recipes.switchboard.decode_stages import make_decoder
 from recipes.switchboard.fmllr_stage import fmllr_options
 from recipes.switchboard.labels import alignment_options, training_utterances

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lightning_adpsgd.asr.corpus import iterate_utterances
-from lightning_adpsgd.asr.graphs import TrainingGraphs
-from lightning_adpsgd.asr.lexicon import read_lexicon
+from lightning_adpsgd.asr.corpora.corpus import iterate_utterances
+from lightning_adpsgd.asr.hmm.states import read_topology
+from lightning_adpsgd.asr.language.lexicon import read_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
-from lightning_adpsgd.asr.states import read_topology
+from lightning_adpsgd.asr.search.graphs import TrainingGraphs
 from recipes.switchboard.decode_stages import read_network
 from recipes.switchboard.inputs import Inputs, StoredInputs
 from recipes.switchboard.labels import Stored, alignment_options, label_splits

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_adpsgd.asr.store import is_stored, stored_frames
+from lightning_adpsgd.asr.frames.store import is_stored, stored_frames
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.switchboard.settings import Settings, override
 

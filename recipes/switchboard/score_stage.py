@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_adpsgd.asr.corpus import Utterance, read_utterances
+from lightning_adpsgd.asr.corpora.corpus import Utterance, read_utterances
 from lightning_adpsgd.asr.scoring import (
     Errors,
     Glm,

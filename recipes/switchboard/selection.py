@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from lightning_adpsgd.asr.corpus import Skipped, Utterance
+from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import PrepareSettings
 

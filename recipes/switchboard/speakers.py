@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_adpsgd.asr.corpus import Utterance, iterate_utterances
-from lightning_adpsgd.asr.front_end import FrontEnd
-from lightning_adpsgd.asr.store import FrameStore
+from lightning_adpsgd.asr.corpora.corpus import Utterance, iterate_utterances
+from lightning_adpsgd.asr.frames.front_end import FrontEnd
+from lightning_adpsgd.asr.frames.store import FrameStore
 from recipes.switchboard.settings import Settings
 
 

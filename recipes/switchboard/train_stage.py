@@ -26,10 +26,10 @@ from tqdm import tqdm
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
-from lightning_adpsgd.asr.data import SpeechData
+from lightning_adpsgd.asr.frames.data import SpeechData
+from lightning_adpsgd.asr.frames.store import FrameStore
+from lightning_adpsgd.asr.frames.streams import Streams
 from lightning_adpsgd.asr.model import AcousticModel
-from lightning_adpsgd.asr.store import FrameStore
-from lightning_adpsgd.asr.streams import Streams
 from lightning_adpsgd.callbacks import (
     AllreduceWait,
     ConvergenceMonitor,

@@ -12,28 +12,28 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.alignment import evenly, mixture_scorer, train_mixtures
-from lightning_adpsgd.asr.contexts import (
-    ContextStatistics,
-    context_statistics,
-    contexts_of,
-)
-from lightning_adpsgd.asr.front_end import FrontEnd, spliced
-from lightning_adpsgd.asr.gmm import GaussianMixtures
-from lightning_adpsgd.asr.graphs import TrainingGraphs
-from lightning_adpsgd.asr.growing import TreeOptions, grow
-from lightning_adpsgd.asr.lda import (
+from lightning_adpsgd.asr.frames.front_end import FrontEnd, spliced
+from lightning_adpsgd.asr.frames.lda import (
     ScatterSums,
     class_covariances,
     discriminants,
     scatter_sums,
     total,
 )
-from lightning_adpsgd.asr.lexicon import Lexicon, read_lexicon
-from lightning_adpsgd.asr.mllt import diagonalising
+from lightning_adpsgd.asr.frames.mllt import diagonalising
+from lightning_adpsgd.asr.frames.store import FrameStore
+from lightning_adpsgd.asr.hmm.contexts import (
+    ContextStatistics,
+    context_statistics,
+    contexts_of,
+)
+from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
+from lightning_adpsgd.asr.hmm.growing import TreeOptions, grow
+from lightning_adpsgd.asr.hmm.states import Topology, read_topology, write_topology
+from lightning_adpsgd.asr.language.lexicon import Lexicon, read_lexicon
 from lightning_adpsgd.asr.parallel import fork_map, in_order
-from lightning_adpsgd.asr.states import Topology, read_topology, write_topology
-from lightning_adpsgd.asr.store import FrameStore
+from lightning_adpsgd.asr.search.alignment import evenly, mixture_scorer, train_mixtures
+from lightning_adpsgd.asr.search.graphs import TrainingGraphs
 from recipes.switchboard.labels import (
     alignment_options,
     label_splits,

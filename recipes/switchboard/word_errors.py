@@ -5,9 +5,9 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_adpsgd.asr.decoding import Search
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.monitor import HeldOut, WordErrorMonitor
+from lightning_adpsgd.asr.search.decoding import Search
 from recipes.switchboard.decode_stages import make_decoder
 from recipes.switchboard.inputs import Inputs, evenly, spoken_inputs
 from recipes.switchboard.score_stage import read_rules

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_adpsgd.asr.lexicon import Lexicon
-from lightning_adpsgd.asr.states import Topology
+from lightning_adpsgd.asr.hmm.states import Topology
+from lightning_adpsgd.asr.language.lexicon import Lexicon
 
 SPELLED = {
     "zero": "z iy r ow",

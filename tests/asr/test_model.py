@@ -8,13 +8,13 @@ from lightning.pytorch import Trainer, seed_everything
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_adpsgd.asr.features import CONTEXT
+from lightning_adpsgd.asr.frames.store import IGNORE
 from lightning_adpsgd.asr.model import (
     AcousticModel,
     NonFiniteLoss,
     frame_cross_entropy,
 )
-from lightning_adpsgd.asr.store import IGNORE
+from lightning_adpsgd.asr.sound.features import CONTEXT
 
 STATES = 7
 

@@ -10,10 +10,8 @@ import soundfile
 import torch
 
 from lightning_adpsgd.asr.__main__ import main
-from lightning_adpsgd.asr.decoding import Decoder, SearchOptions, write_graph
-from lightning_adpsgd.asr.features import log_mel, normalise_side
-from lightning_adpsgd.asr.graphs import decoding_graph, symbols_of
-from lightning_adpsgd.asr.lexicon import write_lexicon
+from lightning_adpsgd.asr.hmm.states import Topology, write_topology
+from lightning_adpsgd.asr.language.lexicon import write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.recogniser import (
     OwnStates,
@@ -22,8 +20,10 @@ from lightning_adpsgd.asr.recogniser import (
     export,
     write_onnx,
 )
-from lightning_adpsgd.asr.segments import find_segments
-from lightning_adpsgd.asr.states import Topology, write_topology
+from lightning_adpsgd.asr.search.decoding import Decoder, SearchOptions, write_graph
+from lightning_adpsgd.asr.search.graphs import decoding_graph, symbols_of
+from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
+from lightning_adpsgd.asr.sound.segments import find_segments
 from tests.asr import digits
 
 SCALE = 0.3

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_adpsgd.asr.lexicon import SPECIAL_WORDS, Lexicon
-from lightning_adpsgd.asr.store import FrameWriter
+from lightning_adpsgd.asr.frames.store import FrameWriter
+from lightning_adpsgd.asr.language.lexicon import SPECIAL_WORDS, Lexicon
 from recipes.switchboard.settings import Settings
 from tests.asr import digits
 

@@ -1,6 +1,6 @@
 """References of made-up test sets."""
 
-from lightning_adpsgd.asr.corpus import read_utterances
+from lightning_adpsgd.asr.corpora.corpus import read_utterances
 from recipes.switchboard.settings import Settings
 
 

@@ -12,13 +12,13 @@ import pytest
 import soundfile
 import torch
 
-from lightning_adpsgd.asr.adaptation import Adapter, silent_states
-from lightning_adpsgd.asr.cepstra import cepstra
-from lightning_adpsgd.asr.corpus import Utterance, write_utterances
-from lightning_adpsgd.asr.decoding import Decoder, SearchOptions
-from lightning_adpsgd.asr.features import log_mel, normalise_side
-from lightning_adpsgd.asr.gmm import GaussianMixtures
-from lightning_adpsgd.asr.lexicon import (
+from lightning_adpsgd.asr.corpora.corpus import Utterance, write_utterances
+from lightning_adpsgd.asr.frames.cepstra import cepstra
+from lightning_adpsgd.asr.frames.store import FrameStore
+from lightning_adpsgd.asr.frames.streams import RowStore, Streams
+from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
+from lightning_adpsgd.asr.hmm.states import read_topology
+from lightning_adpsgd.asr.language.lexicon import (
     read_lexicon,
     write_lexicon,
 )
@@ -29,10 +29,10 @@ from lightning_adpsgd.asr.recogniser import (
     Recogniser,
     write_files,
 )
-from lightning_adpsgd.asr.segments import find_segments
-from lightning_adpsgd.asr.states import read_topology
-from lightning_adpsgd.asr.store import FrameStore
-from lightning_adpsgd.asr.streams import RowStore, Streams
+from lightning_adpsgd.asr.search.decoding import Decoder, SearchOptions
+from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
+from lightning_adpsgd.asr.sound.segments import find_segments
+from lightning_adpsgd.asr.speakers.adaptation import Adapter, silent_states
 from recipes.switchboard import rates, realign_stage, resources
 from recipes.switchboard.adapt_stage import adapt
 from recipes.switchboard.decode_stages import (

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from lightning_adpsgd.asr.corpus import read_utterances
+from lightning_adpsgd.asr.corpora.corpus import read_utterances
 from lightning_adpsgd.asr.scoring import read_glm
-from lightning_adpsgd.asr.sphere import read_channel
+from lightning_adpsgd.asr.sound.sphere import read_channel
 from recipes.switchboard.pipeline import StageError, run_stages
 from recipes.switchboard.settings import Settings
 from recipes.switchboard.stages import STAGES

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_adpsgd.asr.corpus import Skipped, Utterance, read_utterances
-from lightning_adpsgd.asr.lexicon import read_lexicon
-from lightning_adpsgd.asr.sphere import read_channel
-from lightning_adpsgd.asr.store import FrameStore
+from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance, read_utterances
+from lightning_adpsgd.asr.frames.store import FrameStore
+from lightning_adpsgd.asr.language.lexicon import read_lexicon
+from lightning_adpsgd.asr.sound.sphere import read_channel
 from recipes.switchboard import feature_stage
 from recipes.switchboard.pipeline import StageError, run_stages
 from recipes.switchboard.selection import (

@@ -9,13 +9,13 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from lightning_adpsgd.asr.corpus import Utterance, write_utterances
-from lightning_adpsgd.asr.front_end import FrontEnd
-from lightning_adpsgd.asr.gmm import GaussianMixtures
-from lightning_adpsgd.asr.lexicon import write_lexicon
+from lightning_adpsgd.asr.corpora.corpus import Utterance, write_utterances
+from lightning_adpsgd.asr.frames.front_end import FrontEnd
+from lightning_adpsgd.asr.frames.store import IGNORE, FrameStore
+from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
+from lightning_adpsgd.asr.hmm.states import read_topology
+from lightning_adpsgd.asr.language.lexicon import write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
-from lightning_adpsgd.asr.states import read_topology
-from lightning_adpsgd.asr.store import IGNORE, FrameStore
 from recipes.switchboard import realign_stage, triphone_stage
 from recipes.switchboard.decode_stages import baseline, decode
 from recipes.switchboard.hmm_stages import align, graph

@@ -13,8 +13,8 @@ import kaldi_native_io as kio
 import numpy as np
 import pytest
 
-from lightning_adpsgd.asr.corpus import read_utterances
-from lightning_adpsgd.asr.store import FrameStore
+from lightning_adpsgd.asr.corpora.corpus import read_utterances
+from lightning_adpsgd.asr.frames.store import FrameStore
 from recipes.switchboard.__main__ import main
 from tests.asr.kaldi_files import NUM_PDFS, PDFS, write_experiment
 from tests.asr.tiny import write_corpus

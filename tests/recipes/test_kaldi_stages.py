@@ -12,13 +12,13 @@ import soundfile
 import torch
 from lightning.pytorch import Trainer
 
-from lightning_adpsgd.asr.corpus import Utterance, write_utterances
-from lightning_adpsgd.asr.decoding import SearchOptions
-from lightning_adpsgd.asr.features import log_mel, normalise_side
+from lightning_adpsgd.asr.corpora.corpus import Utterance, write_utterances
+from lightning_adpsgd.asr.frames.store import FrameStore
+from lightning_adpsgd.asr.frames.streams import Streams
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.recogniser import Parts, Recogniser, export
-from lightning_adpsgd.asr.store import FrameStore
-from lightning_adpsgd.asr.streams import Streams
+from lightning_adpsgd.asr.search.decoding import SearchOptions
+from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
 from recipes.switchboard import decode_stages, kaldi_stages
 from recipes.switchboard.adapt_stage import adapt
 from recipes.switchboard.export_stage import states_of

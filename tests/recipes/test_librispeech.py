@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_adpsgd.asr.corpus import read_utterances
-from lightning_adpsgd.asr.lexicon import read_lexicon
-from lightning_adpsgd.asr.store import FrameStore
+from lightning_adpsgd.asr.corpora.corpus import read_utterances
+from lightning_adpsgd.asr.frames.store import FrameStore
+from lightning_adpsgd.asr.language.lexicon import read_lexicon
 from recipes.generated.corpus import write_librispeech
 from recipes.librispeech import download
 from recipes.librispeech.__main__ import main, parser, settings_from

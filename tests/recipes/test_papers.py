@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_adpsgd.asr.corpus import read_utterances
+from lightning_adpsgd.asr.corpora.corpus import read_utterances
 from recipes.swb300.__main__ import RECIPE as SWB300
 from recipes.swb300.__main__ import main
 from recipes.swb2000.__main__ import RECIPE as SWB2000

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_adpsgd.asr.corpus import Skipped, read_utterances
-from lightning_adpsgd.asr.hub5 import read_stm
-from lightning_adpsgd.asr.states import read_topology
-from lightning_adpsgd.asr.store import FrameStore
-from lightning_adpsgd.asr.streams import Streams
+from lightning_adpsgd.asr.corpora.corpus import Skipped, read_utterances
+from lightning_adpsgd.asr.corpora.hub5 import read_stm
+from lightning_adpsgd.asr.frames.store import FrameStore
+from lightning_adpsgd.asr.frames.streams import Streams
+from lightning_adpsgd.asr.hmm.states import read_topology
 from recipes.generated import corpus
 from recipes.swb300.__main__ import main as swb300
 from recipes.swb2000.__main__ import main as swb2000

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_adpsgd.asr.corpus import Utterance, write_utterances
+from lightning_adpsgd.asr.corpora.corpus import Utterance, write_utterances
 from lightning_adpsgd.asr.scoring import Errors
 from lightning_adpsgd.asr.scoring.nist import find_hubscr
 from recipes.switchboard import score_stage

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_adpsgd.asr.corpus import Skipped
+from lightning_adpsgd.asr.corpora.corpus import Skipped
+from lightning_adpsgd.asr.frames.store import FrameStore, write_labels
 from lightning_adpsgd.asr.kaldi.archives import read_alignments
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.model import Transitions
-from lightning_adpsgd.asr.store import FrameStore, write_labels
 
 TOLERANCE = 2
 """Frames by which an alignment may be longer or shorter than the features."""

@@ -2,7 +2,10 @@
 
 import numpy as np
 
-from lightning_adpsgd.asr.decoding import (
+from lightning_adpsgd.asr.kaldi.graph import PdfGraph
+from lightning_adpsgd.asr.kaldi.language import Boundaries
+from lightning_adpsgd.asr.kaldi.model import Transitions
+from lightning_adpsgd.asr.search.decoding import (
     Alternative,
     Hypothesis,
     SearchOptions,
@@ -12,10 +15,7 @@ from lightning_adpsgd.asr.decoding import (
     even_spans,
     timed_word,
 )
-from lightning_adpsgd.asr.kaldi.graph import PdfGraph
-from lightning_adpsgd.asr.kaldi.language import Boundaries
-from lightning_adpsgd.asr.kaldi.model import Transitions
-from lightning_adpsgd.asr.nbest import NBestOptions, word_paths
+from lightning_adpsgd.asr.search.nbest import NBestOptions, word_paths
 
 
 class KaldiDecoder:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_adpsgd.asr.decoding import place_words
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
+from lightning_adpsgd.asr.search.decoding import place_words
 
 _EPSILON = ("<eps>", "0")
 

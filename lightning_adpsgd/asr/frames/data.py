@@ -1,0 +1,247 @@
+"""Short chunks of long utterances, gathered batch by batch from mapped frames.
+
+An utterance is cut into chunks of 21 frames one after the other. The last one is filled
+up by repeating the last frame, with labels that the loss ignores: dropping it instead
+would lose up to 20 frames of every utterance, and always the sounds that end one. Each
+chunk brings the CONTEXT frames on both sides from which the model takes differences;
+beyond the ends of the utterance they repeat its first and last frame, so that a chunk's
+differences are those of the whole utterance. What speaker adaptation adds to a frame
+comes from `streams` and is joined to it by the model.
+
+Nothing here grows with the corpus: frames, labels and the index of chunks are mapped,
+and the order of an epoch is computed (`shuffling`).
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
+
+from lightning_adpsgd.asr.frames.store import IGNORE, FrameStore, chunk_index
+from lightning_adpsgd.asr.frames.streams import Streams
+from lightning_adpsgd.asr.sound.features import CONTEXT
+from lightning_adpsgd.shuffling import BlockSampler
+
+
+class Chunk(NamedTuple):
+    """One training example, or a batch of them.
+
+    Attributes:
+        frames: [(batch,) chunk + 2 · CONTEXT, dims], in the type of the store.
+        labels: int64 [(batch,) chunk]; IGNORE where there is none.
+    """
+
+    frames: Tensor
+    labels: Tensor
+
+
+class AdaptedChunk(NamedTuple):
+    """A chunk with the streams beside it, or a batch of them.
+
+    Attributes:
+        frames: As of a `Chunk`.
+        labels: As of a `Chunk`.
+        fmllr: [(batch,) chunk, dims]; no dims where there is no such stream.
+        ivector: [(batch,) dims], that of the first frame; no dims where there is none.
+    """
+
+    frames: Tensor
+    labels: Tensor
+    fmllr: Tensor
+    ivector: Tensor
+
+
+class ChunkDataset(Dataset[Chunk]):
+    """All chunks of the utterances of a store that have labels.
+
+    A loader over it needs `collate_fn=as_it_is`: batches are gathered whole.
+
+    Args:
+        store: Frames with labels.
+        chunk: Frames per chunk.
+    """
+
+    def __init__(self, store: FrameStore, chunk: int = 21) -> None:
+        if chunk < 1:
+            raise ValueError(f"`chunk` must be at least 1, got {chunk}")
+        self.store = store
+        self.chunk = chunk
+        self._places, self._rows = chunk_index(store, chunk)
+        if not len(self):
+            raise ValueError(f"{store.labels_path}: no utterance has labels")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A mapped array would be pickled with all its contents.
+        return {"store": self.store, "chunk": self.chunk}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @override
+    def __getitem__(self, index: int) -> Chunk:
+        batch = self.__getitems__([index])
+        return Chunk(batch.frames[0], batch.labels[0])
+
+    def __getitems__(self, indices: list[int]) -> Chunk:
+        """A whole batch; what loaders call."""
+        chunks = self._checked(indices)
+        before, _, first, last = self._places[self._rows[chunks]].T
+        start = first + (chunks - before) * self.chunk
+        begin, length = start - CONTEXT, self.chunk + 2 * CONTEXT
+        frames = self.store.frame_windows(begin, length)
+        labels = self.store.label_windows(start, self.chunk)
+        [at_ends] = np.nonzero((begin < first) | (begin + length > last))
+        if len(at_ends):
+            repaired = self._at_ends(start[at_ends], first[at_ends], last[at_ends])
+            frames[at_ends], labels[at_ends] = repaired
+        return Chunk(torch.from_numpy(frames), torch.from_numpy(labels))
+
+    def _checked(self, indices: list[int]) -> np.ndarray:
+        chunks = np.array(indices, np.int64)
+        beyond = chunks.view(np.uint64) >= len(self)  # negative ones become huge
+        if beyond.any():
+            raise IndexError(
+                f"`index` must be below {len(self)}, got {chunks[beyond][0]}"
+            )
+        return chunks
+
+    def begins(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Utterance of each chunk, and its first frame counted from that's start."""
+        before, position, _, _ = self._places[self._rows[chunks]].T
+        return position, (chunks - before) * self.chunk
+
+    def _at_ends(
+        self, start: np.ndarray, first: np.ndarray, last: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Frames and labels of chunks that reach beyond the ends of their utterance."""
+        wanted = start[:, None] + np.arange(-CONTEXT, self.chunk + CONTEXT)
+        rows = np.minimum(np.maximum(wanted, first[:, None]), last[:, None] - 1)
+        own = slice(CONTEXT, -CONTEXT)
+        labels = self.store.labels_at(rows[:, own])
+        labels[wanted[:, own] >= last[:, None]] = IGNORE
+        return self.store.frames_at(rows), labels
+
+
+class AdaptedChunkDataset(Dataset[AdaptedChunk]):
+    """The chunks of a dataset with what streams say about their speakers.
+
+    Args:
+        chunks: Of the utterances that the streams are aligned on.
+        streams: fMLLR, i-vectors or both.
+    """
+
+    def __init__(self, chunks: ChunkDataset, streams: Streams) -> None:
+        self.chunks = chunks
+        self.streams = streams
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    @override
+    def __getitem__(self, index: int) -> AdaptedChunk:
+        return AdaptedChunk(*(part[0] for part in self.__getitems__([index])))
+
+    def __getitems__(self, indices: list[int]) -> AdaptedChunk:
+        """A whole batch; what loaders call."""
+        batch = self.chunks.__getitems__(indices)
+        position, start = self.chunks.begins(np.asarray(indices))
+        beside = self.streams.chunks(position, start, self.chunks.chunk)
+        return AdaptedChunk(*batch, *beside)
+
+
+def as_it_is(batch: Any) -> Any:
+    """What a loader makes of a batch that was gathered whole."""
+    return batch
+
+
+class SpeechData(L.LightningDataModule):
+    """Loaders of training and held-out chunks.
+
+    Every learner gets its share of the training chunks from a `BlockSampler`, which
+    needs the same memory for any number of them; Lightning deals the held-out ones.
+
+    Args:
+        features: Folder with the stores `train` and `dev`.
+        labels: Folder with `train/labels.npy` and `dev/labels.npy`.
+        batch_size: Chunks per learner and step.
+        chunk: Frames per chunk.
+        seed: Of the order of the chunks.
+        num_workers: Processes that load ahead, per learner; 0 loads in the training
+            process.
+        pin_memory: Batches in memory that a GPU fetches by itself.
+        streams: Folder with `train` and `dev`, each with streams; None for none.
+    """
+
+    def __init__(
+        self,
+        features: Path,
+        labels: Path,
+        *,
+        batch_size: int = 64,
+        chunk: int = 21,
+        seed: int = 0,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        streams: Path | None = None,
+    ) -> None:
+        super().__init__()
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` must be at least 1, got {batch_size}")
+        self.features = features
+        self.labels = labels
+        self.batch_size = batch_size
+        self.chunk = chunk
+        self.seed = seed
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.streams = streams
+
+    @override
+    def prepare_data(self) -> None:
+        """Counts the chunks, once on each machine and before the learners need them."""
+        for split in ("train", "dev"):
+            self.dataset(split)
+
+    def dataset(self, split: str) -> ChunkDataset:
+        """The chunks of one split, without streams."""
+        labels = self.labels / split / "labels.npy"
+        return ChunkDataset(FrameStore(self.features / split, labels), self.chunk)
+
+    @override
+    def train_dataloader(self) -> DataLoader[Chunk | AdaptedChunk]:
+        chunks = self.dataset("train")
+        place = self.trainer.distributed_sampler_kwargs if self.trainer else None
+        sampler = BlockSampler(chunks, **(place or {}), seed=self.seed)
+        return self._loader("train", chunks, sampler)
+
+    @override
+    def val_dataloader(self) -> DataLoader[Chunk | AdaptedChunk]:
+        return self._loader("dev", self.dataset("dev"), None)
+
+    def _loader(
+        self, split: str, chunks: ChunkDataset, sampler: BlockSampler | None
+    ) -> DataLoader[Chunk | AdaptedChunk]:
+        return DataLoader(
+            self._adapted(split, chunks),
+            self.batch_size,
+            sampler=sampler,
+            num_workers=self.num_workers,
+            collate_fn=as_it_is,
+            pin_memory=self.pin_memory,
+            persistent_workers=self.num_workers > 0,
+        )
+
+    def _adapted(
+        self, split: str, chunks: ChunkDataset
+    ) -> ChunkDataset | AdaptedChunkDataset:
+        if self.streams is None:
+            return chunks
+        return AdaptedChunkDataset(chunks, Streams(self.streams / split, chunks.store))

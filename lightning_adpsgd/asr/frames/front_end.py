@@ -1,0 +1,79 @@
+"""What the Gaussian mixtures see of the stored log-mel frames: slopes, or a projection.
+
+Either cepstra with their slopes, or the cepstra of several frames side by side,
+projected onto the directions that tell the states apart (`lda`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lightning_adpsgd.asr.frames.cepstra import cepstra
+from lightning_adpsgd.asr.parallel import product
+from lightning_adpsgd.files import bytes_written_whole
+
+
+@dataclass(frozen=True, eq=False)
+class FrontEnd:
+    """From log-mel frames [time, mel] to what the mixtures model, [time, dimension].
+
+    Attributes:
+        num_cepstra: Cepstra per frame.
+        reach: Frames on each side that are seen with a frame; used with a projection.
+        projection: float64 [(2 · reach + 1) · num_cepstra, dimension], or None for the
+            cepstra of the frame with their slopes.
+    """
+
+    num_cepstra: int = 13
+    reach: int = 0
+    projection: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        expected = (2 * self.reach + 1) * self.num_cepstra
+        if self.projection is not None and len(self.projection) != expected:
+            raise ValueError(
+                f"`projection` must have {expected} rows, {self.num_cepstra} cepstra "
+                f"of {2 * self.reach + 1} frames, got {len(self.projection)}"
+            )
+
+    def __call__(self, log_mel: np.ndarray) -> np.ndarray:
+        """Float32 [time, dimension] of log-mel frames of any floating type."""
+        if self.projection is None:
+            return cepstra(log_mel, self.num_cepstra)
+        beside = spliced(log_mel, self.num_cepstra, self.reach)
+        return product(beside, self.projection.astype(np.float32))
+
+    def save(self, path: Path) -> None:
+        """Writes an .npz file, whole or not at all."""
+        matrix = np.zeros((0, 0)) if self.projection is None else self.projection
+        sizes = np.array([self.num_cepstra, self.reach])
+        with bytes_written_whole(path) as file:
+            np.savez(file, sizes=sizes, projection=matrix)
+
+    @classmethod
+    def load(cls, path: Path) -> "FrontEnd":
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: The file is missing, truncated or not one of `save`'s.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                num_cepstra, reach = (int(size) for size in arrays["sizes"])
+                matrix = arrays["projection"]
+            return cls(num_cepstra, reach, matrix if matrix.size else None)
+        except Exception as error:
+            raise ValueError(f"{path} holds no front end: {error}") from error
+
+
+def spliced(log_mel: np.ndarray, num_cepstra: int, reach: int) -> np.ndarray:
+    """The cepstra of each frame and of `reach` frames on each side, the ends repeated.
+
+    Returns:
+        float32 [time, (2 · reach + 1) · num_cepstra], the earliest frame first.
+    """
+    static = cepstra(log_mel, num_cepstra)[:, :num_cepstra]
+    offsets = np.arange(-reach, reach + 1)
+    places = np.clip(np.arange(len(static))[:, None] + offsets, 0, len(static) - 1)
+    return static[places].reshape(len(static), -1)

@@ -1,0 +1,538 @@
+"""Frames of many utterances in one memory-mapped array, and labels beside it.
+
+A folder holds `frames.npy` [total_frames, dims], or the same array in several files
+(`shards`) where it is larger than one of them may be; `ids.npy` (the utterances) and
+`spans.npy` [utterances, 2] (begin and end of each in the array). All are mapped:
+opening reads no data, whatever the size of the corpus. Labels are an array
+[total_frames] of their own, made later by the alignment; frames without a label hold
+IGNORE, and `labels.present.npy` [utterances] tells which utterances have labels.
+"""
+
+import mmap
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.lib.format import open_memmap
+from torch import Tensor
+
+from lightning_adpsgd.asr.frames.readahead import ReadAhead
+from lightning_adpsgd.asr.frames.shards import (
+    PLAN,
+    SHARD_BYTES,
+    ShardError,
+    Shards,
+    read_plan,
+    write_plan,
+)
+
+IGNORE = -100  # what torch's cross_entropy passes over by default
+_WHOLE, _PARTIAL = "frames.npy", ".frames.partial.npy"
+_PARTIAL_PLAN = f".{PLAN}.partial"
+
+
+class StoreError(ValueError):
+    """Stored frames or labels cannot be used; the message has the path."""
+
+
+class FramePlace(NamedTuple):
+    """The place of one utterance in an unfinished array; other processes may fill it.
+
+    Attributes:
+        folder: Of the unfinished array.
+        shards: How it is dealt to files; None where one file holds it.
+        name: The utterance.
+        start: Its first frame in the array.
+        end: The frame after its last one.
+        dims: Values per frame.
+    """
+
+    folder: Path
+    shards: Shards | None
+    name: str
+    start: int
+    end: int
+    dims: int
+
+    def put(self, frames: np.ndarray) -> None:
+        """Write the frames.
+
+        Raises:
+            ValueError: Their number is not the one announced, or one is not finite.
+        """
+        shape = (self.end - self.start, self.dims)
+        if frames.shape != shape:
+            raise ValueError(
+                f"{self.name}: expected frames {shape}, got {frames.shape}"
+            )
+        if not np.isfinite(frames).all():
+            raise ValueError(f"{self.name}: `frames` must be finite")
+        if self.shards is None:
+            array = np.load(self.folder / _PARTIAL, mmap_mode="r+")
+            array[self.start : self.end] = frames
+        else:
+            self.shards.put(self.folder, self.start, frames)
+
+
+class FrameWriter:
+    """Writes a store whose size is known beforehand, in any order.
+
+    The store is there once `finish` was called.
+
+    Args:
+        folder: Made if absent.
+        ids: The utterances, in the order in which they lie in the array.
+        lengths: Frames of each.
+        dims: Values per frame.
+        dtype: "float16" or "float32".
+        shard_bytes: A larger array is dealt to files of about this size.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        ids: Sequence[str],
+        lengths: Sequence[int],
+        dims: int,
+        dtype: str = "float16",
+        shard_bytes: int = SHARD_BYTES,
+    ) -> None:
+        if len(ids) == 0 or len(ids) != len(lengths):
+            raise ValueError(
+                f"`ids` and `lengths` must be of one length above 0, "
+                f"got {len(ids)} and {len(lengths)}"
+            )
+        if min(lengths) < 1:
+            raise ValueError(f"every length must be at least 1, got {min(lengths)}")
+        ends = np.cumsum(np.asarray(lengths, np.int64))
+        self.folder = folder
+        self.spans = np.stack([ends - np.asarray(lengths), ends], axis=1)
+        self._ids = np.asarray(ids, dtype=np.str_)
+        self._shape = (int(ends[-1]), dims)
+        self._dtype = np.dtype(dtype)
+        shards = Shards.of(*self._shape, self._dtype, shard_bytes)
+        self._shards = shards if shards.num_shards > 1 else None
+
+    def create(self) -> None:
+        """Lay out the array on disk, unless an interrupted attempt left it there."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.is_begun():
+            return
+        if self._shards is None:
+            partial = self.folder / _PARTIAL
+            open_memmap(partial, "w+", self._dtype, self._shape).flush()
+        else:
+            (self.folder / PLAN).unlink(missing_ok=True)
+            self._shards.lay_out(self.folder)
+            write_plan(self.folder / _PARTIAL_PLAN, self._shards)
+
+    def is_begun(self) -> bool:
+        """Whether an unfinished array of the right shape is there."""
+        try:
+            if self._shards is not None:
+                self._shards.check(self.folder)
+                return read_plan(self.folder / _PARTIAL_PLAN) == self._shards
+            found = np.load(self.folder / _PARTIAL, mmap_mode="r")
+        except (FileNotFoundError, ValueError):  # interrupted while it was laid out
+            return False
+        return found.shape == self._shape and found.dtype == self._dtype
+
+    def place(self, position: int) -> FramePlace:
+        """Where the utterance at `position` of `ids` goes."""
+        start, end = (int(frame) for frame in self.spans[position])
+        name = str(self._ids[position])
+        return FramePlace(self.folder, self._shards, name, start, end, self._shape[1])
+
+    def put(self, position: int, frames: np.ndarray) -> None:
+        """Write the frames of the utterance at `position` of `ids`."""
+        self.place(position).put(frames)
+
+    def finish(self, present: Sequence[bool] | None = None) -> None:
+        """Publish the store.
+
+        Args:
+            present: Which utterances were written; the others are left out, their
+                frames remain as gaps. None for all.
+        """
+        kept = np.ones(len(self._ids), bool) if present is None else np.array(present)
+        save_array(self.folder / "ids.npy", self._ids[kept])
+        save_array(self.folder / "spans.npy", self.spans[kept])
+        if self._shards is None:
+            (self.folder / PLAN).unlink(missing_ok=True)
+            os.replace(self.folder / _PARTIAL, self.folder / _WHOLE)
+        else:
+            os.replace(self.folder / _PARTIAL_PLAN, self.folder / PLAN)
+            (self.folder / _WHOLE).unlink(missing_ok=True)
+
+
+def is_stored(folder: Path) -> bool:
+    """Whether a `FrameWriter` has finished this store."""
+    return (folder / _WHOLE).exists() or (folder / PLAN).exists()
+
+
+def stored_frames(folder: Path) -> int:
+    """Frames of a finished store, gaps included.
+
+    Raises:
+        StoreError: There is none, or it is damaged.
+    """
+    return _files(folder).num_frames
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Write an array, whole or not at all."""
+    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial.npy")
+    np.save(partial, array)
+    os.replace(partial, path)
+
+
+class FrameStore:
+    """Stored frames, and their labels if there are any; pickles as its paths.
+
+    Args:
+        folder: What a `FrameWriter` finished.
+        labels: Array of int32 [total_frames], or None.
+
+    Raises:
+        StoreError: A file is missing or does not fit the others.
+    """
+
+    def __init__(self, folder: Path, labels: Path | None = None) -> None:
+        self.folder = folder
+        self.labels_path = labels
+        self._files = _files(folder)
+        self._ids = _mapped(folder / "ids.npy", 1)
+        self.spans = _mapped(folder / "spans.npy", 2)
+        self._labels = None if labels is None else np.asarray(_mapped(labels, 1))
+        self._labelled = None if labels is None else _mapped(_present(labels), 1)
+        self._positions: dict[str, int] = {}
+        self._check()
+
+    def _check(self) -> None:
+        if len(self._ids) != len(self.spans) or len(self.spans) == 0:
+            raise StoreError(
+                f"{self.folder}: {len(self._ids)} ids and {len(self.spans)} spans; "
+                "expected as many of both, above 0"
+            )
+        if self.spans[-1, 1] > self.num_frames:
+            raise StoreError(
+                f"{self.folder}/frames.npy: expected {self.spans[-1, 1]} frames, "
+                f"found {self.num_frames}"
+            )
+        if self._labels is not None and len(self._labels) != self.num_frames:
+            raise StoreError(
+                f"{self.labels_path}: expected {self.num_frames} labels, one per "
+                f"frame, found {len(self._labels)}; align again"
+            )
+        if self._labelled is not None and len(self._labelled) != len(self._ids):
+            raise StoreError(
+                f"{self.labels_path}: expected to cover {len(self._ids)} utterances, "
+                f"covers {len(self._labelled)}; align again"
+            )
+
+    @cached_property
+    def _mapping(self) -> "_Mapping":
+        return self._files.open()
+
+    @cached_property
+    def _frame_windows(self) -> "_Windows":
+        return _Windows(self._mapping.array)
+
+    @cached_property
+    def _label_windows(self) -> "_Windows":
+        return _Windows(self._all_labels())
+
+    @cached_property
+    def _read_ahead(self) -> ReadAhead:
+        return ReadAhead(self._mapping.file)
+
+    def __getstate__(self) -> tuple[Path, Path | None]:
+        # A mapped array would be pickled with all its contents.
+        return self.folder, self.labels_path
+
+    def __setstate__(self, paths: tuple[Path, Path | None]) -> None:
+        self.__init__(*paths)
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The utterances, [utterances] of text."""
+        return self._ids
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of the array, gaps included: the length of the labels."""
+        return self._files.num_frames
+
+    @property
+    def dims(self) -> int:
+        """Values per frame."""
+        return self._files.dims
+
+    def position(self, utterance: str) -> int:
+        """Where an utterance stands in `ids`.
+
+        Raises:
+            KeyError: It is not in the store.
+        """
+        if not self._positions:
+            self._positions = {str(name): i for i, name in enumerate(self._ids)}
+        return self._positions[utterance]
+
+    def __contains__(self, utterance: str) -> bool:
+        try:
+            self.position(utterance)
+        except KeyError:
+            return False
+        return True
+
+    def frames(self, position: int) -> Tensor:
+        """A view of the frames of one utterance, [frames, dims]; not to be written."""
+        start, end = self.spans[position]
+        return self.frame_range(int(start), int(end))
+
+    def frame_range(self, start: int, end: int) -> Tensor:
+        """A view of the frames from `start` to `end` of the array."""
+        return _tensor(self._mapping.array[start:end])
+
+    def frames_at(self, rows: np.ndarray) -> np.ndarray:
+        """A copy of these frames of the array, [..., dims], made at one go."""
+        # To clip spares numpy a copy of its own; nothing is beyond the ends.
+        return np.take(self._mapping.array, rows, axis=0, mode="clip")
+
+    def frame_windows(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """Copies of neighbouring frames, [starts, length, dims], made at one go.
+
+        A window that would reach beyond the array is moved inside; in an array shorter
+        than a window there are zeros.
+        """
+        inside = np.minimum(np.maximum(starts, 0), self.num_frames - 1)
+        self._read_ahead.want(self._mapping.place(inside))
+        return self._frame_windows.at(starts, length)
+
+    @property
+    def labelled(self) -> np.ndarray:
+        """Which utterances have labels, bool [utterances]."""
+        if self._labelled is None:
+            raise StoreError(f"{self.folder}: opened without `labels`")
+        return self._labelled
+
+    def labels(self, position: int) -> Tensor:
+        """A view of the labels of one utterance, int32 [frames]."""
+        start, end = self.spans[position]
+        return self.label_range(int(start), int(end))
+
+    def label_range(self, start: int, end: int) -> Tensor:
+        """A view of the labels from `start` to `end` of the array."""
+        return _tensor(self._all_labels()[start:end])
+
+    def labels_at(self, rows: np.ndarray) -> np.ndarray:
+        """A copy of the labels of these frames of the array, int64 [...]."""
+        return np.take(self._all_labels(), rows, mode="clip").astype(np.int64)
+
+    def label_windows(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """Copies of neighbouring labels, int64 [starts, length]; as `frame_windows`."""
+        return self._label_windows.at(starts, length).astype(np.int64)
+
+    def _all_labels(self) -> np.ndarray:
+        if self._labels is None:
+            raise StoreError(f"{self.folder}: opened without `labels`")
+        return self._labels
+
+
+class _Mapping(NamedTuple):
+    """A mapped array [rows, dims], and where in which mapping it begins."""
+
+    array: np.ndarray
+    file: mmap.mmap
+    first_byte: int
+
+    def place(self, rows: np.ndarray) -> np.ndarray:
+        """The bytes of the mapping at which rows begin."""
+        return self.first_byte + rows * self.array.strides[0]
+
+
+class _OneFile:
+    """Frames in `frames.npy`."""
+
+    def __init__(self, path: Path) -> None:
+        self._array = _mapped(path, 2)
+        self.num_frames, self.dims = self._array.shape
+
+    def open(self) -> _Mapping:
+        file = self._array._mmap  # pyright: ignore[reportAttributeAccessIssue]
+        return _Mapping(np.asarray(self._array), file, int(self._array.offset))
+
+
+class _ManyFiles:
+    """Frames in shards, which `open` opens; before it only their sizes are compared."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            self._shards = read_plan(folder / PLAN)
+            self._shards.check(folder)
+        except ShardError as error:
+            raise StoreError(str(error)) from error
+        self.num_frames, self.dims = self._shards.num_rows, self._shards.dims
+
+    def open(self) -> _Mapping:
+        try:
+            file = self._shards.mapped(self._folder)
+        except ShardError as error:
+            raise StoreError(str(error)) from error
+        array = np.frombuffer(file, self._shards.dtype).reshape(-1, self.dims)
+        return _Mapping(array, file, 0)
+
+
+def _files(folder: Path) -> _OneFile | _ManyFiles:
+    if (folder / PLAN).exists():
+        return _ManyFiles(folder)
+    return _OneFile(folder / _WHOLE)
+
+
+class _Windows:
+    """All stretches of neighbouring rows of an array, overlapping, each as one item.
+
+    An item is copied by one copy of memory, whatever the type of the numbers in it.
+    """
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        self._of_length: dict[int, np.ndarray] = {}
+
+    def at(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """Copies [starts, length, ...]; see `FrameStore.frame_windows`."""
+        array, last = self._array, len(self._array) - length
+        if last < 0:
+            return np.zeros((len(starts), length, *array.shape[1:]), array.dtype)
+        inside = np.minimum(np.maximum(starts, 0), last)
+        found = self._items(length)[inside].view(array.dtype)
+        return found.reshape(-1, length, *array.shape[1:])
+
+    def _items(self, length: int) -> np.ndarray:
+        if length not in self._of_length:
+            step = self._array.strides[0]
+            item = np.dtype((np.void, length * step))
+            shape = (len(self._array) - length + 1,)
+            self._of_length[length] = np.ndarray(shape, item, self._array, 0, (step,))
+        return self._of_length[length]
+
+
+def _mapped(path: Path, axes: int) -> np.memmap:
+    try:
+        array = np.load(path, mmap_mode="r")
+    except FileNotFoundError as error:
+        raise StoreError(f"{path}: expected an array, there is none") from error
+    except ValueError as error:
+        raise StoreError(f"{path}: broken or truncated array: {error}") from error
+    if array.ndim != axes:
+        raise StoreError(f"{path}: expected {axes} axes, got shape {array.shape}")
+    return array
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    with warnings.catch_warnings():
+        # Mapped for reading only: a copy-on-write mapping, which torch would take
+        # without a word, must fit into memory and so cannot hold a large corpus.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def _present(labels: Path) -> Path:
+    return labels.with_suffix(".present.npy")
+
+
+class ChunkIndex(NamedTuple):
+    """Where the chunks of the labelled utterances are.
+
+    Attributes:
+        places: int64 [utterances with labels, 4]: chunks before the utterance, its
+            position in the store, its first frame, and the frame after its last one.
+        rows: uint32 [chunks], the row of `places` that each chunk belongs to.
+    """
+
+    places: np.ndarray
+    rows: np.ndarray
+
+
+def chunk_index(store: FrameStore, chunk: int) -> ChunkIndex:
+    """Where the chunks of the labelled utterances are; mapped, and never read whole.
+
+    It is counted once and kept beside the labels, where that can be written to.
+
+    Args:
+        store: With labels.
+        chunk: Frames per chunk; the last one of an utterance may have fewer.
+    """
+    assert store.labels_path is not None
+    paths = [_index_of(store.labels_path, name, chunk) for name in ChunkIndex._fields]
+    if not all(path.exists() for path in paths):
+        index = _counted(store, chunk)
+        try:
+            for path, array in zip(paths, index, strict=True):
+                save_array(path, array)
+        except OSError:  # where others keep their alignments
+            return index
+    places, rows = paths
+    return ChunkIndex(*map(np.asarray, (_mapped(places, 2), _mapped(rows, 1))))
+
+
+def _counted(store: FrameStore, chunk: int) -> ChunkIndex:
+    positions = np.flatnonzero(store.labelled)
+    first, last = np.asarray(store.spans)[positions].T
+    counts = -((first - last) // chunk)
+    before = np.cumsum(counts) - counts
+    rows = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+    return ChunkIndex(np.stack([before, positions, first, last], axis=1), rows)
+
+
+def _index_of(labels: Path, name: str, chunk: int | str) -> Path:
+    return labels.with_name(f"{labels.stem}.{name}-{chunk}.npy")
+
+
+def write_labels(
+    path: Path, store: FrameStore, alignments: Iterable[tuple[str, np.ndarray]]
+) -> int:
+    """Write the labels of a store's utterances, whole or not at all.
+
+    Args:
+        path: The file to write, for instance `labels.npy`.
+        store: Whose frames are labelled.
+        alignments: Utterance and labels [frames], in any order; the frames of
+            utterances that do not occur get IGNORE.
+
+    Returns:
+        The number of labelled frames.
+
+    Raises:
+        ValueError: An utterance has another number of labels than frames.
+    """
+    partial = path.with_name(f".{path.stem}.partial.npy")
+    labels = open_memmap(partial, "w+", np.int32, (store.num_frames,))
+    labels[:] = IGNORE
+    present = np.zeros(len(store), bool)
+    for utterance, values in alignments:
+        position = store.position(utterance)
+        start, end = store.spans[position]
+        if len(values) != end - start:
+            raise ValueError(
+                f"{utterance}: expected {end - start} labels, one per frame, "
+                f"got {len(values)}"
+            )
+        labels[start:end] = values
+        present[position] = True
+    labels.flush()
+    for name in ChunkIndex._fields:
+        for outdated in path.parent.glob(_index_of(path, name, "*").name):
+            outdated.unlink()
+    save_array(_present(path), present)
+    os.replace(partial, path)
+    return int((store.spans[present, 1] - store.spans[present, 0]).sum())

@@ -1,0 +1,1 @@
+"""States of phones in context, and the Gaussian mixtures that find them."""

@@ -1,0 +1,1 @@
+"""Words: how they are spoken, and which follow which."""

@@ -1,0 +1,255 @@
+"""Pronunciations: the MS-State dictionary, the noises, and a word for the unknown.
+
+Silence phones: `sil` between words, `spn` for speech without known phones (unknown and
+broken-off words, vocalised noise), `nsn` for other noise, `lau` for laughter.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_adpsgd.asr.corpora.acronyms import LETTERS_AND_WORDS, acronym_of
+from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped, Utterance
+from lightning_adpsgd.asr.corpora.transcripts import normalise_word
+from lightning_adpsgd.asr.corpora.turns import COPY_AGAIN, LINE_LEFT_OUT, read_lines
+from lightning_adpsgd.asr.language.dictionary_repairs import added, taken_away
+from lightning_adpsgd.files import written_whole
+
+UNKNOWN = "<unk>"
+SILENCE = "sil"
+SPECIAL_WORDS = {
+    "[noise]": "nsn",
+    "[vocalized-noise]": "spn",
+    "[laughter]": "lau",
+    UNKNOWN: "spn",
+}
+_VARIANT = re.compile(r"\(\d+\)$")
+# Names that the search graph has for itself.
+_RESERVED_WORDS = {"<eps>", "<s>", "</s>"}
+_RESERVED_PHONES = re.compile(r"#\d+|<eps>")
+_SILENCE_PHONES = (SILENCE, "spn", "nsn", "lau")
+
+Pronunciation = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """Words and how they are pronounced.
+
+    Attributes:
+        pronunciations: One or several sequences of phones per word.
+        silence_phones: `sil` first.
+        nonsilence_phones: In alphabetical order.
+    """
+
+    pronunciations: dict[str, tuple[Pronunciation, ...]]
+    silence_phones: tuple[str, ...]
+    nonsilence_phones: tuple[str, ...]
+
+    @property
+    def phones(self) -> tuple[str, ...]:
+        """All phones, those of silence first."""
+        return self.silence_phones + self.nonsilence_phones
+
+    def __contains__(self, word: str) -> bool:
+        return word in self.pronunciations
+
+    def known(self, words: Iterable[str]) -> tuple[str, ...]:
+        """The words, with `<unk>` in place of those without a pronunciation."""
+        return tuple(w if w in self.pronunciations else UNKNOWN for w in words)
+
+
+Dictionary = dict[str, tuple[Pronunciation, ...]]
+
+
+def read_entries(path: Path, skipped: Skipped) -> list[tuple[str, Pronunciation]]:
+    """Words and phones of an MS-State dictionary as they are written.
+
+    `#` begins a comment. Lines without phones, and those with names that the search
+    graph has for itself, are counted in `skipped`.
+
+    Raises:
+        CorpusError: The file cannot be read or holds no pronunciation.
+    """
+    entries = []
+    for number, line in read_lines(path, skipped):
+        word, *phones = line.split()
+        if word.startswith("#"):
+            continue
+        problem = _problem_of(word, phones)
+        if problem:
+            where = f"{path}:{number}: {word}"
+            skipped.add(problem, where, remedy=LINE_LEFT_OUT)
+        else:
+            entries.append((word, tuple(phone.lower() for phone in phones)))
+    if not entries:
+        raise CorpusError(
+            f"{path}: expected lines of `word phone ...`, found none; {COPY_AGAIN}"
+        )
+    return entries
+
+
+def _problem_of(word: str, phones: list[str]) -> str:
+    if not phones:
+        return "dictionary line without phones"
+    is_reserved = word.lower() in _RESERVED_WORDS
+    if is_reserved or any(map(_RESERVED_PHONES.fullmatch, phones)):
+        return "dictionary line with a name of the search graph"
+    return ""
+
+
+def read_dictionary(path: Path, skipped: Skipped, repair: bool = False) -> Dictionary:
+    """Pronunciations of an MS-State dictionary: lines of `word phone phone ...`.
+
+    Words are normalised as in the transcripts, acronyms too.
+
+    Args:
+        path: `sw-ms98-dict.text`.
+        skipped: Gets lines without phones.
+        repair: Apply `dictionary_repairs`.
+
+    Raises:
+        CorpusError: See `read_entries`.
+    """
+    entries = read_entries(path, skipped)
+    if repair:
+        wrong = set(taken_away())
+        entries = [entry for entry in entries if entry not in wrong] + [*added()]
+    found: dict[str, dict[Pronunciation, None]] = {}
+    for written, phones in entries:
+        for word in _words_of(written, phones):
+            if word not in SPECIAL_WORDS:
+                found.setdefault(word, {})[phones] = None
+    return {word: tuple(found[word]) for word in sorted(found)}
+
+
+def _words_of(written: str, phones: Pronunciation) -> Iterator[str]:
+    """The word of an entry; for `I ay` both the letter and the word."""
+    acronym, word = acronym_of(written, phones), normalise_word(written)
+    if acronym:
+        yield acronym
+    if word and (not acronym or written in LETTERS_AND_WORDS):
+        yield word
+
+
+def read_cmudict(path: Path, skipped: Skipped) -> Dictionary:
+    """Pronunciations of the CMU dictionary, or one of its form, in MS-State's phones.
+
+    Lines of `WORD  W ER1 D`, other pronunciations as `WORD(1)` or once more; `;;;` and
+    `#` begin a comment. Stress goes, but for `AH0`, which is MS-State's `ax`.
+
+    Raises:
+        CorpusError: The file cannot be read or holds no pronunciation.
+    """
+    found: dict[str, dict[Pronunciation, None]] = {}
+    for number, line in read_lines(path, skipped):
+        if line.startswith(";;;"):
+            continue
+        written, *phones = line.partition(" #")[0].split()
+        if not phones:
+            where = f"{path}:{number}: {written}"
+            skipped.add("dictionary line without phones", where, remedy=LINE_LEFT_OUT)
+            continue
+        word = _VARIANT.sub("", written.lower())
+        found.setdefault(word, {})[tuple(map(_without_stress, phones))] = None
+    if not found:
+        raise CorpusError(f"{path}: expected lines of `WORD W ER1 D`, found none")
+    return {word: tuple(found[word]) for word in sorted(found)}
+
+
+def _without_stress(phone: str) -> str:
+    return "ax" if phone == "AH0" else phone.rstrip("012").lower()
+
+
+def find_missing(
+    dictionary: Dictionary, utterances: Iterable[Utterance]
+) -> Counter[str]:
+    """Words that are said but not in the dictionary, and how often.
+
+    Broken-off words are not among them: nobody can say how they go on.
+    """
+    said = Counter(word for utterance in utterances for word in utterance.words)
+    return Counter(
+        {
+            word: count
+            for word, count in said.items()
+            if word not in dictionary
+            and word not in SPECIAL_WORDS
+            and not is_broken_off(word)
+        }
+    )
+
+
+def is_broken_off(word: str) -> bool:
+    """Whether a word was begun or ended only: `ab-`, `-ly`."""
+    return word.startswith("-") or word.endswith("-")
+
+
+def build_lexicon(dictionary: dict[str, tuple[Pronunciation, ...]]) -> Lexicon:
+    """The dictionary with the special words."""
+    special = {word: ((phone,),) for word, phone in SPECIAL_WORDS.items()}
+    phones = {p for several in dictionary.values() for one in several for p in one}
+    return Lexicon(
+        pronunciations={**special, **dictionary},
+        silence_phones=_SILENCE_PHONES,
+        nonsilence_phones=tuple(sorted(phones - set(_SILENCE_PHONES))),
+    )
+
+
+def count_unknown(lexicon: Lexicon, utterances: Iterable[Utterance]) -> Skipped:
+    """Words that are not in the lexicon, with where they stand.
+
+    Broken-off words (`ab-`) are counted apart: they are expected to be missing.
+    """
+    unknown = Skipped()
+    for utterance in utterances:
+        for word in utterance.words:
+            if word not in lexicon:
+                broken = is_broken_off(word)
+                reason = "broken-off words" if broken else "out-of-vocabulary words"
+                unknown.add(reason, f"{word!r} at {utterance.source or utterance.id}")
+    return unknown
+
+
+def write_lexicon(folder: Path, lexicon: Lexicon) -> None:
+    """Write `lexicon.txt` and `phones.txt`, silence phones first."""
+    lines = [
+        " ".join((word, *phones))
+        for word, several in lexicon.pronunciations.items()
+        for phones in several
+    ]
+    _write(folder / "lexicon.txt", lines)
+    _write(folder / "silence_phones.txt", lexicon.silence_phones)
+    _write(folder / "phones.txt", lexicon.phones)
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    with written_whole(path) as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def read_lexicon(folder: Path) -> Lexicon:
+    """Read what `write_lexicon` wrote.
+
+    Raises:
+        CorpusError: A line has no phones, or phones that `phones.txt` does not list.
+    """
+    phones = _lines(folder / "phones.txt")
+    silence = _lines(folder / "silence_phones.txt")
+    pronunciations: dict[str, tuple[Pronunciation, ...]] = {}
+    path = folder / "lexicon.txt"
+    for number, line in enumerate(_lines(path), start=1):
+        word, *pronunciation = line.split()
+        if not pronunciation or not set(pronunciation) <= set(phones):
+            problem = f"expected phones of phones.txt, got {line!r}"
+            raise CorpusError.at(path, number, problem)
+        several = pronunciations.get(word, ())
+        pronunciations[word] = (*several, tuple(pronunciation))
+    others = tuple(phone for phone in phones if phone not in silence)
+    return Lexicon(pronunciations, silence, others)
+
+
+def _lines(path: Path) -> tuple[str, ...]:
+    return tuple(path.read_text(encoding="utf-8").split("\n")[:-1])

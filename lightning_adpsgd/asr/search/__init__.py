@@ -1,0 +1,1 @@
+"""Graphs of words, and the search in them: alignment, decoding, n-best, rescoring."""

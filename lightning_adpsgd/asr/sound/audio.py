@@ -1,0 +1,147 @@
+"""Sound files of any length, format and rate as log-mel frames, in bounded memory.
+
+A file is read in blocks of whole seconds, which begin at the same instants at its own
+rate and at 8 kHz. Every block is read with a second more on both sides, so that the
+filters of the resampling and the windows of the frames do not see its ends: the frames
+are those of the whole file.
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+from torchaudio.functional import resample
+
+from lightning_adpsgd.asr.sound.features import log_mel, num_frames
+from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE, SphereError, read_header
+
+BLOCK_S = 30
+_MARGIN_S = 1
+_FRAMES_PER_S = 100
+_SHORTEST_S = 0.025
+
+
+class AudioError(ValueError):
+    """A sound file cannot be used; the message has the path and what was wrong."""
+
+
+class SoundFile:
+    """A sound file that has been looked at.
+
+    Args:
+        path: In any format that libsndfile reads, at 8 kHz or more.
+
+    Raises:
+        AudioError: It is missing, no sound, empty, cut short, or at a lower rate.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            info = soundfile.info(str(path))
+        except (OSError, soundfile.LibsndfileError) as error:
+            raise AudioError(self._unreadable(error)) from error
+        self.sample_rate: int = info.samplerate
+        self.num_samples: int = info.frames
+        self.num_channels: int = info.channels
+        self._check()
+
+    def _unreadable(self, error: Exception) -> str:
+        if not self.path.is_file():
+            return f"{self.path}: there is no such file"
+        if self.path.stat().st_size == 0:
+            return f"{self.path}: the file is empty"
+        return f"{self.path}: no sound in a format that libsndfile reads: {error}"
+
+    def _check(self) -> None:
+        if self.sample_rate < SAMPLE_RATE:
+            raise AudioError(
+                f"{self.path}: expected {SAMPLE_RATE} Hz or more, found "
+                f"{self.sample_rate}; what a lower rate has lost cannot be brought back"
+            )
+        self._check_length()
+        if self.duration_s < _SHORTEST_S:
+            raise AudioError(
+                f"{self.path}: expected at least {_SHORTEST_S} s, found "
+                f"{self.duration_s:.3f} s"
+            )
+
+    def _check_length(self) -> None:
+        with self.path.open("rb") as file:
+            start = file.read(8)
+        size = self.path.stat().st_size
+        if start == b"NIST_1A\n":
+            try:
+                read_header(self.path, self.sample_rate)
+            except SphereError as error:
+                raise AudioError(str(error)) from error
+        if start[:4] == b"RIFF":
+            [announced] = struct.unpack("<I", start[4:])
+            # Programs that write to a pipe leave these two instead of the length.
+            if announced not in (0, 0xFFFFFFFF) and announced + 8 > size:
+                raise AudioError(
+                    f"{self.path}: cut short: the header says {announced + 8} bytes, "
+                    f"there are {size}"
+                )
+
+    @property
+    def duration_s(self) -> float:
+        """Length in seconds."""
+        return self.num_samples / self.sample_rate
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of a channel."""
+        return num_frames(round(self.duration_s * SAMPLE_RATE))
+
+    def log_mel(
+        self, channel: int, num_mels: int, block_s: int = BLOCK_S
+    ) -> Iterator[np.ndarray]:
+        """The frames of one channel, block by block, float32 [frames, num_mels].
+
+        Raises:
+            AudioError: A sample is not finite, or missing.
+        """
+        for start in range(
+            0, max(1, -(-self.num_samples // self.sample_rate)), block_s
+        ):
+            first = max(start - _MARGIN_S, 0)
+            samples = self.samples(channel, first, start + block_s + _MARGIN_S)
+            frames = log_mel(samples, num_mels).numpy()
+            skipped = (start - first) * _FRAMES_PER_S
+            yield frames[skipped : skipped + block_s * _FRAMES_PER_S]
+
+    def samples(self, channel: int, first_s: int, last_s: int) -> np.ndarray:
+        """Those between two seconds, float32 [samples] at 8 kHz.
+
+        Raises:
+            AudioError: One is not finite, or missing.
+        """
+        begin = first_s * self.sample_rate
+        wanted = min(last_s * self.sample_rate, self.num_samples) - begin
+        try:
+            found, _ = soundfile.read(
+                str(self.path), wanted, begin, dtype="float32", always_2d=True
+            )
+        except soundfile.LibsndfileError as error:
+            raise AudioError(f"{self.path}: broken at {first_s} s: {error}") from error
+        if len(found) < wanted:
+            ends = (begin + len(found)) / self.sample_rate
+            raise AudioError(f"{self.path}: cut short: the sound ends at {ends:.2f} s")
+        samples = found[:, channel]
+        self._check_finite(samples, begin)
+        if self.sample_rate == SAMPLE_RATE:
+            return samples
+        return resample(
+            torch.from_numpy(samples.copy()), self.sample_rate, SAMPLE_RATE
+        ).numpy()
+
+    def _check_finite(self, samples: np.ndarray, begin: int) -> None:
+        if not np.isfinite(samples).all():
+            at = begin + int(np.flatnonzero(~np.isfinite(samples))[0])
+            raise AudioError(
+                f"{self.path}: sample {at} ({at / self.sample_rate:.2f} s) is no number"
+            )

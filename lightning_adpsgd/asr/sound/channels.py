@@ -1,0 +1,104 @@
+"""One channel of a sound file of any kind, at the rate of telephone speech.
+
+SPHERE files are read by `sphere.py`, all others (WAV, FLAC, Ogg) by libsndfile; a
+higher rate is resampled by torchaudio, a lower one refused: what is missing cannot be
+made.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import soundfile
+import torch
+from torchaudio.functional import resample
+
+from lightning_adpsgd.asr.sound import sphere
+from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
+
+
+class ChannelError(ValueError):
+    """A sound file cannot be used; the message has the path and what was wrong."""
+
+
+class SoundFacts(NamedTuple):
+    """What the head of a sound file says.
+
+    Attributes:
+        seconds: Its length.
+        num_channels: How many.
+        sample_rate: In Hz.
+    """
+
+    seconds: float
+    num_channels: int
+    sample_rate: int
+
+
+def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
+    """Length, channels and rate; the samples are not touched.
+
+    Raises:
+        ChannelError: It cannot be read, is no sound, is empty, or below `sample_rate`.
+    """
+    try:
+        found = soundfile.info(sphere.name_of(path))
+    except (OSError, soundfile.LibsndfileError) as error:
+        problem = f"cannot be read: {error}; copy it again"
+        raise ChannelError(f"{path}: {problem}") from error
+    if found.frames <= 0:
+        raise ChannelError(f"{path}: holds no sound; copy it again")
+    if found.samplerate < sample_rate:
+        raise ChannelError(
+            f"{path}: expected at least {sample_rate} Hz, got {found.samplerate}; "
+            "record it again, a lower rate lacks what is recognised"
+        )
+    seconds = found.frames / found.samplerate
+    return SoundFacts(seconds, found.channels, found.samplerate)
+
+
+def read_channel(
+    path: Path, channel: int, sample_rate: int = SAMPLE_RATE
+) -> np.ndarray:
+    """One whole channel as float32 [samples] in [-1, 1], at `sample_rate`.
+
+    Raises:
+        ValueError: See `read_facts` and `sphere.read_header`; or there is no such
+            channel, or fewer samples than the head says.
+    """
+    if is_sphere(path):
+        return sphere.read_channel(path, channel, sample_rate=sample_rate)
+    facts = read_facts(path, sample_rate)
+    if not 0 <= channel < facts.num_channels:
+        raise ChannelError(
+            f"{path}: `channel` must be below {facts.num_channels}, got {channel}"
+        )
+    samples = _read(path, facts)[:, channel]
+    if facts.sample_rate == sample_rate:
+        return np.ascontiguousarray(samples)
+    return resample(torch.tensor(samples), facts.sample_rate, sample_rate).numpy()
+
+
+def is_sphere(path: Path) -> bool:
+    """Whether a file begins as NIST's SPHERE files do; false if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(sphere.MAGIC)) == sphere.MAGIC
+    except OSError:
+        return False
+
+
+def _read(path: Path, facts: SoundFacts) -> np.ndarray:
+    try:
+        samples, _ = soundfile.read(
+            sphere.name_of(path), dtype="float32", always_2d=True
+        )
+    except soundfile.LibsndfileError as error:
+        raise ChannelError(f"{path}: {error}; copy it again") from error
+    expected = round(facts.seconds * facts.sample_rate)
+    if len(samples) < expected:
+        raise ChannelError(
+            f"{path}: truncated: its head says {expected} samples, it holds "
+            f"{len(samples)}; copy it again"
+        )
+    return samples

@@ -1,0 +1,126 @@
+"""Acoustic features: log-mel energies, their first and second differences, normalised.
+
+Frames of 25 ms every 10 ms; frame i is centred on (i + 1/2) · 10 ms, so n samples give
+round(n / 80) frames. The differences are Kaldi's:
+
+    Δ x(t) = Σ_{k=1,2} k · (x(t+k) − x(t−k)) / 10,    ΔΔ x = Δ(Δ x)
+
+where frames beyond the ends of an utterance repeat its first and last frame. Only the
+log-mel energies are stored; differences are taken in the batch, on its device.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torchaudio.compliance import kaldi
+
+from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
+
+FRAME_SHIFT_S = 0.01
+CONTEXT = 4  # frames on each side that the second difference reaches
+_SHIFT = round(SAMPLE_RATE * FRAME_SHIFT_S)
+_WINDOW = round(SAMPLE_RATE * 0.025)
+_FULL_SCALE = 32768.0  # Kaldi's features are those of 16-bit integers
+
+
+def num_frames(num_samples: int) -> int:
+    """Frames of so many samples at 8 kHz."""
+    return (num_samples + _SHIFT // 2) // _SHIFT
+
+
+def log_mel(samples: np.ndarray, num_mels: int = 40, floor: float = 0.0) -> Tensor:
+    """Kaldi's log-mel filter-bank energies, without dither.
+
+    Args:
+        samples: float32 [samples] in [-1, 1) at 8 kHz.
+        num_mels: Filters between 20 Hz and 4 kHz.
+        floor: Smallest log energy. Digital silence would be at −16, ten times farther
+            from the mean than any sound, and spoil the statistics of its side.
+
+    Returns:
+        float32 [frames, num_mels].
+
+    Raises:
+        ValueError: The samples are not one finite channel of at least 25 ms.
+    """
+    if samples.ndim != 1 or len(samples) < _WINDOW:
+        raise ValueError(
+            f"`samples` must be one channel of at least {_WINDOW} samples (25 ms), "
+            f"got shape {samples.shape}"
+        )
+    if not np.isfinite(samples).all():
+        first = int(np.flatnonzero(~np.isfinite(samples))[0])
+        raise ValueError(
+            f"`samples` must be finite, sample {first} is {samples[first]}"
+        )
+    energies = kaldi.fbank(
+        torch.from_numpy(np.asarray(samples, np.float32))[None] * _FULL_SCALE,
+        num_mel_bins=num_mels,
+        sample_frequency=SAMPLE_RATE,
+        dither=0.0,
+        snip_edges=False,
+    )
+    return energies.clamp_min(floor)
+
+
+def normalise_side(utterances: Sequence[Tensor]) -> list[Tensor]:
+    """Take off the mean of a conversation side and divide by its standard deviation.
+
+    Mean and deviation are those of all its utterances together, per dimension, so
+    differences of level between the utterances of a speaker stay.
+
+    Args:
+        utterances: [frames, dims] each.
+    """
+    frames = torch.cat(list(utterances)).double()
+    mean = frames.mean(dim=0)
+    deviation = frames.std(dim=0, correction=0).clamp_min(1e-3)
+    return [((u.double() - mean) / deviation).float() for u in utterances]
+
+
+def add_differences(frames: Tensor) -> Tensor:
+    """Append Δ and ΔΔ; the context of the second is used up at both ends.
+
+    Args:
+        frames: [..., frames + 2 · CONTEXT, dims].
+
+    Returns:
+        [..., frames, 3 · dims].
+    """
+    if frames.shape[-2] <= 2 * CONTEXT:
+        raise ValueError(
+            f"`frames` must hold more than {2 * CONTEXT} frames, their context, "
+            f"got shape {tuple(frames.shape)}"
+        )
+    first = _difference(frames)
+    second = _difference(first)
+    edge = CONTEXT // 2
+    parts = (frames[..., CONTEXT:-CONTEXT, :], first[..., edge:-edge, :], second)
+    return torch.cat(parts, dim=-1)
+
+
+def _difference(frames: Tensor) -> Tensor:
+    # [..., frames, dims] to [..., frames - 4, dims]
+    near = frames[..., 3:-1, :] - frames[..., 1:-3, :]
+    far = frames[..., 4:, :] - frames[..., :-4, :]
+    return near / 10 + far / 5
+
+
+def with_differences(frames: Tensor) -> Tensor:
+    """Append Δ and ΔΔ to one whole utterance.
+
+    Args:
+        frames: [frames, dims].
+
+    Returns:
+        [frames, 3 · dims].
+    """
+    if frames.ndim != 2 or len(frames) == 0:
+        raise ValueError(
+            f"`frames` must be [frames, dims] with a frame, got {tuple(frames.shape)}"
+        )
+    extended = pad(frames.T[None], (CONTEXT, CONTEXT), mode="replicate")[0].T
+    return add_differences(extended)

@@ -1,0 +1,1 @@
+"""What is estimated for a speaker: fMLLR transforms and i-vectors."""

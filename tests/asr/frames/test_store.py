@@ -1,0 +1,156 @@
+"""The frame store: what goes in comes out, whole or not at all, without being read."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_adpsgd.asr.frames.store import (
+    IGNORE,
+    FrameStore,
+    FrameWriter,
+    StoreError,
+    write_labels,
+)
+
+LENGTHS = {"a": 30, "b": 1, "c": 45}
+
+
+def _frames(name: str) -> np.ndarray:
+    generator = np.random.default_rng(ord(name))
+    return generator.standard_normal((LENGTHS[name], 3)).astype(np.float32)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FrameStore:
+    writer = FrameWriter(tmp_path, list(LENGTHS), list(LENGTHS.values()), 3, "float32")
+    writer.create()
+    for position, name in reversed(list(enumerate(LENGTHS))):
+        writer.put(position, _frames(name))
+    writer.finish()
+    return FrameStore(tmp_path)
+
+
+def test_frames_come_back_by_position_and_name(store: FrameStore):
+    assert (len(store), store.num_frames, store.dims) == (3, 76, 3)
+    for name in LENGTHS:
+        found = store.frames(store.position(name))
+        np.testing.assert_array_equal(found.numpy(), _frames(name))
+    assert "a" in store
+    assert "z" not in store
+
+
+def test_frames_are_views_of_the_mapped_file(store: FrameStore):
+    whole = store.frame_range(0, store.num_frames)
+    part = store.frames(2)
+    assert part.data_ptr() == whole.data_ptr() + 31 * 3 * 4
+
+
+def test_nothing_is_there_before_the_end(tmp_path: Path):
+    writer = FrameWriter(tmp_path, ["a"], [30], 3)
+    writer.create()
+    writer.put(0, _frames("a"))
+    with pytest.raises(StoreError, match=r"frames\.npy: expected an array"):
+        FrameStore(tmp_path)
+
+
+def test_an_interrupted_writing_goes_on(tmp_path: Path):
+    first, second = (
+        FrameWriter(tmp_path, ["a", "c"], [30, 45], 3, "float32") for _ in range(2)
+    )
+    first.create()
+    first.put(0, _frames("a"))
+    second.create()
+    second.put(1, _frames("c"))
+    second.finish()
+    np.testing.assert_array_equal(FrameStore(tmp_path).frames(0), _frames("a"))
+
+
+def test_a_lost_utterance_leaves_a_gap(tmp_path: Path):
+    writer = FrameWriter(tmp_path, ["a", "b", "c"], [30, 1, 45], 3, "float32")
+    writer.create()
+    writer.put(0, _frames("a"))
+    writer.put(2, _frames("c"))
+    writer.finish([True, False, True])
+    store = FrameStore(tmp_path)
+    assert list(store.ids) == ["a", "c"]
+    np.testing.assert_array_equal(store.frames(1), _frames("c"))
+
+
+def test_frames_of_another_number_are_refused(tmp_path: Path):
+    writer = FrameWriter(tmp_path, ["a"], [29], 3)
+    writer.create()
+    with pytest.raises(
+        ValueError, match=r"a: expected frames \(29, 3\), got \(30, 3\)"
+    ):
+        writer.put(0, _frames("a"))
+
+
+def test_frames_that_are_not_finite_are_refused(tmp_path: Path):
+    writer = FrameWriter(tmp_path, ["a"], [30], 3)
+    writer.create()
+    frames = _frames("a")
+    frames[3, 1] = np.nan
+    with pytest.raises(ValueError, match="a: `frames` must be finite"):
+        writer.put(0, frames)
+
+
+@pytest.mark.parametrize("lengths", [[], [3, 0], [3]])
+def test_lengths_that_do_not_fit_are_refused(tmp_path: Path, lengths: list[int]):
+    with pytest.raises(ValueError, match="length"):
+        FrameWriter(tmp_path, ["a", "b"][: max(1, len(lengths) + 1)], lengths, 3)
+
+
+def test_a_truncated_array_is_refused_with_its_path(store: FrameStore):
+    path = store.folder / "frames.npy"
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(StoreError, match=r"frames\.npy: broken or truncated"):
+        FrameStore(store.folder)
+
+
+def test_labels_lie_beside_the_frames(store: FrameStore, tmp_path: Path):
+    path = tmp_path / "labels.npy"
+    alignments = [("c", np.arange(45)), ("a", np.full(30, 7))]
+    assert write_labels(path, store, alignments) == 75
+    labelled = FrameStore(store.folder, path)
+    assert labelled.labels(0).tolist() == [7] * 30
+    assert labelled.labels(1).tolist() == [IGNORE]
+    assert labelled.labels(2).tolist() == list(range(45))
+    assert labelled.labelled.tolist() == [True, False, True]
+
+
+def test_labels_of_another_number_than_frames_are_refused(
+    store: FrameStore, tmp_path: Path
+):
+    with pytest.raises(
+        ValueError, match="a: expected 30 labels, one per frame, got 29"
+    ):
+        write_labels(tmp_path / "labels.npy", store, [("a", np.zeros(29, int))])
+    assert not (tmp_path / "labels.npy").exists()
+
+
+def test_labels_of_another_store_are_refused(store: FrameStore, tmp_path: Path):
+    writer = FrameWriter(tmp_path / "other", ["a"], [30], 3)
+    writer.create()
+    writer.finish()
+    write_labels(tmp_path / "labels.npy", FrameStore(tmp_path / "other"), [])
+    with pytest.raises(StoreError, match="expected 76 labels, one per frame, found 30"):
+        FrameStore(store.folder, tmp_path / "labels.npy")
+
+
+def test_a_pickled_store_holds_paths_and_no_data(store: FrameStore):
+    data = pickle.dumps(store)
+    assert len(data) < 1000
+    assert torch.equal(pickle.loads(data).frames(0), store.frames(0))
+
+
+def test_opening_reads_no_frames(tmp_path: Path):
+    # 400 GB that exist as a hole only: reading them would end the test's time.
+    writer = FrameWriter(tmp_path, ["a", "b"], [5 * 10**9, 8], 40, "float16")
+    writer.create()
+    writer.finish()
+    store = FrameStore(tmp_path)
+    assert store.num_frames == 5 * 10**9 + 8
+    assert torch.equal(store.frames(1), torch.zeros(8, 40, dtype=torch.float16))

@@ -1,0 +1,158 @@
+"""Alternatives against all word sequences there are, and their choice by hand."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from lightning_adpsgd.asr.language.ngram import NgramModel, estimate
+from lightning_adpsgd.asr.search.decoding import (
+    Alternative,
+    Decoder,
+    Hypothesis,
+    SearchOptions,
+    TimedWord,
+)
+from lightning_adpsgd.asr.search.graphs import decoding_graph
+from lightning_adpsgd.asr.search.nbest import NBestOptions
+from lightning_adpsgd.asr.search.rescoring import Weighed, Weights, best, weigh
+from tests.asr import digits
+
+WORDS = ["one", "two", "nine"]
+SCALE = 0.05
+WIDE = NBestOptions(most=1000, beam=200.0, lattice_beam=100.0)
+
+
+@pytest.fixture(scope="module")
+def speaker() -> digits.Speaker:
+    return digits.Speaker(digits.lexicon(), noise=2.0)
+
+
+def decoder_of(speaker: digits.Speaker, words: list[str], folder) -> Decoder:
+    arpa = digits.loop_arpa(folder / "lm.arpa", words)
+    graph = decoding_graph(speaker.lexicon, speaker.topology, arpa)
+    options = SearchOptions(beam=200.0)
+    return Decoder(graph, speaker.lexicon, speaker.topology, options)
+
+
+@pytest.fixture(scope="module")
+def decoder(speaker, tmp_path_factory) -> Decoder:
+    return decoder_of(speaker, WORDS, tmp_path_factory.mktemp("lm"))
+
+
+@pytest.fixture(scope="module")
+def likelihoods(speaker) -> np.ndarray:
+    states = speaker.states(["two", "nine"])
+    return speaker.log_likelihoods(speaker.frames(states))
+
+
+def test_the_first_is_what_a_search_for_the_best_finds(decoder, likelihoods):
+    first = decoder.alternatives(likelihoods, SCALE, NBestOptions())[0]
+    assert first.hypothesis == decoder.decode(likelihoods, SCALE)
+
+
+def test_word_sequences_differ_and_become_dearer(decoder, likelihoods):
+    found = decoder.alternatives(likelihoods, SCALE, WIDE)
+    texts = [one.hypothesis.text for one in found]
+    assert len(set(texts)) == len(texts) > 10
+    costs = [one.cost for one in found]
+    assert costs == sorted(costs)
+
+
+def test_each_has_the_cost_and_the_times_of_the_best_path_of_its_words(
+    speaker, decoder, likelihoods, tmp_path
+):
+    found = decoder.alternatives(likelihoods, SCALE, WIDE)
+    uniform = math.log(len(WORDS) + 1)  # of each word and of the end
+    by_words = {one.hypothesis.text: one for one in found}
+    for word in WORDS:
+        alone = decoder_of(speaker, [word], tmp_path)
+        # With one word in the grammar only its number is open.
+        for one in alone.alternatives(likelihoods, SCALE, WIDE):
+            both = by_words.get(one.hypothesis.text)
+            if both is not None:
+                assert both.hypothesis == one.hypothesis
+                more = (uniform - math.log(2)) * (1 + len(one.hypothesis.words))
+                assert both.cost == pytest.approx(one.cost + more, abs=1e-2)
+    singles = [text for text in by_words if len(set(text)) == 1]
+    assert len(singles) >= 3
+
+
+def test_there_are_no_more_than_asked_for(decoder, likelihoods):
+    options = NBestOptions(most=3, beam=200.0, lattice_beam=100.0)
+    assert len(decoder.alternatives(likelihoods, SCALE, options)) == 3
+
+
+def test_of_a_lattice_too_large_there_is_the_best_alone(decoder, likelihoods):
+    options = NBestOptions(beam=200.0, lattice_beam=100.0, max_states=3)
+    [only] = decoder.alternatives(likelihoods, SCALE, options)
+    assert only.hypothesis == decoder.decode(likelihoods, SCALE)
+
+
+def test_no_frames_have_no_alternatives(speaker, decoder):
+    empty = np.zeros((0, speaker.topology.num_states), np.float32)
+    assert decoder.alternatives(empty, 1.0, NBestOptions()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"most": 0}, "`most` must be at least 1, got 0"),
+        ({"beam": 5.0}, r"`lattice_beam` must lie in \(0, `beam` 5.0\], got 6.0"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        NBestOptions(**arguments)
+
+
+# --- rescoring
+
+
+def said(text: str) -> Hypothesis:
+    return Hypothesis(tuple(TimedWord(word, 0.0, 0.1) for word in text.split()), True)
+
+
+def models() -> tuple[NgramModel, NgramModel]:
+    sentences = [["a", "b", "a"], ["b", "b"], ["a", "b", "a", "b"]]
+    return estimate(sentences, 1), estimate(sentences, 3)
+
+
+def test_the_gain_is_the_difference_of_the_models():
+    small, large = models()
+    [one] = weigh([Alternative(said("a b"), 7.0)], small, large)
+    expected = large.log10_of_sentence("ab") - small.log10_of_sentence("ab")
+    assert one.cost == 7.0
+    assert one.gain == pytest.approx(expected * math.log(10))
+
+
+@pytest.mark.parametrize("text", ["", "a a", "b a b"])
+def test_the_larger_model_alone_takes_the_place_of_the_small_one(text: str):
+    small, large = models()
+    acoustic = 3.0
+    cost = acoustic - small.log10_of_sentence(text.split()) * math.log(10)
+    [one] = weigh([Alternative(said(text), cost)], small, large)
+    expected = acoustic - large.log10_of_sentence(text.split()) * math.log(10)
+    assert one.cost - one.gain == pytest.approx(expected)
+
+
+def test_the_weights_decide():
+    ones = [Weighed(said("a"), 10.0, 0.0), Weighed(said("a b c"), 11.0, 4.0)]
+    short, long = ones[0].hypothesis, ones[1].hypothesis
+    cases = itertools.product((0.0, 0.2, 0.3, 1.0), (-1.0, 0.0, 2.0))
+    for large, penalty in cases:
+        is_long = -11 + 4 * large - 3 * penalty > -10 - penalty
+        assert best(ones, Weights(large, penalty)) == (long if is_long else short)
+
+
+def test_a_word_that_the_larger_model_lacks_is_not_chosen():
+    small, large = estimate([["a", "new"]], 1), estimate([["a"]], 2)
+    found = weigh(
+        [Alternative(said("new"), 1.0), Alternative(said("a"), 9.0)], small, large
+    )
+    assert best(found, Weights(1.0, 0.0)).text == ("a",)
+
+
+def test_of_nothing_the_best_is_nothing():
+    assert best([], Weights(1.0, 0.0)) == Hypothesis((), False)

@@ -1,0 +1,76 @@
+"""Sound of any kind comes at the rate of telephone speech, or is refused by name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from lightning_adpsgd.asr.sound import sphere
+from lightning_adpsgd.asr.sound.channels import ChannelError, read_channel, read_facts
+from tests.asr.tiny import noise, write_sphere
+
+
+def _write(path: Path, samples: np.ndarray, rate: int) -> Path:
+    soundfile.write(path, samples, rate, subtype="PCM_16")
+    return path
+
+
+def _tone(rate: int, hertz: float = 440.0, seconds: float = 1.0) -> np.ndarray:
+    return 0.5 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 16000, 44100, 48000])
+@pytest.mark.parametrize("ending", ["wav", "flac"])
+def test_a_tone_of_any_rate_is_the_same_tone(tmp_path: Path, rate: int, ending: str):
+    path = _write(tmp_path / f"tone.{ending}", _tone(rate), rate)
+    found = read_channel(path, 0)
+    assert found.dtype == np.float32
+    assert len(found) == 8000
+    inside = slice(500, 7500)  # the ends ring
+    np.testing.assert_allclose(found[inside], _tone(8000)[inside], atol=0.01)
+
+
+def test_channels_are_apart(tmp_path: Path):
+    both = np.stack([_tone(16000), _tone(16000, 1000.0)], axis=1)
+    path = _write(tmp_path / "both.wav", both, 16000)
+    found = [read_channel(path, channel) for channel in (0, 1)]
+    np.testing.assert_allclose(
+        found[1][500:7500], _tone(8000, 1000.0)[500:7500], atol=0.01
+    )
+    assert np.abs(found[0] - found[1]).max() > 0.5
+    with pytest.raises(ChannelError, match="`channel` must be below 2, got 2"):
+        read_channel(path, 2)
+
+
+def test_sphere_goes_its_own_way(tmp_path: Path):
+    path = write_sphere(tmp_path / "call.sph", noise(1.0))
+    np.testing.assert_array_equal(read_channel(path, 1), sphere.read_channel(path, 1))
+
+
+def test_a_lower_rate_is_refused(tmp_path: Path):
+    path = _write(tmp_path / "low.wav", _tone(4000), 4000)
+    with pytest.raises(
+        ChannelError, match=r"low\.wav: expected at least 8000 Hz, got 4000"
+    ):
+        read_channel(path, 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"no sound at all"])
+def test_what_is_no_sound_is_refused(tmp_path: Path, content: bytes):
+    path = tmp_path / "odd.flac"
+    path.write_bytes(content)
+    with pytest.raises(ChannelError, match=r"odd\.flac: cannot be read.*copy it again"):
+        read_facts(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(ChannelError, match=r"gone\.wav: cannot be read"):
+        read_channel(tmp_path / "gone.wav", 0)
+
+
+def test_sound_that_was_cut_short_is_refused(tmp_path: Path):
+    path = _write(tmp_path / "cut.flac", noise(2.0, channels=1), 16000)
+    path.write_bytes(path.read_bytes()[:9000])
+    with pytest.raises(ChannelError, match=r"cut\.flac"):
+        read_channel(path, 0)

@@ -1,0 +1,74 @@
+"""Noise has the power that was asked for, and is the same in a second attempt."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from lightning_adpsgd.asr.sound.audio import AudioError
+from lightning_adpsgd.asr.sound.noise import add_noise, dice_of, noise_files
+from recipes.switchboard.feature_stage import Noise
+from recipes.switchboard.settings import FeatureSettings
+
+SPEECH = np.random.default_rng(0).normal(0, 0.1, 20_000).astype(np.float32)
+
+
+def power(samples: np.ndarray) -> float:
+    return float(np.mean(np.square(samples, dtype=np.float64)))
+
+
+@pytest.mark.parametrize("decibels", [0.0, 10.0, 25.0])
+def test_noise_is_so_many_decibels_below_the_speech(decibels: float):
+    noisy = add_noise(SPEECH, [], (decibels, decibels), dice_of(0, "a"))
+    ratio = power(SPEECH) / power(noisy - SPEECH)
+    assert 10 * np.log10(ratio) == pytest.approx(decibels, abs=0.01)
+    assert noisy.dtype == np.float32
+
+
+@pytest.mark.parametrize("seconds", [0.5, 20.0])
+def test_recorded_noise_is_a_stretch_of_its_file(tmp_path: Path, seconds: float):
+    hum = np.sin(np.arange(round(seconds * 8000)) * 2 * np.pi * 440 / 8000)
+    soundfile.write(str(tmp_path / "hum.wav"), hum * 0.3, 8000, subtype="FLOAT")
+    files = noise_files(tmp_path)
+    noise = add_noise(SPEECH, files, (5.0, 5.0), dice_of(0, "a")) - SPEECH
+    spectrum = np.abs(np.fft.rfft(noise))
+    at = np.argmax(spectrum) * 8000 / len(noise)
+    assert at == pytest.approx(440, abs=1)
+
+
+def test_equal_seeds_and_names_draw_alike_and_others_do_not():
+    def noisy(seed: int, name: str) -> list[float]:
+        return add_noise(SPEECH, [], (0.0, 20.0), dice_of(seed, name)).tolist()
+
+    assert noisy(0, "a") == noisy(0, "a")
+    assert noisy(0, "a") != noisy(0, "b")
+    assert noisy(0, "a") != noisy(1, "a")
+
+
+def test_silence_stays_silent():
+    silence = np.zeros(1000, np.float32)
+    assert add_noise(silence, [], (0.0, 0.0), dice_of(0, "a")) is silence
+
+
+def test_a_folder_without_noise_is_named(tmp_path: Path):
+    with pytest.raises(AudioError, match=f"{tmp_path}: expected .wav"):
+        noise_files(tmp_path)
+
+
+def test_the_share_of_sides_gets_noise():
+    noise = Noise([], 0.3, (10.0, 10.0), seed=0)
+    cut = SPEECH[:100]
+    changed = [
+        noise.added_to([cut], f"side {number}")[0] is not cut for number in range(300)
+    ]
+    assert 60 < sum(changed) < 120  # 90 and four standard deviations
+
+
+def test_without_a_share_there_is_no_noise():
+    assert Noise.of(FeatureSettings()) is None
+
+
+def test_a_share_beyond_all_sides_is_refused():
+    with pytest.raises(ValueError, match=r"`noise_share` must lie in \[0, 1\], got 2"):
+        FeatureSettings(noise_share=2)

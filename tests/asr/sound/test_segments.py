@@ -1,0 +1,45 @@
+"""Speech is found by its level; long stretches are cut where they are quiet."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from lightning_adpsgd.asr.sound.segments import find_segments
+
+
+def level(*stretches: tuple[int, float]) -> np.ndarray:
+    return np.concatenate([np.full(frames, value) for frames, value in stretches])
+
+
+def test_speech_is_found_with_a_margin_and_silence_is_left_out():
+    found = find_segments(level((400, 2.0), (200, 12.0), (400, 2.0)), margin=25)
+    [(first, last)] = found
+    assert 360 <= first < 375
+    assert 625 < last <= 640
+
+
+def test_pauses_shorter_than_the_margins_do_not_part_speech():
+    silence, speech = (300, 2.0), (200, 12.0)
+    close = level(silence, speech, (30, 2.0), speech, silence)
+    apart = level(silence, speech, (200, 2.0), speech, silence)
+    assert [len(find_segments(x)) for x in (close, apart)] == [1, 2]
+
+
+def test_a_level_without_contrast_is_all_kept():
+    assert find_segments(np.full(500, 7.0)) == [(0, 500)]
+
+
+def test_no_frames_have_no_segments():
+    assert find_segments(np.zeros(0)) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_long_speech_is_cut_at_quiet_frames_without_loss(seed: int):
+    values = np.random.default_rng(seed).uniform(10, 12, 5000)
+    quiet = (1400, 2900, 4100)
+    values[list(quiet)] = 9.0
+    found = find_segments(values, longest=2000)
+    assert [first for first, _ in found] == [0, *(frame + 1 for frame in quiet)]
+    assert found[-1][1] == 5000
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
