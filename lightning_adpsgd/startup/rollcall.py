@@ -18,6 +18,8 @@ NOTICE_S = 30.0
 _MOST_NAMES = 8
 # What learners wait for learner 0's answer beyond its own patience, so that it comes.
 _GRACE = timedelta(seconds=10)
+# What learner 0 waits for those who have come to hear its answer; they may be stalled.
+_HEARING_S = 10.0
 
 
 class StartUpError(RuntimeError):
@@ -114,11 +116,10 @@ class RollCall:
         )
 
     def _linger(self, topic: str) -> None:
-        # The process of learner 0 may hold the store, which is gone when it ends.
+        """The process of learner 0 may hold the store, which is gone when it ends."""
         heard = self._store.add(f"{topic}/heard", 1)
-        deadline = time.monotonic() + 2
-        while self._rank == 0 and heard < self._world_size:
-            if time.monotonic() > deadline:
-                return
+        come = self._store.add(f"{topic}/come", 0)
+        deadline = time.monotonic() + _HEARING_S
+        while self._rank == 0 and heard < come and time.monotonic() < deadline:
             time.sleep(0.01)
             heard = self._store.add(f"{topic}/heard", 0)
