@@ -112,6 +112,7 @@ WITHIN = {
         "pool",
         "batches",
         "edges",
+        "mean",
         "island",
         "__init__",
     ),

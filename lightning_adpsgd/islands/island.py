@@ -22,7 +22,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +35,13 @@ from lightning_adpsgd.gossip.exchange import BEGINNING, Position, Pulled
 from lightning_adpsgd.interfaces import VARIABLE, gloo_addresses
 from lightning_adpsgd.islands.edges import Edges
 from lightning_adpsgd.islands.following import Follower, Members, Teller
+from lightning_adpsgd.islands.mean import (
+    Mean,
+    Total,
+    all_finite,
+    consensus_of,
+    mean_of,
+)
 from lightning_adpsgd.islands.membership import Member, Membership, Pace, Roll
 from lightning_adpsgd.islands.rendezvous import Place, Rendezvous
 from lightning_adpsgd.links import (
@@ -80,27 +86,6 @@ class Patience:
 
 
 _PATIENCE = Patience()
-
-
-class Mean(NamedTuple):
-    """The mean over islands.
-
-    Attributes:
-        values: One tensor for each chunk of this learner's shard, on the host.
-        members: How many islands were in it.
-        spread: Mean square of how far they were from it, in this shard.
-        square: Of its norm, in this shard.
-    """
-
-    values: list[Tensor]
-    members: int
-    spread: float
-    square: float
-
-    @property
-    def consensus(self) -> Consensus:
-        """How far they were from it, where the shard is all."""
-        return _consensus([self])
 
 
 class Island(Communication):
@@ -300,7 +285,7 @@ class Island(Communication):
     def mean(self) -> Mean:
         """The mean over this island and all that answer in time; changes nothing."""
         deadline = time.monotonic() + self._patience.mean.total_seconds()
-        total = _Total(self._engine.snapshot())
+        total = Total(self._engine.snapshot())
         for number in self.membership.roll.after(self.membership.member.number):
             left = deadline - time.monotonic()
             limit = min(left, self._patience.pull.total_seconds())
@@ -317,7 +302,7 @@ class Island(Communication):
         all_of_them = [torch.zeros_like(mine) for _ in range(self._node.size)]
         self._node.gather(mine, all_of_them, self._options.timeout)
         rows = [shares.tolist() for shares in all_of_them]
-        return _consensus([Mean([], int(row[2]), row[0], row[1]) for row in rows])
+        return consensus_of([Mean([], int(row[2]), row[0], row[1]) for row in rows])
 
     def note(self, samples: int, epochs: int) -> Position | None:
         """Training on a batch begins.
@@ -458,14 +443,14 @@ class Island(Communication):
             rest = (n for n in others if n not in near)
             more = (self._pull_finite(number) for number in rest)
             found = [pulled] if (pulled := next(filter(None, more), None)) else []
-        return _mean_of(found) if found else None
+        return mean_of(found) if found else None
 
     def _furthest_first(self, number: int) -> tuple[int, int]:
         return -self.membership.steps_of.get(number, 0), number
 
     def _pull_finite(self, number: int) -> Pulled | None:
         pulled = self._pull(number, self._patience.pull.total_seconds())
-        return pulled if pulled is not None and _is_finite(pulled.values) else None
+        return pulled if pulled is not None and all_finite(pulled.values) else None
 
     def _pull(self, number: int, seconds: float) -> Pulled | None:
         try:
@@ -512,63 +497,6 @@ class Island(Communication):
     def _edge(self) -> Edges:
         assert self._edges is not None
         return self._edges
-
-
-class _Total:
-    """Sums weights, and how long they are, in double precision."""
-
-    def __init__(self, own: list[Tensor]) -> None:
-        self._sums = [torch.zeros_like(chunk, dtype=torch.float64) for chunk in own]
-        self._squares, self._members = 0.0, 0
-        self.add(own)
-        self._own = own
-
-    def add(self, values: Sequence[Tensor]) -> None:
-        """One more island; one that has diverged is left out."""
-        if not _is_finite(values):
-            _log.warning("an island's weights are infinite or not a number: left out")
-            return
-        self._members += 1
-        for total, chunk in zip(self._sums, values, strict=True):
-            total.add_(chunk)
-            self._squares += float(chunk.double().square().sum())
-
-    def mean(self) -> Mean:
-        """Their mean, and how far they were from it.
-
-        Raises:
-            FloatingPointError: All have diverged.
-        """
-        if not self._members:
-            raise FloatingPointError(
-                "the weights of all islands that answered are infinite or not a "
-                "number: training has diverged; lower the learning rate or lengthen "
-                "its warm-up"
-            )
-        means = [total / self._members for total in self._sums]
-        square = sum(float(mean.square().sum()) for mean in means)
-        # E|w|^2 - |E w|^2
-        spread = max(0.0, self._squares / self._members - square)
-        values = [m.to(own.dtype) for m, own in zip(means, self._own, strict=True)]
-        return Mean(values, self._members, spread, square)
-
-
-def _consensus(shards: Sequence[Mean]) -> Consensus:
-    distance = sum(mean.spread for mean in shards) ** 0.5
-    norm = sum(mean.square for mean in shards) ** 0.5
-    members = min(mean.members for mean in shards)
-    return Consensus(distance, distance / norm if norm else 0.0, members)
-
-
-def _mean_of(found: Sequence[Pulled]) -> Pulled:
-    """The mean of what several gave, at the position of the furthest."""
-    chunks = zip(*(pulled.values for pulled in found), strict=True)
-    values = [torch.stack(same).mean(0) for same in chunks]
-    return Pulled(max(pulled.position for pulled in found), values)
-
-
-def _is_finite(values: Sequence[Tensor]) -> bool:
-    return all(bool(torch.isfinite(chunk.sum())) for chunk in values)
 
 
 def _own_address(place: Place) -> str:
