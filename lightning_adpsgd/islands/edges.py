@@ -10,6 +10,8 @@ different members at worst miss exchanges: who is connected is answered.
                            there any more, the roll is told, and so are all others
     nothing is heard       the same, and all are knocked at whom this island may need
                            next: half of them may be behind the same cable
+    no roll can be read    they are knocked at now and then: nobody else tells of those
+                           with whom this island is not connected
 """
 
 import logging
@@ -39,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 _DIAL = timedelta(seconds=2)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_LOOK_S = 1.0
+_LOOK_S, _LOOK_AROUND_S = 1.0, 10.0
 # An exchange that was begun is made to its end, if that does not take longer.
 _HANG_UP_S = 2.0
 _MOST_KNOCKS = 64
@@ -88,7 +90,7 @@ class Edges:
         self._posted: list[Callable[[], None]] = []
         self._asked, self._guests = set[int](), set[int]()
         self._unreachable: dict[int, _Unreachable] = {}
-        self._doubted = set[int]()
+        self._doubted, self._look_around_at = set[int](), 0.0
         self._known: dict[int, Member] = {}
         self._gone = set[str]()
         self._met = set[str]()
@@ -191,6 +193,7 @@ class Edges:
             action()
         self._take_number()
         self._greet_and_miss()
+        self._look_around_without_a_roll()
         with self._dialing:
             self._close_the_ring()
             doubted, self._doubted = self._doubted, set()
@@ -252,6 +255,15 @@ class Edges:
                 self._look_around()
             else:
                 self._doubted.add(number)
+
+    def _look_around_without_a_roll(self) -> None:
+        """As soon as none can be read, and now and then after that."""
+        now = time.monotonic()
+        if not self._membership.away:
+            self._look_around_at = now
+        elif now >= self._look_around_at:
+            self._look_around()
+            self._look_around_at = time.monotonic() + _LOOK_AROUND_S
 
     def _look_around(self) -> None:
         """Avoids all who are not connected and cannot be, before they are needed."""

@@ -72,6 +72,7 @@ class Teller:
                 membership.is_in,
                 membership.roll.to_json(),
                 sorted(membership.left),
+                membership.away,
             ]
         )
         if text != self._told and membership.member.number >= 0:
@@ -151,8 +152,8 @@ class Follower:
         text = self._store.get(_KEY).decode() if self._store.check([_KEY]) else ""
         if text in ("", self._text):
             return False
-        (number, incarnation, host, ways), is_in, roll, left = json.loads(text)
-        self.roll, self.left = Roll.from_json(roll), frozenset(left)
+        (number, incarnation, host, ways), is_in, roll, left, away = json.loads(text)
+        self.roll, self.left, self.away = Roll.from_json(roll), frozenset(left), away
         self.member = Member(number, incarnation, host, tuple(ways))
         self.is_in, self._text = is_in, text
         return True

@@ -175,7 +175,8 @@ class Membership:
         member: This island; its number is drawn in the rendezvous.
         steps: How many steps it has made.
         pace: Of beats.
-        on_roll: Called by the thread when the roll has changed.
+        on_roll: Called by the thread when the roll has changed, or cannot be read any
+            more.
         on_stopped: Called by the thread when this process has been stopped for so long
             that it was struck off: it is not written in before `enter` is called again.
         on_turn: Called by the thread after each look.
@@ -441,7 +442,8 @@ class Membership:
         self._on_roll(roll)
 
     def _note_absence(self, reason: str) -> None:
-        if not self.away:
+        before, self.away = self.away, reason
+        if not before:
             self._away_since = time.monotonic()
             _log.warning(
                 "the rendezvous at %s cannot be reached (%s): training goes on with "
@@ -449,7 +451,7 @@ class Membership:
                 self._rendezvous.place,
                 reason,
             )
-        self.away = reason
+            self._on_roll(self.roll)
 
     def _note_presence(self) -> None:
         if self.away:

@@ -221,6 +221,20 @@ def test_all_know_of_a_death_that_its_neighbours_alone_can_see(
         assert [one.island.statistics().lost for one in rest] == 4 * [1]
 
 
+def test_all_know_of_a_death_where_no_roll_can_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in the half of a network that is cut off from the rendezvous."""
+    monkeypatch.setattr("lightning_adpsgd.islands.edges._LOOK_AROUND_S", 0.1)
+    with rendezvous() as server, archipelago(server, random_rows(6)) as trained:
+        all_see(trained, 6)
+        server.stop()
+        until(lambda: all(one.membership.away for one in trained), "the silence")
+        dead, rest = trained[1], [trained[0], *trained[2:]]
+        dead.die()
+        all_see(rest, 5)
+
+
 def test_two_who_know_different_members_still_exchange() -> None:
     """One does not know the other, which asks it: it is answered all the same."""
     rows = random_rows(2)
