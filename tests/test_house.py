@@ -166,6 +166,8 @@ WITHIN = {
         "learner_data",
         "report",
         "batched",
+        "together",
+        "turns",
         "cluster",
         "strategy",
         "__init__",
