@@ -48,12 +48,13 @@ class Part:
         self.place, self.changed = place, False
         self.dtype = change.dtype
         self._weights, self._change = weights, change
+        self._length = change.numel()  # asked for more often than it is cheap
         self._shown, self._taken = weights, None
         # Half precision rounds away most of what one exchange changes.
         self._keeps_rest = weights.dtype != change.dtype
 
     def __len__(self) -> int:
-        return len(self._change)
+        return self._length
 
     @property
     def is_plain(self) -> bool:
@@ -64,6 +65,29 @@ class Part:
     def plain(self) -> Tensor | None:
         """x where it lies, if it is w as it lies; not to be written to."""
         return self._shown if self.is_plain else None
+
+    @property
+    def room(self) -> Tensor | None:
+        """The memory of d, while d counts as zero, whatever a merge has left in it."""
+        return None if self.changed or self._keeps_rest else self._change
+
+    @property
+    def pending(self) -> Tensor | None:
+        """d, unless it counts as zero."""
+        return self._change if self.room is None else None
+
+    def restore(self, pending: Tensor, changed: bool) -> None:
+        """Puts back what `pending` was, and whether an exchange had changed it."""
+        self._change.copy_(pending)
+        self.changed = changed
+
+    def add_awaiting(self, into: Tensor, begin: int) -> None:
+        """Turns a stretch of w, from an element of this part on, into that of x."""
+        end = begin + len(into)
+        if self.changed or self._keeps_rest:
+            into.add_(self._change[begin:end])
+        if self._taken is not None:
+            into.add_(self._taken[begin:end])
 
     def show(self, weights: Tensor) -> None:
         """What to read in the place of w."""
@@ -82,9 +106,9 @@ class Part:
 
     def add(self, change: Tensor, weight: float) -> None:
         """d += weight * change: what an exchange does at this end."""
-        if self.changed or self._keeps_rest:
+        if self.room is None:
             self._change.add_(change, alpha=weight)
-        else:  # d counts as zero, whatever an earlier merge has left in it
+        else:
             torch.mul(change, weight, out=self._change)
         self.changed = True
 

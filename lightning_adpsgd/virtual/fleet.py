@@ -5,6 +5,7 @@ takes a turn, computes a gradient in the module, which then holds the weights of
 super-learner, and makes the step through `update`.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from lightning_adpsgd.virtual.row_averaging import (
     RowMixer,
     Side,
     message_bytes,
+    stretch_length,
 )
 from lightning_adpsgd.virtual.rows import Rows
 from lightning_adpsgd.virtual.timeline import (
@@ -33,6 +35,7 @@ from lightning_adpsgd.virtual.timeline import (
     Dropped,
     Ended,
     Event,
+    Exchange,
     Failed,
     Joined,
     Scenario,
@@ -97,6 +100,47 @@ class Fleet(ABC):
             closure: Computes the gradients.
         """
 
+    # --- to go on another day
+
+    def state(self) -> dict[str, Any] | None:
+        """A copy of all that a fleet of the same scenario needs to go on from here.
+
+        Tensors, numbers and what holds them. None in the middle of a round or of a
+        turn, and of a fleet whose communication keeps more than is copied.
+        """
+        if not self._can_be_left:
+            return None
+        return {
+            "rows": self.rows.state(),
+            "steps": list(self.steps),
+            "seconds": self.seconds,
+            "tallies": [_counted(tally) for tally in self._all_tallies()],
+            "averages": self._averages_state(),
+        }
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from a state, in a fleet that has made no step."""
+        self.rows.restore(state["rows"])
+        self.steps, self.seconds = list(state["steps"]), state["seconds"]
+        self._restore_averages(state["averages"])
+        for tally, counted in zip(self._all_tallies(), state["tallies"], strict=True):
+            vars(tally).update(counted)
+
+    @property
+    @abstractmethod
+    def _can_be_left(self) -> bool: ...
+
+    @abstractmethod
+    def _all_tallies(self) -> list[Tally]: ...
+
+    @abstractmethod
+    def _averages_state(self) -> Any:
+        """Of what is on its way between super-learners."""
+
+    @abstractmethod
+    def _restore_averages(self, state: Any) -> None: ...
+
     # --- what it is, and what it has done
 
     @property
@@ -108,6 +152,14 @@ class Fleet(ABC):
     @abstractmethod
     def members(self) -> list[int]:
         """The super-learners that take part at present."""
+
+    @property
+    @abstractmethod
+    def settled(self) -> list[int]:
+        """Those whose next gradient is at the weights that they have now.
+
+        The one whose turn it is comes first.
+        """
 
     @abstractmethod
     def totals(self) -> Totals:
@@ -129,21 +181,12 @@ class Fleet(ABC):
         Raises:
             FloatingPointError: None has finite weights.
         """
-        finite = [i for i in self.members if _is_finite(self.shown(i))]
-        if not finite:
-            raise FloatingPointError(
-                "the weights of all super-learners are infinite or not a number: "
-                "training has diverged; lower the learning rate or lengthen its warm-up"
-            )
-        means = [torch.zeros_like(vector) for vector in self.shown(finite[0])]
-        for i in finite:
-            for mean, vector in zip(means, self.shown(i), strict=True):
-                mean.add_(vector)
-        row = self._consensus_row
-        for mean, vector in zip(means, self.rows.vectors(row), strict=True):
-            vector.copy_(mean.div_(len(finite)))
-        self.rows.copy_beside(self.members[0], row)
-        return self._distance(finite, means)
+        found = self._average(self.members)
+        if not math.isfinite(found.relative_distance):
+            # Somebody's weights are not finite: now it is worth looking whose.
+            found = self._average(self._finite_members())
+        self.rows.copy_beside(self.members[0], self._consensus_row)
+        return found
 
     def hold_consensus(self) -> None:
         """Puts the mean that was last computed into the module, until the next turn."""
@@ -157,16 +200,41 @@ class Fleet(ABC):
     def _consensus_row(self) -> int:
         return self._scenario.num_super_learners
 
-    def _distance(self, finite: list[int], means: list[Tensor]) -> Consensus:
-        pairs = [
-            (vector, mean)
-            for i in finite
-            for vector, mean in zip(self.rows.vectors(i), means, strict=True)
-        ]
-        squares = sum(float((v - m).double().square().sum()) for v, m in pairs)
-        norm = sum(float(mean.double().square().sum()) for mean in means) ** 0.5
-        distance = (squares / len(finite)) ** 0.5
+    def _finite_members(self) -> list[int]:
+        finite = [i for i in self.members if _is_finite(self.shown(i))]
+        if not finite:
+            raise FloatingPointError(
+                "the weights of all super-learners are infinite or not a number: "
+                "training has diverged; lower the learning rate or lengthen its warm-up"
+            )
+        return finite
+
+    def _average(self, members: list[int]) -> Consensus:
+        """Writes their mean into the row of the consensus, and says how far they are.
+
+        Stretch by stretch, so that each is read from memory once.
+        """
+        squares = norm = 0.0
+        for number, matrix in enumerate(self.rows.matrices):
+            length = stretch_length(len(members), matrix.device)
+            for begin in range(0, matrix.shape[1], length):
+                seen = self._seen(members, number, begin, length)
+                mean = seen.mean(0)
+                matrix[self._consensus_row, begin : begin + length] = mean
+                squares += _square(seen - mean)
+                norm += _square(mean)
+        distance, norm = (squares / len(members)) ** 0.5, norm**0.5
         return Consensus(distance, distance / norm if norm else 0.0)
+
+    def _seen(self, members: list[int], number: int, begin: int, length: int) -> Tensor:
+        """What peers see of members in a stretch of a matrix, [member, element]."""
+        matrix = self.rows.matrices[number]
+        stretch = matrix[:, begin : begin + length]
+        if members == list(range(len(members))):
+            rows = stretch[: len(members)]
+        else:
+            rows = stretch[members]
+        return rows.to(averaging_dtype(matrix.dtype))
 
 
 class LockstepFleet(Fleet):
@@ -181,7 +249,7 @@ class LockstepFleet(Fleet):
             )
         size = scenario.num_super_learners
         matrices = [matrix[:size] for matrix in self.rows.matrices]
-        hidden = dials.effective_order == "average_then_step"
+        self._hidden = hidden = dials.effective_order == "average_then_step"
         self._mixer = RowMixer(matrices, scenario.schedule(size), hidden)
         self._communication = _communication(dials, self._mixer)
         num_bytes = sum(
@@ -201,6 +269,11 @@ class LockstepFleet(Fleet):
     @override
     def members(self) -> list[int]:
         return list(range(self._scenario.num_super_learners))
+
+    @property
+    @override
+    def settled(self) -> list[int]:
+        return self.members[self._turn :]  # the others wait for this round
 
     @override
     def turn(self) -> int:
@@ -224,6 +297,35 @@ class LockstepFleet(Fleet):
             self._communication.after_update()
             self.seconds = max(next(self._ends))
         return output
+
+    @property
+    @override
+    def _can_be_left(self) -> bool:
+        return self.between_rounds
+
+    @override
+    def _all_tallies(self) -> list[Tally]:
+        return [self._mixer.tally]
+
+    @override
+    def _averages_state(self) -> dict[str, Any]:
+        step, round = self._communication.step_and_round
+        refused = self._mixer.statistics().refused
+        return {"step": step, "round": round, "refused": refused}
+
+    @override
+    def _restore_averages(self, state: dict[str, int]) -> None:
+        step, round = state["step"], state["round"]
+        for _ in range(self.steps[0]):
+            next(self._ends)
+        if self._hidden and step % self._dials.gossip_every == 0 and self.steps[0]:
+            # The round that was under way has read these weights: it is made again.
+            self._communication.go_on_from(step - 1, round - 1)
+            self._communication.after_update()
+        else:
+            self._communication.go_on_from(step, round)
+        self._mixer.refused_before(state["refused"])
+        self._started = bool(self.steps[0])
 
     @override
     def totals(self) -> Totals:
@@ -268,7 +370,7 @@ class AsynchronousFleet(Fleet):
             dials.link_budget,
             dials.max_staleness,
         )
-        self._turn = -1
+        self._turn, self._num_turns = -1, 0
 
     @property
     @override
@@ -280,11 +382,20 @@ class AsynchronousFleet(Fleet):
     def members(self) -> list[int]:
         return sorted(self._sides)
 
+    @property
+    @override
+    def settled(self) -> list[int]:
+        # Between two turns of its own nothing changes anybody's weights.
+        members = self.members
+        place = members.index(self._turn)
+        return members[place:] + members[:place]
+
     @override
     def turn(self) -> int:
         while not isinstance(event := next(self._timeline), Stepped):
             self._follow(event)
         self.seconds, self._turn = event
+        self._num_turns += 1
         self._exchanges.before_change(self._turn)  # a forward may change buffers
         self.hold(self._turn)
         return self._turn
@@ -297,6 +408,47 @@ class AsynchronousFleet(Fleet):
         self.steps[self._turn] += 1
         return output
 
+    @property
+    @override
+    def _can_be_left(self) -> bool:
+        # What learners of a node gather, and codecs remember, is not copied.
+        plain = self._dials.wire_dtype != torch.int8
+        alone = self._scenario.super_learner_size == 1
+        return plain and alone and self._num_turns == sum(self.steps)
+
+    @override
+    def _all_tallies(self) -> list[Tally]:
+        return self._tallies
+
+    @override
+    def _averages_state(self) -> dict[str, Any]:
+        sides = {index: side.state() for index, side in self._sides.items()}
+        return {"sides": sides, "exchanges": self._exchanges.state()}
+
+    @override
+    def _restore_averages(self, state: dict[str, Any]) -> None:
+        begun = self._repeat_events(sum(self.steps))
+        for index, kept in state["sides"].items():
+            self._sides[index].restore(kept)
+        self._exchanges.restore(begun, state["exchanges"])
+
+    def _repeat_events(self, num_turns: int) -> list[Exchange]:
+        """Lets so many turns pass without weights; returns the exchanges under way."""
+        begun = dict[Exchange, None]()
+        while self._num_turns < num_turns:
+            match next(self._timeline):
+                case Stepped(_, index):
+                    self._turn, self._num_turns = index, self._num_turns + 1
+                case Begun(_, exchange):
+                    begun[exchange] = None
+                case Ended(_, exchange) | Dropped(_, exchange):
+                    del begun[exchange]
+                case Failed(_, index):
+                    del self._sides[index]
+                case Joined(_, index, _):
+                    self._seat(index)
+        return list(begun)
+
     @override
     def totals(self) -> Totals:
         return _totals(self._tallies)
@@ -304,6 +456,17 @@ class AsynchronousFleet(Fleet):
     @override
     def shown(self, index: int) -> list[Tensor]:
         return self._sides[index].shown()
+
+    @override
+    def _seen(self, members: list[int], number: int, begin: int, length: int) -> Tensor:
+        seen = super()._seen(members, number, begin, length)
+        sides = [(place, self._sides[index]) for place, index in enumerate(members)]
+        waiting = [pair for pair in sides if pair[1].awaits_merge(number, begin)]
+        if waiting:
+            seen = seen.clone()  # these may be the weights themselves
+        for place, side in waiting:
+            side.add_awaiting(seen[place], number, begin)
+        return seen
 
     def _make_side(self, index: int) -> Side:
         vectors = self.rows.vectors(index)
@@ -330,9 +493,12 @@ class AsynchronousFleet(Fleet):
         shown = [self.shown(j) for j in neighbours]
         for vector, *of_all in zip(self.rows.vectors(index), *shown, strict=True):
             vector.copy_(torch.stack(of_all).mean(0))
+        self._seat(index)
+        self._on_join(index)
+
+    def _seat(self, index: int) -> None:
         self._sides[index] = side = self._make_side(index)
         self._tallies.append(side.tally)
-        self._on_join(index)
 
 
 def make_fleet(
@@ -386,5 +552,20 @@ def _totals(tallies: Sequence[Tally | Statistics]) -> Totals:
     )
 
 
+def _counted(tally: Tally) -> dict[str, Any]:
+    """A copy of the counters."""
+    return {
+        name: dict(count) if isinstance(count, dict) else count
+        for name, count in vars(tally).items()
+    }
+
+
 def _is_finite(vectors: list[Tensor]) -> bool:
     return all(bool(torch.isfinite(vector.sum())) for vector in vectors)
+
+
+def _square(numbers: Tensor) -> float:
+    """The sum of squares; in double precision where single has no room for it."""
+    flat = numbers.flatten()
+    found = torch.dot(flat, flat).item()
+    return found if math.isfinite(found) else flat.double().square().sum().item()
