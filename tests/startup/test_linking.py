@@ -53,7 +53,7 @@ def heard(transport: LinkTransport, peers: Sequence[int], value: float) -> list[
     got = []
     for peer in peers:
         for lane in (0, 1):
-            mine, into = torch.tensor([value]), torch.zeros(1)
+            mine, into = torch.full((1,), value), torch.zeros(1)
             swap(transport, lane, [Swap(peer, mine, into)], PATIENCE)
             got.append(into.item())
     return got
@@ -63,7 +63,9 @@ def heard(transport: LinkTransport, peers: Sequence[int], value: float) -> list[
 def test_learners_are_linked_with_their_peers_on_both_lanes(topology: str) -> None:
     peers = [find_topology(topology).peers(index, 4) for index in range(4)]
     with linked(4, 1, topology) as links:
-        got = together([lambda t=t: heard(t, peers[t.index], t.index) for t in links])
+        got = together(
+            [lambda t=t: heard(t, peers[t.index], float(t.index)) for t in links]
+        )
     assert got == [[peer for peer in own for _ in (0, 1)] for own in peers]
 
 
@@ -71,7 +73,7 @@ def test_each_learner_of_a_node_is_linked_with_its_counterpart() -> None:
     """Ranks 0 and 1 are one super-learner, 2 and 3 the other."""
     with linked(4, 2, "ring") as links:
         actions = [
-            lambda t=t, rank=rank: heard(t, [1 - t.index], rank)
+            lambda t=t, rank=rank: heard(t, [1 - t.index], float(rank))
             for rank, t in enumerate(links)
         ]
         assert together(actions) == [[2, 2], [3, 3], [0, 0], [1, 1]]
