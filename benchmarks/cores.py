@@ -53,8 +53,12 @@ class Taken(NamedTuple):
 
     def since(self, before: "Taken") -> "Taken":
         """What was taken since then."""
-        pairs = zip(self, before, strict=True)
-        return Taken(*(now - then for now, then in pairs))
+        return Taken(
+            self.own - before.own,
+            self.network - before.network,
+            self.softirq - before.softirq,
+            self.ends - before.ends,
+        )
 
 
 class Cost(NamedTuple):
@@ -127,10 +131,13 @@ def cost(emulated: Hosts, task: Task, dials: dict[str, Any]) -> Cost:
     runs = learners.run(
         lambda place: program(place, task, dials), NUM_HOSTS, LIMIT_S, emulated
     )
-    ends = sum(run.ends for run in runs)
-    per_end = [1e3 / ends * sum(run[field] for run in runs) for field in range(2)]
-    # Each learner has seen the whole machine's.
-    return Cost(*per_end, 1e3 / ends * max(run.softirq for run in runs))
+    ms_per_end = 1e3 / sum(run.ends for run in runs)
+    return Cost(
+        ms_per_end * sum(run.own for run in runs),
+        ms_per_end * sum(run.network for run in runs),
+        # Each learner has seen the whole machine's.
+        ms_per_end * max(run.softirq for run in runs),
+    )
 
 
 def measure(quick: bool = False) -> Report:
