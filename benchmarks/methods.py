@@ -257,7 +257,12 @@ def alone(place: Place, task: Task) -> Trace:
 
 
 def train(
-    place: Place, task: Task, strategy: Any, devices: int, num_nodes: int
+    place: Place,
+    task: Task,
+    strategy: Any,
+    devices: int,
+    num_nodes: int,
+    callbacks: Sequence[L.Callback] = (),
 ) -> Trace:
     """One fit."""
     quieten()
@@ -266,6 +271,7 @@ def train(
     trainer = L.Trainer(
         accelerator="cpu",
         strategy=strategy,
+        callbacks=list(callbacks),
         devices=devices,
         num_nodes=num_nodes,
         max_epochs=1,

@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_adpsgd.files import written_whole
-from lightning_adpsgd.gossip.pacing import OVERHEAD
 from lightning_adpsgd.gossip.wire import make_codec
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.schedule import Schedule
@@ -99,7 +98,7 @@ class Calibration:
             exchange=self.exchange,
             merge=self.merge,
             step=crowd * self.step_processor_seconds,
-            work=OVERHEAD * self.exchange,
+            work=DistributedTransport.overhead * self.exchange,
             cores=self.cores / learners_per_machine,
             busy=self.step_processor_seconds / (self.step_seconds or math.inf),
         )

@@ -37,7 +37,12 @@ from lightning_adpsgd.checkpoints.generators import (
 )
 from lightning_adpsgd.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.consensus import Consensus
-from lightning_adpsgd.dials import DEFAULT_TIMEOUT, CommunicationName, Dials
+from lightning_adpsgd.dials import (
+    DEFAULT_TIMEOUT,
+    CommunicationName,
+    Dials,
+    TransportName,
+)
 from lightning_adpsgd.fresh import FreshState
 from lightning_adpsgd.gossip.exchange import Position
 from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE
@@ -80,6 +85,8 @@ class HADPSGDFabricStrategy(DDPStrategy):
         link_budget: In "async", bytes per second that a learner sends on average.
         cpu_share: In "async", what exchanges may take of a learner's processor time
             where they compete with the training for cores; elsewhere there is no bound.
+        transport: In "async", what carries exchanges: "gloo", or "links", TCP
+            connections of its own that take less of the cores. Islands use links.
         max_staleness: In "async", steps after which a learner without a completed
             exchange waits for one; none: it never waits.
         max_reloads: How often a super-learner whose weights turn infinite, not a number
@@ -119,6 +126,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
         wire_dtype: torch.dtype | None = None,
         link_budget: float | None = None,
         cpu_share: float = 0.05,
+        transport: TransportName = "gloo",
         max_staleness: int | None = None,
         max_reloads: int | None = 3,
         after_evaluation: Literal["restore", "adopt"] = "restore",
@@ -142,6 +150,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
             wire_dtype=wire_dtype,
             link_budget=link_budget,
             cpu_share=cpu_share,
+            transport=transport,
             max_staleness=max_staleness,
             max_reloads=max_reloads,
             after_evaluation=after_evaluation,

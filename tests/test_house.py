@@ -119,6 +119,7 @@ WITHIN = {
     "startup": (
         "reachability",
         "rollcall",
+        "linking",
         "introductions",
         "checks",
         "__init__",

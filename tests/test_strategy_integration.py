@@ -160,6 +160,7 @@ def test_a_topology_of_another_size_is_refused_at_set_up() -> None:
         {"wire_dtype": torch.bfloat16},
         {"wire_dtype": torch.int8},
         {"link_budget": 1e4},
+        {"transport": "links"},
         {"max_staleness": 1},
         {"gossip_every": 3, "mixing_gain": 0.5},
         {"after_evaluation": "adopt"},
@@ -174,12 +175,21 @@ def test_no_dial_of_async_moves_the_mean(dials: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("topology", "communication"),
-    [("ring", "sync"), ("complete", "delay_by_one"), ("ring", "async")],
+    ("topology", "communication", "transport"),
+    [
+        ("ring", "sync", "gloo"),
+        ("complete", "delay_by_one", "gloo"),
+        ("ring", "async", "gloo"),
+        ("ring", "async", "links"),
+    ],
 )
-def test_super_learners_of_two(topology: str, communication: Any) -> None:
+def test_super_learners_of_two(
+    topology: str, communication: Any, transport: Any
+) -> None:
     def strategy() -> HADPSGDStrategy:
-        return gossip(topology, communication, super_learner_size=2)
+        return gossip(
+            topology, communication, super_learner_size=2, transport=transport
+        )
 
     results = fit(4, strategy, 40)
     expect_super_learners_of_two(results)
@@ -503,11 +513,12 @@ def test_learners_with_different_numbers_of_batches_end_cleanly() -> None:
         torch.testing.assert_close(final, -LR * torch.stack(sums).mean(0))
 
 
-def test_two_fits_in_one_process_and_no_thread_is_left() -> None:
+@pytest.mark.parametrize("transport", ["gloo", "links"])
+def test_two_fits_in_one_process_and_no_thread_is_left(transport: Any) -> None:
     def program(rank: int) -> Any:
         module = Linear()
         for _ in range(2):
-            trainer_of(gossip(), 2).fit(module, loader(8, rank, 2))
+            trainer_of(gossip(transport=transport), 2).fit(module, loader(8, rank, 2))
         return module.weight.detach(), [t.name for t in threading.enumerate()]
 
     for final, threads in values(learners(2, program)):
@@ -540,11 +551,15 @@ def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def failing(mode: Any, rank: int, action: Callable[[], Any]) -> list[Any]:
+def failing(
+    mode: Any, rank: int, action: Callable[[], Any], transport: Any = "gloo"
+) -> list[Any]:
     topology, communication, size = mode
 
     def program(own: int) -> None:
-        strategy = gossip(topology, communication, super_learner_size=size)
+        strategy = gossip(
+            topology, communication, super_learner_size=size, transport=transport
+        )
         # Without end: whoever is not told goes on until the test's patience is over.
         trainer = trainer_of(strategy, 4, max_epochs=-1)
         trainer.fit(Fails(rank, action), loader(40, own, 4))
@@ -569,6 +584,16 @@ def test_an_exception_ends_all_and_is_named(mode: Any, rank: int) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_learner_ends_the_rest_and_is_named(mode: Any) -> None:
     expect_death_named(failing(mode, 2, kill))
+
+
+@pytest.mark.parametrize("mode", MODES[2:])
+def test_over_links_an_exception_ends_all_and_is_named(mode: Any) -> None:
+    expect_error_named(failing(mode, 1, raise_error, "links"), 1)
+
+
+@pytest.mark.parametrize("mode", MODES[2:])
+def test_over_links_a_killed_learner_ends_the_rest_and_is_named(mode: Any) -> None:
+    expect_death_named(failing(mode, 2, kill, "links"))
 
 
 def test_the_death_of_the_host_of_the_store_ends_the_rest() -> None:

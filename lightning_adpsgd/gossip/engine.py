@@ -154,6 +154,7 @@ class Gossip(Communication):
             options.link_budget,
             options.cpu_share,
             sum(vector.nbytes for vector in self._shards),
+            transport.overhead,
         )
         self._threads = Threads(self._replica.device, state, on_error, on_lost)
         self._recovery = Recovery(

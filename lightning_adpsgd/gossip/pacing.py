@@ -7,12 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-OVERHEAD = 3.5
-"""All that an exchange costs, by what its own thread takes: the network's thread, the
-kernel's work beside it, merges, caches that both use. Measured with 34 MB of weights at
-1 Gbit/s and 200 Mbit/s."""
-
-# The same for each byte of the weights, in seconds: a guess until one was measured.
+# What an exchange costs in all, for each byte of the weights, in seconds: a guess until
+# one was measured.
 _SECONDS_PER_BYTE = 4e-9
 # A training thread that is kept from a core for less than this share of the time has
 # the cores that it needs.
@@ -70,10 +66,12 @@ class CoreShare:
     Args:
         share: 0 < share <= 1; 1 is no bound.
         num_bytes: Of the weights, by which the first exchange is paid for.
+        overhead: All that an exchange costs, by what its own thread takes
+            (`Transport.overhead`).
     """
 
-    def __init__(self, share: float, num_bytes: int = 0) -> None:
-        self._share = share
+    def __init__(self, share: float, num_bytes: int = 0, overhead: float = 1.0) -> None:
+        self._share, self._overhead = share, overhead
         self._lock = threading.Lock()
         self._queue: Path | None = None
         # When all is paid; what an exchange costs, and what is paid ahead of its end,
@@ -91,9 +89,9 @@ class CoreShare:
         self._charge(self._cost)
 
     def spent(self, processor_seconds: float) -> None:
-        """Reports what an exchange took; for any thread."""
+        """Reports what the thread of an exchange took; for any thread."""
         with self._lock:
-            self._cost = OVERHEAD * processor_seconds
+            self._cost = self._overhead * processor_seconds
             paid = min(self._ahead, self._cost)
             self._ahead -= paid
             self._charge(self._cost - paid)

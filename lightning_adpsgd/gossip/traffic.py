@@ -22,6 +22,7 @@ class Traffic:
         link_budget: Bytes per second, on average; none is no bound.
         cpu_share: Of the processor time, where cores are short; 1 is no bound.
         num_bytes: Of the weights.
+        overhead: All that an exchange costs, by what its own thread takes.
 
     Attributes:
         pacer: Spreads bytes over time.
@@ -35,9 +36,10 @@ class Traffic:
         link_budget: float | None,
         cpu_share: float,
         num_bytes: int,
+        overhead: float,
     ) -> None:
         self._account, self._state = account, state
-        self._cores = CoreShare(cpu_share, num_bytes)
+        self._cores = CoreShare(cpu_share, num_bytes, overhead)
         self._under_way, self._paused = UnderWay(), False
         self.pacer, self.hurry = Pacer(link_budget), threading.Event()
 

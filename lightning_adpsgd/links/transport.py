@@ -1,4 +1,4 @@
-"""Messages between super-learners that come and go, each lane a TCP connection.
+"""Messages between super-learners, each lane a TCP connection of its own.
 
 A super-learner dials the peers that it asks and listens for those that ask it. What is
 lost is lost on one lane of one peer, and the next handshake makes the lane anew.
@@ -35,7 +35,7 @@ from lightning_adpsgd.transport import PeerLost, Pending, Transport, lane_of
 
 
 class LinkTransport(Transport):
-    """Messages between super-learners that come and go.
+    """Messages between super-learners that may come and go.
 
     Peers are called by the numbers of the membership, of which some may be absent. Each
     lane is used by one thread at a time. A lane that is made anew is for who uses it
@@ -45,15 +45,30 @@ class LinkTransport(Transport):
         facts: Of this learner; `facts.member` is its super-learner's number.
         credentials: What it shows and demands.
         size: Number of super-learners, as far as it is known.
+        notices_cuts: Whether a peer behind a cut link is lost within seconds, for the
+            others to close the ring around it; otherwise it is when a wait for it
+            times out, and a cut that heals before has cost time and nothing else.
+        whom: What messages call the learner of a peer at the other end.
 
     Attributes:
         size: May be changed by whoever knows the members.
     """
 
-    def __init__(self, facts: Facts, credentials: Credentials, size: int = 1) -> None:
+    # Who waits moves the bytes as well.
+    overhead = 2.5
+
+    def __init__(
+        self,
+        facts: Facts,
+        credentials: Credentials,
+        size: int = 1,
+        notices_cuts: bool = True,
+        whom: Callable[[int], str] = lambda peer: "it",
+    ) -> None:
         self.index, self.size = facts.member, size
         self.facts, self._credentials = facts, credentials
-        self._lanes = _Lanes()
+        self._notices_cuts = notices_cuts
+        self._lanes = _Lanes(notices_cuts, whom)
 
     def connect(
         self, number: int, address: Address, timeout: timedelta = timedelta(seconds=5)
@@ -151,8 +166,8 @@ class LinkTransport(Transport):
     @override
     def post_mean(self, vector: Tensor) -> Pending:
         raise RuntimeError(
-            "members that come and go have no mean over all of them that each would "
-            "wait for: `communication` must be 'async' between islands"
+            "links lead to peers, and there is no mean over all that each would wait "
+            "for: `communication` must be 'async' over links"
         )
 
     def _dial(
@@ -186,7 +201,7 @@ class LinkTransport(Transport):
     def _prepare(
         self, sock: socket.socket, deadline: Deadline, server_side: bool
     ) -> socket.socket:
-        tune(sock)
+        tune(sock, self._notices_cuts)
         sock.settimeout(deadline.left())
         if self._credentials.tls is None:
             return sock
@@ -213,7 +228,8 @@ class _Lanes:
     that followed. `_used` holds for each thread what it used last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, notices_cuts: bool, whom: Callable[[int], str]) -> None:
+        self._notices_cuts, self._whom = notices_cuts, whom
         self._lock = threading.Lock()
         self._connections: dict[tuple[int, int], Connection] = {}
         self._used = _Used()
@@ -240,7 +256,9 @@ class _Lanes:
                 raise ConnectionAbortedError("this end has closed its links")
             old = self._connections.get(key)
             tell = functools.partial(self._was_told, key)
-            self._connections[key] = Connection(sock, peer, tell)
+            self._connections[key] = Connection(
+                sock, peer, tell, self._notices_cuts, self._whom(peer)
+            )
         if old is not None:
             old.break_off("it was connected anew")
 

@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def cores(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> CoreShare:
-    return watched(CoreShare(share=0.1), clock, monkeypatch)
+    return watched(CoreShare(share=0.1, overhead=3.5), clock, monkeypatch)
 
 
 def watched(cores: CoreShare, clock: Clock, patch: pytest.MonkeyPatch) -> CoreShare:
@@ -117,7 +117,7 @@ def test_all_that_exchanges_take_is_paid_for(taken: list[float]) -> None:
     """However long each takes beside the one before it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pacing, "time", clock := Clock())
-        cores = watched(CoreShare(share=0.1), clock, patch)
+        cores = watched(CoreShare(share=0.1, overhead=3.5), clock, patch)
         clock.run(1.0, busy=0.5, queueing=0.5)
         begin = clock.now
         for seconds in taken:
@@ -135,7 +135,7 @@ def test_learners_that_begin_on_short_cores_pay_for_the_first_exchange(
 ) -> None:
     """By the size of their weights, since nothing was measured yet."""
     small, large = (
-        watched(CoreShare(0.1, num_bytes), clock, monkeypatch)
+        watched(CoreShare(0.1, num_bytes, overhead=3.5), clock, monkeypatch)
         for num_bytes in (4_000, 40_000_000)
     )
     begin = clock.now
