@@ -190,6 +190,7 @@ WITHIN_ASR = {
     ),
     "sound": (
         "segments",
+        "byte_order",
         "sphere",
         "channels",
         "features",
