@@ -196,6 +196,7 @@ WITHIN_ASR = {
         "features",
         "audio",
         "noise",
+        "speeds",
         "__init__",
     ),
     "language": (
