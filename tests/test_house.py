@@ -193,11 +193,13 @@ WITHIN_ASR = {
     ),
     "sound": (
         "segments",
+        "byte_order",
         "sphere",
         "channels",
         "features",
         "audio",
         "noise",
+        "speeds",
         "__init__",
     ),
     "language": (

@@ -44,8 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         corpus=given or out / "corpus", out=out, seed=options.seed, cores=options.cores
     )
     try:
-        for assignment in options.set:
-            settings = override(settings, assignment)
+        settings = override(settings, *options.set)
     except ValueError as error:
         command_line.error(str(error))
     return _run(settings, None if given else (options.minutes, options.test_minutes))

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from recipes.librispeech.stages import STAGES
 from recipes.switchboard import __main__ as switchboard
 from recipes.switchboard.command import run
-from recipes.switchboard.papers import changed
-from recipes.switchboard.settings import Settings
+from recipes.switchboard.settings import Settings, override
 
 SETTINGS = ("prepare.max_repeats=0", "lexicon.synthesise=true", "lexicon.min_count=1")
 
@@ -30,7 +29,7 @@ def settings_from(options: argparse.Namespace) -> Settings:
         ValueError: A setting that does not exist, or a value that does not fit.
     """
     assignments, options.set = options.set, []
-    return changed(switchboard.settings_from(options), (*SETTINGS, *assignments))
+    return override(switchboard.settings_from(options), *SETTINGS, *assignments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -47,9 +47,7 @@ def settings_from(options: argparse.Namespace) -> Settings:
         seed=options.seed,
         cores=options.cores,
     )
-    for assignment in options.set:
-        settings = override(settings, assignment)
-    return settings
+    return override(settings, *options.set)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from recipes.switchboard.papers import RUNS, changed, with_papers
+from recipes.switchboard.papers import RUNS, with_papers
 from recipes.switchboard.pipeline import StageError, run_stages
-from recipes.switchboard.settings import Settings
+from recipes.switchboard.settings import Settings, override
 from recipes.switchboard.stages import STAGES
 
 
@@ -88,8 +88,8 @@ def settings_from(recipe: Recipe, options: argparse.Namespace) -> Settings:
     )
     settings = with_papers(settings, options.learners, options.super_learners)
     if options.cmudict is not None:
-        settings = changed(settings, (f"lexicon.cmudict={options.cmudict.resolve()}",))
-    return changed(settings, (*recipe.settings, *options.set))
+        settings = override(settings, f"lexicon.cmudict={options.cmudict.resolve()}")
+    return override(settings, *recipe.settings, *options.set)
 
 
 def main(recipe: Recipe, arguments: Sequence[str] | None = None) -> int:

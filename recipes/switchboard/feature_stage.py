@@ -1,8 +1,9 @@
 """Stage `features`: turn the sound of every utterance into stored log-mel frames.
 
 One conversation side is one piece of work: its channel is read once, its utterances are
-cut out and normalised together. Sides are done by several processes into one array per
-split; a journal of finished sides lets an interrupted stage go on.
+cut out and normalised together; its copies at another speed are a piece of their own.
+Sides are done by several processes into one array per split; a journal of finished
+sides lets an interrupted stage go on.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +21,9 @@ from lightning_adpsgd.asr.sound.audio import AudioError
 from lightning_adpsgd.asr.sound.channels import read_channel
 from lightning_adpsgd.asr.sound.features import log_mel, normalise_side, num_frames
 from lightning_adpsgd.asr.sound.noise import add_noise, dice_of, noise_files
+from lightning_adpsgd.asr.sound.speeds import at_speed, samples_at
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
-from recipes.switchboard.data_stages import utterances
+from recipes.switchboard.copies import speeds_of, with_copies
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import FeatureSettings, Settings
 
@@ -32,7 +34,7 @@ class Side(NamedTuple):
     """The utterances of one conversation side.
 
     Attributes:
-        spoken: All of one recording and channel.
+        spoken: All of one recording and channel at one speed.
         positions: Their places in the list of the split.
     """
 
@@ -41,9 +43,8 @@ class Side(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Recording and channel."""
-        first = self.spoken[0]
-        return f"{first.recording} {'AB'[first.channel]}"
+        """Recording and channel, and the speed of copies."""
+        return self.spoken[0].side
 
     @property
     def duration_s(self) -> float:
@@ -99,7 +100,8 @@ def features(settings: Settings, output: Path) -> None:
 
 
 def _split(settings: Settings, split: str, folder: Path) -> None:
-    spoken = utterances(settings, split)
+    spoken = list(with_copies(settings, split))
+    _say_copies(settings, split, spoken)
     writer = _writer(folder, spoken, settings.features)
     if not writer.is_begun():
         (folder / _JOURNAL).unlink(missing_ok=True)
@@ -119,10 +121,23 @@ def _split(settings: Settings, split: str, folder: Path) -> None:
         print(f"  WARNING: {split}: left out: {line}", flush=True)
 
 
+def _say_copies(settings: Settings, split: str, spoken: list[Utterance]) -> None:
+    """Print the hours of the copies, if any; `prepare` has told those of the rest."""
+    if speeds := speeds_of(settings, split):
+        recorded = sum(u.duration_s for u in spoken if u.speed == 1) / 3600
+        hours = sum(u.duration_s for u in spoken) / 3600
+        named = ", ".join(f"{speed:g}" for speed in speeds)
+        print(
+            f"  {split}: {recorded:.2f} h as recorded and {hours - recorded:.2f} h of "
+            f"copies at speeds {named}",
+            flush=True,
+        )
+
+
 def _writer(
     folder: Path, spoken: list[Utterance], settings: FeatureSettings
 ) -> FrameWriter:
-    lengths = [num_frames(end - start) for start, end in map(_samples, spoken)]
+    lengths = [num_frames(_num_samples(utterance)) for utterance in spoken]
     ids = [utterance.id for utterance in spoken]
     return FrameWriter(folder, ids, lengths, settings.num_mels, settings.dtype)
 
@@ -131,9 +146,14 @@ def _samples(utterance: Utterance) -> tuple[int, int]:
     return round(utterance.start_s * SAMPLE_RATE), round(utterance.end_s * SAMPLE_RATE)
 
 
+def _num_samples(utterance: Utterance) -> int:
+    start, end = _samples(utterance)
+    return samples_at(end - start, utterance.speed)
+
+
 def sides_of(spoken: Sequence[Utterance]) -> list[Side]:
     """The utterances by conversation side, in the order of their first ones."""
-    sides: dict[tuple[Path, int], Side] = {}
+    sides: dict[str, Side] = {}
     for position, utterance in enumerate(spoken):
         side = sides.setdefault(utterance.side, Side([], []))
         side.spoken.append(utterance)
@@ -183,7 +203,8 @@ def write_side(job: Job) -> str | None:
     first = job.side.spoken[0]
     try:
         channel = read_channel(first.recording, first.channel)
-        cuts = [channel[slice(*_samples(u))] for u in job.side.spoken]
+        spoken = job.side.spoken
+        cuts = [at_speed(channel[slice(*_samples(u))], u.speed) for u in spoken]
         if job.noise is not None:
             cuts = job.noise.added_to(cuts, job.side.name)
         frames = normalise_side([log_mel(cut, job.num_mels) for cut in cuts])

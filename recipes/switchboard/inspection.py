@@ -1,8 +1,9 @@
 """Looking at every file of the discs: which are right, and what is wrong with others.
 
-Of recordings only the headers are read and compared with the size of the file, of
-transcripts every line; both by several processes, with a bar. What is wrong is counted
-by kind, with file and line, the hours it costs and what can be done about it.
+Of recordings the headers are read and compared with the size of the file, and seconds
+of those that are 16-bit PCM, of transcripts every line; both by several processes, with
+a bar. What is wrong is counted by kind, with file and line, the hours it costs and what
+can be done about it.
 """
 
 import shutil
@@ -44,7 +45,7 @@ from lightning_adpsgd.asr.sound.sphere import (
     SphereError,
     SphereHeader,
     read_header,
-    refused_by_libsndfile,
+    wrong_samples,
 )
 
 SPH2PIPE = "sph2pipe"
@@ -129,7 +130,7 @@ def _usable(path: Path, problems: Skipped) -> Recording | None:
     if header.is_shortened and shutil.which(SPH2PIPE) is None:
         problems.add(SHORTENED, str(path), header.duration_s, _GET_SPH2PIPE)
         return None
-    if not header.is_shortened and (refusal := refused_by_libsndfile(path)):
+    if not header.is_shortened and (refusal := wrong_samples(path)):
         remedy = f"its conversation is left out; {COPY_AGAIN}"
         where = f"{path}: {refusal}"
         problems.add("unusable recording", where, header.duration_s, remedy)

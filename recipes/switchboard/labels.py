@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance, iterate_utterances
+from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance
 from lightning_adpsgd.asr.frames.store import FrameStore, write_labels
 from lightning_adpsgd.asr.hmm.states import Topology, write_topology
 from lightning_adpsgd.asr.language.lexicon import Lexicon
@@ -29,6 +29,7 @@ from lightning_adpsgd.asr.search.alignment import (
 )
 from lightning_adpsgd.asr.search.graphs import TrainingGraphs
 from lightning_adpsgd.files import write_json
+from recipes.switchboard.copies import with_copies
 from recipes.switchboard.pipeline import StageError
 from recipes.switchboard.settings import Settings
 
@@ -45,8 +46,7 @@ Reader = Callable[[Settings, str], Iterator[Stored]]
 def stored_utterances(settings: Settings, split: str) -> Iterator[Stored]:
     """The utterances of a split that have frames, each with a view of them."""
     store = FrameStore(settings.directory("features") / split)
-    path = settings.directory("prepare") / f"{split}.jsonl"
-    for utterance in iterate_utterances(path):
+    for utterance in with_copies(settings, split):
         if utterance.id in store:
             yield utterance, store.frames(store.position(utterance.id)).numpy()
 

@@ -111,13 +111,6 @@ def with_papers(settings: Settings, num_learners: int, super_learners: int) -> S
         f"train.batch_size={batch // learners}",
         "train.num_workers=2",
     )
-    return changed(
-        settings, (*MODEL, *SCHEDULE, *DATA, *STATES, *STREAMS, *DECODING, *sizes)
+    return override(
+        settings, *MODEL, *SCHEDULE, *DATA, *STATES, *STREAMS, *DECODING, *sizes
     )
-
-
-def changed(settings: Settings, assignments: tuple[str, ...]) -> Settings:
-    """The settings after assignments of the form `group.name=value`."""
-    for assignment in assignments:
-        settings = override(settings, assignment)
-    return settings

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lightning_adpsgd.asr.corpora.corpus import iterate_utterances
 from lightning_adpsgd.asr.hmm.states import read_topology
 from lightning_adpsgd.asr.language.lexicon import read_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.search.graphs import TrainingGraphs
+from recipes.switchboard.copies import with_copies
 from recipes.switchboard.decode_stages import read_network
 from recipes.switchboard.inputs import Inputs, StoredInputs
 from recipes.switchboard.labels import Stored, alignment_options, label_splits
@@ -69,8 +69,7 @@ def _is_adapted(settings: Settings, model: AcousticModel) -> bool:
 def _with_inputs(settings: Settings, split: str, adapted: bool) -> Iterator[Stored]:
     """The utterances of a split, each with its inputs beside each other."""
     inputs = StoredInputs(settings, split, adapted=adapted)
-    path = settings.directory("prepare") / f"{split}.jsonl"
-    for utterance in iterate_utterances(path):
+    for utterance in with_copies(settings, split):
         if utterance.id in inputs.store:
             found = inputs(inputs.store.position(utterance.id))
             yield utterance, _together(found)

@@ -319,9 +319,7 @@ def _keep(costs: dict[str, Cost], machine: str) -> None:
 
 def _as_the_papers(settings: Settings) -> Settings:
     """With the papers' streams and width of the search; one core."""
-    for assignment in ("adapt.streams=both", "decode.max_active=7000", "cores=1"):
-        settings = override(settings, assignment)
-    return settings
+    return override(settings, "adapt.streams=both", "decode.max_active=7000", "cores=1")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ TEST_SPLITS = (
 )
 STATES = ("monophone", "triphone")
 ADAPTED_BY = ("none", "fmllr", "ivectors", "both")
+SPEEDS = (0.5, 2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,8 @@ class FeatureSettings:
         noise_decibels: The signal-to-noise ratio is drawn between these two.
         noise_files: Folder of recorded noise; none for white noise.
         noise_seed: Of all that is drawn.
+        speeds: At each of them, 0.9 and 1.1 for instance, there is a copy of every
+            training utterance beside it, by a speaker of its own.
     """
 
     num_mels: int = 40
@@ -104,8 +107,10 @@ class FeatureSettings:
     noise_decibels: tuple[float, float] = (10.0, 25.0)
     noise_files: Path | None = None
     noise_seed: int = 0
+    speeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        _check_speeds(self.speeds)
         if not 0 <= self.noise_share <= 1:
             raise ValueError(
                 f"`noise_share` must lie in [0, 1], got {self.noise_share}"
@@ -114,6 +119,22 @@ class FeatureSettings:
             raise ValueError(
                 f"`noise_decibels` must be two numbers, got {self.noise_decibels}"
             )
+
+
+def _check_speeds(speeds: tuple[float, ...]) -> None:
+    slowest, fastest = SPEEDS
+    for speed in speeds:
+        # What is no number is not in the range either.
+        if not slowest <= speed <= fastest or speed != round(speed, 2):
+            raise ValueError(
+                f"`speeds` must be from {slowest} to {fastest} in steps of 0.01, got "
+                f"{speed}; 0.9,1.1 is usual"
+            )
+    if 1 in speeds or len(set(speeds)) < len(speeds):
+        raise ValueError(
+            "`speeds` are those of the copies, each once; 1 is always there without "
+            f"being named; got {','.join(map(str, speeds))}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -553,37 +574,65 @@ class Settings:
         return tuple(s for s in splits if (prepared / f"{s}.jsonl").exists())
 
 
-def override(settings: Settings, assignment: str) -> Settings:
-    """Change one value, written as `group.name=value` (`lm.order=2`) or `name=value`.
+def override(settings: Settings, *assignments: str) -> Settings:
+    """Change values, each written as `group.name=value` (`lm.order=2`) or `name=value`.
+
+    Whether they fit together is looked at when all are changed, in whatever order they
+    stand; of two for one name the later one holds.
 
     Raises:
-        ValueError: There is no such setting, or the value does not fit its type.
+        ValueError: There is no such setting, a value does not fit its type, or the
+            settings do not fit together.
     """
-    path, equals, text = assignment.partition("=")
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        value = _value(type(settings), assignment)
+        *groups, name = _path(assignment)
+        inside = changes
+        for group in groups:
+            inside = inside.setdefault(group, {})
+        inside[name] = value
+    return _changed(settings, changes)
+
+
+def _changed(group: Any, changes: dict[str, Any]) -> Any:
+    inner = {
+        name: _changed(getattr(group, name), inside)
+        for name, inside in changes.items()
+        if isinstance(inside, dict)
+    }
+    return dataclasses.replace(group, **(changes | inner))
+
+
+def _path(assignment: str) -> list[str]:
+    path, equals, _ = assignment.partition("=")
     if not equals:
         raise ValueError(f"a setting is written group.name=value, got {assignment!r}")
-    return _replace(settings, path.split("."), text, assignment)
+    return path.split(".")
 
 
-def _replace(group: Any, path: list[str], text: str, assignment: str) -> Any:
-    name, *rest = path
-    hints = typing.get_type_hints(type(group))
+def _value(settings: type, assignment: str) -> Any:
+    """Of the type that the setting has in `settings` or its groups."""
+    *groups, name = _path(assignment)
+    group = settings
+    for inner in groups:
+        group = _hint(group, inner, assignment)
+        if not dataclasses.is_dataclass(group):
+            raise ValueError(f"{assignment!r}: {inner!r} is a value, not a group")
+    hint = _hint(group, name, assignment)
+    try:
+        return _parse(assignment.partition("=")[2], hint)
+    except ValueError as error:
+        raise ValueError(f"{assignment!r}: {error}") from error
+
+
+def _hint(group: type, name: str, assignment: str) -> Any:
+    hints = typing.get_type_hints(group)
     if name not in hints:
         raise ValueError(
             f"{assignment!r}: no setting {name!r}; there are {', '.join(hints)}"
         )
-    if rest:
-        inner = getattr(group, name)
-        if not dataclasses.is_dataclass(inner):
-            raise ValueError(f"{assignment!r}: {name!r} is a value, not a group")
-        return dataclasses.replace(
-            group, **{name: _replace(inner, rest, text, assignment)}
-        )
-    try:
-        value = _parse(text, hints[name])
-    except ValueError as error:
-        raise ValueError(f"{assignment!r}: {error}") from error
-    return dataclasses.replace(group, **{name: value})
+    return hints[name]
 
 
 def _parse(text: str, hint: Any) -> Any:

@@ -1,7 +1,8 @@
 """Conversation sides as speakers: their frames, and what the mixtures see of them.
 
 A side is the unit of adaptation: what is known of a speaker comes from all utterances
-of one side, and holds for all of them.
+of one side, and holds for all of them. The copies of a training side at another speed
+are a side of their own.
 """
 
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_adpsgd.asr.corpora.corpus import Utterance, iterate_utterances
 from lightning_adpsgd.asr.frames.front_end import FrontEnd
 from lightning_adpsgd.asr.frames.store import FrameStore
+from recipes.switchboard.copies import with_copies
 from recipes.switchboard.settings import Settings
 
 
@@ -19,7 +20,7 @@ class Speaker(NamedTuple):
     """One conversation side.
 
     Attributes:
-        name: Recording and channel.
+        name: Recording and channel, and the speed of copies.
         positions: Of its utterances in the store, in the order of time.
     """
 
@@ -44,12 +45,11 @@ class Speakers(NamedTuple):
     def of(cls, settings: Settings, split: str, labels: Path | None) -> "Speakers":
         """The sides of a split that have frames."""
         store = FrameStore(settings.directory("features") / split, labels)
-        path = settings.directory("prepare") / f"{split}.jsonl"
         spoken: dict[str, list[tuple[float, int]]] = {}
-        for utterance in iterate_utterances(path):
+        for utterance in with_copies(settings, split):
             if utterance.id in store:
                 begin = utterance.start_s, store.position(utterance.id)
-                spoken.setdefault(_side(utterance), []).append(begin)
+                spoken.setdefault(utterance.side, []).append(begin)
         sides = [
             Speaker(name, [position for _, position in sorted(begins)])
             for name, begins in spoken.items()
@@ -70,7 +70,3 @@ class Speakers(NamedTuple):
         """Frames of each utterance of the store, int64 [utterances]."""
         spans = np.asarray(self.store.spans)
         return spans[:, 1] - spans[:, 0]
-
-
-def _side(utterance: Utterance) -> str:
-    return f"{utterance.recording} {'AB'[utterance.channel]}"

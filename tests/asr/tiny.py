@@ -8,11 +8,13 @@ import soundfile
 RATE = 8000
 
 
-def write_sphere(path: Path, samples: np.ndarray, rate: int = RATE) -> Path:
-    """Write [samples] or [samples, channels] as NIST SPHERE, mu-law."""
+def write_sphere(
+    path: Path, samples: np.ndarray, rate: int = RATE, coding: str = "ULAW"
+) -> Path:
+    """Write [samples] or [samples, channels] as NIST SPHERE."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        soundfile.write(file, samples, rate, format="NIST", subtype="ULAW")
+        soundfile.write(file, samples, rate, format="NIST", subtype=coding)
     return path
 
 
@@ -22,6 +24,14 @@ def noise(seconds: float, channels: int = 2, seed: int = 0) -> np.ndarray:
     shape = (round(seconds * RATE), channels)
     level = 0.02 + 0.1 * (np.arange(shape[0]) // RATE % 2)
     return (level[:, None] * generator.standard_normal(shape)).clip(-0.9, 0.9)
+
+
+def voice(seconds: float) -> np.ndarray:
+    """Something like vowels: harmonics of 120 Hz that come and go, pauses between."""
+    time = np.arange(round(seconds * RATE)) / RATE
+    harmonics = (np.sin(2 * np.pi * 120 * k * time + k * k) / k for k in range(1, 25))
+    syllables = np.sin(2 * np.pi * 2 * time).clip(0)
+    return 0.2 * syllables * sum(harmonics, np.zeros_like(time))
 
 
 def write_transcript(root: Path, number: int, side: str, lines: list[str]) -> Path:

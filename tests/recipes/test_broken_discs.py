@@ -22,6 +22,7 @@ from recipes.switchboard.settings import Settings
 from recipes.switchboard.stages import STAGES
 from tests.asr.tiny import (
     noise,
+    voice,
     write_callhome_call,
     write_corpus,
     write_fisher_call,
@@ -137,6 +138,13 @@ def _packed_and_cut(path: Path) -> None:
     path.unlink()
 
 
+def _bytes_exchanged(path: Path) -> None:
+    """Speech of 16 bits, in the other order than its header says."""
+    sides = np.stack([voice(6.0), voice(6.0)[::-1]], axis=1)
+    write_sphere(path, sides, coding="PCM_16")
+    _header(b"sample_byte_format -s2 01", b"sample_byte_format -s2 10")(path)
+
+
 # Fault; the file; what is said; which sides are lost.
 SW_A, SW = {"sw02002-A"}, {"sw02002-A", "sw02002-B"}
 FE, CH = {"fe_03_00001-A", "fe_03_00001-B"}, {"en_4065-A", "en_4065-B"}
@@ -242,6 +250,16 @@ FAULTS = {
         _header(b"-s4 ulaw", b"-s3 pcm"),
         AUDIO,
         ["unusable recording: 1", "sw02002.sph: File contains data in an unimpl"],
+        SW,
+    ),
+    "bytes in another order than the header says": (
+        _bytes_exchanged,
+        AUDIO,
+        [
+            "unusable recording: 1",
+            "sw02002.sph: noise, but speech with the two bytes of each sample",
+            "make `sample_byte_format` 01 there if it is 10, else 10",
+        ],
         SW,
     ),
     "test recording of another rate": (

@@ -3,15 +3,18 @@
 import dataclasses
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torchaudio.functional import resample
 
 from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance, read_utterances
 from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.language.lexicon import read_lexicon
+from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
 from lightning_adpsgd.asr.sound.sphere import read_channel
 from recipes.switchboard import feature_stage
 from recipes.switchboard.pipeline import StageError, run_stages
@@ -106,6 +109,79 @@ def test_an_interrupted_feature_stage_goes_on_where_it_was(
     _run(settings, "features")
     # no side twice: four of train, two of dev, one of each test part
     assert len(read) == len(set(read)) == 8
+
+
+def test_training_speech_is_there_at_other_speeds_too(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+):
+    settings = override(settings, "features.speeds=0.9,1.1")
+    _run(settings, "features")
+    ids = [utterance.id for utterance in _split(settings, "train")]
+    store = FrameStore(settings.directory("features") / "train")
+    copies = [f"sp{speed}-{name}" for speed in (0.9, 1.1) for name in ids]
+    assert store.ids.tolist() == [*ids, *copies]
+    for position, utterance in enumerate(_split(settings, "train")):
+        for place, speed in enumerate((1, 0.9, 1.1)):
+            frames = store.frames(position + place * len(ids))
+            assert abs(len(frames) - 100 * utterance.duration_s / speed) <= 1
+    for split in ("dev", "swb", "ch"):
+        store = FrameStore(settings.directory("features") / split)
+        assert store.ids.tolist() == [u.id for u in _split(settings, split)]
+    said = "train: 0.01 h as recorded and 0.01 h of copies at speeds 0.9, 1.1"
+    assert said in capsys.readouterr().out
+
+
+def test_frames_of_copies_are_those_of_resampled_sound(settings: Settings):
+    """Normalised as a side of their own."""
+    settings = override(settings, "features.speeds=0.9", "features.dtype=float32")
+    _run(settings, "features")
+    spoken = [u for u in _split(settings, "train") if u.id.startswith("sw02001-A")]
+    sound = read_channel(spoken[0].recording, 0)
+    spans = [(round(8000 * u.start_s), round(8000 * u.end_s)) for u in spoken]
+    cuts = [torch.from_numpy(sound[start:end].copy()) for start, end in spans]
+    slow = [resample(cut, 9, 10)[: len(cut) * 10 // 9].numpy() for cut in cuts]
+    store = FrameStore(settings.directory("features") / "train")
+    for utterance, expected in zip(
+        spoken, normalise_side([log_mel(cut) for cut in slow]), strict=True
+    ):
+        found = store.frames(store.position(f"sp0.9-{utterance.id}"))
+        torch.testing.assert_close(found, expected[: len(found)], atol=1e-2, rtol=0)
+
+
+def test_copies_go_on_where_they_were_interrupted(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    settings = override(settings, "features.speeds=0.9")
+    whole = dataclasses.replace(settings, out=settings.out / "whole")
+    _run(whole, "features")
+    read: list[tuple[str, int]] = []
+
+    def noted(path: Path, channel: int) -> np.ndarray:
+        if len(read) == 6 and not resumed:
+            raise KeyboardInterrupt
+        read.append((path.stem, channel))
+        return read_channel(path, channel)
+
+    monkeypatch.setattr(feature_stage, "read_channel", noted)
+    resumed = False
+    with pytest.raises(KeyboardInterrupt):
+        _run(settings, "features")
+    resumed = True
+    _run(settings, "features")
+    # of train four sides and their copies, the others once
+    assert len(read) == 2 * 4 + 4
+    assert set(Counter(read).values()) == {1, 2}
+    one, other = (
+        FrameStore(s.directory("features") / "train") for s in (settings, whole)
+    )
+    n = one.num_frames
+    assert torch.equal(one.frame_range(0, n), other.frame_range(0, n))
+
+
+def test_other_speeds_ask_for_the_features_anew(settings: Settings):
+    _run(settings, "features")
+    with pytest.raises(StageError, match=r"`features`.*speeds was \[\], is \[0\.9\]"):
+        _run(override(settings, "features.speeds=0.9"), "features")
 
 
 def test_a_truncated_recording_is_left_out_with_its_hours(

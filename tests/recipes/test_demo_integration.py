@@ -48,9 +48,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(folder: Path, run: str, **changes: Any) -> Settings:
     chosen = Settings(corpus=folder / "corpus", out=folder, run=run)
-    for name, value in (SMALL | {"train.strategy": run} | changes).items():
-        chosen = override(chosen, f"{name}={value}")
-    return chosen
+    values = SMALL | {"train.strategy": run} | changes
+    return override(chosen, *(f"{name}={value}" for name, value in values.items()))
 
 
 def test_a_finished_demo_is_only_reported_again(finished, capsys):

@@ -90,10 +90,18 @@ def test_swb2000_goes_from_the_discs_of_all_sources_to_the_table(
 
 
 def test_swb300_trains_triphones_on_260_inputs(discs: Path, tmp_path: Path):
-    assert swb300(_arguments(discs, tmp_path, "--run", "single")) == 0
-    store = FrameStore(tmp_path / "exp/features/train")
+    """Of the recordings, and of copies at another speed."""
+    more = ("--run", "single", "--set", "features.speeds=0.9")
+    assert swb300(_arguments(discs, tmp_path, *more)) == 0
+    labels = tmp_path / "exp/triphone/train/labels.npy"
+    store = FrameStore(tmp_path / "exp/features/train", labels)
+    train = [u.id for u in read_utterances(tmp_path / "exp/prepare/train.jsonl")]
+    assert store.ids.tolist() == [*train, *(f"sp0.9-{name}" for name in train)]
+    assert store.labelled.mean() > 0.8
     assert 3 * 40 + Streams(tmp_path / "exp/adapt/train", store).dims == 260
     tree = read_topology(tmp_path / "exp/triphone/tree.json")
-    labels = np.load(tmp_path / "exp/triphone/train/labels.npy")
-    assert 3 * len(tree.phones) <= labels.max() < tree.num_states
+    assert 3 * len(tree.phones) <= np.load(labels).max() < tree.num_states
+    with np.load(tmp_path / "exp/adapt/train/transforms.npz") as adapted:
+        is_copy = [name.endswith(" sp0.9") for name in adapted["sides"]]
+    assert 2 * sum(is_copy) == len(is_copy)
     _is_scored(discs, tmp_path, "single")

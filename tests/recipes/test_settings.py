@@ -61,6 +61,44 @@ def test_a_wrong_assignment_is_refused(settings: _Extended, text: str, problem: 
         override(settings, text)
 
 
+def test_settings_are_looked_at_together_in_whatever_order_they_stand(
+    settings: _Extended,
+):
+    """Each of the two is refused without the other."""
+    both = ["decode.export_likelihoods=true", "kaldi.experiment=exp/tri4_ali"]
+    for assignments in (both, both[::-1]):
+        changed = override(settings, *assignments)
+        assert changed.decode.export_likelihoods
+        assert changed.uses_kaldi
+    with pytest.raises(ValueError, match=r"needs `kaldi\.experiment`"):
+        override(settings, both[0])
+
+
+def test_the_last_of_several_values_holds(settings: _Extended):
+    changed = override(settings, "lm.order=2", "seed=5", "lm.order=4", "lm.prune=0.1")
+    assert (changed.lm.order, changed.lm.prune, changed.seed) == (4, 0.1, 5)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "problem"),
+    [
+        ("0", r"`speeds` must be from 0\.5 to 2\.0 in steps of 0\.01, got 0\.0"),
+        ("-1.1", r"got -1\.1; 0\.9,1\.1 is usual"),
+        ("nan", "got nan"),
+        ("inf", "got inf"),
+        ("0.9,2.5", r"got 2\.5"),
+        ("0.905", r"in steps of 0\.01, got 0\.905"),
+        ("1", r"each once; 1 is always there without being named; got 1\.0"),
+        ("0.9,1.1,0.9", r"each once.*got 0\.9,1\.1,0\.9"),
+    ],
+)
+def test_speeds_at_which_there_are_no_copies_are_refused(
+    settings: _Extended, speeds: str, problem: str
+):
+    with pytest.raises(ValueError, match=problem):
+        override(settings, f"features.speeds={speeds}")
+
+
 @pytest.mark.parametrize("run", ["", "a/b", ".hidden"])
 def test_a_run_must_be_a_folder_name(tmp_path: Path, run: str):
     with pytest.raises(ValueError, match="`run` must be a plain folder name"):

@@ -44,6 +44,7 @@ class Utterance:
         words: Normalised words; empty where none are known.
         speaker: Who speaks; the conversation side where the corpus does not say.
         source: `file:line` of the transcript, for messages.
+        speed: How many times as fast as it was spoken it is heard; 1 but for copies.
     """
 
     id: str
@@ -54,16 +55,31 @@ class Utterance:
     words: tuple[str, ...]
     speaker: str
     source: str = ""
+    speed: float = 1.0
 
     @property
     def duration_s(self) -> float:
-        """Length in seconds."""
-        return self.end_s - self.start_s
+        """Length in seconds, as it is heard."""
+        return (self.end_s - self.start_s) / self.speed
 
     @property
-    def side(self) -> tuple[Path, int]:
-        """The conversation side it belongs to: recording and channel."""
-        return self.recording, self.channel
+    def side(self) -> str:
+        """The conversation side it belongs to, by recording and channel.
+
+        Copies at one speed are a side of their own.
+        """
+        side = f"{self.recording} {'AB'[self.channel]}"
+        return side if self.speed == 1 else f"{side} sp{self.speed:g}"
+
+    def at_speed(self, speed: float) -> "Utterance":
+        """A copy that is heard faster or slower, with the names that Kaldi gives it.
+
+        Its pitch moves too, so it counts as another speaker's.
+        """
+        prefix = f"sp{speed:g}-"
+        return dataclasses.replace(
+            self, id=prefix + self.id, speaker=prefix + self.speaker, speed=speed
+        )
 
     @property
     def conversation(self) -> str:

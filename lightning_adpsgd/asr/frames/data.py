@@ -93,15 +93,11 @@ class ChunkDataset(Dataset[Chunk]):
     def __getitems__(self, indices: list[int]) -> Chunk:
         """A whole batch; what loaders call."""
         chunks = self._checked(indices)
-        before, _, first, last = self._places[self._rows[chunks]].T
+        before, _, first, last = np.take(self._places, self._rows[chunks], axis=0).T
         start = first + (chunks - before) * self.chunk
-        begin, length = start - CONTEXT, self.chunk + 2 * CONTEXT
-        frames = self.store.frame_windows(begin, length)
-        labels = self.store.label_windows(start, self.chunk)
-        [at_ends] = np.nonzero((begin < first) | (begin + length > last))
-        if len(at_ends):
-            repaired = self._at_ends(start[at_ends], first[at_ends], last[at_ends])
-            frames[at_ends], labels[at_ends] = repaired
+        length = self.chunk + 2 * CONTEXT
+        frames = self.store.frames_within(start - CONTEXT, length, first, last)
+        labels = self._labels(start, last)
         return Chunk(torch.from_numpy(frames), torch.from_numpy(labels))
 
     def _checked(self, indices: list[int]) -> np.ndarray:
@@ -118,16 +114,11 @@ class ChunkDataset(Dataset[Chunk]):
         before, position, _, _ = self._places[self._rows[chunks]].T
         return position, (chunks - before) * self.chunk
 
-    def _at_ends(
-        self, start: np.ndarray, first: np.ndarray, last: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Frames and labels of chunks that reach beyond the ends of their utterance."""
-        wanted = start[:, None] + np.arange(-CONTEXT, self.chunk + CONTEXT)
-        rows = np.minimum(np.maximum(wanted, first[:, None]), last[:, None] - 1)
-        own = slice(CONTEXT, -CONTEXT)
-        labels = self.store.labels_at(rows[:, own])
-        labels[wanted[:, own] >= last[:, None]] = IGNORE
-        return self.store.frames_at(rows), labels
+    def _labels(self, start: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """Of chunks that begin at `start`, with IGNORE beyond their utterances."""
+        labels = self.store.label_windows(start, self.chunk)
+        is_own = np.arange(self.chunk) < (last - start)[:, None]
+        return np.where(is_own, labels, np.int64(IGNORE))
 
 
 class AdaptedChunkDataset(Dataset[AdaptedChunk]):

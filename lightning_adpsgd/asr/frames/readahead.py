@@ -12,8 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
-STRETCH = 1 << 16  # bytes: a fast read, and not much more than a block's
-_NUM_REMEMBERED = 1 << 16
+_STRETCH_BITS = 16
+STRETCH = 1 << _STRETCH_BITS  # bytes: a fast read, and not much more than a block's
+_NUM_REMEMBERED = 1 << 18  # of which a window of shuffled blocks needs some 3,000
 
 
 class Advisable(Protocol):
@@ -36,14 +37,14 @@ class ReadAhead:
     def __init__(self, mapping: Advisable) -> None:
         self._mapping = mapping
         # The last stretch of each remainder: of one size, however large the file.
-        self._asked = np.full(_NUM_REMEMBERED, -1)
+        self._asked = np.full(_NUM_REMEMBERED, -1, np.int32)
 
     def want(self, places: np.ndarray) -> None:
         """These bytes of the file will be read soon; returns without waiting."""
-        stretches = places // STRETCH
-        is_new = self._asked[stretches % _NUM_REMEMBERED] != stretches
-        for stretch in np.unique(stretches[is_new]).tolist():
-            self._asked[stretch % _NUM_REMEMBERED] = stretch
+        stretches = places >> _STRETCH_BITS
+        is_new = self._asked[stretches & (_NUM_REMEMBERED - 1)] != stretches
+        for stretch in sorted(set(stretches[is_new].tolist())):
+            self._asked[stretch & (_NUM_REMEMBERED - 1)] = stretch
             start = stretch * STRETCH
             length = min(STRETCH, len(self._mapping) - start)
             self._mapping.madvise(mmap.MADV_WILLNEED, start, length)

@@ -310,12 +310,32 @@ class FrameStore:
     def frame_windows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Copies of neighbouring frames, [starts, length, dims], made at one go.
 
-        A window that would reach beyond the array is moved inside; in an array shorter
-        than a window there are zeros.
+        Beyond the ends of the array its first and last frame are repeated. There must
+        be a window.
         """
         inside = np.minimum(np.maximum(starts, 0), self.num_frames - 1)
         self._read_ahead.want(self._mapping.place(inside))
         return self._frame_windows.at(starts, length)
+
+    def frames_within(
+        self, begin: np.ndarray, length: int, first: np.ndarray, last: np.ndarray
+    ) -> np.ndarray:
+        """Copies of neighbouring frames of utterances, [windows, length, dims].
+
+        Before an utterance its first frame is repeated, and after it its last one.
+
+        Args:
+            begin: First frames of the windows, int64 [windows].
+            length: Of all windows.
+            first: First frame of the utterance of each window.
+            last: The frame after its last one.
+        """
+        frames = self.frame_windows(begin, length)
+        [beyond] = np.nonzero((begin < first) | (begin + length > last))
+        rows = begin[beyond, None] + np.arange(length)
+        low, high = first[beyond, None], last[beyond, None] - 1
+        frames[beyond] = self.frames_at(np.minimum(np.maximum(rows, low), high))
+        return frames
 
     @property
     def labelled(self) -> np.ndarray:
@@ -333,13 +353,9 @@ class FrameStore:
         """A view of the labels from `start` to `end` of the array."""
         return _tensor(self._all_labels()[start:end])
 
-    def labels_at(self, rows: np.ndarray) -> np.ndarray:
-        """A copy of the labels of these frames of the array, int64 [...]."""
-        return np.take(self._all_labels(), rows, mode="clip").astype(np.int64)
-
     def label_windows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """Copies of neighbouring labels, int64 [starts, length]; as `frame_windows`."""
-        return self._label_windows.at(starts, length).astype(np.int64)
+        """Copies of neighbouring labels, int32 [starts, length]; as `frame_windows`."""
+        return self._label_windows.at(starts, length)
 
     def _all_labels(self) -> np.ndarray:
         if self._labels is None:
@@ -410,11 +426,11 @@ class _Windows:
 
     def at(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Copies [starts, length, ...]; see `FrameStore.frame_windows`."""
-        array, last = self._array, len(self._array) - length
-        if last < 0:
-            return np.zeros((len(starts), length, *array.shape[1:]), array.dtype)
-        inside = np.minimum(np.maximum(starts, 0), last)
-        found = self._items(length)[inside].view(array.dtype)
+        array = self._array
+        if starts.min() < 0 or starts.max() > len(array) - length:
+            rows = starts[:, None] + np.arange(length)
+            return np.take(array, rows, axis=0, mode="clip")
+        found = self._items(length)[starts].view(array.dtype)
         return found.reshape(-1, length, *array.shape[1:])
 
     def _items(self, length: int) -> np.ndarray:

@@ -193,8 +193,7 @@ class Streams:
         fmllr, ivector = torch.zeros(batch, num_frames, 0), torch.zeros(batch, 0)
         if self.fmllr is not None:
             first, last = np.asarray(self.fmllr.spans)[positions].T
-            rows = (first + starts)[:, None] + np.arange(num_frames)
-            found = self.fmllr.frames_at(np.minimum(rows, last[:, None] - 1))
+            found = self.fmllr.frames_within(first + starts, num_frames, first, last)
             fmllr = torch.from_numpy(found)
         if self.ivector is not None:
             ivector = self.ivector.at(positions, starts)

@@ -15,6 +15,7 @@ import soundfile
 import torch
 from torchaudio.functional import resample
 
+from lightning_adpsgd.asr.sound.byte_order import is_swapped
 from lightning_adpsgd.asr.sound.features import log_mel, num_frames
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE, SphereError, read_header
 
@@ -35,7 +36,8 @@ class SoundFile:
         path: In any format that libsndfile reads, at 8 kHz or more.
 
     Raises:
-        AudioError: It is missing, no sound, empty, cut short, or at a lower rate.
+        AudioError: It is missing, no sound, empty, cut short, at a lower rate, or its
+            bytes are in another order than it says.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,6 +69,11 @@ class SoundFile:
             raise AudioError(
                 f"{self.path}: expected at least {_SHORTEST_S} s, found "
                 f"{self.duration_s:.3f} s"
+            )
+        if is_swapped(self.path):
+            raise AudioError(
+                f"{self.path}: noise, but speech with the two bytes of each sample "
+                "exchanged; write it anew in the byte order that its header names"
             )
 
     def _check_length(self) -> None:

@@ -16,8 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import soundfile
 
+from lightning_adpsgd.asr.sound.byte_order import is_swapped
+
 SAMPLE_RATE = 8000
 MAGIC = b"NIST_1A\n"
+_SWAPPED = (
+    "noise, but speech with the two bytes of each sample exchanged: its header names "
+    "the wrong byte order; make `sample_byte_format` 01 there if it is 10, else 10"
+)
 _CODINGS = ("pcm", "ulaw", "mu-law", "alaw")
 
 
@@ -141,16 +147,17 @@ def _check_complete(path: Path, header: SphereHeader, size: int) -> None:
         )
 
 
-def refused_by_libsndfile(path: Path) -> str:
-    """Why libsndfile cannot open a file that is not shortened; empty if it can.
+def wrong_samples(path: Path) -> str:
+    """Why the samples of a file that is not shortened are of no use; empty if they are.
 
-    It knows fewer codings and byte orders than a header can name.
+    libsndfile knows fewer codings and byte orders than a header can name, and takes the
+    order that it names for the right one.
     """
     try:
-        soundfile.info(name_of(path))
+        swapped = is_swapped(path)
     except (OSError, soundfile.LibsndfileError) as error:
         return str(getattr(error, "error_string", error))
-    return ""
+    return _SWAPPED if swapped else ""
 
 
 def read_channel(

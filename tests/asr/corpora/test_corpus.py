@@ -62,6 +62,24 @@ def test_the_conversation_is_known_from_the_id_whatever_the_file_is_called():
     assert spoken.conversation == "sw02001"
 
 
+def test_a_copy_at_another_speed_is_another_speakers():
+    copy = SPOKEN.at_speed(0.9)
+    assert copy.id == f"sp0.9-{SPOKEN.id}"
+    assert (copy.speaker, copy.words) == ("sp0.9-sw02001-A", SPOKEN.words)
+    assert copy.duration_s == pytest.approx(SPOKEN.duration_s / 0.9)
+    assert (SPOKEN.side, copy.side) == (
+        "disc/sw02001.sph A",
+        "disc/sw02001.sph A sp0.9",
+    )
+
+
+def test_an_utterance_of_a_file_without_speeds_is_as_it_was_spoken(tmp_path: Path):
+    write_utterances(tmp_path / "train.jsonl", [SPOKEN])
+    text = (tmp_path / "train.jsonl").read_text()
+    (tmp_path / "train.jsonl").write_text(text.replace(', "speed": 1.0', ""))
+    assert read_utterances(tmp_path / "train.jsonl") == [SPOKEN]
+
+
 def test_counts_of_several_are_added():
     one, other = Skipped(), Skipped()
     one.add("cut", "a:1", 1.0, "copy it")

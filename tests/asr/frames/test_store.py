@@ -154,3 +154,16 @@ def test_opening_reads_no_frames(tmp_path: Path):
     store = FrameStore(tmp_path)
     assert store.num_frames == 5 * 10**9 + 8
     assert torch.equal(store.frames(1), torch.zeros(8, 40, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("length", [1, 9, 76, 80])
+def test_windows_within_utterances_repeat_their_outermost_frames(
+    store: FrameStore, length: int
+):
+    """In an array that is shorter than a window, too."""
+    whole = store.frame_range(0, store.num_frames).numpy()
+    first, last = np.repeat(np.asarray(store.spans), 30, axis=0).T
+    begin = first + np.tile(np.arange(-10, 20), len(store))
+    found = store.frames_within(begin, length, first, last)
+    rows = (begin[:, None] + np.arange(length)).clip(first[:, None], last[:, None] - 1)
+    np.testing.assert_array_equal(found, whole[rows])

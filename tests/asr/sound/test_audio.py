@@ -10,7 +10,7 @@ from torchaudio.functional import resample
 
 from lightning_adpsgd.asr.sound.audio import AudioError, SoundFile
 from lightning_adpsgd.asr.sound.features import log_mel
-from tests.asr.tiny import noise, write_sphere
+from tests.asr.tiny import noise, voice, write_sphere
 
 SECONDS = 5.3
 
@@ -68,6 +68,9 @@ def broken(folder: Path, how: str) -> Path:
     if how == "truncated":
         write(path, 8000, samples)
         path.write_bytes(path.read_bytes()[:-1000])
+    if how == "swapped":
+        speech = np.round(32767 * voice(2.0)).astype(np.int16)
+        return write(path, 8000, speech.byteswap())
     if how == "nan":
         samples[8000] = np.nan
         return write(path, 8000, samples, "FLOAT")
@@ -84,6 +87,7 @@ def broken(folder: Path, how: str) -> Path:
         ("silent", "expected at least 0.025 s, found 0.000 s"),
         ("short", "expected at least 0.025 s, found 0.019 s"),
         ("truncated", "cut short: the header says 32044 bytes, there are 31044"),
+        ("swapped", "speech with the two bytes of each sample exchanged"),
         ("nan", r"sample 8000 \(1.00 s\) is no number"),
     ],
 )

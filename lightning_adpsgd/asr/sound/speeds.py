@@ -1,0 +1,38 @@
+"""Sound played faster or slower, as a tape is: pitch and formants move with the speed.
+
+Speed perturbation (Ko and others 2015): copies of the training speech at 0.9 and 1.1
+times its speed are like other voices that say the same. The sound is taken to have been
+sampled at so many times its rate, and resampled to that rate: n samples become n /
+speed.
+"""
+
+import numpy as np
+import torch
+from torchaudio.functional import resample
+
+_STEPS = 100  # speeds are hundredths, so that resampling is by small whole numbers
+
+
+def at_speed(samples: np.ndarray, speed: float) -> np.ndarray:
+    """The sound played `speed` times as fast.
+
+    Args:
+        samples: float32 [samples].
+        speed: Rounded to hundredths.
+
+    Returns:
+        float32 [samples_at(samples, speed)]; what was given where the speed is 1.
+    """
+    if _hundredths(speed) == _STEPS:
+        return samples
+    played = resample(torch.tensor(samples), _hundredths(speed), _STEPS)
+    return played[: samples_at(len(samples), speed)].numpy()
+
+
+def samples_at(num_samples: int, speed: float) -> int:
+    """How many samples so many become, rounded down."""
+    return num_samples * _STEPS // _hundredths(speed)
+
+
+def _hundredths(speed: float) -> int:
+    return round(speed * _STEPS)
