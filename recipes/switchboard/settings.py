@@ -614,7 +614,7 @@ def _path(assignment: str) -> list[str]:
 def _value(settings: type, assignment: str) -> Any:
     """Of the type that the setting has in `settings` or its groups."""
     *groups, name = _path(assignment)
-    group = settings
+    group: Any = settings
     for inner in groups:
         group = _hint(group, inner, assignment)
         if not dataclasses.is_dataclass(group):
@@ -626,7 +626,7 @@ def _value(settings: type, assignment: str) -> Any:
         raise ValueError(f"{assignment!r}: {error}") from error
 
 
-def _hint(group: type, name: str, assignment: str) -> Any:
+def _hint(group: Any, name: str, assignment: str) -> Any:
     hints = typing.get_type_hints(group)
     if name not in hints:
         raise ValueError(
