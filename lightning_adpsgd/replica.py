@@ -65,6 +65,14 @@ class Part:
         """x where it lies, if it is w as it lies; not to be written to."""
         return self._shown if self.is_plain else None
 
+    def add_awaiting(self, into: Tensor, begin: int) -> None:
+        """Turns a stretch of w, from an element of this part on, into that of x."""
+        end = begin + len(into)
+        if self.changed or self._keeps_rest:
+            into.add_(self._change[begin:end])
+        if self._taken is not None:
+            into.add_(self._taken[begin:end])
+
     def show(self, weights: Tensor) -> None:
         """What to read in the place of w."""
         self._shown = weights

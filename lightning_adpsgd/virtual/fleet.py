@@ -5,6 +5,7 @@ takes a turn, computes a gradient in the module, which then holds the weights of
 super-learner, and makes the step through `update`.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from lightning_adpsgd.virtual.row_averaging import (
     RowMixer,
     Side,
     message_bytes,
+    stretch_length,
 )
 from lightning_adpsgd.virtual.rows import Rows
 from lightning_adpsgd.virtual.timeline import (
@@ -129,21 +131,12 @@ class Fleet(ABC):
         Raises:
             FloatingPointError: None has finite weights.
         """
-        finite = [i for i in self.members if _is_finite(self.shown(i))]
-        if not finite:
-            raise FloatingPointError(
-                "the weights of all super-learners are infinite or not a number: "
-                "training has diverged; lower the learning rate or lengthen its warm-up"
-            )
-        means = [torch.zeros_like(vector) for vector in self.shown(finite[0])]
-        for i in finite:
-            for mean, vector in zip(means, self.shown(i), strict=True):
-                mean.add_(vector)
-        row = self._consensus_row
-        for mean, vector in zip(means, self.rows.vectors(row), strict=True):
-            vector.copy_(mean.div_(len(finite)))
-        self.rows.copy_beside(self.members[0], row)
-        return self._distance(finite, means)
+        found = self._average(self.members)
+        if not math.isfinite(found.relative_distance):
+            # Somebody's weights are not finite: now it is worth looking whose.
+            found = self._average(self._finite_members())
+        self.rows.copy_beside(self.members[0], self._consensus_row)
+        return found
 
     def hold_consensus(self) -> None:
         """Puts the mean that was last computed into the module, until the next turn."""
@@ -157,16 +150,41 @@ class Fleet(ABC):
     def _consensus_row(self) -> int:
         return self._scenario.num_super_learners
 
-    def _distance(self, finite: list[int], means: list[Tensor]) -> Consensus:
-        pairs = [
-            (vector, mean)
-            for i in finite
-            for vector, mean in zip(self.rows.vectors(i), means, strict=True)
-        ]
-        squares = sum(float((v - m).double().square().sum()) for v, m in pairs)
-        norm = sum(float(mean.double().square().sum()) for mean in means) ** 0.5
-        distance = (squares / len(finite)) ** 0.5
+    def _finite_members(self) -> list[int]:
+        finite = [i for i in self.members if _is_finite(self.shown(i))]
+        if not finite:
+            raise FloatingPointError(
+                "the weights of all super-learners are infinite or not a number: "
+                "training has diverged; lower the learning rate or lengthen its warm-up"
+            )
+        return finite
+
+    def _average(self, members: list[int]) -> Consensus:
+        """Writes their mean into the row of the consensus, and says how far they are.
+
+        Stretch by stretch, so that each is read from memory once.
+        """
+        squares = norm = 0.0
+        for number, matrix in enumerate(self.rows.matrices):
+            length = stretch_length(len(members), matrix.device)
+            for begin in range(0, matrix.shape[1], length):
+                seen = self._seen(members, number, begin, length)
+                mean = seen.mean(0)
+                matrix[self._consensus_row, begin : begin + length] = mean
+                squares += _square(seen - mean)
+                norm += _square(mean)
+        distance, norm = (squares / len(members)) ** 0.5, norm**0.5
         return Consensus(distance, distance / norm if norm else 0.0)
+
+    def _seen(self, members: list[int], number: int, begin: int, length: int) -> Tensor:
+        """What peers see of members in a stretch of a matrix, [member, element]."""
+        matrix = self.rows.matrices[number]
+        stretch = matrix[:, begin : begin + length]
+        if members == list(range(len(members))):
+            rows = stretch[: len(members)]
+        else:
+            rows = stretch[members]
+        return rows.to(averaging_dtype(matrix.dtype))
 
 
 class LockstepFleet(Fleet):
@@ -305,6 +323,17 @@ class AsynchronousFleet(Fleet):
     def shown(self, index: int) -> list[Tensor]:
         return self._sides[index].shown()
 
+    @override
+    def _seen(self, members: list[int], number: int, begin: int, length: int) -> Tensor:
+        seen = super()._seen(members, number, begin, length)
+        sides = [(place, self._sides[index]) for place, index in enumerate(members)]
+        waiting = [pair for pair in sides if pair[1].awaits_merge(number, begin)]
+        if waiting:
+            seen = seen.clone()  # these may be the weights themselves
+        for place, side in waiting:
+            side.add_awaiting(seen[place], number, begin)
+        return seen
+
     def _make_side(self, index: int) -> Side:
         vectors = self.rows.vectors(index)
         order, size = self._dials.effective_order, self._scenario.super_learner_size
@@ -388,3 +417,10 @@ def _totals(tallies: Sequence[Tally | Statistics]) -> Totals:
 
 def _is_finite(vectors: list[Tensor]) -> bool:
     return all(bool(torch.isfinite(vector.sum())) for vector in vectors)
+
+
+def _square(numbers: Tensor) -> float:
+    """The sum of squares; in double precision where single has no room for it."""
+    flat = numbers.flatten()
+    found = torch.dot(flat, flat).item()
+    return found if math.isfinite(found) else flat.double().square().sum().item()

@@ -9,8 +9,9 @@ outside (`timeline`).
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.node import Node, ShardMerge
 from lightning_adpsgd.replica import (
+    PART_ELEMENTS,
     Part,
     Replica,
     averaging_dtype,
@@ -38,7 +40,8 @@ from lightning_adpsgd.streams import has_streams
 from lightning_adpsgd.virtual.timeline import Exchange, parts_of
 
 _CHUNK_ELEMENTS = 1 << 20
-_CACHED, _LEAST_STRETCH = 1 << 18, 1 << 12  # elements
+# Elements: of all rows together, to leave room for results beside them; of one row.
+_CACHED, _LEAST_STRETCH = 1 << 17, 1 << 12
 _MOST_ROWS = 128  # a product takes S times as many operations as there are weights
 _NO_WAIT = timedelta()  # nothing is waited for
 
@@ -66,7 +69,7 @@ class RowMixer:
     ) -> None:
         self._matrices, self._schedule, self._hidden = matrices, schedule, hidden
         self.device = matrices[0].device
-        self._length = max(_LEAST_STRETCH, _CACHED // schedule.num_super_learners)
+        self._length = stretch_length(schedule.num_super_learners, self.device)
         if has_streams(self.device):  # no cache is worth as many launches
             self._length = max(matrix.shape[1] for matrix in matrices)
         self._changes = [self._room(matrix) for matrix in matrices]
@@ -82,9 +85,9 @@ class RowMixer:
     @torch.no_grad()
     def mix(self) -> None:
         """Computes ``gamma (sum_j T[j, i] w_j - w_i)`` of each row."""
-        mixing = self._mixing()
         self._refused.zero_()
         for matrix, changes in zip(self._matrices, self._changes, strict=True):
+            mixing = self._mixing(changes)
             for place in range(0, matrix.shape[1], self._length):
                 stretch = matrix[:, place : place + self._length]
                 begin = place if self._hidden else 0
@@ -121,13 +124,19 @@ class RowMixer:
         dtype = averaging_dtype(matrix.dtype)
         return torch.zeros(len(matrix), length, dtype=dtype, device=matrix.device)
 
-    def _mix(self, rows: Tensor, mixing: Tensor, into: Tensor) -> None:
+    def _mixing(self, like: Tensor) -> Tensor | None:
+        """What to multiply all rows with, where that is exact and faster than sums."""
+        if self._schedule.is_mean(self.round) or not _multiplies_well(like):
+            return None
+        return _changing(self._schedule, self.round).to(like)
+
+    def _mix(self, rows: Tensor, mixing: Tensor | None, into: Tensor) -> None:
         if self._schedule.is_mean(self.round):
             torch.sub(rows.mean(0), rows, out=into).mul_(self._schedule.gain)
             self._refused |= leave_out_if_not_finite(into)
             return
-        if _multiplies_well(rows):
-            torch.mm(mixing.to(rows), rows, out=into)
+        if mixing is not None:
+            torch.mm(mixing, rows, out=into)
             if math.isfinite(into.sum().item()):
                 return
         # Row for row: in a product, what is not a number becomes everybody's.
@@ -135,11 +144,6 @@ class RowMixer:
         for i, (part, change) in enumerate(zip(parts, into, strict=True)):
             average(own, part.takes, change)
             self._refused[i] |= keep_change(change, own[i], self._schedule.gain)
-
-    def _mixing(self) -> Tensor:
-        """``(T_gamma - 1)^T`` of this round."""
-        mixing = with_gain(self._schedule.mixing(self.round), self._schedule.gain)
-        return (mixing - identity(len(mixing))).T
 
     def _bytes_of(self, row_bytes: int) -> int:
         """What all rows send in this round."""
@@ -176,6 +180,7 @@ class Side:
             else None
         )
         self.parts = [p for chunk in self.replica.chunks for p in chunk.parts]
+        self._parts_of = list(_by_vector(self.parts, vectors))
         self._ages: list[int] = []
         self.tally = Tally()
 
@@ -199,16 +204,29 @@ class Side:
 
     def shown(self) -> list[Tensor]:
         """x, one vector for each of w."""
-        found = []
-        parts = iter(self.parts)
-        for vector in self._vectors:
-            found.append(into := to_averaging_dtype(vector))
-            place = 0
-            while place < len(into):
-                part = next(parts)
-                part.read(into[place : place + len(part)])
-                place += len(part)
+        found = [to_averaging_dtype(vector) for vector in self._vectors]
+        for into, parts in zip(found, self._parts_of, strict=True):
+            for part, stretch in zip(parts, into.split(len(parts[0])), strict=True):
+                part.read(stretch)
         return found
+
+    def awaits_merge(self, number: int, begin: int) -> bool:
+        """Whether x is not w in the part of vector `number` that an element lies in."""
+        return not self._part(number, begin).is_plain
+
+    def add_awaiting(self, into: Tensor, number: int, begin: int) -> None:
+        """Turns a stretch of w that lies in one part into that of x.
+
+        Args:
+            into: The stretch, in the precision of averages.
+            number: Of the vector.
+            begin: Of the stretch in the vector.
+        """
+        part = self._part(number, begin)
+        part.add_awaiting(into, begin % self.replica.part_elements)
+
+    def _part(self, number: int, element: int) -> Part:
+        return self._parts_of[number][element // self.replica.part_elements]
 
     @torch.no_grad()
     def _merge(self) -> None:
@@ -223,6 +241,19 @@ class Side:
                 self.tally.merged(self.replica.step - step + late)
             self.tally.merges += 1
             self._ages.clear()
+
+
+def _by_vector(
+    parts: Sequence[Part], vectors: Sequence[Tensor]
+) -> Iterator[list[Part]]:
+    """The parts of each vector."""
+    rest = iter(parts)
+    for vector in vectors:
+        left, mine = len(vector), list[Part]()
+        while left:
+            mine.append(part := next(rest))
+            left -= len(part)
+        yield mine
 
 
 class _Read(NamedTuple):
@@ -393,6 +424,28 @@ class Exchanges:
     def _give_back(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
             self._free[tensor.dtype, len(tensor)].append(tensor)
+
+
+def stretch_length(num_rows: int, device: torch.device) -> int:
+    """Elements of a row that are worked on at once with those of all others.
+
+    So many that they fit into a core's cache; a power of two that lies in one part of a
+    `Side`, if it begins at a multiple of itself.
+    """
+    if has_streams(device):
+        return _CHUNK_ELEMENTS
+    fitting = 1 << ((_CACHED // num_rows).bit_length() - 1)
+    return max(_LEAST_STRETCH, min(fitting, PART_ELEMENTS))
+
+
+@lru_cache(maxsize=32)
+def _changing(schedule: Schedule, round: int) -> Tensor:
+    """``(T_gamma - 1)^T`` of a round."""
+    period = schedule.topology.period(schedule.num_super_learners)
+    if period and round >= period:
+        return _changing(schedule, round % period)
+    mixing = with_gain(schedule.mixing(round), schedule.gain)
+    return (mixing - identity(len(mixing))).T
 
 
 def _multiplies_well(rows: Tensor) -> bool:
