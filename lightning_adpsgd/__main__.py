@@ -156,6 +156,9 @@ def _add_predict(commands: _Commands) -> None:
     add.add_argument("--inner-gbit", type=float, help="inside a super-learner")
     add.add_argument("--wire-dtype", choices=("bfloat16", "float16", "int8"))
     add.add_argument("--learners-per-machine", type=int, default=1)
+    add.add_argument(
+        "--cpu-share", type=float, default=0.05, help="of exchanges, on short cores"
+    )
     add.add_argument("--samples", type=float, help="of all epochs: adds hours")
     add.set_defaults(command=_predict)
 
@@ -181,6 +184,7 @@ def _predict(chosen: argparse.Namespace) -> None:
                 inner_link=_with_rate(link, chosen.inner_gbit),
                 topology=chosen.topology,
                 communication=mode,
+                cpu_share=chosen.cpu_share,
                 costs=found.costs(chosen.learners_per_machine),
             ),
         )

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_adpsgd.files import written_whole
+from lightning_adpsgd.gossip.pacing import OVERHEAD
 from lightning_adpsgd.gossip.wire import make_codec
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.schedule import Schedule
@@ -88,7 +89,8 @@ class Calibration:
 
         Where all wait for one another, they also want their cores at the same moment:
         to copy weights before a round and to merge after it, or to copy gradients into
-        buckets and back. What else a round takes beside its link is waiting.
+        buckets and back. What else a round takes beside its link is waiting. Exchanges
+        find what cores a step leaves, if it was measured; else as many as they want.
         """
         crowd = max(1.0, learners_per_machine / self.cores) - 1
         return Costs(
@@ -97,6 +99,9 @@ class Calibration:
             exchange=self.exchange,
             merge=self.merge,
             step=crowd * self.step_processor_seconds,
+            work=OVERHEAD * self.exchange,
+            cores=self.cores / learners_per_machine,
+            busy=self.step_processor_seconds / (self.step_seconds or math.inf),
         )
 
     def write(self, path: str | Path) -> Path:

@@ -92,6 +92,9 @@ class Costs:
         merge: Of a step boundary that has something to merge.
         step: Seconds, of no bytes, by which a step is longer where learners that share
             cores make it at the same moment.
+        work: Of all that an exchange takes at one end, beside training.
+        cores: No bytes either: that a learner has, those that it shares in part.
+        busy: Nor this: how many of them a step keeps busy, on average.
     """
 
     round: float = 0.0
@@ -99,6 +102,9 @@ class Costs:
     exchange: float = 0.0
     merge: float = 0.0
     step: float = 0.0
+    work: float = 0.0
+    cores: float = 1.0
+    busy: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,7 @@ def predict(
     topology: TopologyLike = "ring",
     communication: Mode = "async",
     gossip_every: int = 1,
+    cpu_share: float = 0.05,
     costs: Costs | None = None,
     seed: int = 0,
 ) -> Prediction:
@@ -159,13 +166,15 @@ def predict(
         topology: Who averages with whom.
         communication: As of the strategies; "allreduce" is DDP over all learners.
         gossip_every: Optimizer steps per round.
+        cpu_share: In "async", what exchanges may take of a learner's processor time
+            where `costs` leave it no cores for them.
         costs: Of the processor.
         seed: Of random times and topologies.
 
     Raises:
         ValueError: An argument is out of its bounds, or has no meaning with another.
     """
-    _check(workload, compute, communication)
+    _check(workload, compute, communication, cpu_share)
     scenario = Scenario(
         topology=find_topology(topology),
         num_super_learners=num_super_learners,
@@ -178,7 +187,7 @@ def predict(
     )
     costs = costs or Costs()
     if communication == "async":
-        return _without_waiting(workload, scenario, costs)
+        return _without_waiting(workload, scenario, costs, cpu_share)
     return _in_step(workload, scenario, costs, communication)
 
 
@@ -199,7 +208,9 @@ def overlapped(allreduce: Tensor, backward: Tensor, num_bytes: float) -> Tensor:
     return torch.maximum(bound_by_links, bound_by_compute) - backward
 
 
-def _check(workload: Workload, compute: Compute, communication: str) -> None:
+def _check(
+    workload: Workload, compute: Compute, communication: str, cpu_share: float
+) -> None:
     if communication not in get_args(Mode):
         raise ValueError(
             f"`communication` must be one of {get_args(Mode)}, got {communication!r}"
@@ -209,6 +220,8 @@ def _check(workload: Workload, compute: Compute, communication: str) -> None:
             '`wire_dtype` applies to `communication="async"` alone, got '
             f"{workload.wire_dtype} with {communication!r}"
         )
+    if not 0 < cpu_share <= 1:
+        raise ValueError(f"`cpu_share` must be in (0, 1], got {cpu_share}")
     if compute.pauses:
         raise ValueError(
             "`pauses` have no place in a prediction, which is of a steady state; "
@@ -471,23 +484,54 @@ class _Seen(NamedTuple):
 
 
 def _without_waiting(
-    workload: Workload, scenario: Scenario, costs: Costs
+    workload: Workload, scenario: Scenario, costs: Costs, cpu_share: float
 ) -> Prediction:
     steps = _Steps(workload, scenario, costs)
     slowest = steps.means()
     gradient = slowest + steps.inside(slowest)
-    seen = _observe(workload, scenario, costs, float(gradient.mean()))
-    merge = seen.merging * costs.merge * workload.weight_bytes
-    rate = float((1 / (gradient + merge)).mean())
+    mean = float(gradient.mean())
+    seen = _observe(workload, scenario, costs, mean)
+    cores = _Cores(workload, scenario, costs, mean)
+    kept = cores.kept(seen.exchanges, cpu_share)
+    merge = kept * seen.merging * costs.merge * workload.weight_bytes
+    step = gradient + merge + cores.taken_from_training(kept * seen.exchanges)
+    rate = float((1 / step).mean())
     learners = scenario.num_super_learners * scenario.super_learner_size
-    waited = (gradient - slowest) / (gradient + merge)
     return Prediction(
         samples_per_second=rate * learners * workload.local_batch_size,
         steps_per_second=rate,
-        exposed=float(waited.mean()),
-        exchanges_per_step=seen.exchanges,
+        exposed=float(((gradient - slowest) / step).mean()),
+        exchanges_per_step=kept * seen.exchanges,
         staleness=seen.staleness,
     )
+
+
+class _Cores:
+    """What exchanges find of a learner's cores during a step, in seconds of processor.
+
+    They take what training leaves, and where that is too little what `cpu_share` grants
+    them: a share of all that the learner then gets, exchanges included.
+    """
+
+    def __init__(
+        self, workload: Workload, scenario: Scenario, costs: Costs, step: float
+    ) -> None:
+        # Each learner carries its part of the weights.
+        self._work = costs.work * workload.weight_bytes / scenario.super_learner_size
+        self._busy = costs.busy * step
+        self._left = max(0.0, costs.cores * step - self._busy)
+
+    def kept(self, exchanges: float, cpu_share: float) -> float:
+        """The share of so many exchanges per step that cores carry."""
+        wanted = exchanges * self._work
+        if wanted <= self._left or cpu_share == 1:
+            return 1.0
+        granted = cpu_share / (1 - cpu_share) * self._busy
+        return min(1.0, max(self._left, granted) / wanted)
+
+    def taken_from_training(self, exchanges: float) -> float:
+        """By how many seconds so many exchanges make a step longer."""
+        return max(0.0, exchanges * self._work - self._left)
 
 
 def _observe(

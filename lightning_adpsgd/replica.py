@@ -65,6 +65,21 @@ class Part:
         """x where it lies, if it is w as it lies; not to be written to."""
         return self._shown if self.is_plain else None
 
+    @property
+    def room(self) -> Tensor | None:
+        """The memory of d, while d counts as zero, whatever a merge has left in it."""
+        return None if self.changed or self._keeps_rest else self._change
+
+    @property
+    def pending(self) -> Tensor | None:
+        """d, unless it counts as zero."""
+        return self._change if self.room is None else None
+
+    def restore(self, pending: Tensor, changed: bool) -> None:
+        """Puts back what `pending` was, and whether an exchange had changed it."""
+        self._change.copy_(pending)
+        self.changed = changed
+
     def add_awaiting(self, into: Tensor, begin: int) -> None:
         """Turns a stretch of w, from an element of this part on, into that of x."""
         end = begin + len(into)
@@ -90,9 +105,9 @@ class Part:
 
     def add(self, change: Tensor, weight: float) -> None:
         """d += weight * change: what an exchange does at this end."""
-        if self.changed or self._keeps_rest:
+        if self.room is None:
             self._change.add_(change, alpha=weight)
-        else:  # d counts as zero, whatever an earlier merge has left in it
+        else:
             torch.mul(change, weight, out=self._change)
         self.changed = True
 

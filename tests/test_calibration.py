@@ -38,12 +38,21 @@ def test_a_link_is_that_of_the_file() -> None:
 
 
 def test_learners_that_share_cores_repeat_what_goes_over_memory_alone() -> None:
-    assert FOUND.costs() == FOUND.costs(2)
+    assert FOUND.costs() == replace(FOUND.costs(2), cores=2)
     four = FOUND.costs(4)
     assert four.round == pytest.approx(1e-9 + 3e-10)
     assert four.gradient == pytest.approx(5e-10 + 2e-10)
     assert four.step == pytest.approx(0.02)
     assert four.merge == FOUND.merge
+
+
+def test_exchanges_find_the_cores_that_steps_leave() -> None:
+    four = FOUND.costs(4)
+    assert four.cores == 0.5
+    assert four.busy == pytest.approx(0.2)
+    # All that an exchange takes is three and a half times its arithmetic.
+    assert four.work == pytest.approx(3.5 * FOUND.exchange)
+    assert replace(FOUND, step_seconds=None).costs(4).busy == 0
 
 
 def test_no_more_is_repeated_than_there_is() -> None:

@@ -167,6 +167,8 @@ WITHIN = {
         "learner_data",
         "report",
         "batched",
+        "together",
+        "turns",
         "cluster",
         "strategy",
         "__init__",

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -178,6 +179,39 @@ def test_a_merge_costs_where_there_is_something_to_merge() -> None:
     assert 1 / (0.5 + 0.1) < rarely.steps_per_second < 2.0
 
 
+# --- the cores of exchanges
+
+WORK = Costs(work=0.01)  # a second for each exchange, at either end
+
+
+def test_exchanges_on_full_cores_take_the_share_that_they_are_granted() -> None:
+    found = speed(2, costs=WORK, cpu_share=0.2)
+    # A fifth of all that a learner computes is a quarter of its training.
+    assert found.exchanges_per_step == pytest.approx(0.25 * 0.5)
+    assert found.steps_per_second == pytest.approx(1 / (0.5 + 0.125))
+    rarely = speed(2, costs=replace(WORK, merge=0.001), cpu_share=0.2)
+    assert rarely.steps_per_second == pytest.approx(1 / (0.5 + 0.125 + 0.125 * 0.1))
+
+
+def test_exchanges_take_the_cores_that_training_leaves() -> None:
+    free = speed(2, costs=replace(WORK, cores=3.0), cpu_share=0.2)
+    assert free == speed(2)
+    some = speed(2, costs=replace(WORK, cores=2.0), cpu_share=0.2)
+    assert some.exchanges_per_step == pytest.approx(0.5)
+    assert some.steps_per_second == pytest.approx(2.0)
+
+
+def test_without_a_bound_exchanges_take_the_time_of_training() -> None:
+    found = speed(2, costs=WORK, cpu_share=1.0)
+    assert found.exchanges_per_step == speed(2).exchanges_per_step == pytest.approx(1.0)
+    assert found.steps_per_second == pytest.approx(1 / (0.5 + 1.0))
+
+
+def test_a_super_learner_shares_the_work_of_its_exchanges() -> None:
+    one, two = (speed(2, n, costs=WORK, cpu_share=0.2) for n in (1, 2))
+    assert two.exchanges_per_step == pytest.approx(2 * one.exchanges_per_step)
+
+
 # --- against the timelines
 
 
@@ -261,6 +295,7 @@ def test_hours_are_samples_over_speed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"cpu_share": 0.0}, r"`cpu_share` must be in \(0, 1\], got 0.0"),
         ({"communication": "often"}, "`communication` must be one of"),
         ({"compute": Compute(pauses={0: [(1.0, 2.0)]})}, "`pauses` have no place"),
         (

@@ -7,10 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-# All that an exchange costs, by what its own thread takes: the network's thread, the
-# kernel's work beside it, merges, caches that both use. Measured with 34 MB of weights
-# at 1 Gbit/s and 200 Mbit/s.
-_OVERHEAD = 3.5
+OVERHEAD = 3.5
+"""All that an exchange costs, by what its own thread takes: the network's thread, the
+kernel's work beside it, merges, caches that both use. Measured with 34 MB of weights at
+1 Gbit/s and 200 Mbit/s."""
+
 # The same for each byte of the weights, in seconds: a guess until one was measured.
 _SECONDS_PER_BYTE = 4e-9
 # A training thread that is kept from a core for less than this share of the time has
@@ -92,7 +93,7 @@ class CoreShare:
     def spent(self, processor_seconds: float) -> None:
         """Reports what an exchange took; for any thread."""
         with self._lock:
-            self._cost = _OVERHEAD * processor_seconds
+            self._cost = OVERHEAD * processor_seconds
             paid = min(self._ahead, self._cost)
             self._ahead -= paid
             self._charge(self._cost - paid)

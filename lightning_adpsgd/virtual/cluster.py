@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_adpsgd.dials import CommunicationName, Dials
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology import TopologyLike, find_topology
-from lightning_adpsgd.virtual.batched import Ahead, BatchedGradients, Turn
 from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
 from lightning_adpsgd.virtual.fleet import make_fleet
 from lightning_adpsgd.virtual.learner_data import BatchesOf, Source, shares_of
@@ -36,6 +35,7 @@ from lightning_adpsgd.virtual.objective import (
 )
 from lightning_adpsgd.virtual.report import Point, Report
 from lightning_adpsgd.virtual.timeline import Change, Scenario
+from lightning_adpsgd.virtual.turns import Turns
 
 
 class VirtualCluster:
@@ -70,7 +70,14 @@ class VirtualCluster:
         gradient_clip: Largest norm of a super-learner's gradient; none: any.
         samples_in: Samples of a batch; by default the length of its first tensor.
         vectorize: Whether the gradients of several super-learners are taken in one
-            pass over stacked weights, for modules that allow it (`batched`).
+            pass over stacked weights (`batched`). None: where it is the same to
+            rounding and faster, which the module and its first gradient decide
+            (`together`): at least 8 super-learners on a CPU; all weights in linear or
+            normalization layers, at most 3 MB of them; no buffers, hooks, random
+            numbers, LBFGS; nothing that the loss counts or keeps; no decision by the
+            value of a tensor or of `batch_idx`. All else takes one after the other,
+            and `in_a_loop` says why. Data that draw from a common generator are drawn
+            in another order by a pass.
         seed: Of everything drawn at random: times, topologies, order of samples,
             dropout.
 
@@ -105,7 +112,7 @@ class VirtualCluster:
         changes: Sequence[Change] = (),
         gradient_clip: float | None = None,
         samples_in: Callable[[Any], int] = extract_batch_size,
-        vectorize: bool = False,
+        vectorize: bool | None = None,
         seed: int = 0,
     ) -> None:
         if gradient_clip is not None:
@@ -135,7 +142,10 @@ class VirtualCluster:
         ]
         self._gradient_clip, self._samples_in = gradient_clip, samples_in
         self._sources: list[list[Source]] = []
-        self._ahead = self._make_ahead() if vectorize else None
+        first = self._updates[0].optimizer
+        self._turns = Turns(
+            self._objective, loss, first, self.fleet, self._next_batches, vectorize
+        )
         self._dice = _Dice(seed, self._objective.device)
         self.samples = 0
         self.learning_rate = self._updates[0].optimizer.param_groups[0]["lr"]
@@ -144,6 +154,14 @@ class VirtualCluster:
     def num_learners(self) -> int:
         """L = S N."""
         return self.scenario.num_super_learners * self.scenario.super_learner_size
+
+    @property
+    def in_a_loop(self) -> str | None:
+        """Why gradients are taken one after the other; empty: they are taken together.
+
+        None before the first gradient has decided it.
+        """
+        return self._turns.in_a_loop
 
     def weights(self) -> list[Tensor]:
         """The weights of all super-learners as rows, [S, P] for each dtype."""
@@ -208,8 +226,10 @@ class VirtualCluster:
         curve = _Curve(self, score, local_losses, on_point)
         with self._dice.in_place(), self._objective.without_logging():
             self._deal(data, local_batch_size)
+            self._turns.come_back()
             curve.add()
             self._run(curve, max_samples, max_seconds, every, lr_schedule)
+            self._turns.leave()
         self.fleet.hold_consensus()
         return Report(
             curve.points,
@@ -249,7 +269,7 @@ class VirtualCluster:
 
     def _next_step(self, lr_schedule: Callable[[int], float] | None) -> Tensor:
         index = self.fleet.turn()
-        turn = self._turn_of(index)
+        turn = self._turns.take(index)
 
         def gradient() -> Tensor:
             if turn.gradient is not None:
@@ -257,12 +277,9 @@ class VirtualCluster:
             number = self.fleet.steps[index]
             return self._gradient(self._updates[index], turn.batches, number)
 
-        return self._step(index, turn.batches, gradient, lr_schedule)
-
-    def _turn_of(self, index: int) -> Turn:
-        if self._ahead is None:
-            return Turn(self._next_batches(index))
-        return self._ahead.take(index, self.fleet.members)
+        loss = self._step(index, turn.batches, gradient, lr_schedule)
+        self._turns.stepped()
+        return loss
 
     def _step(
         self,
@@ -318,25 +335,16 @@ class VirtualCluster:
             nn.utils.clip_grad_norm_(parameters, self._gradient_clip)
 
     def _add_gradient(self, batch: Any, number: int, num_learners: int) -> Tensor:
-        loss = self._objective.loss(batch, number) / num_learners
+        with self._turns.watching():
+            loss = self._objective.loss(batch, number)
+        loss = loss / num_learners
         loss.backward()
         return loss.detach()
-
-    def _make_ahead(self) -> Ahead:
-        if isinstance(self._updates[0].optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "`vectorize` must be False with LBFGS, which asks for several "
-                "gradients in one step, got True"
-            )
-        size = self.scenario.num_super_learners
-        gradients = BatchedGradients(self._objective, self.fleet.rows, size)
-        return Ahead(gradients, self._next_batches)
 
     def _renew(self, index: int) -> None:
         """Who joins has an optimizer without state."""
         self._updates[index] = self._objective.make_update()
-        if self._ahead is not None:
-            self._ahead.forget(index)
+        self._turns.forget(index)
 
     def _deal(
         self,

@@ -35,6 +35,7 @@ from lightning_adpsgd.virtual.timeline import (
     Dropped,
     Ended,
     Event,
+    Exchange,
     Failed,
     Joined,
     Scenario,
@@ -99,6 +100,47 @@ class Fleet(ABC):
             closure: Computes the gradients.
         """
 
+    # --- to go on another day
+
+    def state(self) -> dict[str, Any] | None:
+        """A copy of all that a fleet of the same scenario needs to go on from here.
+
+        Tensors, numbers and what holds them. None in the middle of a round or of a
+        turn, and of a fleet whose communication keeps more than is copied.
+        """
+        if not self._can_be_left:
+            return None
+        return {
+            "rows": self.rows.state(),
+            "steps": list(self.steps),
+            "seconds": self.seconds,
+            "tallies": [_counted(tally) for tally in self._all_tallies()],
+            "averages": self._averages_state(),
+        }
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from a state, in a fleet that has made no step."""
+        self.rows.restore(state["rows"])
+        self.steps, self.seconds = list(state["steps"]), state["seconds"]
+        self._restore_averages(state["averages"])
+        for tally, counted in zip(self._all_tallies(), state["tallies"], strict=True):
+            vars(tally).update(counted)
+
+    @property
+    @abstractmethod
+    def _can_be_left(self) -> bool: ...
+
+    @abstractmethod
+    def _all_tallies(self) -> list[Tally]: ...
+
+    @abstractmethod
+    def _averages_state(self) -> Any:
+        """Of what is on its way between super-learners."""
+
+    @abstractmethod
+    def _restore_averages(self, state: Any) -> None: ...
+
     # --- what it is, and what it has done
 
     @property
@@ -110,6 +152,14 @@ class Fleet(ABC):
     @abstractmethod
     def members(self) -> list[int]:
         """The super-learners that take part at present."""
+
+    @property
+    @abstractmethod
+    def settled(self) -> list[int]:
+        """Those whose next gradient is at the weights that they have now.
+
+        The one whose turn it is comes first.
+        """
 
     @abstractmethod
     def totals(self) -> Totals:
@@ -199,7 +249,7 @@ class LockstepFleet(Fleet):
             )
         size = scenario.num_super_learners
         matrices = [matrix[:size] for matrix in self.rows.matrices]
-        hidden = dials.effective_order == "average_then_step"
+        self._hidden = hidden = dials.effective_order == "average_then_step"
         self._mixer = RowMixer(matrices, scenario.schedule(size), hidden)
         self._communication = _communication(dials, self._mixer)
         num_bytes = sum(
@@ -219,6 +269,11 @@ class LockstepFleet(Fleet):
     @override
     def members(self) -> list[int]:
         return list(range(self._scenario.num_super_learners))
+
+    @property
+    @override
+    def settled(self) -> list[int]:
+        return self.members[self._turn :]  # the others wait for this round
 
     @override
     def turn(self) -> int:
@@ -242,6 +297,35 @@ class LockstepFleet(Fleet):
             self._communication.after_update()
             self.seconds = max(next(self._ends))
         return output
+
+    @property
+    @override
+    def _can_be_left(self) -> bool:
+        return self.between_rounds
+
+    @override
+    def _all_tallies(self) -> list[Tally]:
+        return [self._mixer.tally]
+
+    @override
+    def _averages_state(self) -> dict[str, Any]:
+        step, round = self._communication.step_and_round
+        refused = self._mixer.statistics().refused
+        return {"step": step, "round": round, "refused": refused}
+
+    @override
+    def _restore_averages(self, state: dict[str, int]) -> None:
+        step, round = state["step"], state["round"]
+        for _ in range(self.steps[0]):
+            next(self._ends)
+        if self._hidden and step % self._dials.gossip_every == 0 and self.steps[0]:
+            # The round that was under way has read these weights: it is made again.
+            self._communication.go_on_from(step - 1, round - 1)
+            self._communication.after_update()
+        else:
+            self._communication.go_on_from(step, round)
+        self._mixer.refused_before(state["refused"])
+        self._started = bool(self.steps[0])
 
     @override
     def totals(self) -> Totals:
@@ -286,7 +370,7 @@ class AsynchronousFleet(Fleet):
             dials.link_budget,
             dials.max_staleness,
         )
-        self._turn = -1
+        self._turn, self._num_turns = -1, 0
 
     @property
     @override
@@ -298,11 +382,20 @@ class AsynchronousFleet(Fleet):
     def members(self) -> list[int]:
         return sorted(self._sides)
 
+    @property
+    @override
+    def settled(self) -> list[int]:
+        # Between two turns of its own nothing changes anybody's weights.
+        members = self.members
+        place = members.index(self._turn)
+        return members[place:] + members[:place]
+
     @override
     def turn(self) -> int:
         while not isinstance(event := next(self._timeline), Stepped):
             self._follow(event)
         self.seconds, self._turn = event
+        self._num_turns += 1
         self._exchanges.before_change(self._turn)  # a forward may change buffers
         self.hold(self._turn)
         return self._turn
@@ -314,6 +407,47 @@ class AsynchronousFleet(Fleet):
         side.after_update()
         self.steps[self._turn] += 1
         return output
+
+    @property
+    @override
+    def _can_be_left(self) -> bool:
+        # What learners of a node gather, and codecs remember, is not copied.
+        plain = self._dials.wire_dtype != torch.int8
+        alone = self._scenario.super_learner_size == 1
+        return plain and alone and self._num_turns == sum(self.steps)
+
+    @override
+    def _all_tallies(self) -> list[Tally]:
+        return self._tallies
+
+    @override
+    def _averages_state(self) -> dict[str, Any]:
+        sides = {index: side.state() for index, side in self._sides.items()}
+        return {"sides": sides, "exchanges": self._exchanges.state()}
+
+    @override
+    def _restore_averages(self, state: dict[str, Any]) -> None:
+        begun = self._repeat_events(sum(self.steps))
+        for index, kept in state["sides"].items():
+            self._sides[index].restore(kept)
+        self._exchanges.restore(begun, state["exchanges"])
+
+    def _repeat_events(self, num_turns: int) -> list[Exchange]:
+        """Lets so many turns pass without weights; returns the exchanges under way."""
+        begun = dict[Exchange, None]()
+        while self._num_turns < num_turns:
+            match next(self._timeline):
+                case Stepped(_, index):
+                    self._turn, self._num_turns = index, self._num_turns + 1
+                case Begun(_, exchange):
+                    begun[exchange] = None
+                case Ended(_, exchange) | Dropped(_, exchange):
+                    del begun[exchange]
+                case Failed(_, index):
+                    del self._sides[index]
+                case Joined(_, index, _):
+                    self._seat(index)
+        return list(begun)
 
     @override
     def totals(self) -> Totals:
@@ -359,9 +493,12 @@ class AsynchronousFleet(Fleet):
         shown = [self.shown(j) for j in neighbours]
         for vector, *of_all in zip(self.rows.vectors(index), *shown, strict=True):
             vector.copy_(torch.stack(of_all).mean(0))
+        self._seat(index)
+        self._on_join(index)
+
+    def _seat(self, index: int) -> None:
         self._sides[index] = side = self._make_side(index)
         self._tallies.append(side.tally)
-        self._on_join(index)
 
 
 def make_fleet(
@@ -413,6 +550,14 @@ def _totals(tallies: Sequence[Tally | Statistics]) -> Totals:
         sum(tally.refused for tally in tallies),
         dict(sorted(staleness.items())),
     )
+
+
+def _counted(tally: Tally) -> dict[str, Any]:
+    """A copy of the counters."""
+    return {
+        name: dict(count) if isinstance(count, dict) else count
+        for name, count in vars(tally).items()
+    }
 
 
 def _is_finite(vectors: list[Tensor]) -> bool:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 BatchesOf = Callable[[int], Iterable[Any]]
 
@@ -46,19 +47,31 @@ class Shares:
                 f"{num_samples}"
             )
         self._dataset, self._batch_size, self._loading = dataset, batch_size, loading
-        self._num_learners, self._seed = num_learners, seed
-        self._epochs = [0] * num_learners
+        self._num_samples, self._num_learners = num_samples, num_learners
+        self._seed, self._epochs = seed, [0] * num_learners
+        self._orders: dict[int, list[int]] = {}
 
     def __call__(self, learner: int) -> Iterable[Any]:
         """The batches of a learner's next epoch."""
-        sampler = DistributedSampler(
-            self._dataset, self._num_learners, learner, seed=self._seed
-        )
-        sampler.set_epoch(self._epochs[learner])
+        order = self._order_of(self._epochs[learner])
         self._epochs[learner] += 1
+        share = order[learner :: self._num_learners]
         return DataLoader(
-            self._dataset, self._batch_size, sampler=sampler, **self._loading
+            self._dataset, self._batch_size, sampler=share, **self._loading
         )
+
+    def _order_of(self, epoch: int) -> list[int]:
+        """Of all samples, and of as many again as make the shares equally long.
+
+        Drawn once for all learners of an epoch, who are rarely further apart than two.
+        """
+        if epoch not in self._orders:
+            generator = torch.Generator().manual_seed(self._seed + epoch)
+            order = torch.randperm(self._num_samples, generator=generator).tolist()
+            order += order[: -self._num_samples % self._num_learners]
+            kept = list(self._orders.items())[-1:]
+            self._orders = dict([*kept, (epoch, order)])
+        return self._orders[epoch]
 
 
 class Source:

@@ -9,10 +9,10 @@ outside (`timeline`).
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,6 +119,10 @@ class RowMixer:
         """What was done so far; a GPU is awaited for that."""
         return self.tally.snapshot()._replace(refused=int(self._num_refused))
 
+    def refused_before(self, num: int) -> None:
+        """Counts on from so many refused changes."""
+        self._num_refused.fill_(num)
+
     def _room(self, matrix: Tensor) -> Tensor:
         length = matrix.shape[1] if self._hidden else self._length
         dtype = averaging_dtype(matrix.dtype)
@@ -202,6 +206,22 @@ class Side:
         self.tally.refused += not finite
         self._ages.append(first_step)
 
+    def state(self) -> dict[str, Any]:
+        """A copy of all but w."""
+        pending = {
+            part.place: {"d": part.pending.clone(), "changed": part.changed}
+            for part in self.parts
+            if part.pending is not None
+        }
+        ages = list(self._ages)
+        return {"step": self.replica.step, "ages": ages, "pending": pending}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Brings back what `state` gave, where nothing has been exchanged."""
+        self.replica.step, self._ages = state["step"], list(state["ages"])
+        for place, kept in state["pending"].items():
+            self.parts[place].restore(kept["d"], kept["changed"])
+
     def shown(self) -> list[Tensor]:
         """x, one vector for each of w."""
         found = [to_averaging_dtype(vector) for vector in self._vectors]
@@ -228,7 +248,6 @@ class Side:
     def _part(self, number: int, element: int) -> Part:
         return self._parts_of[number][element // self.replica.part_elements]
 
-    @torch.no_grad()
     def _merge(self) -> None:
         if self._merger is None:
             self.replica.merge()
@@ -263,6 +282,11 @@ class _Read(NamedTuple):
     step: int
 
 
+def _copied(read: _Read) -> dict[str, Any]:
+    messages = [message.clone() for message in read.messages]
+    return {"messages": messages, "step": read.step}
+
+
 _Ends = list[_Read | None]
 """Of the asker and the asked; none as long as what lies there is what was read."""
 
@@ -291,32 +315,31 @@ class Exchanges:
         self._sides, self._wire_dtype = sides, wire_dtype
         self._device = device
         self._read: dict[Exchange, _Ends] = {}
+        self._of_end = defaultdict[int, dict[Exchange, None]](dict)
         self._codecs: dict[tuple[int, int, int], dict[torch.dtype, Codec]] = {}
         # Memory that was used is used again: the system takes its time to give any.
         self._free = defaultdict[tuple[torch.dtype, int], list[Tensor]](list)
 
     def begin(self, exchange: Exchange) -> None:
         """From now on both ends count as read."""
-        self._read[exchange] = [None, None]
+        self._enter(exchange, [None, None])
         if self._wire_dtype is not None:
             # An encoder may remember what it saw, and in which order.
             self._read_ends(exchange, exchange.ends)
 
     def before_change(self, super_learner: int) -> None:
         """Reads what exchanges under way want of a side that is about to change."""
-        for exchange in self._read:
-            if super_learner in exchange.ends:
-                self._read_ends(exchange, (super_learner,))
+        for exchange in self._of_end[super_learner]:
+            self._read_ends(exchange, (super_learner,))
 
-    @torch.no_grad()
     def end(self, exchange: Exchange) -> None:
         """Changes both ends by what was read: ``d += a (theirs - mine)``."""
-        read = self._read.pop(exchange)
+        read = self._leave(exchange)
         for end in exchange.ends:
             self.before_change(end)
-        sides = [self._sides[end] for end in exchange.ends]
+        asker, asked = sides = [self._sides[end] for end in exchange.ends]
         finite, num_bytes = True, 0
-        for number, parts in enumerate(zip(*(s.parts for s in sides), strict=True)):
+        for number, parts in enumerate(zip(asker.parts, asked.parts, strict=True)):
             mine, theirs = messages = self._messages(exchange, read, number)
             num_bytes += mine.nbytes
             # Before the change, after which no weights are plain.
@@ -329,16 +352,36 @@ class Exchanges:
 
     def drop(self, exchange: Exchange) -> None:
         """Forgets what was read."""
-        for read in self._read.pop(exchange):
+        for read in self._leave(exchange):
             if read is not None:
                 self._give_back(read.messages)
+
+    def state(self) -> list[list[dict[str, Any] | None]]:
+        """A copy of what both ends of each exchange under way were read as."""
+        return [[end and _copied(end) for end in ends] for ends in self._read.values()]
+
+    def restore(
+        self, begun: Iterable[Exchange], state: list[list[dict[str, Any] | None]]
+    ) -> None:
+        """Brings back what `state` gave, of the same exchanges in the same order."""
+        for exchange, ends in zip(begun, state, strict=True):
+            self._enter(exchange, [_Read(**end) if end else None for end in ends])
 
     def forget(self, super_learner: int) -> None:
         """Forgets what the lanes of a super-learner remember; it has failed."""
         for lane in [key for key in self._codecs if super_learner in key[:2]]:
             del self._codecs[lane]
 
-    @torch.no_grad()
+    def _enter(self, exchange: Exchange, read: _Ends) -> None:
+        self._read[exchange] = read
+        for end in exchange.ends:
+            self._of_end[end][exchange] = None
+
+    def _leave(self, exchange: Exchange) -> _Ends:
+        for end in exchange.ends:
+            del self._of_end[end][exchange]
+        return self._read.pop(exchange)
+
     def _read_ends(self, exchange: Exchange, ends: Sequence[int]) -> None:
         read = self._read[exchange]
         for place, end in enumerate(exchange.ends):
@@ -385,22 +428,33 @@ class Exchanges:
     def _change(
         self, exchange: Exchange, parts: Sequence[Part], mine: Tensor, theirs: Tensor
     ) -> bool:
-        asker, asked = (self._codecs_of(exchange, end) for end in exchange.ends)
-        part, dtype = parts[0], parts[0].dtype
-        change = self._memory(dtype, len(part))
-        # A codec that remembers must see the messages at both ends, and the first one
-        # may overwrite this.
-        kept = self._copy_of(theirs) if asked[dtype].remembers else None
-        square = asker[dtype].change(mine, theirs, change, part.place)
-        finite = math.isfinite(square)
+        dtype, place = parts[0].dtype, parts[0].place
+        asker, asked = (self._codecs_of(exchange, e)[dtype] for e in exchange.ends)
+        if asked.remembers:
+            return self._change_remembered(exchange, parts, mine, theirs)
+        # In the place of a d that counts as zero, where there is one: less memory is
+        # more of it in a cache.
+        room = next((p.room for p in parts if p.room is not None), None)
+        change = self._memory(dtype, len(parts[0])) if room is None else room
+        finite = math.isfinite(asker.change(mine, theirs, change, place))
         if finite:
-            part.add(change, exchange.weight)
-            # The change of the other end is the opposite, to the last bit.
-            parts[1].add(change, -exchange.weight)
-        if kept is not None:
-            asked[dtype].change(kept, mine, change, part.place)
-            self._give_back([kept])
-        self._give_back([change])
+            _add_opposite(exchange.weight, parts, change)
+        if room is None:
+            self._give_back([change])
+        return finite
+
+    def _change_remembered(
+        self, exchange: Exchange, parts: Sequence[Part], mine: Tensor, theirs: Tensor
+    ) -> bool:
+        """The codecs of both ends see the messages; the first may overwrite theirs."""
+        dtype, place = parts[0].dtype, parts[0].place
+        asker, asked = (self._codecs_of(exchange, e)[dtype] for e in exchange.ends)
+        change, kept = self._memory(dtype, len(parts[0])), self._copy_of(theirs)
+        finite = math.isfinite(asker.change(mine, theirs, change, place))
+        if finite:
+            _add_opposite(exchange.weight, parts, change)
+        asked.change(kept, mine, change, place)
+        self._give_back([kept, change])
         return finite
 
     def _codecs_of(self, exchange: Exchange, end: int) -> dict[torch.dtype, Codec]:
@@ -424,6 +478,20 @@ class Exchanges:
     def _give_back(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
             self._free[tensor.dtype, len(tensor)].append(tensor)
+
+
+def _add_opposite(weight: float, parts: Sequence[Part], change: Tensor) -> None:
+    """``d += a change`` of the first end, and the opposite, to the last bit.
+
+    The change may lie where a d will; this one is last, in its own place.
+    """
+    mine, theirs = parts
+    if change is mine.room:
+        theirs.add(change, -weight)
+        mine.add(change, weight)
+    else:
+        mine.add(change, weight)
+        theirs.add(change, -weight)
 
 
 def stretch_length(num_rows: int, device: torch.device) -> int:

@@ -5,7 +5,8 @@ no more cost than a few addresses. Which of them are averaged, and so lie in a r
 what `parameters` says; the others (integer buffers) are kept for each row beside it.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -89,11 +90,29 @@ class Rows:
         """The first rows of each matrix; of a complex one as complex numbers."""
         return [matrix[:num_rows] for matrix in self._whole]
 
+    def state(self) -> dict[str, Any]:
+        """A copy of all weights, and of what is kept beside the rows."""
+        return {
+            "matrices": [matrix.clone() for matrix in self.matrices],
+            "beside": [[copy.clone() for copy in copies] for copies in self._beside()],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Brings back what `state` gave."""
+        pairs = [*zip(self.matrices, state["matrices"], strict=True)]
+        for copies, kept in zip(self._beside(), state["beside"], strict=True):
+            pairs += zip(copies, kept, strict=True)
+        for mine, kept in pairs:
+            mine.copy_(kept)
+
     def copy_beside(self, source: int, target: int) -> None:
         """Copies what is kept beside the rows."""
-        for _, views in self._tensors:
-            if not _lies_in(views[source], self.matrices):
-                views[target].copy_(views[source])
+        for copies in self._beside():
+            copies[target].copy_(copies[source])
+
+    def _beside(self) -> Iterator[list[Tensor]]:
+        """The copies of each tensor that lies in no matrix, one for each row."""
+        return (t for _, t in self._tensors if not _lies_in(t[0], self.matrices))
 
 
 def stacked(place: Place, matrices: list[Tensor]) -> Tensor:

@@ -35,6 +35,7 @@ from lightning_adpsgd.virtual.cluster import dials_and_scenario
 from lightning_adpsgd.virtual.fleet import Fleet, make_fleet
 from lightning_adpsgd.virtual.timeline import Change
 
+_LEARNERS = "lightning_adpsgd.virtual"
 _State = defaultdict[Any, Any]
 # They read or change the weights of whoever happens to be in the module.
 _OF_ONE_MODEL = (
@@ -56,7 +57,10 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     Validation sees the consensus model, checkpoints hold it, and training ends in it. A
     resumed run is another one than without the break, and says so: all super-learners
     start from the consensus model and the optimizer state of the first, with nothing on
-    its way and simulated time at 0.
+    its way and simulated time at 0. With `save_learners` it is the same to the last
+    bit, as far as the Trainer gives it the same batches and dropout draws the same; not
+    from the middle of a round or of a batch, nor in "async" with several learners in a
+    super-learner or bytes on the wire.
 
     Args:
         num_super_learners: S, those that join later counted.
@@ -73,6 +77,9 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         link: Of each learner, to its counterparts in other super-learners.
         inner_link: Of each learner, to the others of its super-learner.
         changes: Super-learners that fail or join, in "async".
+        save_learners: Whether a checkpoint also holds what each super-learner is made
+            of, so that a run with the same dials goes on where it was; some times S
+            models.
         seed: Of simulated times and of topologies drawn at random.
 
     Raises:
@@ -103,9 +110,11 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         link: Link | None = None,
         inner_link: Link | None = None,
         changes: Sequence[Change] = (),
+        save_learners: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
+        self._save_learners = save_learners
         self.dials, self._scenario = dials_and_scenario(
             num_super_learners=num_super_learners,
             super_learner_size=super_learner_size,
@@ -284,19 +293,75 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         return state
 
     @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        # Without optimizer states it is a file of weights, and nobody resumes from it.
+        if self._save_learners and "optimizer_states" in checkpoint:
+            checkpoint[_LEARNERS] = self._learners_state()
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def _learners_state(self) -> dict[str, Any] | None:
+        state = self._fleet.state() if self._fleet is not None else None
+        if state is None or self._turn >= 0:
+            return None
+        numbers = {weight: n for n, weight in enumerate(self._trained())}
+        return {
+            "scenario": self._described(),
+            "fleet": state,
+            "optimizers": [
+                {numbers[weight]: _copied(kept) for weight, kept in own.items()}
+                for own in self._states
+            ],
+        }
+
+    @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)
+        saved = checkpoint.get(_LEARNERS)
+        if saved and saved["scenario"] == self._described():
+            assert self._fleet is not None
+            self._fleet.restore(saved["fleet"])
+            weights = self._trained()
+            states = [
+                {weights[n]: _copied(kept) for n, kept in own.items()}
+                for own in saved["optimizers"]
+            ]
+        else:
+            self._warn_of_another_run(
+                "it holds learners of other dials" if saved else "it holds no learners"
+            )
+            loaded = self.optimizers[0].state
+            states = [
+                {weight: _copied(kept) for weight, kept in loaded.items()}
+                for _ in self._states
+            ]
+        self._states = [defaultdict(dict, state) for state in states]
+
+    def _warn_of_another_run(self, why: str) -> None:
         rank_zero_warn(
             '`strategy="hadpsgd_virtual"` does not go on where the checkpoint was '
-            f"written: all {self.num_super_learners} super-learners start from the "
-            "consensus model and the optimizer state of the first of them, at "
-            "simulated time 0; for the same numbers as without a break, train again "
-            "from the start"
+            f"written, for {why}: all {self.num_super_learners} super-learners start "
+            "from the consensus model and the optimizer state of the first of them, at "
+            "simulated time 0; for the same numbers as without a break, train with "
+            "`save_learners=True`, at ends of rounds, or again from the start"
         )
-        loaded = self.optimizers[0].state
-        for index in range(self.num_super_learners):
-            copies = {weight: deepcopy(kept) for weight, kept in loaded.items()}
-            self._states[index] = defaultdict(dict, copies)
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        groups = self.optimizers[0].param_groups
+        return [weight for group in groups for weight in group["params"]]
+
+    def _described(self) -> str:
+        """What a fleet must be made of to go on where another one was."""
+        return f"{self.dials} {self._scenario}"
+
+
+def _copied(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of what an optimizer keeps for a weight."""
+    return {
+        name: value.clone() if isinstance(value, Tensor) else deepcopy(value)
+        for name, value in kept.items()
+    }
 
 
 def _refuse_unsupported(trainer: pl.Trainer, devices: Sequence[torch.device]) -> None:

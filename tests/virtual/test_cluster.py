@@ -204,6 +204,47 @@ def test_the_module_ends_as_the_consensus_model() -> None:
     )
 
 
+class Long(nn.Module):
+    """More weights than an exchange or a mean works on at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(300_001, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_mean_of_long_rows_is_that_of_what_peers_see(mode: Any) -> None:
+    def scales(learner: int) -> Iterator[Tensor]:
+        return itertools.repeat(torch.tensor([learner + 1.0]))
+
+    module = Long()
+    virtual = cluster(
+        3,
+        module,
+        loss=lambda module, scale: (module.weight.sin() * scale).sum(),
+        communication=mode,
+        compute=Compute(1.0, slow={1: 4.0}),
+    )
+    virtual.fit(scales, 12)
+    seen = torch.stack([virtual.fleet.shown(i)[0] for i in range(3)])
+    assert torch.equal(seen, virtual.weights()[0]) == (mode == "sync")
+    found, mean = virtual.fleet.consensus(), seen.mean(0)
+    torch.testing.assert_close(module.weight.detach(), mean, atol=1e-15, rtol=1e-14)
+    distance = (seen - mean).square().sum(1).mean().sqrt()
+    assert found.distance == pytest.approx(distance.item(), rel=1e-12)
+    assert found.relative_distance == pytest.approx(
+        (distance / mean.norm()).item(), rel=1e-12
+    )
+
+
+def test_a_distance_too_large_for_single_precision_is_told() -> None:
+    virtual = cluster(2)
+    virtual.weights()[0][0] += 1e25
+    num_weights = virtual.weights()[0].shape[1]
+    expected = 0.5e25 * num_weights**0.5
+    assert virtual.fleet.consensus().distance == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_report_is_written_as_a_table(tmp_path: Path) -> None:
     report = cluster(2).fit(batches_of, 100)
     path = report.to_csv(tmp_path / "runs" / "curve.csv")

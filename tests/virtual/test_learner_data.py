@@ -22,13 +22,25 @@ def epoch(shares: Shares, learner: int) -> list[int]:
     return [value for (batch,) in shares(learner) for value in batch.tolist()]
 
 
-def test_shares_are_those_of_the_distributed_sampler() -> None:
-    shares = shares_of(DATA, 3, num_learners=4, seed=5)
+@pytest.mark.parametrize("num_learners", [4, 5])
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_shares_are_those_of_the_distributed_sampler(
+    num_learners: int, ahead: int
+) -> None:
+    """Also of a learner that is some epochs ahead of the others."""
+    shares = shares_of(DATA, 3, num_learners, seed=5)
+
+    def expected(learner: int, number: int) -> list[int]:
+        sampler = DistributedSampler(DATA, num_learners, learner, seed=5)
+        sampler.set_epoch(number)
+        return list(sampler)
+
+    found = [epoch(shares, 1) for _ in range(ahead)]
+    assert found == [expected(1, number) for number in range(ahead)]
     for number in range(3):
-        for learner in range(4):
-            sampler = DistributedSampler(DATA, 4, learner, seed=5)
-            sampler.set_epoch(number)
-            assert epoch(shares, learner) == list(sampler)
+        for learner in range(num_learners):
+            of_its_own = number + ahead * (learner == 1)
+            assert epoch(shares, learner) == expected(learner, of_its_own)
 
 
 def test_each_sample_is_in_one_share_and_the_order_changes() -> None:

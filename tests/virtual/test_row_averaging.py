@@ -4,8 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.virtual.row_averaging import Exchanges, Side
+from lightning_adpsgd.matrices import with_gain
+from lightning_adpsgd.mixing.schedule import Schedule
+from lightning_adpsgd.topology import find_topology
+from lightning_adpsgd.virtual.row_averaging import Exchanges, RowMixer, Side
 from lightning_adpsgd.virtual.timeline import Exchange
+from tests.helpers import mixing_rounds, random_rows
 
 BEGIN = ([1.0, 2.0], [5.0, -2.0], [0.0, 8.0])
 WIRES = (None, torch.bfloat16)  # both hold these numbers
@@ -64,3 +68,33 @@ def test_a_dropped_exchange_changes_nothing_and_its_memory_is_used_again() -> No
     exchanges.begin(again := Exchange(0, 1, 0.5))
     exchanges.end(again)
     assert shown(sides[0]) == shown(sides[1]) == [3.0, 0.0]
+
+
+@pytest.mark.parametrize("topology", ["ring", "random_pairs", "complete"])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_rounds_of_long_rows_are_matrix_products(topology: str, hidden: bool) -> None:
+    expected = random_rows(8, 40_001)
+    matrix = expected.clone()
+    schedule = Schedule(find_topology(topology), 8, 0.75)
+    mixer = RowMixer([matrix], schedule, hidden)
+    for mixing in mixing_rounds(topology, 8, 3):
+        mixer.take_snapshot()
+        mixer.mix()
+        mixer.finish()
+        for row in range(8):
+            mixer.take_in(row)
+        expected = with_gain(mixing, 0.75).T @ expected
+    torch.testing.assert_close(matrix, expected, atol=1e-13, rtol=0)
+
+
+def test_what_an_exchange_gives_its_ends_is_opposite_to_the_last_bit() -> None:
+    weights = [row.float() for row in random_rows(2, 1000)]
+    given = 0.3 * (weights[1] - weights[0])
+    sides = {i: Side([w], "step_then_average") for i, w in enumerate(weights)}
+    exchanges = Exchanges(sides, None, torch.device("cpu"))
+    exchanges.begin(exchange := Exchange(0, 1, 0.3))
+    exchanges.end(exchange)
+    for weight in weights:
+        weight.zero_()  # what is shown then is what was given
+    assert torch.equal(sides[0].shown()[0], given)
+    assert torch.equal(sides[1].shown()[0], -given)
