@@ -48,12 +48,13 @@ class Part:
         self.place, self.changed = place, False
         self.dtype = change.dtype
         self._weights, self._change = weights, change
+        self._length = change.numel()  # asked for more often than it is cheap
         self._shown, self._taken = weights, None
         # Half precision rounds away most of what one exchange changes.
         self._keeps_rest = weights.dtype != change.dtype
 
     def __len__(self) -> int:
-        return len(self._change)
+        return self._length
 
     @property
     def is_plain(self) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 from typing_extensions import override
 
 from lightning_adpsgd.virtual.objective import Objective
@@ -248,15 +248,14 @@ class Ahead:
         if changed:
             self.refused = "`requires_grad` of a weight has changed"
         # None were left before the first time, and nothing is ready then.
-        pairs = zip(self._marks(), self._left, strict=False)
-        for index, (mark, old) in enumerate(pairs):
-            if changed or mark != old:
-                self.forget(index)
+        for marks, left in zip(self._marks(), self._left, strict=False):
+            for index, (mark, old) in enumerate(zip(marks, left, strict=True)):
+                if changed or mark != old:
+                    self.forget(index)
 
     def _marks(self) -> list[list[float]]:
-        """A number for the weights of each row, by which others are noticed."""
-        sums = [matrix.sum(1, dtype=torch.float64) for matrix in self._weights]
-        return torch.stack(sums, 1).tolist()
+        """A number for each row of each matrix, by which other weights are noticed."""
+        return [matrix.sum(1).tolist() for matrix in self._weights]
 
     def _fill(self, rows: list[int]) -> None:
         batches, numbers = zip(*map(self._next_turn, rows), strict=True)
@@ -303,11 +302,18 @@ def _at(found: Stacked, place: int) -> Stacked:
 
 def _stacked(batches: Sequence[Any]) -> tuple[list[Tensor], Any] | None:
     """The tensors of as many batches, stacked; none if they are not of one shape."""
-    flat = [tree_flatten(batch) for batch in batches]
-    leaves = [leaves for leaves, _ in flat]
+    leaves = [_leaves(batch) for batch in batches]
     if any(not isinstance(leaf, Tensor) for leaf in leaves[0]):
         return None
     shapes = {tuple(leaf.shape for leaf in each) for each in leaves}
     if len(shapes) > 1:
         return None
-    return [torch.stack(same) for same in zip(*leaves, strict=True)], flat[0][1]
+    structure = tree_structure(batches[0])
+    return [torch.stack(same) for same in zip(*leaves, strict=True)], structure
+
+
+def _leaves(batch: Any) -> list[Any]:
+    # Of what most batches are, without the general walk, which takes its time.
+    if isinstance(batch, tuple | list) and all(type(x) is Tensor for x in batch):
+        return list(batch)
+    return tree_leaves(batch)

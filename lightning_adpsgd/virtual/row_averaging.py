@@ -477,7 +477,7 @@ class Exchanges:
 
     def _give_back(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
-            self._free[tensor.dtype, len(tensor)].append(tensor)
+            self._free[tensor.dtype, tensor.numel()].append(tensor)
 
 
 def _add_opposite(weight: float, parts: Sequence[Part], change: Tensor) -> None:
