@@ -313,7 +313,7 @@ def large() -> VirtualCluster:
     [
         (few, "fewer than 8 super-learners, 7"),
         (with_lbfgs, "LBFGS asks for several gradients"),
-        (large, "8 gradients of 3204000 bytes are more than 25165824"),
+        (large, "with more than 1048576 bytes of weights"),
     ],
 )
 def test_where_it_does_not_pay_nothing_is_tried(make: Any, why: str) -> None:
