@@ -219,9 +219,7 @@ def _twice(layer: nn.Module, inputs: Any, outputs: Any) -> Tensor:
 
 def hooked() -> Classifier:
     module = Classifier()
-    module.net[0].register_forward_hook(
-        lambda layer, inputs, outputs: outputs + outputs
-    )
+    module.get_submodule("net.0").register_forward_hook(_twice)
     return module
 
 
