@@ -111,7 +111,7 @@ def measure(quick: bool = False) -> Report:
             "Weights, gradient and momentum of one learner stay in caches from step to "
             "step where those of sixteen do not: `no averages`, in a loop, shows what "
             "that costs.",
-            "Modes as they are by default: gradients of perceptrons of up to 3 MB are "
+            "Modes as they are by default: gradients of perceptrons of up to 1 MB are "
             "taken together; `in a loop`, one after the other.",
             "memory: the time in which what averaging must read and write crosses the "
             "memory, at the speed of a copy of all weights of sixteen learners.",

@@ -73,7 +73,7 @@ class VirtualCluster:
             pass over stacked weights (`batched`). None: where it is the same to
             rounding and faster, which the module and its first gradient decide
             (`together`): at least 8 super-learners on a CPU; all weights in linear or
-            normalization layers, at most 3 MB of them; no buffers, hooks, random
+            normalization layers, at most 1 MB of them; no buffers, hooks, random
             numbers, LBFGS; nothing that the loss counts or keeps; no decision by the
             value of a tensor or of `batch_idx`. All else takes one after the other,
             and `in_a_loop` says why. Data that draw from a common generator are drawn

@@ -25,8 +25,10 @@ from typing_extensions import override
 
 # A pass costs the calls of four gradients or so, however many it takes.
 FEWEST = 8
-# Of the gradients of a pass: more do not stay in a core's caches long enough.
+# Of the gradients of a pass: more are memory that the system has to find each time.
 TOGETHER_BYTES = 24 << 20
+# Of the weights of one super-learner: with more, calls are not what takes time.
+LARGEST = 1 << 20
 # Layers whose weights stack into products of matrices. Recurrent ones come apart into
 # their steps, convolutions into groups.
 _DENSE = (nn.Linear, nn.LayerNorm)
@@ -65,10 +67,9 @@ def why_not(
         return f"the module is on {parameters[0].device}, and not on the CPU"
     if isinstance(optimizer, torch.optim.LBFGS):
         return "LBFGS asks for several gradients in one step"
-    if FEWEST * row_bytes > TOGETHER_BYTES:
+    if row_bytes > LARGEST:
         return (
-            f"{FEWEST} gradients of {row_bytes} bytes are more than {TOGETHER_BYTES}, "
-            "for which calls are not what takes time"
+            f"calls are not what takes time with more than {LARGEST} bytes of weights"
         )
     for name, _ in module.named_buffers():
         return f"a pass over stacked weights cannot keep the buffer `{name}`"
