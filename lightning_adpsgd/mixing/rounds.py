@@ -237,6 +237,7 @@ class RoundMixer:
 
     def _count_reload(self) -> None:
         me, limit = self._transport.index, self._max_reloads
+        assert limit is not None  # or nothing had been replaced
         what = f"the weights of super-learner {me} were infinite or not a number"
         if self.tally.reloads == limit:
             raise once_too_often(f"{what} in its round {self.round}", limit)
