@@ -127,7 +127,9 @@ def _cheapest(
     except RuntimeError:  # too many states; the best one is that of the lattice as well
         words, most = _transducer(map(_of_words, rows)), 1
     best = kaldifst.shortest_path(words, n=most)
-    for path in kaldifst.convert_nbest_to_vector(best):
+    # of a single path without arcs, no words, kaldifst's list has no cost
+    paths = [best] if most == 1 else kaldifst.convert_nbest_to_vector(best)
+    for path in paths:
         _, labels, _, weight = kaldifst.get_linear_symbol_sequence(path)
         yield labels, weight.value
 

@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lightning_adpsgd.asr.kaldi.decoding import split_phones
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.model import Transitions, read_gmm, read_transitions
 from tests.asr.kaldi_files import (
@@ -36,6 +37,42 @@ def test_transition_ids_go_through_the_arcs_of_the_states(model):
     assert transitions.is_loop[1:].tolist() == [True, False] * 5
     assert np.flatnonzero(transitions.is_final).tolist() == [2, 6, 10]
     assert transitions.log_prob == pytest.approx(LOG_PROBS)
+
+
+SKIPPING = """<TransitionModel>
+<Topology>
+<TopologyEntry>
+<ForPhones>
+1
+</ForPhones>
+<State> 0 <PdfClass> 0 <Transition> 0 0.4 <Transition> 1 0.3 <Transition> 2 0.3 </State>
+<State> 1 <PdfClass> 1 <Transition> 1 0.4 <Transition> 2 0.3 <Transition> 3 0.3 </State>
+<State> 2 <PdfClass> 2 <Transition> 1 0.3 <Transition> 2 0.4 <Transition> 3 0.3 </State>
+<State> 3 <PdfClass> 3 <Transition> 3 0.75 <Transition> 4 0.25 </State>
+<State> 4 </State>
+</TopologyEntry>
+</Topology>
+<Triples> 4
+1 0 0
+1 1 1
+1 2 2
+1 3 3
+</Triples>
+<LogProbs>
+ [ 0 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 ]
+</LogProbs>
+</TransitionModel>
+"""
+
+
+def test_a_silence_may_skip_and_go_back_inside_it(tmp_path):
+    transitions = read_transitions(write(tmp_path, SKIPPING))
+    assert transitions.pdf[1:].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
+    assert np.flatnonzero(transitions.is_loop).tolist() == [1, 4, 8, 10]
+    assert np.flatnonzero(transitions.is_final).tolist() == [11]
+    # twice the silence, its loops behind the way out of a state: 0 2 1 3, and 0 1 3
+    ids = np.array([3, 1, 1, 7, 6, 4, 11, 10, 2, 6, 11, 10, 10])
+    assert split_phones(ids, transitions) == ([1, 1], [0, 8, 13])
 
 
 def test_mixtures_have_the_likelihood_of_their_gaussians(model):

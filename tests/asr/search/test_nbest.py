@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import kaldifst
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from lightning_adpsgd.asr.search.decoding import (
     TimedWord,
 )
 from lightning_adpsgd.asr.search.graphs import decoding_graph
-from lightning_adpsgd.asr.search.nbest import NBestOptions
+from lightning_adpsgd.asr.search.nbest import NBestOptions, word_paths
 from lightning_adpsgd.asr.search.rescoring import Weighed, Weights, best, weigh
 from tests.asr import digits
 
@@ -88,6 +89,15 @@ def test_of_a_lattice_too_large_there_is_the_best_alone(decoder, likelihoods):
     options = NBestOptions(beam=200.0, lattice_beam=100.0, max_states=3)
     [only] = decoder.alternatives(likelihoods, SCALE, options)
     assert only.hypothesis == decoder.decode(likelihoods, SCALE)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_no_words_have_the_cost_of_their_path(most):
+    silence = kaldifst.compile("0 1 1 0 0.5\n1 0.25\n")
+    scaled = np.array([[-2.0]], np.float32)
+    [only] = word_paths(silence, scaled, NBestOptions(most=most))
+    assert only.outputs == []
+    assert only.cost == pytest.approx(0.5 + 2.0 + 0.25)
 
 
 def test_no_frames_have_no_alternatives(speaker, decoder):
