@@ -1,9 +1,9 @@
 """Streams of stage `adapt` from archives of Kaldi: fMLLR frames and i-vectors.
 
 Archives are named by tables (`feats.scp`) or by themselves, with the names that
-utterances have here. Matrices that are up to two rows longer or shorter than the
-utterance has frames are cut, or end with their last row repeated. An utterance that no
-archive has gets zeros, and is counted.
+utterances have here. fMLLR is fitted to the frames as alignments are. I-vectors that
+are up to two rows longer or shorter are cut, or end with their last row repeated. An
+utterance that no archive has gets zeros, and is counted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from tqdm import tqdm
 from lightning_adpsgd.asr.corpora.corpus import Skipped
 from lightning_adpsgd.asr.frames.store import FrameStore, FrameWriter
 from lightning_adpsgd.asr.frames.streams import RowWriter
-from lightning_adpsgd.asr.kaldi.alignments import TOLERANCE
+from lightning_adpsgd.asr.kaldi.alignments import SNIPPED, TOLERANCE, fit_frames
 from lightning_adpsgd.asr.kaldi.archives import read_matrices
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from recipes.switchboard.settings import Settings
@@ -57,7 +57,7 @@ def _frames(
     writer.create()
     progress = _Progress(store, split)
     for one in _chained(first, found):
-        rows = _fitted(one, one.num_frames, dims, progress.skipped)
+        rows = _fit(one, dims, progress.skipped)
         if rows is not None:
             writer.put(one.position, rows)
             progress.has(one)
@@ -90,7 +90,7 @@ def _rows(settings: Settings, split: str, folder: Path) -> dict[str, Any]:
     writer = RowWriter(folder, starts, int(counts.sum()), dims, period)
     progress = _Progress(store, split)
     for one in _chained(first, found):
-        rows = _fitted(one, int(counts[one.position]), dims, progress.skipped)
+        rows = _fit_periods(one, int(counts[one.position]), dims, progress.skipped)
         if rows is not None:
             writer.put(int(starts[one.position]), rows)
             progress.has(one)
@@ -124,24 +124,43 @@ def _nothing(split: str, setting: str, sources: Sequence[str]) -> KaldiError:
     )
 
 
-def _fitted(
+def _fit(found: _Found, dims: int, skipped: Skipped) -> np.ndarray | None:
+    """A row for every frame, or None where the archive has too many or few."""
+    _check_dims(found, dims)
+    rows = fit_frames(found.rows, found.num_frames)
+    if found.num_frames - len(found.rows) != SNIPPED:
+        _count_fitted(found, found.num_frames, rows is not None, skipped)
+    return rows
+
+
+def _fit_periods(
     found: _Found, count: int, dims: int, skipped: Skipped
 ) -> np.ndarray | None:
     """As many rows as are wanted, or None where the archive has too many or few."""
-    rows = found.rows
-    if rows.shape[1] != dims:
+    _check_dims(found, dims)
+    missing = count - len(found.rows)
+    fits = abs(missing) <= TOLERANCE
+    _count_fitted(found, count, fits, skipped)
+    if not fits:
+        return None
+    return np.pad(found.rows[:count], ((0, max(0, missing)), (0, 0)), mode="edge")
+
+
+def _check_dims(found: _Found, dims: int) -> None:
+    if found.rows.shape[1] != dims:
         raise KaldiError(
             f"utterance {found.name}: expected {dims} values a row as before, found "
-            f"{rows.shape[1]}"
+            f"{found.rows.shape[1]}"
         )
-    if abs(len(rows) - count) > TOLERANCE:
-        where = f"{found.name} ({len(rows)} rows, {count} wanted)"
+
+
+def _count_fitted(found: _Found, count: int, fits: bool, skipped: Skipped) -> None:
+    if not fits:
+        where = f"{found.name} ({len(found.rows)} rows, {count} wanted)"
         skipped.add("rows of another length, zeros in their place", where)
-        return None
-    if len(rows) != count:
-        skipped.add("rows cut or repeated", f"{found.name} ({len(rows)} for {count})")
-    more = max(0, count - len(rows))
-    return np.pad(rows[:count], ((0, more), (0, 0)), mode="edge")
+    elif len(found.rows) != count:
+        where = f"{found.name} ({len(found.rows)} for {count})"
+        skipped.add("rows cut or repeated", where)
 
 
 class _Progress:

@@ -13,8 +13,15 @@ from lightning_adpsgd.asr.kaldi.archives import read_alignments
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.model import Transitions
 
+SNIPPED = 2
+"""Frames that Kaldi has fewer: its windows stay inside the utterance (snip-edges)."""
+
 TOLERANCE = 2
-"""Frames by which an alignment may be longer or shorter than the features."""
+"""Frames by which an alignment may be longer or shorter beyond that.
+
+Kaldi's recipe for Switchboard rounds where utterances begin and end to 10 ms, which
+takes or adds one.
+"""
 
 
 def alignment_files(folder: str | Path) -> list[Path]:
@@ -66,9 +73,8 @@ def import_labels(
 ) -> Imported:
     """Writes the pdfs of alignments as the labels of a store.
 
-    Alignments that are up to `TOLERANCE` frames longer are cut; in those that are as
-    little shorter, the last label is repeated; others are refused.
-    Utterances of the store without an alignment have no labels.
+    Alignments are fitted as `fit_frames` does it; those that are too long or too short
+    are refused. Utterances of the store without an alignment have no labels.
 
     Args:
         files: Archives of transition-ids, for instance `alignment_files(...)`.
@@ -89,7 +95,7 @@ def import_labels(
                 if name in store and name not in seen:
                     pdfs = _pdfs(path, name, ids, transitions)
                     start, end = store.spans[store.position(name)]
-                    fitted = _fit(pdfs, int(end - start))
+                    fitted = fit_frames(pdfs, int(end - start))
                     _count(
                         imported,
                         f"{name} ({len(ids)} labels for {end - start} "
@@ -118,24 +124,35 @@ def _pdfs(
         raise KaldiError(f"{path}, utterance {name}: {error}") from error
 
 
-def _fit(pdfs: np.ndarray, num_frames: int) -> np.ndarray | None:
-    """As many labels as frames, or None where they differ too much."""
-    missing = num_frames - len(pdfs)
-    if abs(missing) > TOLERANCE or len(pdfs) == 0:
+def fit_frames(values: np.ndarray, num_frames: int) -> np.ndarray | None:
+    """What Kaldi has for its frames, for the frames here: [num_frames, ...].
+
+    Frame i is centred on 10 i + 5 ms here, and on 10 i + 12.5 ms in Kaldi, whose
+    windows stay inside the utterance: of its two frames fewer, one is missing at either
+    end. So of what is missing half is put in front, by repeating the first, and the
+    rest behind, by repeating the last. What is longer is cut at the end.
+
+    Returns:
+        None where more than `TOLERANCE` are too many, or more than `SNIPPED` and that
+        too few.
+    """
+    missing = num_frames - len(values)
+    if len(values) == 0 or not -TOLERANCE <= missing <= SNIPPED + TOLERANCE:
         return None
-    # The last state goes on: an utterance ends in silence, or is cut there.
-    return np.pad(pdfs[:num_frames], (0, max(0, missing)), mode="edge")
+    before = max(0, missing) // 2
+    edges = [(before, max(0, missing) - before), *[(0, 0)] * (values.ndim - 1)]
+    return np.pad(values[:num_frames], edges, mode="edge")
 
 
 def _count(
     imported: Imported, where: str, length: int, pdfs: np.ndarray | None
 ) -> None:
     if pdfs is None:
-        reason = f"alignment more than {TOLERANCE} frames off, refused"
+        reason = "alignment of another length, refused"
         imported.skipped.add(reason, where, length / 100)
         return
     imported.counts += np.bincount(pdfs, minlength=len(imported.counts))
-    if len(pdfs) != length:
+    if len(pdfs) - length not in (0, SNIPPED):
         imported.skipped.add("alignment cut or padded", where)
 
 

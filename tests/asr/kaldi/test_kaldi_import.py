@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from lightning_adpsgd.asr.frames.store import IGNORE, FrameStore, FrameWriter
-from lightning_adpsgd.asr.kaldi.alignments import alignment_files, import_labels
+from lightning_adpsgd.asr.kaldi.alignments import (
+    alignment_files,
+    fit_frames,
+    import_labels,
+)
 from lightning_adpsgd.asr.kaldi.decoding import KaldiDecoder, split_phones
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.experiment import check_experiment, find_experiment
@@ -19,6 +23,7 @@ from lightning_adpsgd.asr.kaldi.language import read_boundaries, read_words
 from lightning_adpsgd.asr.kaldi.model import Transitions, read_transitions
 from lightning_adpsgd.asr.search.decoding import Hypothesis, SearchOptions, decode_all
 from lightning_adpsgd.asr.search.nbest import NBestOptions, word_paths
+from lightning_adpsgd.asr.sound.features import num_frames
 from tests.asr.kaldi_files import (
     NUM_PDFS,
     PDFS,
@@ -80,19 +85,52 @@ def test_labels_are_the_pdfs_of_the_alignment(tmp_path, transitions):
     assert found[0:3] == [0, 0, 1]
     assert found[3:7] == [0, 0, 1, 1]  # two labels too many are cut
     assert found[7:9] == [IGNORE] * 2  # three too many are refused
-    assert found[9:15] == [0, 1, 3, 3, 3, 3]  # two too few: the last state goes on
+    assert found[9:15] == [0, 0, 1, 3, 3, 3]  # two too few: one at either end
     assert found[15:20] == [IGNORE] * 5
     assert imported.num_labelled == 13
-    assert imported.counts.tolist() == [5, 4, 0, 4]
+    assert imported.counts.tolist() == [6, 4, 0, 3]
     skipped = imported.skipped
     assert skipped.counts == {
-        "alignment cut or padded": 2,
-        "alignment more than 2 frames off, refused": 1,
+        "alignment cut or padded": 1,
+        "alignment of another length, refused": 1,
         "without an alignment": 1,
     }
     assert skipped.seconds["without an alignment"] == 0.05
-    refused = skipped.examples["alignment more than 2 frames off, refused"]
+    refused = skipped.examples["alignment of another length, refused"]
     assert refused == [f"u3 (5 labels for 2 frames, in {second})"]
+
+
+def windows_inside(num_samples: int) -> int:
+    """Frames of 25 ms every 10 ms that lie inside an utterance at 8 kHz."""
+    return 1 + (num_samples - 200) // 80
+
+
+def test_frames_of_kaldi_go_to_those_nearest_in_time():
+    for num_samples in range(8000, 8080):
+        count = num_frames(num_samples)
+        centres_ms = 10 * np.arange(windows_inside(num_samples)) + 12.5
+        found = fit_frames(centres_ms, count)
+        assert found is not None
+        here_ms = 10 * np.arange(count) + 5
+        assert np.abs(found - here_ms)[1:-1].max() == 2.5
+
+
+def test_frames_of_rounded_times_fit():
+    random = np.random.default_rng(0)
+    for start_s, length_s in random.uniform((0, 1), (600, 15), (2000, 2)):
+        end_s = start_s + length_s
+        rounded = round(100 * end_s) - round(100 * start_s)  # by Kaldi's recipe
+        values = np.zeros((windows_inside(80 * rounded), 3))
+        count = num_frames(round(8000 * length_s))
+        found = fit_frames(values, count)
+        assert found is not None
+        assert found.shape == (count, 3)
+
+
+@pytest.mark.parametrize(("count", "fits"), [(7, 0), (8, 1), (14, 1), (15, 0)])
+def test_frames_of_other_lengths_do_not_fit(count, fits):
+    assert (fit_frames(np.arange(10), count) is not None) == fits
+    assert fit_frames(np.zeros(0), 1) is None
 
 
 def test_alignments_of_another_model_are_refused_with_their_utterance(

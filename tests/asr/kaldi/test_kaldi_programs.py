@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_adpsgd.asr.search.decoding import SearchOptions
 from lightning_adpsgd.asr.kaldi.alignments import alignment_files
 from lightning_adpsgd.asr.kaldi.archives import (
     read_alignments,
@@ -23,6 +22,7 @@ from lightning_adpsgd.asr.kaldi.export import latgen_command, write_likelihoods
 from lightning_adpsgd.asr.kaldi.graph import over_pdfs, read_hclg
 from lightning_adpsgd.asr.kaldi.language import read_boundaries, read_words
 from lightning_adpsgd.asr.kaldi.model import read_gmm, read_transitions
+from lightning_adpsgd.asr.search.decoding import SearchOptions
 from lightning_adpsgd.asr.search.nbest import NBestOptions
 from tests.asr.kaldi_programs import (
     KINDS,
