@@ -8,11 +8,7 @@ import kaldifst
 import numpy as np
 import pytest
 
-from lightning_adpsgd.asr.frames.store import (
-    IGNORE,
-    FrameStore,
-    FrameWriter,
-)
+from lightning_adpsgd.asr.frames.store import IGNORE, FrameStore, FrameWriter
 from lightning_adpsgd.asr.kaldi.alignments import (
     alignment_files,
     fit_frames,
@@ -31,9 +27,7 @@ from lightning_adpsgd.asr.search.decoding import (
     decode_all,
 )
 from lightning_adpsgd.asr.search.nbest import NBestOptions, word_paths
-from lightning_adpsgd.asr.sound.features import (
-    num_frames,
-)
+from lightning_adpsgd.asr.sound.features import num_frames
 from tests.asr.kaldi_files import (
     NUM_PDFS,
     PDFS,

@@ -24,7 +24,7 @@ from lightning_adpsgd.asr.kaldi.language import read_boundaries, read_words
 from lightning_adpsgd.asr.kaldi.model import read_gmm, read_transitions
 from lightning_adpsgd.asr.search.decoding import SearchOptions
 from lightning_adpsgd.asr.search.nbest import NBestOptions
-from tests.asr.kaldi.kaldi_programs import (
+from tests.asr.kaldi_programs import (
     KINDS,
     PHONES,
     PROGRAMS,

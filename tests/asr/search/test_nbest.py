@@ -15,19 +15,9 @@ from lightning_adpsgd.asr.search.decoding import (
     SearchOptions,
     TimedWord,
 )
-from lightning_adpsgd.asr.search.graphs import (
-    decoding_graph,
-)
-from lightning_adpsgd.asr.search.nbest import (
-    NBestOptions,
-    word_paths,
-)
-from lightning_adpsgd.asr.search.rescoring import (
-    Weighed,
-    Weights,
-    best,
-    weigh,
-)
+from lightning_adpsgd.asr.search.graphs import decoding_graph
+from lightning_adpsgd.asr.search.nbest import NBestOptions, word_paths
+from lightning_adpsgd.asr.search.rescoring import Weighed, Weights, best, weigh
 from tests.asr import digits
 
 WORDS = ["one", "two", "nine"]
