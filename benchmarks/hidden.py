@@ -17,6 +17,7 @@ unshaped one.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from benchmarks import hosts, learners, workload
 from benchmarks.hosts import Hosts
 from benchmarks.learners import LearnersFailed
 from benchmarks.methods import (
+    LINKS,
     NEED_PEERS,
     PERIODS,
     PROGRAMS,
@@ -112,11 +114,13 @@ class Speed(NamedTuple):
         exposed: Share of the wall time in which the training thread waited, as the
             engine counts it; the mean of the learners.
         processor_ms: Processor time of a step, all threads of a learner.
+        exchanges: Of a learner, in a minute; the mean of the learners.
     """
 
     steps: float
     exposed: float
     processor_ms: float
+    exchanges: float
 
 
 def measure(quick: bool = False) -> Report:
@@ -213,14 +217,13 @@ def run(
 
 def speed(traces: list[Trace]) -> Speed:
     """What the learners' traces say together."""
-    exposed, processor = [], []
+    exposed, processor, exchanges = [], [], []
     for trace in traces:
-        wall = trace.stamps[-1] - trace.stamps[0]
+        wall, num = trace.stamps[-1] - trace.stamps[0], len(trace.stamps) - 1
         exposed.append((trace.last.exposed_s - trace.first.exposed_s) / wall)
-        taken = trace.last.process_s - trace.first.process_s
-        processor.append(1e3 * taken / (len(trace.stamps) - 1))
-    num = len(traces)
-    return Speed(rate(traces), sum(exposed) / num, sum(processor) / num)
+        processor.append(1e3 * (trace.last.process_s - trace.first.process_s) / num)
+        exchanges.append(60 * (trace.last.exchanges - trace.first.exchanges) / wall)
+    return Speed(rate(traces), *map(fmean, (exposed, processor, exchanges)))
 
 
 def rows_of(
@@ -231,7 +234,7 @@ def rows_of(
         name: spread(s.steps for s in runs) for name, runs in speeds.items() if runs
     }
     for name, steps in found.items():
-        control = SOLO if name in (*FLAT, "hadpsgd") else SOLO_LOOP
+        control = SOLO if name in (*FLAT, "hadpsgd", LINKS) else SOLO_LOOP
         ratio = steps.median / found[control].median if control in found else None
         details = {
             "turns": len(speeds[name]),
@@ -239,6 +242,7 @@ def rows_of(
         }
         if ours(name):
             details["exposed"] = _median(s.exposed for s in speeds[name])
+            details["exchanges/min"] = _median(s.exchanges for s in speeds[name])
         case = {"hosts": str(layout), "link": link, "method": name}
         print_row(name, f"{steps:.2f} steps/s", f"{ratio or 0:.3f} of solo")
         yield Row(case, steps, "steps/s", ratio, table=table, details=details)
@@ -246,7 +250,7 @@ def rows_of(
 
 def ours(name: str) -> bool:
     """Whether it is a setting of this package's strategy."""
-    return name.endswith("psgd")
+    return "psgd" in name
 
 
 def _median(values: Iterator[float]) -> float:
