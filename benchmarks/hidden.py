@@ -27,7 +27,6 @@ from benchmarks import hosts, learners, workload
 from benchmarks.hosts import Hosts
 from benchmarks.learners import LearnersFailed
 from benchmarks.methods import (
-    LINKS,
     NEED_PEERS,
     PERIODS,
     PROGRAMS,
@@ -234,7 +233,7 @@ def rows_of(
         name: spread(s.steps for s in runs) for name, runs in speeds.items() if runs
     }
     for name, steps in found.items():
-        control = SOLO if name in (*FLAT, "hadpsgd", LINKS) else SOLO_LOOP
+        control = SOLO if name in FLAT or ours(name) else SOLO_LOOP
         ratio = steps.median / found[control].median if control in found else None
         details = {
             "turns": len(speeds[name]),

@@ -303,11 +303,11 @@ class Module(L.LightningModule):
         return workload.make_optimizer(self.model)
 
 
-def train_island(module: Module, rendezvous: str = HERE) -> None:
+def train_island(module: Module, host: str = HERE) -> None:
     """Through Lightning's Trainer, as a user of islands would."""
     quieten()
     os.environ["LIGHTNING_ADPSGD_TOKEN"] = TOKEN
-    url = f"tcp://{rendezvous}:{module.life.port}"
+    url = f"tcp://{host}:{module.life.port}"
     trainer = L.Trainer(
         accelerator="cpu",
         devices=1,

@@ -66,9 +66,9 @@ class _Module(kills.Module):
         self._diary.write(entry)
 
 
-def live(life: Mortal, rendezvous: str = kills.HERE) -> None:
+def live(life: Mortal, host: str = kills.HERE) -> None:
     """One life of an island that keeps a diary."""
-    kills.train_island(_Module(life), rendezvous)
+    kills.train_island(_Module(life), host)
 
 
 # --- what it did to them

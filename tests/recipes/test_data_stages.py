@@ -89,13 +89,14 @@ def test_several_processes_give_the_same_frames(settings: Settings):
     assert torch.equal(store.frame_range(0, n), parallel.frame_range(0, n))
 
 
-def test_an_interrupted_feature_stage_goes_on_where_it_was(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-):
+def _sides_read_with_a_break(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, after: int
+) -> list[tuple[str, int]]:
+    """What the feature stage reads if it is interrupted after so many, and resumed."""
     read: list[tuple[str, int]] = []
 
     def noted(path: Path, channel: int) -> np.ndarray:
-        if len(read) == 3 and not resumed:
+        if len(read) == after and not resumed:
             raise KeyboardInterrupt
         read.append((path.stem, channel))
         return read_channel(path, channel)
@@ -107,6 +108,13 @@ def test_an_interrupted_feature_stage_goes_on_where_it_was(
     assert not settings.directory("features").exists()
     resumed = True
     _run(settings, "features")
+    return read
+
+
+def test_an_interrupted_feature_stage_goes_on_where_it_was(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    read = _sides_read_with_a_break(settings, monkeypatch, 3)
     # no side twice: four of train, two of dev, one of each test part
     assert len(read) == len(set(read)) == 8
 
@@ -154,20 +162,7 @@ def test_copies_go_on_where_they_were_interrupted(
     settings = override(settings, "features.speeds=0.9")
     whole = dataclasses.replace(settings, out=settings.out / "whole")
     _run(whole, "features")
-    read: list[tuple[str, int]] = []
-
-    def noted(path: Path, channel: int) -> np.ndarray:
-        if len(read) == 6 and not resumed:
-            raise KeyboardInterrupt
-        read.append((path.stem, channel))
-        return read_channel(path, channel)
-
-    monkeypatch.setattr(feature_stage, "read_channel", noted)
-    resumed = False
-    with pytest.raises(KeyboardInterrupt):
-        _run(settings, "features")
-    resumed = True
-    _run(settings, "features")
+    read = _sides_read_with_a_break(settings, monkeypatch, 6)
     # of train four sides and their copies, the others once
     assert len(read) == 2 * 4 + 4
     assert set(Counter(read).values()) == {1, 2}
