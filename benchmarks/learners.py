@@ -152,6 +152,8 @@ def _learner(
         hosts.enter(place.host)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if hosts is None else "eth0"
     torch.set_num_threads(1)
+    # Without it Lightning's launcher gives each learner as many as there are cores.
+    os.environ["OMP_NUM_THREADS"] = "1"
     warnings.simplefilter("ignore")
     place.set_environment()
     try:

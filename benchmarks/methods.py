@@ -262,6 +262,18 @@ def alone(place: Place, task: Task) -> Trace:
     return train(place, task, "auto", devices=1, num_nodes=1)
 
 
+def within_host(place: Place, task: Task) -> Trace:
+    """`ddp` of the learners of a host, which see none of the other hosts."""
+    local = place.rank % place.per_host
+    os.environ.update(
+        RANK=str(local),
+        WORLD_SIZE=str(place.per_host),
+        GROUP_RANK="0",
+        MASTER_ADDR=place.address,
+    )
+    return train(place, task, "ddp", place.per_host, num_nodes=1)
+
+
 def train(
     place: Place,
     task: Task,
@@ -499,9 +511,11 @@ def peers_missing() -> str | None:
 
 
 SOLO, SOLO_LOOP, LINKS = "solo", "solo, plain loop", "adpsgd, links"
+WITHIN_HOST = "ddp within each host"
 PROGRAMS: dict[str, Callable[[Place, Task], Trace]] = {
     SOLO: alone,
     "ddp": through_trainer("ddp"),
+    WITHIN_HOST: within_host,
     "sdpsgd": through_trainer("sdpsgd"),
     "d1psgd": through_trainer("d1psgd"),
     "adpsgd": through_trainer("adpsgd"),

@@ -10,7 +10,6 @@ times the ideal.
 """
 
 import json
-import logging
 import statistics
 import tempfile
 import time
@@ -24,6 +23,8 @@ from lightning.pytorch.demos.boring_classes import RandomDataset
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from benchmarks.methods import quieten
+from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row, spread
 from lightning_adpsgd import HADPSGDStrategy
 
@@ -35,6 +36,7 @@ SPEED_OF_WAITS = (LEARNERS - 1) / STEP_S + 1 / (TIMES_SLOWER * STEP_S)
 SHARED, EQUAL, DDP = "work_sharing=True", "work_sharing=False", "ddp"
 NUM_BATCHES = (16, 32, 64, 128, 256, 1024)
 CONTROL_BATCHES = 64
+BOUND = 1.1
 SECONDS_PER_FIT = 8.0
 
 
@@ -121,48 +123,45 @@ def make_strategy(setting: str) -> Any:
     )
 
 
-def measure(
-    quick: bool = False, lengths: tuple[int, ...] = NUM_BATCHES
-) -> dict[str, Any]:
+def measure(quick: bool = False) -> Report:
     """Ratios to the ideal, the first epoch apart from the later ones.
 
     A learner that has not seen an epoch before does not know how slow it is.
     """
     torch.set_num_threads(1)
-    print_row("setting, batches", "first epoch", "later epochs", "to waits alone")
+    quieten()
+    warnings.simplefilter("ignore")
     control = train(EQUAL, CONTROL_BATCHES, 3)
     speed = statistics.median(control.speeds)
-    figures: dict[str, Any] = {"limit": 1.1, "batches_per_second": speed}
-    figures |= _row(EQUAL, CONTROL_BATCHES, control.seconds, speed)
+    report = Report(
+        f"Seconds of an epoch of {LEARNERS} learners, one of them {TIMES_SLOWER} times "
+        "slower; the first epoch apart.",
+        limit=f"the ideal, {speed:.1f} batches/s of all learners together",
+        notes=["to waits alone: what Lightning and gossip take is not in the ideal."],
+    )
+    report.rows.append(row_of(EQUAL, CONTROL_BATCHES, control.seconds, speed))
     ddp = train(DDP, CONTROL_BATCHES, 3)
-    figures |= _row(DDP, CONTROL_BATCHES, ddp.seconds, speed)
-    for num_batches in lengths[2:4] if quick else lengths:
+    report.rows.append(row_of(DDP, CONTROL_BATCHES, ddp.seconds, speed))
+    for num_batches in NUM_BATCHES[2:4] if quick else NUM_BATCHES:
         num_epochs = int(SECONDS_PER_FIT * SPEED_OF_WAITS / num_batches)
         epochs = train(SHARED, num_batches, max(3, min(12, num_epochs)))
-        figures |= _row(SHARED, num_batches, epochs.seconds, speed)
-    return figures
+        row = row_of(SHARED, num_batches, epochs.seconds, speed)
+        report.rows.append(row)
+        claim = f"{num_batches} batches, later epochs: of the ideal"
+        report.targets.append(Target(claim, BOUND, row.ratio or 0.0, at_least=False))
+    return report
 
 
-def _row(
-    setting: str, num_batches: int, seconds: list[float], speed: float
-) -> dict[str, Any]:
+def row_of(setting: str, num_batches: int, seconds: list[float], speed: float) -> Row:
+    """Of one fit, given the batches per second of all learners together."""
     first, *later = (value * speed / num_batches for value in seconds)
     found = spread(later)
-    to_waits = Spread(*(value * SPEED_OF_WAITS / speed for value in found))
-    name = f"{setting}, {num_batches}"
-    print_row(name, f"{first:.3f}", f"{found:.3f}", f"{to_waits:.3f}")
-    rows = {"later": found._asdict(), "to_waits": to_waits._asdict()}
-    return {name: {"first": first, "epochs": len(seconds), **rows}}
-
-
-def main() -> None:
-    warnings.filterwarnings("ignore")
-    for package in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(package).setLevel(logging.ERROR)
-    print(f"{LEARNERS} learners, one {TIMES_SLOWER} times slower: seconds of an epoch")
-    print("over the ideal, total work over total speed; median [quartiles]")
-    measure()
-
-
-if __name__ == "__main__":
-    main()
+    case = {"shares": setting, "batches": num_batches}
+    details = {
+        "first epoch, of the ideal": first,
+        "to waits alone": found.median * SPEED_OF_WAITS / speed,
+        "epochs": len(seconds),
+    }
+    print_row(f"{setting}, {num_batches}", f"{found:.3f} of the ideal", f"{first:.3f}")
+    taken = Spread(*(value * num_batches / speed for value in found))
+    return Row(case, taken, "s", found.median, details=details)
