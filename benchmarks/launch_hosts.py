@@ -83,10 +83,13 @@ def learn(
     super_learner_size: int | Literal["node"] = "node",
     seed: int = 0,
     width: int = 3,
+    transport: Literal["gloo", "links"] = "gloo",
 ) -> None:
     """Trains as one learner and prints what became of it."""
     torch.set_num_threads(1)
-    strategy = HADPSGDStrategy("random_ring", "async", super_learner_size, seed=seed)
+    strategy = HADPSGDStrategy(
+        "random_ring", "async", super_learner_size, seed=seed, transport=transport
+    )
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=devices,
@@ -129,6 +132,7 @@ class Scenario:
         expected: Patterns of what every host is told; none if the job trains.
         change: What is made of the hosts before.
         arguments: Of the learners on the odd host.
+        of_all: Arguments of all learners.
         environment: On the odd host.
         without: Variables that are absent on all hosts.
     """
@@ -137,6 +141,7 @@ class Scenario:
     expected: Sequence[str] = ()
     change: Callable[[Hosts], None] = lambda hosts: None
     arguments: Sequence[str] = ()
+    of_all: Sequence[str] = ()
     environment: Sequence[str] = ()
     without: Sequence[str] = ()
 
@@ -199,6 +204,7 @@ _PORTS = "allow TCP between the hosts of the job on ports 32768-60999"
 SCENARIOS = {
     "static": Scenario(_static),
     "c10d": Scenario(_c10d),
+    "links": Scenario(_static, of_all=["--transport=links"]),
     "loopback": Scenario(
         _static,
         [
@@ -281,11 +287,12 @@ def play(name: str, timeout_s: float = 200) -> list[Finished]:
             odd = host == ODD
             own = [f"PYTHONPATH={ROOT}", *(scenario.environment if odd else ())]
             own = [word.format(other_version=other) for word in own]
+            arguments = [*scenario.of_all, *(scenario.arguments if odd else ())]
             return [
                 *["env", *unset, *own, sys.executable, "-m", "torch.distributed.run"],
                 *[f"--nnodes={NUM_HOSTS}", f"--nproc-per-node={PER_HOST}"],
                 *scenario.rendezvous(hosts, host),
-                *[str(Path(__file__)), "--learn", *(scenario.arguments if odd else ())],
+                *[str(Path(__file__)), "--learn", *arguments],
             ]
 
         return hosts.run(command, timeout_s)
@@ -349,10 +356,11 @@ def main() -> int:
     parser.add_argument("--devices", type=int, default=2, help=argparse.SUPPRESS)
     parser.add_argument("--nodes", type=int, default=4, help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--transport", default="gloo", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.learn:
         shape = arguments.devices, arguments.nodes, arguments.size or "node"
-        learn(*shape, arguments.seed, arguments.width)
+        learn(*shape, arguments.seed, arguments.width, arguments.transport)
         return 0
     failed = 0
     for name in arguments.scenarios or SCENARIOS:

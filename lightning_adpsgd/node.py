@@ -144,10 +144,10 @@ class ShardMerge:
         self._taken.set()
         self._gathering = self._worker.submit(lambda: self._gather(taken, votes))
 
-    def finish(self) -> None:
-        """Waits for what `begin` started, if anything, and adds it to w."""
+    def finish(self) -> bool:
+        """Waits for what `begin` started, adds it to w, and says if it was anything."""
         if self._gathering is None:
-            return
+            return False
         begin = time.perf_counter()
         numbers, self.agreed = self._gathering.result()
         self.seconds += time.perf_counter() - begin
@@ -155,6 +155,7 @@ class ShardMerge:
         self._arrived.follow()
         for number in numbers:
             self._add(number)
+        return bool(numbers)
 
     def stop(self, seconds: float) -> None:
         """Ends the thread, or leaves it behind after that long."""

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from lightning_adpsgd.gossip.pacing import TAKEN
 from lightning_adpsgd.gossip.protocol import due_round
 from lightning_adpsgd.gossip.wire import make_codec
 from lightning_adpsgd.topology import TOPOLOGIES, TopologyLike, find_topology
@@ -492,8 +493,9 @@ def _without_waiting(
     mean = float(gradient.mean())
     seen = _observe(workload, scenario, costs, mean)
     cores = _Cores(workload, scenario, costs, mean)
-    kept = cores.kept(seen.exchanges, cpu_share)
-    merge = kept * seen.merging * costs.merge * workload.weight_bytes
+    merge = seen.merging * costs.merge * workload.weight_bytes
+    kept = cores.kept(seen.exchanges, merge, cpu_share)
+    merge *= kept
     step = gradient + merge + cores.taken_from_training(kept * seen.exchanges)
     rate = float((1 / step).mean())
     learners = scenario.num_super_learners * scenario.super_learner_size
@@ -509,8 +511,9 @@ def _without_waiting(
 class _Cores:
     """What exchanges find of a learner's cores during a step, in seconds of processor.
 
-    They take what training leaves, and where that is too little what `cpu_share` grants
-    them: a share of all that the learner then gets, exchanges included.
+    They take what training leaves, if merges do not take too much of the training's
+    time, and where that is too little what `cpu_share` grants them: a share of all that
+    the learner then gets, exchanges included.
     """
 
     def __init__(
@@ -518,14 +521,16 @@ class _Cores:
     ) -> None:
         # Each learner carries its part of the weights.
         self._work = costs.work * workload.weight_bytes / scenario.super_learner_size
-        self._busy = costs.busy * step
+        self._step, self._busy = step, costs.busy * step
         self._left = max(0.0, costs.cores * step - self._busy)
 
-    def kept(self, exchanges: float, cpu_share: float) -> float:
-        """The share of so many exchanges per step that cores carry."""
+    def kept(self, exchanges: float, merge: float, cpu_share: float) -> float:
+        """The share of so many exchanges per step, and seconds of merging, that go."""
         wanted = exchanges * self._work
-        if wanted <= self._left or cpu_share == 1:
+        if cpu_share == 1:
             return 1.0
+        if wanted <= self._left:
+            return min(1.0, TAKEN * self._step / merge) if merge else 1.0
         granted = cpu_share / (1 - cpu_share) * self._busy
         return min(1.0, max(self._left, granted) / wanted)
 

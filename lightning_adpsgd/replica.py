@@ -269,14 +269,17 @@ class Replica:
                 with self._timed_guard():
                     part.put(new)
 
-    def merge(self) -> None:
-        """w += d, where an exchange changed d and is not just doing so."""
+    def merge(self) -> bool:
+        """w += d, where an exchange changed d and is not just doing so; if anywhere."""
+        has_merged = False
         for part in self._changed_parts():
             if self.guard.try_enter():
                 try:
                     part.merge(self._room[part.dtype])
                 finally:
                     self.guard.leave()
+                has_merged = True
+        return has_merged
 
     def merge_all(self) -> None:
         """w += d, without exception; no exchange is under way."""

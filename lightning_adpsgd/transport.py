@@ -50,7 +50,8 @@ class PeerLost(RuntimeError):
         super().__init__(
             f"lost {whom} while {operation}: {reason}. See whether its "
             "process still runs and what it printed last; if it is only slow to "
-            "answer, raise `timeout`"
+            'answer, raise `timeout`; under "sync" and "delay_by_one" give all '
+            "learners equally many batches"
         )
         self.peer, self.detail = peer, f"{operation}: {reason}"
         self.evidence: Evidence = evidence

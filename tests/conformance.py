@@ -7,7 +7,8 @@ tests need packages of their own (`requirements/pytorch/test.txt` there). First 
 tests that mention several processes run under `ddp`. Those that made a DDP strategy and
 passed run again under each setting, with every alias of `ddp` and the name
 `DDPStrategy` meaning ours. What passes under `ddp` and not under a setting is printed,
-and the exit status is how many these are.
+and the exit status is how many these are. Under a setting that ends in `_everywhere` it
+is all of Lightning's tests: every Trainer that names no strategy has this one, alone.
 
 The module is two things: this driver, and the plugin (`-p tests.conformance`) that the
 driver loads into each run of pytest.
@@ -20,7 +21,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
@@ -42,8 +43,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "super_learner_size": 2,
         "devices": 4,
     },
+    "hadpsgd_everywhere": {"everywhere": True},
+    "sdpsgd_everywhere": {**NAMES["sdpsgd"], "everywhere": True},
 }
-CONTROLS = {"ddp": {}, "ddp_of_four": {"devices": 4}}
+CONTROLS = {
+    "ddp": {},
+    "ddp_of_four": {"devices": 4},
+    "ddp_everywhere": {"everywhere": True},
+}
+_OF_THE_TESTS = ("devices", "everywhere")  # what is no dial of the strategy
 _SETTING = "ADPSGD_CONFORMANCE_SETTING"
 _REPORT = "ADPSGD_CONFORMANCE_REPORT"
 _SECONDS_PER_TEST = 90
@@ -62,8 +70,8 @@ class DDPStrategy(HADPSGDStrategy):
     """
 
     def __init__(self, accelerator: Any = None, **ddp: Any) -> None:
-        dials = {**SETTINGS[_RUNNING]}
-        dials.pop("devices", None)
+        setting = SETTINGS[_RUNNING].items()
+        dials: Any = {k: v for k, v in setting if k not in _OF_THE_TESTS}
         super().__init__(**dials, accelerator=accelerator, **ddp)
 
 
@@ -105,23 +113,27 @@ def _replace_ddp() -> None:
         vars(sys.modules[name])["DDPStrategy"] = DDPStrategy
 
 
-def _replace_devices(devices: int) -> None:
+def _replace_argument(name: str, old: Sequence[Any], new: Any) -> None:
+    """Of every Trainer, where it is one of `old`."""
     original = Trainer.__init__
 
-    def with_devices(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("devices") == 2:
-            kwargs["devices"] = devices
+    def replaced(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get(name) in old:
+            kwargs[name] = new
         original(trainer, *args, **kwargs)
 
-    setattr(Trainer, "__init__", with_devices)  # noqa: B010  pyright knows the type
+    setattr(Trainer, "__init__", replaced)  # noqa: B010  pyright knows the type
 
 
 if _RUNNING:
     # At import, because a spawned process imports this module and nothing more.
     if _RUNNING in SETTINGS:
         _replace_ddp()
-    if devices := {**SETTINGS, **CONTROLS}[_RUNNING].get("devices"):
-        _replace_devices(devices)
+    _setting = {**SETTINGS, **CONTROLS}[_RUNNING]
+    if "devices" in _setting:
+        _replace_argument("devices", [2], _setting["devices"])
+    if "everywhere" in _setting:
+        _replace_argument("strategy", [None, "auto"], "ddp")
 
 
 # --- the driver
@@ -136,7 +148,8 @@ def main() -> int:
     for setting in arguments.settings.split(","):
         control = _control_of(setting)
         if control not in controls:
-            everything = _collect(folder, arguments.only)
+            everywhere = "everywhere" in CONTROLS[control]
+            everything = _collect(folder, arguments.only, everywhere)
             ended = _run(folder, control, everything, arguments.out)
             controls[control] = [t for t in ended if _comparable(ended[t])]
             print(f"{control}: {len(controls[control])} tests to compare", flush=True)
@@ -162,19 +175,20 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 def _control_of(setting: str) -> str:
-    return "ddp_of_four" if SETTINGS[setting].get("devices") else "ddp"
+    own = {k: v for k, v in SETTINGS[setting].items() if k in _OF_THE_TESTS}
+    return next(name for name, control in CONTROLS.items() if control == own)
 
 
 def _comparable(ended: dict[str, Any]) -> bool:
     return ended["touched"] and ended["outcome"] == "passed"
 
 
-def _collect(folder: Path, only: str) -> list[str]:
+def _collect(folder: Path, only: str, everywhere: bool) -> list[str]:
     several = re.compile(r"ddp|devices=[2-9]|num_nodes", re.IGNORECASE)
     files = [
         str(path.relative_to(folder.parent))
         for path in sorted(folder.rglob("test_*.py"))
-        if several.search(path.read_text())
+        if everywhere or several.search(path.read_text())
     ]
     output = _pytest(folder, ["--collect-only", "-q", *files], {}, 300)
     names = [line for line in output.splitlines() if "::" in line]

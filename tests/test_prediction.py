@@ -173,10 +173,16 @@ def test_work_for_communication_adds_to_steps_that_all_make_together() -> None:
 
 
 def test_a_merge_costs_where_there_is_something_to_merge() -> None:
-    often = speed(2, costs=Costs(merge=0.001))
+    often = speed(2, costs=Costs(merge=0.001), cpu_share=1.0)
     assert often.steps_per_second == pytest.approx(1 / (0.5 + 0.1))
-    rarely = speed(2, costs=Costs(merge=0.001), link=Link(bandwidth=2.0))
+    rarely = speed(2, costs=Costs(merge=0.001), cpu_share=1.0, link=Link(bandwidth=2.0))
     assert 1 / (0.5 + 0.1) < rarely.steps_per_second < 2.0
+
+
+def test_exchanges_keep_merges_to_a_hundredth_of_a_step() -> None:
+    found = speed(2, costs=Costs(merge=0.001))
+    assert found.exchanges_per_step == pytest.approx(0.01 * 0.5 / 0.1)
+    assert found.steps_per_second == pytest.approx(1 / (0.5 + 0.01 * 0.5))
 
 
 # --- the cores of exchanges

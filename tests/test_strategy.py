@@ -237,8 +237,19 @@ def test_statistics_outlive_the_training() -> None:
         assert distance == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-mixed"])
-def test_other_precisions_train(precision: Any) -> None:
+@pytest.mark.parametrize(
+    ("precision", "topology", "communication"),
+    [
+        ("32-true", "ring", "async"),
+        ("bf16-mixed", "ring", "async"),
+        ("bf16-true", "ring", "async"),
+        ("bf16-true", "ring", "sync"),
+        ("bf16-true", "complete", "delay_by_one"),
+    ],
+)
+def test_other_precisions_train(
+    precision: Any, topology: str, communication: str
+) -> None:
     class Single(Linear):
         def __init__(self) -> None:
             super().__init__()
@@ -249,7 +260,8 @@ def test_other_precisions_train(precision: Any) -> None:
 
     def program(rank: int) -> Any:
         module = Single()
-        trainer_of(gossip(), 2, precision=precision).fit(module, loader(16, rank, 2))
+        strategy = gossip(topology, communication)
+        trainer_of(strategy, 2, precision=precision).fit(module, loader(16, rank, 2))
         return module.weight.detach().double()
 
     finals = values(learners(2, program))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -513,6 +514,20 @@ def test_learners_with_different_numbers_of_batches_end_cleanly() -> None:
         torch.testing.assert_close(final, -LR * torch.stack(sums).mean(0))
 
 
+@pytest.mark.parametrize(
+    ("topology", "communication"), [("ring", "sync"), ("complete", "delay_by_one")]
+)
+def test_learners_that_step_together_need_equally_many_batches(
+    topology: str, communication: str
+) -> None:
+    def program(rank: int) -> None:
+        strategy = gossip(topology, communication, timeout=timedelta(seconds=5))
+        trainer_of(strategy, 2).fit(Linear(), loader(4 + 5 * rank))
+
+    for outcome in learners(2, program):
+        assert "give all learners equally many batches" in outcome.error
+
+
 @pytest.mark.parametrize("transport", ["gloo", "links"])
 def test_two_fits_in_one_process_and_no_thread_is_left(transport: Any) -> None:
     def program(rank: int) -> Any:
@@ -711,39 +726,51 @@ import sys
 from pathlib import Path
 
 import torch
-from tests.learners import Sampled, trainer_of
+from tests.learners import Sampled, gossip, trainer_of
 
 if __name__ == "__main__":
-    name, folder = sys.argv[1:]
+    name, start_method, folder = sys.argv[1:]
+    links = {"transport": "links", "start_method": start_method}
     module = Sampled()
-    trainer = trainer_of(name, 2)
+    trainer = trainer_of(gossip(**links) if start_method else name, 2)
     trainer.fit(module)
     path = Path(folder) / f"{trainer.global_rank}.pt"
     torch.save(module.weight.detach(), path)
 """
 
 
+TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "name", "num_files"),
+    ("launcher", "name", "start_method", "num_files"),
     [
-        ("", "adpsgd", 2),
+        ("", "adpsgd", "", 2),
         # The weights of learner 0 come back to the process that spawned it.
-        ("", "sdpsgd_spawn", 1),
-        ("-m torch.distributed.run --standalone --nproc-per-node=2", "d1psgd", 2),
+        ("", "sdpsgd_spawn", "", 1),
+        (TORCHRUN, "d1psgd", "", 2),
+        ("", "", "popen", 2),
+        ("", "", "spawn", 1),
+        ("", "", "fork", 1),
+        (TORCHRUN, "", "popen", 2),
     ],
-    ids=["popen", "spawn", "torchrun"],
+    ids=[
+        *("popen", "spawn", "torchrun"),
+        *("links, popen", "links, spawn", "links, fork", "links, torchrun"),
+    ],
 )
-def test_names_train_by_the_other_launchers(
-    tmp_path: Path, launcher: str, name: str, num_files: int
+def test_names_and_links_train_by_the_other_launchers(
+    tmp_path: Path, launcher: str, name: str, start_method: str, num_files: int
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     root = str(Path(__file__).parents[1])
     quick = {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     environment = {**os.environ, **quick, "MASTER_PORT": str(free_port())}
+    words = [*launcher.split(), str(script), name, start_method, str(tmp_path)]
     result = subprocess.run(
-        [sys.executable, *launcher.split(), str(script), name, str(tmp_path)],
+        [sys.executable, *words],
         capture_output=True,
         text=True,
         timeout=PROGRAM_S,

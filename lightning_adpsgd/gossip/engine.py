@@ -382,7 +382,9 @@ class Gossip(Communication):
 
     def _merge(self) -> None:
         self.raise_if_failed()
-        self._merging.merge(Votes(self._recovery.is_wanted, self.wants_to_leave))
+        votes = Votes(self._recovery.is_wanted, self.wants_to_leave)
+        if seconds := self._merging.merge(votes):
+            self._traffic.merged(seconds)
 
     def _call_round(self, round: int) -> None:
         for peer in self.circle.asks(round):

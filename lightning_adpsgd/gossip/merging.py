@@ -1,5 +1,6 @@
 """Merging what exchanges have changed: alone at once, in a node together and later."""
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -46,22 +47,27 @@ class Merging:
         return Votes() if self._together is None else self._together.agreed
 
     @torch.no_grad()
-    def merge(self, votes: Votes) -> None:
+    def merge(self, votes: Votes) -> float:
         """Merges what is there, at a step boundary, and waits for no exchange.
 
         Args:
             votes: Of this learner, where it has others in its node.
+
+        Returns:
+            Seconds that it took; 0 where nothing was merged.
         """
+        begin = time.perf_counter()
         if self._together is None:
-            self._replica.merge()
+            has_merged = self._replica.merge()
         else:
             # All learners of the node must merge the same change at the same step, so
             # it is gathered while the next step computes, and merged at its end.
-            self._together.finish()
+            has_merged = self._together.finish()
             # What was voted for twice is done once.
             recover = votes.recover and not self._together.agreed.recover
             self._together.begin(votes._replace(recover=recover))
         self._count()
+        return time.perf_counter() - begin if has_merged else 0.0
 
     @torch.no_grad()
     def merge_all(self) -> None:

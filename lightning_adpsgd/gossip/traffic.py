@@ -1,7 +1,6 @@
 """Which exchanges of one learner may begin, how fast, and when it rests in between."""
 
 import threading
-import time
 from collections.abc import Callable
 
 from lightning_adpsgd.gossip.account import Account
@@ -47,6 +46,10 @@ class Traffic:
         """Makes the calling thread the one whose cores are spared."""
         self._cores.watch_this_thread()
 
+    def merged(self, seconds: float) -> None:
+        """What a merge took of the training thread, which exchanges make up for."""
+        self._cores.merged(seconds)
+
     def pause(self) -> None:
         """Asks for no exchange any more, until `resume`; who is asked answers."""
         with self._state:
@@ -91,10 +94,10 @@ class Traffic:
         number = self._enter(peer, asked)
         if not number:
             return
-        outcome, begin = None, time.thread_time()
+        outcome = None
         try:
-            outcome = exchange(number)
-            self._cores.spent(time.thread_time() - begin)
+            with self._cores.exchange():
+                outcome = exchange(number)
         finally:
             self._leave(peer, outcome)
 

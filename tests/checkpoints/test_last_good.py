@@ -26,13 +26,19 @@ class FirstWeights(Linear):
         self.first_step = self.trainer.global_step
 
 
-def fit(folder: Path, max_steps: int, ckpt_path: Any = None, **saver: Any) -> int:
+def fit(
+    folder: Path,
+    max_steps: int,
+    ckpt_path: Any = None,
+    communication: str = "async",
+    **saver: Any,
+) -> int:
     """Trains on to so many steps; returns where it began."""
     options = {"every_n_train_steps": 2, "save_top_k": -1, "save_last": True}
     saver = {**options, "filename": "{step}", **saver}
     module = FirstWeights()
     trainer = trainer_of(
-        gossip(),
+        gossip("complete", communication),
         1,
         max_steps=max_steps,
         callbacks=[ModelCheckpoint(folder, **saver)],
@@ -57,9 +63,12 @@ def in_order_of_age(*paths: Path) -> None:
         os.utime(path, (1e9 - age, 1e9 - age))
 
 
-def test_the_newest_is_taken_where_all_are_whole(tmp_path: Path) -> None:
-    fit(tmp_path, 6)
-    assert fit(tmp_path, 8, "last") == 6
+@pytest.mark.parametrize("communication", ["async", "sync", "delay_by_one"])
+def test_the_newest_is_taken_where_all_are_whole(
+    tmp_path: Path, communication: str
+) -> None:
+    fit(tmp_path, 6, communication=communication)
+    assert fit(tmp_path, 8, "last", communication) == 6
 
 
 def test_a_damaged_last_one_is_passed_over_by_name(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ class Clock:
     def process_time(self) -> float:
         return self.processor
 
+    def thread_time(self) -> float:
+        return 0.0
+
     def run(self, seconds: float, busy: float, queueing: float) -> None:
         """Lets time pass in which so much of it went to work and to waiting."""
         self.now += seconds
@@ -151,9 +154,64 @@ def test_no_pause_is_longer_than_a_minute(clock: Clock, cores: CoreShare) -> Non
     assert waited(cores, clock) == pytest.approx(60.0)
 
 
+@pytest.fixture
+def free_cores(clock: Clock, cores: CoreShare) -> CoreShare:
+    """As they are found after a minute in which a hundredth went to queueing."""
+    for _ in range(60):
+        cores.pause_s()
+        clock.run(1.0, busy=0.5, queueing=0.01)
+        with cores.exchange():
+            pass
+    assert cores.pause_s() == 0.0
+    return cores
+
+
+def test_merges_take_a_hundredth_of_the_time_of_training(
+    clock: Clock, free_cores: CoreShare
+) -> None:
+    for _ in range(3):
+        free_cores.merged(0.05)
+    # Two seconds in which nothing was taken count.
+    assert waited(free_cores, clock, queueing=0.01) == pytest.approx(15.0 - 2.0)
+    free_cores.merged(0.05)
+    assert waited(free_cores, clock, queueing=0.01) == pytest.approx(5.0)
+
+
+def test_the_training_queues_for_exchanges_a_hundredth_of_its_time(
+    clock: Clock, free_cores: CoreShare
+) -> None:
+    with free_cores.exchange():
+        clock.run(2.0, busy=0.5, queueing=0.04)
+    # What it queues without exchanges is not their doing.
+    assert waited(free_cores, clock, queueing=0.01) == pytest.approx(
+        6.0 - 2.0, rel=0.01
+    )
+
+
+def test_what_training_queues_anyway_keeps_no_exchange_waiting(
+    clock: Clock, free_cores: CoreShare
+) -> None:
+    for _ in range(20):
+        with free_cores.exchange():
+            clock.run(1.0, busy=0.5, queueing=0.01)
+        assert free_cores.pause_s() == 0.0
+
+
+def test_an_exchange_that_fails_is_under_way_no_more(
+    clock: Clock, free_cores: CoreShare
+) -> None:
+    with pytest.raises(ValueError, match="lost"), free_cores.exchange():
+        raise ValueError("lost")
+    clock.run(10.0, busy=0.5, queueing=0.04)  # which is usual now
+    with free_cores.exchange():
+        clock.run(1.0, busy=0.5, queueing=0.04)
+    assert waited(free_cores, clock, queueing=0.04) < 0.1
+
+
 def test_a_whole_share_is_no_bound(clock: Clock) -> None:
     cores = CoreShare(share=1.0)
     cores.watch_this_thread()
     cores.spent(1000.0)
+    cores.merged(1000.0)
     clock.run(1.0, busy=0.5, queueing=0.5)
     assert cores.pause_s() == 0.0

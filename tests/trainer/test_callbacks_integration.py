@@ -420,12 +420,27 @@ def test_the_batch_size_is_not_scaled_as_under_ddp() -> None:
         assert len(set(refusals)) == 1
 
 
-@pytest.mark.parametrize("profiler", ["simple", "advanced", "pytorch"])
-def test_profilers_see_the_step(tmp_path: Path, profiler: str) -> None:
+@pytest.mark.parametrize(
+    ("profiler", "communication"),
+    [
+        ("simple", "async"),
+        ("simple", "sync"),
+        ("simple", "delay_by_one"),
+        ("advanced", "async"),
+        ("pytorch", "async"),
+    ],
+)
+def test_profilers_see_the_step(
+    tmp_path: Path, profiler: str, communication: str
+) -> None:
     def program(rank: int) -> Tensor:
         module = Linear()
         trainer = trainer_of(
-            gossip(), 2, profiler=profiler, default_root_dir=tmp_path, logger=False
+            gossip("complete", communication),
+            2,
+            profiler=profiler,
+            default_root_dir=tmp_path,
+            logger=False,
         )
         written: Any = vars(trainer)["profiler"]
         written.dirpath, written.filename = tmp_path, "profile"
@@ -455,6 +470,8 @@ if __name__ == "__main__":
     ("options", "gain"),
     [
         (["--trainer.strategy=adpsgd_fork"], 1.0),
+        (["--trainer.strategy=sdpsgd_fork"], 1.0),
+        (["--trainer.strategy=d1psgd_fork"], 1.0),
         (
             [
                 "--trainer.strategy=lightning_adpsgd.HADPSGDStrategy",
@@ -466,7 +483,7 @@ if __name__ == "__main__":
             0.5,
         ),
     ],
-    ids=["name", "class path"],
+    ids=["async", "sync", "delay_by_one", "class path"],
 )
 def test_the_command_line_takes_names_and_typed_arguments(
     tmp_path: Path, options: list[str], gain: float

@@ -190,7 +190,13 @@ def test_checkpoints_by_time_hold_the_consensus(tmp_path: Path) -> None:
         torch.testing.assert_close(saved, consensus_at(list(steps)))
 
 
-def test_all_clocks_together_beside_meetings_at_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("topology", "communication"),
+    [("ring", "async"), ("ring", "sync"), ("complete", "delay_by_one")],
+)
+def test_all_clocks_together_beside_meetings_at_steps(
+    tmp_path: Path, topology: str, communication: str
+) -> None:
     """Whatever is due when some wait for others, all come to the same meetings."""
 
     def arguments() -> dict[str, Any]:
@@ -203,7 +209,8 @@ def test_all_clocks_together_beside_meetings_at_steps(tmp_path: Path) -> None:
             "max_time": timedelta(seconds=1),
         }
 
-    results = run(arguments, num=3, validates=True, topology="ring")
+    dials = {"topology": topology, "communication": communication}
+    results = run(arguments, num=3, validates=True, **dials)
     steps = [count for count, *_ in results]
     assert len({len(validated) for *_, validated in results}) == 1
     for _, _, weight, _ in results:

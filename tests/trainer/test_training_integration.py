@@ -309,10 +309,14 @@ def test_unused_parameters_need_no_option_in_super_learners_of_one(
     torch.testing.assert_close(results[0][2], results[1][2])
 
 
-def test_unused_parameters_need_the_option_of_ddp_in_larger_super_learners() -> None:
+@each_communication
+def test_unused_parameters_need_the_option_of_ddp_in_larger_super_learners(
+    communication: str,
+) -> None:
     def program(find: bool) -> Callable[[int], Tensor]:
         def run(rank: int) -> Tensor:
-            strategy = gossip(super_learner_size=2, find_unused_parameters=find)
+            dials = {"super_learner_size": 2, "find_unused_parameters": find}
+            strategy = strategy_of(communication, **dials)
             module = Unused()
             trainer_of(strategy, 4).fit(module, loader(NUM_ROWS, rank, 4))
             return module.weight.detach()
