@@ -1,12 +1,14 @@
 """The learners of one super-learner, and how all of them merge the same at one step.
 
 Each learner carries 1/N of the weights to its counterparts in other super-learners, so
-that what it receives concerns its shards alone. `ShardMerge` gathers the changes of all
+that what it receives concerns its shards alone. `ShardMerge` shares the changes of all
 shards beside the computation of one step, and every learner merges them at its end.
-Only chunks that some learner has changed are gathered. With them go `Votes`, which are
-counted at the same step in all of them.
+Each learner gives the others the chunks that exchanges have changed, and no more: they
+come at different times to different learners. With them go `Votes`, which are counted
+at the same step in all of them.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -64,6 +66,21 @@ class Node:
             assert work is not None
             work.wait(timeout)
 
+    def share(self, part: Tensor, owner: int, timeout: timedelta) -> None:
+        """Gives all learners what one of them has in a tensor of this shape.
+
+        Raises:
+            RuntimeError: Not all came within the timeout.
+        """
+        if self._group is None:
+            return
+        with _explained(timeout):
+            work = dist.broadcast(
+                part, group=self._group, group_src=owner, async_op=True
+            )
+            assert work is not None
+            work.wait(timeout)
+
 
 class Votes(NamedTuple):
     """What one learner asks all of its super-learner to do at one step boundary.
@@ -78,6 +95,7 @@ class Votes(NamedTuple):
 
 
 _NOTHING = Votes()
+_Changed = list[int]  # the numbers of a chunk and of the learner that has changed it
 
 
 @torch.no_grad()
@@ -110,7 +128,7 @@ class ShardMerge:
         replica: x and d of this learner's shards.
         node: The learners.
         timeout: Of each collective.
-        worker: Gathers; by default a thread of its own.
+        worker: Shares; by default a thread of its own.
 
     Attributes:
         seconds: Time that the training thread waited for it.
@@ -129,70 +147,84 @@ class ShardMerge:
         self._replica, self._node, self._timeout = replica, node, timeout
         self.seconds, self.agreed = 0.0, _NOTHING
         self._worker = worker or Worker("adpsgd-node", replica.device)
-        self._gathering: Future[tuple[list[int], Votes]] | None = None
+        self._sharing: Future[tuple[list[_Changed], Votes]] | None = None
         self._taken, self._arrived = Mark(replica.device), Mark(replica.device)
         self._mine = [_zeros_like(chunk, replica.device) for chunk in replica.chunks]
         self._weights = _by_chunk(vectors, replica, node.size)
-        self._gathered = [
-            [_zeros_like(chunk, replica.device) for _ in range(node.size)]
-            for chunk in replica.chunks
+        # Of each chunk, what each learner has changed.
+        self._changes = [
+            [
+                mine if n == node.index else _zeros_like(chunk, replica.device)
+                for n in range(node.size)
+            ]
+            for chunk, mine in zip(replica.chunks, self._mine, strict=True)
         ]
 
     def begin(self, votes: Votes = _NOTHING) -> None:
-        """Takes d of the changed chunks and starts to gather it; none may run."""
+        """Takes d of the changed chunks and starts to share it; none may run."""
         taken = self._replica.take([change.here for change in self._mine])
         self._taken.set()
-        self._gathering = self._worker.submit(lambda: self._gather(taken, votes))
+        self._sharing = self._worker.submit(lambda: self._share_all(taken, votes))
 
     def finish(self) -> bool:
         """Waits for what `begin` started, adds it to w, and says if it was anything."""
-        if self._gathering is None:
+        if self._sharing is None:
             return False
         begin = time.perf_counter()
-        numbers, self.agreed = self._gathering.result()
+        changed, self.agreed = self._sharing.result()
         self.seconds += time.perf_counter() - begin
-        self._gathering = None
+        self._sharing = None
         self._arrived.follow()
-        for number in numbers:
-            self._add(number)
-        return bool(numbers)
+        for number, owner in changed:
+            self._add(number, owner)
+        return bool(changed)
 
     def stop(self, seconds: float) -> None:
         """Ends the thread, or leaves it behind after that long."""
         self._worker.stop(seconds)
 
-    def _gather(self, taken: list[int], votes: Votes) -> tuple[list[int], Votes]:
-        num_chunks = len(self._replica.chunks)
-        flags = torch.zeros(num_chunks + len(votes), dtype=torch.uint8, device="cpu")
-        flags[taken] = 1
-        flags[num_chunks:] = torch.tensor(votes)
+    def _share_all(
+        self, taken: list[int], votes: Votes
+    ) -> tuple[list[_Changed], Votes]:
+        shape = len(self._replica.chunks), self._node.size
+        length = math.prod(shape)
+        flags = torch.zeros(length + len(votes), dtype=torch.uint8, device="cpu")
+        of_chunks, of_votes = flags[:length].view(shape), flags[length:]
+        of_chunks[taken, self._node.index] = 1
+        of_votes.copy_(torch.tensor(votes, device="cpu"))
         self._node.agree(flags, self._timeout)
-        numbers = flags[:num_chunks].nonzero().flatten().tolist()
         self._taken.follow()
-        for number in numbers:
-            self._gather_chunk(self._mine[number], self._gathered[number])
+        changed = of_chunks.nonzero().tolist()
+        for number, owner in changed:
+            self._share(self._changes[number][owner], owner)
         self._arrived.set()
-        return numbers, Votes(*map(bool, flags[num_chunks:].tolist()))
+        return changed, Votes(*map(bool, of_votes.tolist()))
 
-    def _gather_chunk(self, mine: Mirrored, gathered: list[Mirrored]) -> None:
-        to_host(mine.here, mine.host)
-        self._node.gather(
-            mine.host, [change.host for change in gathered], self._timeout
-        )
-        for change in gathered:
+    def _share(self, change: Mirrored, owner: int) -> None:
+        if owner == self._node.index:
+            to_host(change.here, change.host)
+        self._node.share(change.host, owner, self._timeout)
+        if owner != self._node.index:
             to_device(change.host, change.here)
 
     @torch.no_grad()
-    def _add(self, number: int) -> None:
-        weights, mine = self._weights[number], self._node.index
-        changes = [change.here for change in self._gathered[number]]
-        before = weights[mine].to(changes[mine].dtype, copy=True)
-        for part, change in zip(weights, changes, strict=True):
-            part.add_(change)
-        rest = changes[mine].add_(before.sub_(weights[mine]))
-        self._replica.keep(number, rest)
-        # What another learner makes all of them gather is nothing here.
-        self._mine[number].here.zero_()
+    def _add(self, number: int, owner: int) -> None:
+        weights, change = self._weights[number][owner], self._changes[number][owner]
+        if owner == self._node.index:
+            self._replica.keep(number, _add_and_tell_rest(weights, change.here))
+            change.here.zero_()
+        else:
+            weights.add_(change.here)
+
+
+def _add_and_tell_rest(weights: Tensor, change: Tensor) -> Tensor:
+    """Adds; returns what rounding left out, or anything where it leaves out nothing."""
+    if weights.dtype == change.dtype:
+        weights.add_(change)
+        return change
+    before = weights.to(change.dtype, copy=True)
+    weights.add_(change)
+    return before.sub_(weights).add_(change)
 
 
 def _zeros_like(chunk: Chunk, device: torch.device) -> Mirrored:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -195,7 +195,7 @@ class ThreadNode(Node):
         self._boxes = boxes
 
     @classmethod
-    def connect(cls, size: int) -> "list[ThreadNode]":
+    def connect(cls, size: int) -> list[Self]:
         """The nodes' learners, from the first to the last shard."""
         boxes: Boxes = [[queue.SimpleQueue() for _ in range(size)] for _ in range(size)]
         return [cls(index, boxes) for index in range(size)]
@@ -208,6 +208,10 @@ class ThreadNode(Node):
     def gather(self, part: Tensor, into: list[Tensor], timeout: timedelta) -> None:
         for place, given in zip(into, self._cross(part, timeout), strict=True):
             place.copy_(given)
+
+    @override
+    def share(self, part: Tensor, owner: int, timeout: timedelta) -> None:
+        part.copy_(self._cross(part, timeout)[owner])
 
     def _cross(self, mine: Tensor, timeout: timedelta) -> list[Tensor]:
         for box in self._boxes[self.index]:
