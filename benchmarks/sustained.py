@@ -30,7 +30,7 @@ from benchmarks.timing import spread
 
 METHODS = "adpsgd", LINKS
 LAYOUT = Layout(num_hosts=4, per_host=1)
-TASK = Task(seconds=20.0)
+TASK = Task(seconds=15.0)
 TURNS = 3
 BOUNDS = {
     (COMPUTED, "1 Gbit/s"): 0.85,

@@ -86,6 +86,15 @@ def test_the_archive_is_that_of_torch_but_for_its_comment() -> None:
         assert archive.testzip() is None
 
 
+@pytest.mark.parametrize("content", [b"", b"x", b"not an archive"])
+def test_what_somebody_has_put_in_the_place_of_torchs_save_writes_as_it_likes(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "save", lambda value, file: file.write(content))
+    WholeCheckpointIO().save_checkpoint({}, tmp_path / "a.ckpt")
+    assert (tmp_path / "a.ckpt").read_bytes() == content
+
+
 @pytest.mark.parametrize("make", [written, plain])
 def test_a_whole_checkpoint_is_loaded(make: Any) -> None:
     assert same(read(make(checkpoint())), checkpoint())
