@@ -21,7 +21,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
@@ -548,7 +548,9 @@ class HADPSGDStrategy(DDPStrategy):
 
     def _writes_beside(self, filepath: Any) -> bool:
         trainer = self._trainer_or_none()
-        if trainer is None or trainer.state.fn != TrainerFn.FITTING:
+        running = TrainerFn.FITTING, TrainerStatus.RUNNING
+        # Who saves after the training reads the file at once.
+        if trainer is None or (trainer.state.fn, trainer.state.status) != running:
             return False
         if self._interrupted() or not self._saves_in_background:
             return False

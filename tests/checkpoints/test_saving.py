@@ -185,6 +185,14 @@ def test_each_checkpoint_holds_the_weights_of_its_step(
         assert saved["state_dict"]["weight"].equal(expected)
 
 
+def test_what_is_saved_after_the_training_is_there_at_once(tmp_path: Path) -> None:
+    trainer, path = save_each_step(tmp_path), tmp_path / "after.ckpt"
+    trainer.fit(Linear(), loader(6))
+    trainer.save_checkpoint(path)
+    assert torch.load(path, weights_only=True)["global_step"] == 6
+    assert not [t for t in threading.enumerate() if t.name.startswith("adpsgd-save")]
+
+
 @pytest.mark.parametrize("save_in_background", [True, False])
 def test_a_full_disk_ends_the_training_with_file_and_cause(
     tmp_path: Path, save_in_background: bool
