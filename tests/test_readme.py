@@ -57,9 +57,10 @@ def test_the_program_for_fabric_trains_in_an_empty_folder(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_the_page_on_monitoring_shows_what_a_run_came_to(tmp_path: Path) -> None:
     done = _run(_first_block("docs/monitoring.md"), tmp_path)
-    algorithm, batch, loss, diverged = done.stdout.split("\n")[-2].split()
-    assert (algorithm, batch, diverged) == ("adpsgd", "64", "False")
-    assert float(loss) < 1
+    # Both learners write to one output, and one of them draws progress bars there.
+    losses = re.findall(r"adpsgd 64 ([\d.]+) False", done.stdout)
+    assert losses, done.stdout
+    assert float(losses[-1]) < 1
     pytest.importorskip("matplotlib")
     page = (ROOT / "docs/monitoring.md").read_text()
     _run(re.findall(r"```python\n(.*?)```", page, re.S)[1], tmp_path)
