@@ -10,9 +10,8 @@ at the same step in all of them.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -47,10 +46,8 @@ class Node:
         """
         if self._group is None:
             return
-        with _explained(timeout):
-            work = dist.all_reduce(flags, dist.ReduceOp.MAX, self._group, async_op=True)
-            assert work is not None
-            work.wait(timeout)
+        largest, group = dist.ReduceOp.MAX, self._group
+        _complete(lambda: dist.all_reduce(flags, largest, group, True), timeout)
 
     def gather(self, part: Tensor, into: list[Tensor], timeout: timedelta) -> None:
         """Fills one tensor for each learner with what that learner gives.
@@ -61,10 +58,8 @@ class Node:
         if self._group is None:
             into[0].copy_(part)
             return
-        with _explained(timeout):
-            work = dist.all_gather(into, part, group=self._group, async_op=True)
-            assert work is not None
-            work.wait(timeout)
+        group = self._group
+        _complete(lambda: dist.all_gather(into, part, group, True), timeout)
 
     def share(self, part: Tensor, owner: int, timeout: timedelta) -> None:
         """Gives all learners what one of them has in a tensor of this shape.
@@ -74,12 +69,11 @@ class Node:
         """
         if self._group is None:
             return
-        with _explained(timeout):
-            work = dist.broadcast(
-                part, group=self._group, group_src=owner, async_op=True
-            )
-            assert work is not None
-            work.wait(timeout)
+        group = self._group
+        _complete(
+            lambda: dist.broadcast(part, group=group, group_src=owner, async_op=True),
+            timeout,
+        )
 
 
 class Votes(NamedTuple):
@@ -246,10 +240,12 @@ def _by_chunk(
     return found
 
 
-@contextmanager
-def _explained(timeout: timedelta) -> Iterator[None]:
+def _complete(begin: Callable[[], dist.Work | None], timeout: timedelta) -> None:
+    """Begins a collective of the node and waits for it."""
     try:
-        yield
+        work = begin()
+        assert work is not None
+        work.wait(timeout)
     except RuntimeError as error:
         raise RuntimeError(
             "the learners of this super-learner did not gather their shards within "

@@ -51,7 +51,7 @@ def over_gloo(folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("where", ["threads", "gloo"])
-def test_a_node_gathers_the_parts_in_order_and_agrees_on_the_largest(
+def test_a_node_gathers_in_order_agrees_on_the_largest_and_shares_what_one_has(
     where: str, tmp_path: Path
 ) -> None:
     if where == "gloo":
