@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from benchmarks.methods import quieten
 from benchmarks.results import Report, Row, Target
-from benchmarks.timing import Spread, print_row, spread
+from benchmarks.timing import print_row, spread
 from lightning_adpsgd import HADPSGDStrategy
 
 LEARNERS, SLOW, TIMES_SLOWER = 4, 3, 5
@@ -134,8 +134,8 @@ def measure(quick: bool = False) -> Report:
     control = train(EQUAL, CONTROL_BATCHES, 3)
     speed = statistics.median(control.speeds)
     report = Report(
-        f"Seconds of an epoch of {LEARNERS} learners, one of them {TIMES_SLOWER} times "
-        "slower; the first epoch apart.",
+        f"The time that an epoch of {LEARNERS} learners takes, one of them "
+        f"{TIMES_SLOWER} times slower; the first epoch apart.",
         limit=f"the ideal, {speed:.1f} batches/s of all learners together",
         notes=["to waits alone: what Lightning and gossip take is not in the ideal."],
     )
@@ -158,10 +158,10 @@ def row_of(setting: str, num_batches: int, seconds: list[float], speed: float) -
     found = spread(later)
     case = {"shares": setting, "batches": num_batches}
     details = {
+        "s": found.median * num_batches / speed,
         "first epoch, of the ideal": first,
         "to waits alone": found.median * SPEED_OF_WAITS / speed,
         "epochs": len(seconds),
     }
     print_row(f"{setting}, {num_batches}", f"{found:.3f} of the ideal", f"{first:.3f}")
-    taken = Spread(*(value * num_batches / speed for value in found))
-    return Row(case, taken, "s", found.median, details=details)
+    return Row(case, found, "of the ideal", found.median, details=details)

@@ -101,6 +101,7 @@ class Calibration:
             work=DistributedTransport.overhead * self.exchange,
             cores=self.cores / learners_per_machine,
             busy=self.step_processor_seconds / (self.step_seconds or math.inf),
+            machine_cores=self.cores,
         )
 
     def write(self, path: str | Path) -> Path:

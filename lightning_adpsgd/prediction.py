@@ -9,14 +9,14 @@ how often exchanges end and how stale they are. The equations are in docs/predic
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.gossip.pacing import TAKEN
+from lightning_adpsgd.gossip.pacing import TAKEN, crowded
 from lightning_adpsgd.gossip.protocol import due_round
 from lightning_adpsgd.gossip.wire import make_codec
 from lightning_adpsgd.topology import TOPOLOGIES, TopologyLike, find_topology
@@ -96,6 +96,7 @@ class Costs:
         work: Of all that an exchange takes at one end, beside training.
         cores: No bytes either: that a learner has, those that it shares in part.
         busy: Nor this: how many of them a step keeps busy, on average.
+        machine_cores: Nor this: of its machine, those of other learners too.
     """
 
     round: float = 0.0
@@ -106,6 +107,7 @@ class Costs:
     work: float = 0.0
     cores: float = 1.0
     busy: float = 1.0
+    machine_cores: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,8 @@ def predict(
         topology: Who averages with whom.
         communication: As of the strategies; "allreduce" is DDP over all learners.
         gossip_every: Optimizer steps per round.
-        cpu_share: In "async", what exchanges may take of a learner's processor time
-            where `costs` leave it no cores for them.
+        cpu_share: In "async", what exchanges may take of a learner's processor time,
+            if that is more than what a hundredth of the training's time pays for.
         costs: Of the processor.
         seed: Of random times and topologies.
 
@@ -511,9 +513,9 @@ def _without_waiting(
 class _Cores:
     """What exchanges find of a learner's cores during a step, in seconds of processor.
 
-    They take what training leaves, if merges do not take too much of the training's
-    time, and where that is too little what `cpu_share` grants them: a share of all that
-    the learner then gets, exchanges included.
+    As `CoreShare` bounds it: merges, and exchanges that find every core busy, take a
+    hundredth of the training's time, or exchanges what `cpu_share` grants them: a share
+    of all that the learner gets, exchanges included.
     """
 
     def __init__(
@@ -522,21 +524,39 @@ class _Cores:
         # Each learner carries its part of the weights.
         self._work = costs.work * workload.weight_bytes / scenario.super_learner_size
         self._step, self._busy = step, costs.busy * step
-        self._left = max(0.0, costs.cores * step - self._busy)
+        self._all = costs.cores * step
+        self._machine = max(costs.cores, costs.machine_cores)
 
     def kept(self, exchanges: float, merge: float, cpu_share: float) -> float:
         """The share of so many exchanges per step, and seconds of merging, that go."""
-        wanted = exchanges * self._work
-        if cpu_share == 1:
+        if cpu_share == 1 or not exchanges:
             return 1.0
-        if wanted <= self._left:
-            return min(1.0, TAKEN * self._step / merge) if merge else 1.0
         granted = cpu_share / (1 - cpu_share) * self._busy
-        return min(1.0, max(self._left, granted) / wanted)
+        shared = min(1.0, granted / (exchanges * self._work or math.inf))
+
+        def too_many(kept: float) -> bool:
+            taken = kept * merge + self.taken_from_training(kept * exchanges)
+            return taken > TAKEN * self._step
+
+        return max(shared, _last(too_many))
 
     def taken_from_training(self, exchanges: float) -> float:
         """By how many seconds so many exchanges make a step longer."""
-        return max(0.0, exchanges * self._work - self._left)
+        work = exchanges * self._work
+        busy = (self._busy + work) / self._all
+        missing = self._busy + work - self._all
+        return max(missing, work * crowded(busy, self._machine))
+
+
+def _last(too_many: Callable[[float], bool]) -> float:
+    """The largest share in [0, 1] that is not too many, which larger ones are."""
+    low, high = 0.0, 1.0
+    if not too_many(high):
+        return high
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if too_many(middle) else (middle, high)
+    return low
 
 
 def _observe(

@@ -49,6 +49,7 @@ def test_learners_that_share_cores_repeat_what_goes_over_memory_alone() -> None:
 def test_exchanges_find_the_cores_that_steps_leave() -> None:
     four = FOUND.costs(4)
     assert four.cores == 0.5
+    assert four.machine_cores == 2
     assert four.busy == pytest.approx(0.2)
     # All that an exchange takes is three and a half times its arithmetic.
     assert four.work == pytest.approx(3.5 * FOUND.exchange)

@@ -199,12 +199,20 @@ def test_exchanges_on_full_cores_take_the_share_that_they_are_granted() -> None:
     assert rarely.steps_per_second == pytest.approx(1 / (0.5 + 0.125 + 0.125 * 0.1))
 
 
-def test_exchanges_take_the_cores_that_training_leaves() -> None:
-    free = speed(2, costs=replace(WORK, cores=3.0), cpu_share=0.2)
-    assert free == speed(2)
-    some = speed(2, costs=replace(WORK, cores=2.0), cpu_share=0.2)
-    assert some.exchanges_per_step == pytest.approx(0.5)
-    assert some.steps_per_second == pytest.approx(2.0)
+def test_exchanges_that_find_idle_cores_take_nothing() -> None:
+    assert speed(2, costs=replace(WORK, cores=64.0), cpu_share=0.2) == speed(2)
+    shared = replace(WORK, cores=2.0, machine_cores=64.0)
+    many = speed(2, costs=shared, cpu_share=0.2)
+    alone = speed(2, costs=replace(shared, machine_cores=2.0), cpu_share=0.2)
+    assert many.exchanges_per_step > alone.exchanges_per_step
+
+
+def test_exchanges_that_find_no_idle_core_take_a_hundredth() -> None:
+    found = speed(2, costs=replace(WORK, cores=2.0), cpu_share=0.001)
+    exchanges = found.exchanges_per_step
+    busy = (0.5 + exchanges) / 1.0
+    assert exchanges * busy**2 == pytest.approx(0.01 * 0.5)
+    assert found.steps_per_second == pytest.approx(1 / (0.5 + 0.01 * 0.5))
 
 
 def test_without_a_bound_exchanges_take_the_time_of_training() -> None:

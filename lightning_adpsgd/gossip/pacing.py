@@ -1,26 +1,27 @@
 """How often and how fast to exchange: no more than the link and the cores can spare."""
 
+import math
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 # What an exchange costs in all, for each byte of the weights, in seconds: a guess until
 # one was measured.
 _SECONDS_PER_BYTE = 4e-9
-# A training thread that is kept from a core for less than this share of the time has
-# the cores that it needs.
-_CONTENDED = 0.05
-# What merges, and exchanges that keep it from a core, may take of such a thread's time.
+# What merges, and exchanges that find no idle core, may take of the training's time.
 TAKEN = 0.01
-# For how long time that was not taken counts, and how long what is usual is remembered.
-_SAVED_S, _REMEMBERED_S = 2.0, 10.0
-# Over less than this a thread may be lucky with its cores; who waits looks as often.
+# For how long time that was not taken counts.
+_SAVED_S = 2.0
+# Over less than this cores may be idle by chance; who waits looks as often.
 _BETWEEN_LOOKS_S = 0.25
 # Who exchanges less often than once a minute trains alone.
 _LONGEST_PAUSE_S = 60.0
+# Where Linux tells of each core's time.
+_STATISTICS = Path("/proc/stat")
 
 
 class Pacer:
@@ -55,19 +56,21 @@ class Pacer:
 
 
 class CoreShare:
-    """Bounds what exchanges take of a learner's processor time, or of its training's.
+    """Bounds what exchanges take of the training's time, and of processor time.
 
-    Where the training thread has to queue for a core, exchanges take a share of the
-    processor time. Until it is known, the cores are taken to be short. Where cores are
-    idle, or train nothing, what counts is what the training thread loses: the time of
-    merges, and for how long it queues while an exchange is under way beyond what is
-    usual; of its time no more than a hundredth goes there.
+    Two accounts are kept, and an exchange may begin as soon as one of them is even:
 
-    Exchanges are paid for in time: one that took a second, at a share of a tenth, is
-    paid for after the learner's threads have had ten. Who asks pays beforehand what the
-    exchange before has cost, so that of several who wait only one goes, and learners
-    that begin together do not all begin with an exchange; who is asked pays afterwards.
-    All of it is guarded by `_lock`.
+    - Of the *training's* time no more than a hundredth goes to merges, and to the work
+      of exchanges that finds every core busy, as all of it does where cores are short.
+      To learners of one machine each does about as much harm as it suffers.
+    - Of the learner's *processor* time exchanges take no more than a share, which is
+      the larger bound where training computes on all cores.
+
+    Debts are paid by time that passes: an exchange that took a second, at a share of a
+    tenth, is paid for after the learner's threads have had ten. Who asks pays
+    beforehand what the exchange before has cost, so that of several who wait only one
+    goes, and learners that begin together do not all begin with an exchange; who is
+    asked pays afterwards. All of it is guarded by `_lock`.
 
     Args:
         share: 0 < share <= 1; 1 is no bound.
@@ -79,41 +82,35 @@ class CoreShare:
     def __init__(self, share: float, num_bytes: int = 0, overhead: float = 1.0) -> None:
         self._share, self._overhead = share, overhead
         self._lock = threading.Lock()
-        self._queue: Path | None = None
-        # When all is paid; what an exchange costs, and what is paid ahead of its end,
-        # both in seconds of processors.
-        self._paid_at, self._ahead = 0.0, 0.0
+        self._cores: frozenset[int] = frozenset()
+        # When the processor time is paid, and when the training's time; what an
+        # exchange costs, and what is paid ahead of its end, in seconds of processors.
+        self._paid_at, self._made_up_at, self._ahead = 0.0, math.inf, 0.0
         self._cost = _SECONDS_PER_BYTE * num_bytes
-        self._mark = self._noted = _Mark(0.0, 0.0, 0.0)
-        self._contended, self._rate = True, 1.0
-        # Exchanges under way, since when the training has lost time, and how much of
-        # each second it queues without them.
-        self._under_way, self._free_at, self._usual = 0, 0.0, 0.0
+        # Processors that the learner has; what finds all cores busy, once it is known.
+        self._mark, self._rate = _Mark(0.0, 0.0, 0.0), 1.0
+        self._crowded: float | None = None
 
     def watch_this_thread(self) -> None:
         """Makes the calling thread the one whose cores are spared."""
-        queue = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
-        self._queue = queue if self._share < 1 and queue.exists() else None
-        self._mark = self._noted = self._look()
+        if self._share < 1 and _STATISTICS.exists():
+            self._cores = frozenset(os.sched_getaffinity(0))
+        self._mark = self._look()
         self._charge(self._cost)
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
         """Around an exchange, by the thread that makes it."""
         begin = time.thread_time()
-        with self._lock:
-            self._note(1)
         try:
             yield
         finally:
             self.spent(time.thread_time() - begin)
-            with self._lock:
-                self._note(-1)
 
     def merged(self, seconds: float) -> None:
         """Reports what a merge took of the training thread."""
         with self._lock:
-            self._lose(seconds, time.monotonic())
+            self._take(seconds)
 
     def spent(self, processor_seconds: float) -> None:
         """Reports what the thread of an exchange took; for any thread."""
@@ -125,14 +122,11 @@ class CoreShare:
 
     def pause_s(self) -> float:
         """For how long to wait, and then to call again; 0: an exchange may begin."""
-        if self._queue is None:
+        if not self._cores:
             return 0.0
         with self._lock:
             self._update()
-            if not self._contended:
-                left = self._free_at - time.monotonic()
-                return min(max(left, 0.0), _BETWEEN_LOOKS_S)
-            left = self._paid_at - time.monotonic()
+            left = min(self._paid_at, self._made_up_at) - time.monotonic()
             if left > 0:
                 return min(left, _BETWEEN_LOOKS_S)
             self._charge(self._cost)
@@ -140,52 +134,57 @@ class CoreShare:
             return 0.0
 
     def _charge(self, processor_seconds: float) -> None:
-        now = time.monotonic()
-        seconds = processor_seconds / (self._share * self._rate)
-        self._paid_at = min(max(now, self._paid_at) + seconds, now + _LONGEST_PAUSE_S)
+        self._paid_at = _later(
+            self._paid_at, processor_seconds / (self._share * self._rate)
+        )
+        if self._crowded is not None:
+            self._take(processor_seconds * self._crowded)
 
-    def _note(self, change: int) -> None:
-        """Looks at the time in which the number of exchanges under way was the same."""
-        if self._queue is None:
-            return
-        mark = self._look()
-        wall, queued = mark.wall - self._noted.wall, mark.queued - self._noted.queued
-        if self._under_way:
-            self._lose(max(0.0, queued - self._usual * wall), mark.wall)
-        elif wall > 0:
-            part = min(1.0, wall / _REMEMBERED_S)
-            self._usual += part * (queued / wall - self._usual)
-        self._under_way += change
-        self._noted = mark
-
-    def _lose(self, seconds: float, now: float) -> None:
-        if self._contended:  # then exchanges pay for their work
-            return
-        begin = max(self._free_at, now - _SAVED_S)
-        self._free_at = min(begin + seconds / TAKEN, now + _LONGEST_PAUSE_S)
+    def _take(self, seconds: float) -> None:
+        if self._crowded is not None:
+            self._made_up_at = _later(self._made_up_at, seconds / TAKEN, _SAVED_S)
 
     def _update(self) -> None:
-        mark = self._look()
-        wall = mark.wall - self._mark.wall
+        wall = time.monotonic() - self._mark.wall
         if wall < _BETWEEN_LOOKS_S:
             return
-        self._contended = mark.queued - self._mark.queued > _CONTENDED * wall
-        self._rate = max(0.01, (mark.processor - self._mark.processor) / wall)
-        self._mark = mark
-        if not self._contended:  # nothing is owed to cores that nobody wants
-            self._paid_at = self._ahead = 0.0
+        last, self._mark = self._mark, self._look()
+        self._rate = max(0.01, (self._mark.processor - last.processor) / wall)
+        idle = (self._mark.idle - last.idle) / (len(self._cores) * wall)
+        first = self._crowded is None
+        self._crowded = crowded(1 - idle, len(self._cores))
+        if first:
+            self._made_up_at = time.monotonic()
+            self._take(self._cost * self._crowded)
 
     def _look(self) -> "_Mark":
-        queued_ns = 0
-        if self._queue is not None:
-            with suppress(OSError):  # the thread has ended
-                queued_ns = int(self._queue.read_text().split()[1])
-        return _Mark(time.monotonic(), time.process_time(), queued_ns / 1e9)
+        return _Mark(time.monotonic(), time.process_time(), _idle_s(self._cores))
+
+
+def crowded(busy: float, num_cores: float) -> float:
+    """The chance to find every core busy, if each is so by itself for this share."""
+    return min(max(busy, 0.0), 1.0) ** max(num_cores, 1.0)
 
 
 class _Mark(NamedTuple):
-    """Seconds at one moment: of the clock, of processors, of waiting for one."""
+    """Seconds at one moment: of the clock, of processors, of cores without work."""
 
     wall: float
     processor: float
-    queued: float
+    idle: float
+
+
+def _later(paid_at: float, seconds: float, saved_s: float = 0.0) -> float:
+    now = time.monotonic()
+    return min(max(now - saved_s, paid_at) + seconds, now + _LONGEST_PAUSE_S)
+
+
+def _idle_s(cores: Collection[int]) -> float:
+    """For how long these cores had nothing to do, all together, since the start."""
+    if not cores:
+        return 0.0
+    names = {f"cpu{core}" for core in cores}
+    lines = map(str.split, _STATISTICS.read_text().splitlines())
+    # After the name: user, nice, system, idle, waiting for a disk, and more.
+    ticks = sum(int(x[4]) + int(x[5]) for x in lines if x and x[0] in names)
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,5 +1,9 @@
 """How often and how fast: budgets of bytes and of processor time."""
 
+import os
+import time
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,12 +11,14 @@ from hypothesis import strategies as st
 from lightning_adpsgd.gossip import pacing
 from lightning_adpsgd.gossip.pacing import CoreShare, Pacer
 
+NUM_CORES = 2
+
 
 class Clock:
-    """Stands in for `time` and for what the system says of the training thread."""
+    """Stands in for `time` and for what the system says of the cores."""
 
     def __init__(self) -> None:
-        self.now = self.processor = self.queued = 100.0
+        self.now = self.processor = self.idle = 100.0
 
     def monotonic(self) -> float:
         return self.now
@@ -23,11 +29,11 @@ class Clock:
     def thread_time(self) -> float:
         return 0.0
 
-    def run(self, seconds: float, busy: float, queueing: float) -> None:
-        """Lets time pass in which so much of it went to work and to waiting."""
+    def run(self, seconds: float, busy: float, idle: float) -> None:
+        """Lets time pass: of it the learner had so much, each core rested so long."""
         self.now += seconds
         self.processor += busy * seconds
-        self.queued += queueing * seconds
+        self.idle += NUM_CORES * idle * seconds
 
 
 @pytest.fixture
@@ -44,20 +50,21 @@ def cores(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> CoreShare:
 
 def watched(cores: CoreShare, clock: Clock, patch: pytest.MonkeyPatch) -> CoreShare:
     """Told of the system by the clock."""
+    patch.setattr(pacing.os, "sched_getaffinity", lambda _: set(range(NUM_CORES)))
     patch.setattr(
         cores,
         "_look",
-        lambda: pacing._Mark(clock.now, clock.processor, clock.queued),
+        lambda: pacing._Mark(clock.now, clock.processor, clock.idle),
     )
     cores.watch_this_thread()
     return cores
 
 
-def waited(cores: CoreShare, clock: Clock, queueing: float = 0.5) -> float:
+def waited(cores: CoreShare, clock: Clock, idle: float = 0.0) -> float:
     """Seconds until the next exchange may begin."""
     begin = clock.now
     while pause_s := cores.pause_s():
-        clock.run(pause_s, busy=0.5, queueing=queueing)
+        clock.run(pause_s, busy=0.5, idle=idle)
     return clock.now - begin
 
 
@@ -75,20 +82,18 @@ def test_without_a_budget_nothing_waits() -> None:
     assert [Pacer(None).charge(10**12) for _ in range(3)] == [0.0] * 3
 
 
-def test_where_nobody_queues_for_a_core_exchanges_are_free(
-    clock: Clock, cores: CoreShare
-) -> None:
+def test_beside_idle_cores_exchanges_are_free(clock: Clock, cores: CoreShare) -> None:
     for _ in range(5):
-        cores.spent(10.0)
-        clock.run(1.0, busy=1.0, queueing=0.01)
+        cores.spent(1.0)
+        clock.run(1.0, busy=0.0, idle=1.0)
         assert cores.pause_s() == 0.0
 
 
-def test_where_the_training_queues_exchanges_keep_to_their_share(
+def test_where_no_core_is_idle_exchanges_keep_to_their_share(
     clock: Clock, cores: CoreShare
 ) -> None:
     """0.01 s of an exchange, and what comes with it, are a tenth of 0.35 s of work."""
-    clock.run(1.0, busy=0.5, queueing=0.5)
+    clock.run(10.0, busy=0.5, idle=0.0)
     assert cores.pause_s() == 0.0
     cores.spent(0.01)
     assert waited(cores, clock) == pytest.approx(0.035 / 0.1 / 0.5)
@@ -98,14 +103,12 @@ def test_who_waits_goes_on_when_the_cores_are_free_again(
     clock: Clock, cores: CoreShare
 ) -> None:
     cores.spent(1.0)
-    assert waited(cores, clock, queueing=0.0) < 1.0
-    clock.run(1.0, busy=0.5, queueing=0.5)  # and nothing of it is owed later
-    assert cores.pause_s() == 0.0
+    assert waited(cores, clock, idle=1.0) < 1.0
 
 
 def test_of_several_who_wait_only_one_begins(clock: Clock, cores: CoreShare) -> None:
     """Each pays beforehand, and what it then takes is not counted twice."""
-    clock.run(1.0, busy=0.5, queueing=0.5)
+    clock.run(1.0, busy=0.5, idle=0.0)
     assert cores.pause_s() == 0.0
     cores.spent(0.01)
     period = 0.035 / 0.1 / 0.5
@@ -121,7 +124,7 @@ def test_all_that_exchanges_take_is_paid_for(taken: list[float]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pacing, "time", clock := Clock())
         cores = watched(CoreShare(share=0.1, overhead=3.5), clock, patch)
-        clock.run(1.0, busy=0.5, queueing=0.5)
+        clock.run(1.0, busy=0.5, idle=0.0)
         begin = clock.now
         for seconds in taken:
             waited(cores, clock)
@@ -148,7 +151,7 @@ def test_learners_that_begin_on_short_cores_pay_for_the_first_exchange(
 
 
 def test_no_pause_is_longer_than_a_minute(clock: Clock, cores: CoreShare) -> None:
-    clock.run(1.0, busy=0.5, queueing=0.5)
+    clock.run(1.0, busy=0.5, idle=0.0)
     assert cores.pause_s() == 0.0
     cores.spent(1000.0)
     assert waited(cores, clock) == pytest.approx(60.0)
@@ -156,12 +159,8 @@ def test_no_pause_is_longer_than_a_minute(clock: Clock, cores: CoreShare) -> Non
 
 @pytest.fixture
 def free_cores(clock: Clock, cores: CoreShare) -> CoreShare:
-    """As they are found after a minute in which a hundredth went to queueing."""
-    for _ in range(60):
-        cores.pause_s()
-        clock.run(1.0, busy=0.5, queueing=0.01)
-        with cores.exchange():
-            pass
+    """As they are found while nobody computes."""
+    clock.run(10.0, busy=0.0, idle=1.0)
     assert cores.pause_s() == 0.0
     return cores
 
@@ -169,43 +168,50 @@ def free_cores(clock: Clock, cores: CoreShare) -> CoreShare:
 def test_merges_take_a_hundredth_of_the_time_of_training(
     clock: Clock, free_cores: CoreShare
 ) -> None:
+    free_cores.spent(1.0)  # more than the learner's own work pays for in a minute
+    clock.run(10.0, busy=0.0, idle=1.0)
     for _ in range(3):
         free_cores.merged(0.05)
     # Two seconds in which nothing was taken count.
-    assert waited(free_cores, clock, queueing=0.01) == pytest.approx(15.0 - 2.0)
+    assert waited(free_cores, clock, idle=1.0) == pytest.approx(15.0 - 2.0)
     free_cores.merged(0.05)
-    assert waited(free_cores, clock, queueing=0.01) == pytest.approx(5.0)
+    assert waited(free_cores, clock, idle=1.0) == pytest.approx(5.0)
 
 
-def test_the_training_queues_for_exchanges_a_hundredth_of_its_time(
+def test_exchanges_that_find_no_idle_core_take_a_hundredth_of_it(
     clock: Clock, free_cores: CoreShare
 ) -> None:
+    """Half of each of two cores is busy: a quarter of an exchange finds both so."""
+    clock.run(10.0, busy=0.0, idle=0.5)
+    assert free_cores.pause_s() == 0.0
     with free_cores.exchange():
-        clock.run(2.0, busy=0.5, queueing=0.04)
-    # What it queues without exchanges is not their doing.
-    assert waited(free_cores, clock, queueing=0.01) == pytest.approx(
-        6.0 - 2.0, rel=0.01
-    )
+        pass
+    free_cores.spent(0.1)
+    # Paid for by the learner's own work it would be after 0.35 / 0.1 / 0.01 seconds.
+    assert waited(free_cores, clock, idle=0.5) == pytest.approx(0.35 / 4 / 0.01 - 2.0)
 
 
-def test_what_training_queues_anyway_keeps_no_exchange_waiting(
-    clock: Clock, free_cores: CoreShare
+def test_an_exchange_that_fails_is_paid_for(
+    clock: Clock, cores: CoreShare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for _ in range(20):
-        with free_cores.exchange():
-            clock.run(1.0, busy=0.5, queueing=0.01)
-        assert free_cores.pause_s() == 0.0
-
-
-def test_an_exchange_that_fails_is_under_way_no_more(
-    clock: Clock, free_cores: CoreShare
-) -> None:
-    with pytest.raises(ValueError, match="lost"), free_cores.exchange():
+    clock.run(10.0, busy=0.5, idle=0.0)
+    assert cores.pause_s() == 0.0
+    ends = iter((0.0, 0.01))
+    monkeypatch.setattr(clock, "thread_time", lambda: next(ends))
+    with pytest.raises(ValueError, match="lost"), cores.exchange():
         raise ValueError("lost")
-    clock.run(10.0, busy=0.5, queueing=0.04)  # which is usual now
-    with free_cores.exchange():
-        clock.run(1.0, busy=0.5, queueing=0.04)
-    assert waited(free_cores, clock, queueing=0.04) < 0.1
+    assert waited(cores, clock) == pytest.approx(0.035 / 0.1 / 0.5)
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="cores are Linux's")
+def test_the_system_says_which_cores_rest() -> None:
+    core = {min(os.sched_getaffinity(0))}
+    begin, before = time.monotonic(), pacing._idle_s(core)
+    while time.monotonic() - begin < 0.3:
+        pass
+    rested = pacing._idle_s(core) - before
+    assert 0 <= rested <= time.monotonic() - begin + 0.02
+    assert pacing._idle_s(os.sched_getaffinity(0)) >= pacing._idle_s(core) > 0
 
 
 def test_a_whole_share_is_no_bound(clock: Clock) -> None:
@@ -213,5 +219,5 @@ def test_a_whole_share_is_no_bound(clock: Clock) -> None:
     cores.watch_this_thread()
     cores.spent(1000.0)
     cores.merged(1000.0)
-    clock.run(1.0, busy=0.5, queueing=0.5)
+    clock.run(1.0, busy=0.5, idle=0.0)
     assert cores.pause_s() == 0.0
