@@ -13,15 +13,17 @@ class FreshState:
     Most optimizers begin without any state, so that this costs no memory.
 
     Args:
-        optimizer: Before its first step.
+        optimizer: Before its first step; Lightning's for a module that has none will
+            do, which has no state either.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._state: dict[Any, Any] = copy.deepcopy(optimizer.state_dict()["state"])
+        self._begin: dict[str, Any] = copy.deepcopy(optimizer.state_dict())
 
     def restore(self) -> None:
         """Begins anew; learning rates and other options stay as they are."""
-        groups = self._optimizer.state_dict()["param_groups"]
-        state = copy.deepcopy(self._state)  # which the next steps change
-        self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+        begin = copy.deepcopy(self._begin)  # which the next steps change
+        if "param_groups" in begin:
+            begin["param_groups"] = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict(begin)

@@ -191,6 +191,25 @@ def test_an_optimizer_that_calls_its_closure_many_times(communication: str) -> N
         assert torch.equal(weight, results[0][0])
 
 
+class Unoptimized(Linear):
+    """Does all its work in hooks, or none."""
+
+    @override
+    def configure_optimizers(self) -> Any:
+        return None
+
+
+@pytest.mark.filterwarnings("ignore:.*will run with no optimizer")
+@each_communication
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_module_without_an_optimizer(communication: str, size: int) -> None:
+    for weight, steps, _ in trained(
+        communication, Unoptimized, num=2 * size, size=size
+    ):
+        assert torch.equal(weight, torch.zeros(3, dtype=torch.float64))
+        assert steps == NUM_ROWS // (2 * size)
+
+
 class Manual(Linear):
     """Two optimizers for two halves of the weights, one of them every second batch."""
 
