@@ -22,8 +22,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +145,7 @@ def main() -> int:
     """Runs the control and the settings; the number of differences is returned."""
     arguments = _parse_arguments()
     folder = arguments.checkout / "tests" / "tests_pytorch"
+    run = partial(_run, folder, arguments.out, arguments.jobs)
     differences = 0
     controls: dict[str, list[str]] = {}
     for setting in arguments.settings.split(","):
@@ -150,10 +153,10 @@ def main() -> int:
         if control not in controls:
             everywhere = "everywhere" in CONTROLS[control]
             everything = _collect(folder, arguments.only, everywhere)
-            ended = _run(folder, control, everything, arguments.out)
+            ended = run(control, everything)
             controls[control] = [t for t in ended if _comparable(ended[t])]
             print(f"{control}: {len(controls[control])} tests to compare", flush=True)
-        ended = _run(folder, setting, controls[control], arguments.out)
+        ended = run(setting, controls[control])
         failed = [test for test in ended if ended[test]["outcome"] == "failed"]
         skipped = [test for test in ended if ended[test]["outcome"] == "skipped"]
         passed = len(ended) - len(failed) - len(skipped)
@@ -171,6 +174,9 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--settings", default=",".join(SETTINGS))
     parser.add_argument("--only", default="*", help="pattern of test names")
     parser.add_argument("--out", type=Path, default=Path("runs/conformance"))
+    # Most of the time goes to Lightning's launcher, which looks every five seconds
+    # whether its processes are there.
+    parser.add_argument("--jobs", type=int, default=1, help="processes of pytest")
     return parser.parse_args()
 
 
@@ -196,7 +202,7 @@ def _collect(folder: Path, only: str, everywhere: bool) -> list[str]:
 
 
 def _run(
-    folder: Path, setting: str, tests: list[str], out: Path
+    folder: Path, out: Path, jobs: int, setting: str, tests: list[str]
 ) -> dict[str, dict[str, Any]]:
     """How each test ended; a test that took its process along has failed.
 
@@ -205,26 +211,34 @@ def _run(
     out.mkdir(parents=True, exist_ok=True)
     report = (out / f"{setting}.jsonl").resolve()
     known = _read(report)
-    for batch in _batches([test for test in tests if test not in known]):
-        waiting = batch
-        while waiting:
-            variables = {_SETTING: setting, _REPORT: str(report)}
-            output = _pytest(folder, waiting, variables, 60 + 30 * len(waiting))
-            done = _read(report)
-            left = [test for test in waiting if test not in done]
-            if left == waiting:
-                _append_death(report, waiting[0], output)
-                left = waiting[1:]
-            waiting = left
+    left = _batches([test for test in tests if test not in known])
+    with ThreadPoolExecutor(jobs) as threads:
+        list(threads.map(partial(_run_batch, folder, setting, report), left))
     alone = [test for test, end in _read(report).items() if _wants_to_be_alone(end)]
     for test in alone:
-        variables = {_SETTING: setting, _REPORT: str(report)}
-        variables["PL_RUN_STANDALONE_TESTS"] = "1"
+        variables = _variables(setting, report) | {"PL_RUN_STANDALONE_TESTS": "1"}
         _pytest(folder, [test], variables, 2 * _SECONDS_PER_TEST)
     return _read(report)
 
 
-def _batches(tests: list[str], size: int = 80) -> Iterator[list[str]]:
+def _run_batch(folder: Path, setting: str, report: Path, batch: list[str]) -> None:
+    waiting = batch
+    while waiting:
+        variables = _variables(setting, report)
+        output = _pytest(folder, waiting, variables, 60 + 30 * len(waiting))
+        done = _read(report)
+        left = [test for test in waiting if test not in done]
+        if left == waiting:
+            _append_death(report, waiting[0], output)
+            left = waiting[1:]
+        waiting = left
+
+
+def _variables(setting: str, report: Path) -> dict[str, str]:
+    return {_SETTING: setting, _REPORT: str(report)}
+
+
+def _batches(tests: list[str], size: int = 40) -> Iterator[list[str]]:
     """Some tests for each process: its start is expensive, and it may die."""
     for begin in range(0, len(tests), size):
         yield tests[begin : begin + size]

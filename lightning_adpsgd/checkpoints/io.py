@@ -4,12 +4,15 @@ The default of the strategies; `plugins=[...]` of a Trainer puts another in its 
 What the files are is in `format`: torch and Lightning alone read them.
 """
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any, BinaryIO, final
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins import TorchCheckpointIO
 from typing_extensions import override
 
 from lightning_adpsgd.checkpoints.format import (
@@ -21,7 +24,7 @@ from lightning_adpsgd.files import bytes_written_whole
 
 
 @final
-class WholeCheckpointIO(CheckpointIO):
+class WholeCheckpointIO(TorchCheckpointIO):
     """Writes to a temporary file, to the disk, then renames; checks what it loads.
 
     On a local or mounted file system the file of an earlier save stays as it was until
@@ -77,9 +80,9 @@ class WholeCheckpointIO(CheckpointIO):
         """
         system, place = url_to_fs(str(path))
         if not system.exists(place):
-            raise FileNotFoundError(f"checkpoint file not found: {path}")
+            raise FileNotFoundError(f"Checkpoint file not found: {path}")
         allowed = True if weights_only is None else weights_only
-        with system.open(place, "rb") as file:
+        with _opened(path) as file:
             return read_checkpoint(file, str(path), map_location or "cpu", allowed)
 
     @override
@@ -97,9 +100,23 @@ def check_file(path: str) -> None:
         OSError: It is not there, or cannot be read.
         DamagedCheckpoint: Names the file and what is wrong with it.
     """
-    system, place = url_to_fs(str(path))
-    with system.open(place, "rb") as file:
+    with _opened(path) as file:
         check_checkpoint(file, path)
+
+
+@contextmanager
+def _opened(path: Any) -> Iterator[BinaryIO]:
+    """The file, or a copy of it if it is not here: not all servers tell parts of one."""
+    system, place = url_to_fs(str(path))
+    if isinstance(system, LocalFileSystem):
+        with open(place, "rb") as file:
+            yield file
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "copy")
+        system.get_file(place, str(copy))
+        with copy.open("rb") as file:
+            yield file
 
 
 def _write_remote(checkpoint: Any, system: Any, path: str) -> None:

@@ -316,12 +316,9 @@ def _timers(trainer: pl.Trainer) -> list[Timer]:
 
 def _timed_checkpoints(trainer: pl.Trainer) -> list[ModelCheckpoint]:
     callbacks: list[Any] = getattr(trainer, "callbacks", [])
-    return [
-        callback
-        for callback in callbacks
-        if isinstance(callback, ModelCheckpoint)
-        and callback._train_time_interval is not None
-    ]
+    saving = (one for one in callbacks if isinstance(one, ModelCheckpoint))
+    # One of a user's own kind may lack what Lightning's keeps for itself.
+    return [x for x in saving if getattr(x, "_train_time_interval", None) is not None]
 
 
 def _at_last_batch(trainer: pl.Trainer) -> bool:

@@ -6,6 +6,10 @@ import random
 import threading
 import zipfile
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +228,33 @@ def test_a_remote_path_takes_the_same_checkpoint() -> None:
     plugin.remove_checkpoint(path)
     with pytest.raises(FileNotFoundError, match=path):
         plugin.load_checkpoint(path)
+
+
+def test_a_server_that_gives_files_only_whole_will_do(tmp_path: Path) -> None:
+    plugin = WholeCheckpointIO()
+    plugin.save_checkpoint(checkpoint(), tmp_path / "a.ckpt")
+    (tmp_path / "b.ckpt").write_bytes(written(checkpoint())[:-100])
+    with serving(tmp_path) as address:
+        check_file(f"{address}/a.ckpt")
+        assert same(plugin.load_checkpoint(f"{address}/a.ckpt"), checkpoint())
+        with pytest.raises(DamagedCheckpoint, match=f"{address}/b"):
+            plugin.load_checkpoint(f"{address}/b.ckpt")
+        with pytest.raises(FileNotFoundError, match=f"{address}/c"):
+            plugin.load_checkpoint(f"{address}/c.ckpt")
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The address of a server of these files, which knows no parts of them."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("localhost", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://localhost:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join(PATIENCE_S)
 
 
 def test_storage_options_are_refused(tmp_path: Path) -> None:
