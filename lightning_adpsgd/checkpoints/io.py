@@ -106,7 +106,7 @@ def check_file(path: str) -> None:
 
 @contextmanager
 def _opened(path: Any) -> Iterator[BinaryIO]:
-    """The file, or a copy of it if it is not here: not all servers tell parts of one."""
+    """The file, or a copy if it is elsewhere: not all servers give parts of one."""
     system, place = url_to_fs(str(path))
     if isinstance(system, LocalFileSystem):
         with open(place, "rb") as file:

@@ -62,7 +62,8 @@ class CoreShare:
 
     - Of the *training's* time no more than a hundredth goes to merges, and to the work
       of exchanges that finds every core busy, as all of it does where cores are short.
-      To learners of one machine each does about as much harm as it suffers.
+      To learners of one machine each does about as much harm as it suffers. How busy
+      the cores are is seen while exchanges are under way, which come in bursts.
     - Of the learner's *processor* time exchanges take no more than a share, which is
       the larger bound where training computes on all cores.
 
@@ -90,6 +91,10 @@ class CoreShare:
         # Processors that the learner has; what finds all cores busy, once it is known.
         self._mark, self._rate = _Mark(0.0, 0.0, 0.0), 1.0
         self._crowded: float | None = None
+        # Exchanges under way, since when there are so many, and the time in which there
+        # were any, with what the cores rested meanwhile.
+        self._under_way, self._noted = 0, self._mark
+        self._burst_s, self._rested_s = 0.0, 0.0
 
     def watch_this_thread(self) -> None:
         """Makes the calling thread the one whose cores are spared."""
@@ -102,9 +107,11 @@ class CoreShare:
     def exchange(self) -> Iterator[None]:
         """Around an exchange, by the thread that makes it."""
         begin = time.thread_time()
+        self._note(1)
         try:
             yield
         finally:
+            self._note(-1)
             self.spent(time.thread_time() - begin)
 
     def merged(self, seconds: float) -> None:
@@ -150,12 +157,29 @@ class CoreShare:
             return
         last, self._mark = self._mark, self._look()
         self._rate = max(0.01, (self._mark.processor - last.processor) / wall)
-        idle = (self._mark.idle - last.idle) / (len(self._cores) * wall)
-        first = self._crowded is None
-        self._crowded = crowded(1 - idle, len(self._cores))
-        if first:
+        if self._crowded is None:
+            self._crowded = self._found(wall, self._mark.idle - last.idle)
             self._made_up_at = time.monotonic()
             self._take(self._cost * self._crowded)
+
+    def _note(self, change: int) -> None:
+        """Looks at the time in which the number of exchanges under way was the same."""
+        if not self._cores:
+            return
+        with self._lock:
+            last, self._noted = self._noted, self._look()
+            if self._under_way:
+                self._burst_s += self._noted.wall - last.wall
+                self._rested_s += self._noted.idle - last.idle
+            self._under_way += change
+            if self._burst_s >= _BETWEEN_LOOKS_S:
+                self._crowded = self._found(self._burst_s, self._rested_s)
+                self._burst_s = self._rested_s = 0.0
+
+    def _found(self, wall: float, idle: float) -> float:
+        """What finds all cores busy, by how long they rested all together."""
+        num_cores = len(self._cores)
+        return crowded(1 - idle / (num_cores * wall), num_cores)
 
     def _look(self) -> "_Mark":
         return _Mark(time.monotonic(), time.process_time(), _idle_s(self._cores))

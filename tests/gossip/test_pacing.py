@@ -181,14 +181,27 @@ def test_merges_take_a_hundredth_of_the_time_of_training(
 def test_exchanges_that_find_no_idle_core_take_a_hundredth_of_it(
     clock: Clock, free_cores: CoreShare
 ) -> None:
-    """Half of each of two cores is busy: a quarter of an exchange finds both so."""
-    clock.run(10.0, busy=0.0, idle=0.5)
-    assert free_cores.pause_s() == 0.0
+    """Half of each of two cores is busy then: a quarter of its work finds both so."""
     with free_cores.exchange():
-        pass
+        clock.run(1.0, busy=0.0, idle=0.5)
     free_cores.spent(0.1)
     # Paid for by the learner's own work it would be after 0.35 / 0.1 / 0.01 seconds.
-    assert waited(free_cores, clock, idle=0.5) == pytest.approx(0.35 / 4 / 0.01 - 2.0)
+    assert waited(free_cores, clock, idle=1.0) == pytest.approx(0.35 / 4 / 0.01 - 1.0)
+
+
+def test_cores_are_as_busy_as_all_exchanges_have_found_them(
+    clock: Clock, free_cores: CoreShare
+) -> None:
+    """However they overlap; what is between them does not count."""
+    clock.run(10.0, busy=0.0, idle=0.0)
+    with free_cores.exchange():
+        clock.run(0.1, busy=0.0, idle=0.0)
+        with free_cores.exchange():
+            clock.run(0.1, busy=0.0, idle=0.5)
+    clock.run(10.0, busy=0.0, idle=0.0)
+    with free_cores.exchange():
+        clock.run(0.1, busy=0.0, idle=1.0)
+    assert free_cores._crowded == pytest.approx(0.5**2)
 
 
 def test_an_exchange_that_fails_is_paid_for(
