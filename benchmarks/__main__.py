@@ -1,7 +1,7 @@
 """Runs the benchmarks, each in a process of its own, and writes the page of results.
 
     python -m benchmarks                 everything that this machine can
-    python -m benchmarks --quick         fewer repetitions: minutes, not half an hour
+    python -m benchmarks --quick         fewer repetitions: minutes, not hours
     python -m benchmarks merge hidden    these
     python -m benchmarks --page          only the page, from the files in results/
 

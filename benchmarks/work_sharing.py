@@ -156,7 +156,7 @@ def row_of(setting: str, num_batches: int, seconds: list[float], speed: float) -
     """Of one fit, given the batches per second of all learners together."""
     first, *later = (value * speed / num_batches for value in seconds)
     found = spread(later)
-    case = {"shares": setting, "batches": num_batches}
+    case = {"method": setting, "batches": num_batches}
     details = {
         "s": found.median * num_batches / speed,
         "first epoch, of the ideal": first,
