@@ -82,15 +82,8 @@ class WholeCheckpointIO(TorchCheckpointIO):
         if not system.exists(place):
             raise FileNotFoundError(f"Checkpoint file not found: {path}")
         allowed = True if weights_only is None else weights_only
-        with _opened(path) as file:
+        with _opened(system, place) as file:
             return read_checkpoint(file, str(path), map_location or "cpu", allowed)
-
-    @override
-    def remove_checkpoint(self, path: Any) -> None:
-        """Removes a checkpoint, if there is one."""
-        system, place = url_to_fs(str(path))
-        if system.exists(place):
-            system.rm(place, recursive=True)
 
 
 def check_file(path: str) -> None:
@@ -100,14 +93,13 @@ def check_file(path: str) -> None:
         OSError: It is not there, or cannot be read.
         DamagedCheckpoint: Names the file and what is wrong with it.
     """
-    with _opened(path) as file:
+    with _opened(*url_to_fs(str(path))) as file:
         check_checkpoint(file, path)
 
 
 @contextmanager
-def _opened(path: Any) -> Iterator[BinaryIO]:
+def _opened(system: Any, place: str) -> Iterator[BinaryIO]:
     """The file, or a copy if it is elsewhere: not all servers give parts of one."""
-    system, place = url_to_fs(str(path))
     if isinstance(system, LocalFileSystem):
         with open(place, "rb") as file:
             yield file

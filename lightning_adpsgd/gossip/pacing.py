@@ -144,8 +144,7 @@ class CoreShare:
         self._paid_at = _later(
             self._paid_at, processor_seconds / (self._share * self._rate)
         )
-        if self._crowded is not None:
-            self._take(processor_seconds * self._crowded)
+        self._take(processor_seconds * (self._crowded or 0.0))
 
     def _take(self, seconds: float) -> None:
         if self._crowded is not None:
