@@ -45,7 +45,8 @@ from lightning_adpsgd.dials import (
 from lightning_adpsgd.fresh import FreshState
 from lightning_adpsgd.gossip.exchange import Position
 from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE
-from lightning_adpsgd.job import NAMESPACE, Job, has_peers, learner_of, set_up_job
+from lightning_adpsgd.job import NAMESPACE, Job, has_peers, set_up_job
+from lightning_adpsgd.learner_states import learner_of
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology import TopologyLike, find_topology
@@ -157,6 +158,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
         )
         self._jobs: dict[nn.Module, Job] = {}
         self._optimizers: list[Optimizer] = []
+        self._fresh: list[FreshState] = []
 
     @classmethod
     @override
@@ -267,7 +269,12 @@ class HADPSGDFabricStrategy(DDPStrategy):
             return super().setup_module(module)
         check_device(self.root_device)
         self._meet("setup")
-        job = set_up_job(module, self._dials, self.super_learner_size)
+        job = set_up_job(
+            module,
+            self._dials,
+            self.super_learner_size,
+            partial(self._begin_optimizers_anew, module),
+        )
         self._add_job(module, job)
         if self.super_learner_size == 1:
             return module
@@ -288,9 +295,8 @@ class HADPSGDFabricStrategy(DDPStrategy):
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Begins to communicate for the modules whose weights it changes."""
-        fresh = FreshState(optimizer)
+        self._fresh.append(FreshState(optimizer))
         for job in self._jobs_of(optimizer):
-            job.on_reload = partial(_both, job.on_reload, fresh.restore)
             if not job.running:
                 job.start()
         self._optimizers.append(optimizer)
@@ -430,6 +436,12 @@ class HADPSGDFabricStrategy(DDPStrategy):
     def _optimizers_of(self, job: Job) -> list[Optimizer]:
         return [o for o in self._optimizers if job in self._jobs_of(o)]
 
+    def _begin_optimizers_anew(self, module: nn.Module) -> None:
+        job = self._jobs[module]
+        for optimizer, fresh in zip(self._optimizers, self._fresh, strict=True):
+            if job in self._jobs_of(optimizer):
+                fresh.restore()
+
     def _jobs_of(self, optimizer: Optimizer) -> list[Job]:
         weights = {id(w) for group in optimizer.param_groups for w in group["params"]}
         return [
@@ -477,6 +489,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
     def _close(self) -> None:
         atexit.unregister(self._end_unfinished)
         self._optimizers.clear()
+        self._fresh.clear()
         for job in self._jobs.values():
             job.close()
 
@@ -575,11 +588,6 @@ def _cloned(value: Any) -> Any:
 
 def _is_world(group: Any) -> bool:
     return group is None or group is dist.group.WORLD
-
-
-def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
-    first()
-    second()
 
 
 def _nothing() -> None:

@@ -47,11 +47,10 @@ from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE
 from lightning_adpsgd.job import (
     NAMESPACE,
     Job,
-    by_super_learner,
     has_peers,
-    learner_of,
     set_up_job,
 )
+from lightning_adpsgd.learner_states import by_super_learner, learner_of
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.plain import gather_plain
@@ -310,8 +309,6 @@ class HADPSGDStrategy(DDPStrategy):
         self.setup_precision_plugin()
         _optimizers_to_device(self.optimizers, self.root_device)
         self._fresh = [FreshState(optimizer) for optimizer in self.optimizers]
-        if self._job is not None:
-            self._job.on_reload = self._begin_optimizers_anew
 
     def _begin_optimizers_anew(self) -> None:
         for state in self._fresh:
@@ -324,7 +321,9 @@ class HADPSGDStrategy(DDPStrategy):
         return True
 
     def _join_job(self, trainer: pl.Trainer, model: torch.nn.Module) -> None:
-        self._job = set_up_job(model, self._dials, self.super_learner_size)
+        self._job = set_up_job(
+            model, self._dials, self.super_learner_size, self._begin_optimizers_anew
+        )
         if self._shares_work(trainer):
             # Before optimizers, which may ask for the number of batches.
             self._work_sharing = self._share_work(trainer, self._job)
