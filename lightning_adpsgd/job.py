@@ -28,7 +28,7 @@ from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.engines import Engine, make_engine, mixes_on_device
 from lightning_adpsgd.failures import FailureReport
 from lightning_adpsgd.gossip.exchange import BEGINNING, Position
-from lightning_adpsgd.groups import Groups, make_groups
+from lightning_adpsgd.groups import Groups, make_groups, wrap_in_ddp
 from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.learner_states import by_super_learner
 from lightning_adpsgd.mixing.communication import AveragingClosure
@@ -36,7 +36,6 @@ from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.parameters import FlatParameters
 from lightning_adpsgd.plain import gather_plain, number_from_learner_0
 from lightning_adpsgd.startup.checks import check_same_layout
-from lightning_adpsgd.streams import side_stream, wait_for_stream
 
 NAMESPACE = "lightning_adpsgd"
 """Prefix of the job's keys in the store, and its key in a checkpoint."""
@@ -105,13 +104,19 @@ def set_up_job(
     return job
 
 
-def _let_go_of_groups(process: int) -> None:
+def _in_process(process: int, action: Callable[[], None]) -> None:
+    """Runs an exit handler, but not in a forked child, which shares connections."""
+    if os.getpid() == process:
+        action()
+
+
+def _let_go_of_groups() -> None:
     """Ends the threads of Gloo before the interpreter does.
 
     One that frees the last tensor of a collective then needs Python, and torch aborts
-    the process. A forked child shares the connections with its parent.
+    the process.
     """
-    if os.getpid() == process and dist.is_initialized():
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 
@@ -162,8 +167,9 @@ class Job:
         self._statistics: Statistics | None = None
         self._restored_position: tuple[int, int] | None = None
         self._closed = False
-        self._process = os.getpid()
-        atexit.register(self._close_at_exit)
+        # Torch aborts a process at whose end threads are in its code.
+        self._at_exit = partial(_in_process, os.getpid(), self.close)
+        atexit.register(self._at_exit)
 
     # --- what it is, and what it has done
 
@@ -202,19 +208,8 @@ class Job:
         arguments: Mapping[str, Any],
     ) -> DistributedDataParallel:
         """DDP over the learners of this super-learner."""
-        device = self.flat.device
-        # On a stream of its own, as torch's notes on CUDA ask and Lightning does; what
-        # is queued before and in it is done when its borders are crossed.
-        wait_for_stream(device)
-        with side_stream(device):
-            wrapped = DistributedDataParallel(
-                model,
-                device_ids=device_ids,
-                process_group=self.groups.gradients,
-                **arguments,
-            )
-            wait_for_stream(device)
-        return wrapped
+        group = self.groups.gradients
+        return wrap_in_ddp(model, group, self.flat.device, device_ids, arguments)
 
     def start(self, position: Position = BEGINNING) -> Position | None:
         """Begins to communicate, from the weights as they are; again after `finish`.
@@ -307,8 +302,7 @@ class Job:
         with self.failures.named():
             self._engine.communication.stop()
         self._forget_communication()
-        atexit.unregister(_let_go_of_groups)
-        atexit.register(_let_go_of_groups, os.getpid())
+        atexit.register(_in_process, os.getpid(), _let_go_of_groups)
         return consensus
 
     def fail(self, exception: BaseException) -> None:
@@ -326,18 +320,10 @@ class Job:
 
     def close(self) -> None:
         """Lets go of everything, whether it ended well or not; waits for nobody."""
-        atexit.unregister(self._close_at_exit)
+        atexit.unregister(self._at_exit)
         self.abort()
         self._closed = True
         self.coordinator.stop()
-
-    def _close_at_exit(self) -> None:
-        """Ends the threads: torch aborts a process at whose end they are in its code.
-
-        A forked child has none of them, and shares the connections with its parent.
-        """
-        if os.getpid() == self._process:
-            self.close()
 
     # --- the step
 
