@@ -25,7 +25,7 @@ from benchmarks.timing import print_row, spread
 from lightning_adpsgd.gossip import exchange
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import Node
+from lightning_adpsgd.node import SuperLearnerGroup
 from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import DistributedTransport
 
@@ -83,7 +83,11 @@ def program(turns: int) -> Callable[[Place], list[Taken]]:
         schedule = Schedule(find_topology("ring"), num_super_learners=2)
         weights = torch.randn(NUM_ELEMENTS)
         engine = Gossip(
-            [weights], DistributedTransport(group), Node(), schedule, GossipOptions()
+            [weights],
+            DistributedTransport(group),
+            SuperLearnerGroup(),
+            schedule,
+            GossipOptions(),
         )
         engine.start()
         rounds = itertools.count(1)

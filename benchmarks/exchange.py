@@ -30,7 +30,7 @@ from lightning_adpsgd.gossip import exchange
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.links import Address, Credentials, Facts, LinkTransport
 from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import Node
+from lightning_adpsgd.node import SuperLearnerGroup
 from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import DistributedTransport, Transport
 
@@ -95,7 +95,7 @@ def time_exchanges(
 ) -> Spread:
     """Seconds of an exchange that learner 0 asks for, its merge included."""
     schedule = Schedule(find_topology("ring"), num_super_learners=2)
-    engine = Gossip([vector], transport, Node(), schedule, GossipOptions())
+    engine = Gossip([vector], transport, SuperLearnerGroup(), schedule, GossipOptions())
     engine.start()
     dist.barrier()
     seconds = Spread(0.0, 0.0, 0.0)

@@ -22,7 +22,7 @@ from benchmarks.timing import Spread, print_row
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.groups import Groups, make_groups
 from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import Node
+from lightning_adpsgd.node import SuperLearnerGroup
 from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import DistributedTransport
 
@@ -115,7 +115,9 @@ def running(
     transport = DistributedTransport(groups.counterparts)
     schedule = Schedule(find_topology("ring"), num_super_learners=2)
     options = GossipOptions(wire_dtype=wire_dtype, timeout=TIMEOUT)
-    engine = Gossip([vector], transport, Node(groups.shards), schedule, options)
+    engine = Gossip(
+        [vector], transport, SuperLearnerGroup(groups.shards), schedule, options
+    )
     engine.start()
     yield engine
     engine.pause()

@@ -1,4 +1,4 @@
-"""What works beside the training thread, in the order of what it is given."""
+"""Work beside the training thread, one action after another."""
 
 import queue
 import threading
@@ -14,15 +14,15 @@ T = TypeVar("T")
 _Task = Callable[[], None]
 
 
-class Worker:
+class BackgroundWorker:
     """Runs actions one after another in a thread of its own.
 
     Unlike `concurrent.futures`' executors it is a daemon: an action that waits for a
     peer that is gone does not hold up the end of the process.
 
     Args:
-        name: Of the thread, which the first action starts.
-        device: Where actions queue work, on a stream of the thread's own.
+        name: name of the thread, which the first action starts.
+        device: device on which actions queue work, on a stream of the thread's own.
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
@@ -50,8 +50,8 @@ class Worker:
                 task()
 
 
-class AtOnce:
-    """Stands in for a `Worker` where time is simulated: actions run when queued."""
+class InlineWorker:
+    """Runs each action when it is queued, where nothing is to hide it."""
 
     def submit(self, action: Callable[[], T]) -> "Future[T]":
         """Runs an action; its result or exception comes with the future."""

@@ -25,7 +25,7 @@ from lightning_adpsgd.files import written_whole
 from lightning_adpsgd.gossip.wire import make_codec
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import Node
+from lightning_adpsgd.node import SuperLearnerGroup
 from lightning_adpsgd.prediction import BUCKET_BYTES, Costs
 from lightning_adpsgd.replica import Replica
 from lightning_adpsgd.topology import find_topology
@@ -250,7 +250,7 @@ def measure_wire(num_bytes: int) -> Wire:
     # Not the mean, for which there would be an all-reduce.
     thirds = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64) / 3
     schedule = Schedule(find_topology(thirds), 2)
-    mixer = RoundMixer([weights], transport, Node(), schedule, _PATIENCE)
+    mixer = RoundMixer([weights], transport, SuperLearnerGroup(), schedule, _PATIENCE)
     round = _together(lambda: _mix(mixer))
     gradient = _together(lambda: _reduce(weights))
     link = Link(num_bytes / max(crossing - latency, 1e-9), latency)

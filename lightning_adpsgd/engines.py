@@ -19,7 +19,7 @@ from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
-from lightning_adpsgd.node import Node
+from lightning_adpsgd.node import SuperLearnerGroup
 from lightning_adpsgd.parameters import FlatParameters
 from lightning_adpsgd.transport import DeviceTransport, DistributedTransport
 
@@ -80,7 +80,7 @@ def make_engine(
     gossip = Gossip(
         flat.vectors,
         DistributedTransport(groups.counterparts),
-        Node(groups.shards),
+        SuperLearnerGroup(groups.shards),
         schedule,
         _options(dials),
         lost_peer,
@@ -95,7 +95,7 @@ def _make_rounds(
     mixer = RoundMixer(
         vectors,
         carrier(groups.counterparts),
-        Node(groups.shards),
+        SuperLearnerGroup(groups.shards),
         schedule,
         dials.timeout,
         max_reloads=dials.max_reloads,
@@ -115,7 +115,7 @@ def _make_island(
         _options(dials),
         flat.layout(),
         Credentials.from_environment(os.environ),
-        Node(groups.shards),
+        SuperLearnerGroup(groups.shards),
         PrefixStore("island", store),
     )
 

@@ -34,7 +34,7 @@ from lightning_adpsgd.learner_states import by_super_learner
 from lightning_adpsgd.mixing.communication import AveragingClosure
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.parameters import FlatParameters
-from lightning_adpsgd.plain import gather_plain, number_from_learner_0
+from lightning_adpsgd.plain import gather_weights_only, number_from_learner_0
 from lightning_adpsgd.startup.checks import check_same_layout
 
 NAMESPACE = "lightning_adpsgd"
@@ -437,7 +437,7 @@ class Job:
             mine["weights"] = kept or self.flat.vectors
             mine["states"] = optimizer_states
             mine["position"] = self._engine.communication.step_and_round
-        all_learners = gather_plain(mine, self.flat.device)
+        all_learners = gather_weights_only(mine, self.flat.device)
         return by_super_learner(all_learners or [], self._super_learner_size)
 
     @torch.no_grad()

@@ -1,7 +1,7 @@
 """The learners of one super-learner, and how all of them merge the same at one step.
 
 Each learner carries 1/N of the weights to its counterparts in other super-learners, so
-that what it receives concerns its shards alone. `ShardMerge` shares the changes of all
+that what it receives concerns its shards alone. `ShardGather` shares the changes of all
 shards beside the computation of one step, and every learner merges them at its end.
 Each learner gives the others the chunks that exchanges have changed, and no more: they
 come at different times to different learners. With them go `Votes`, which are counted
@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_adpsgd.background import AtOnce, Worker
+from lightning_adpsgd.background import BackgroundWorker, InlineWorker
 from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import Chunk, Replica, as_real
 from lightning_adpsgd.streams import Mark, Mirrored, mirrored, to_device, to_host
 
 
-class Node:
+class SuperLearnerGroup:
     """The learners of one super-learner.
 
     Args:
@@ -97,7 +97,9 @@ _Changed = list[int]  # the numbers of a chunk and of the learner that has chang
 
 
 @torch.no_grad()
-def gather_shards(vectors: Sequence[Tensor], node: Node, timeout: timedelta) -> None:
+def gather_shards(
+    vectors: Sequence[Tensor], node: SuperLearnerGroup, timeout: timedelta
+) -> None:
     """Gives all learners of a node what each of them has in its shard of the weights.
 
     Raises:
@@ -114,7 +116,7 @@ def gather_shards(vectors: Sequence[Tensor], node: Node, timeout: timedelta) -> 
             part.copy_(values)
 
 
-class ShardMerge:
+class ShardGather:
     """Takes what the shards received and merges it, in all learners of a node, later.
 
     `begin` and `finish` belong to the training thread; the collectives of the node run
@@ -138,13 +140,13 @@ class ShardMerge:
         self,
         vectors: Sequence[Tensor],
         replica: Replica,
-        node: Node,
+        node: SuperLearnerGroup,
         timeout: timedelta,
-        worker: Worker | AtOnce | None = None,
+        worker: BackgroundWorker | InlineWorker | None = None,
     ) -> None:
         self._replica, self._node, self._timeout = replica, node, timeout
         self.seconds, self.agreed = 0.0, _NOTHING
-        self._worker = worker or Worker("adpsgd-node", replica.device)
+        self._worker = worker or BackgroundWorker("adpsgd-node", replica.device)
         self._sharing: Future[tuple[list[_Changed], Votes]] | None = None
         self._taken, self._arrived = Mark(replica.device), Mark(replica.device)
         self._mine = [_zeros_like(chunk, replica.device) for chunk in replica.chunks]

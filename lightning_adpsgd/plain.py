@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def gather_plain(value: Any, device: torch.device) -> list[Any] | None:
+def gather_weights_only(value: Any, device: torch.device) -> list[Any] | None:
     """Brings one value of each learner together; a collective over all.
 
     Args:

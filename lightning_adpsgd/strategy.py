@@ -53,9 +53,9 @@ from lightning_adpsgd.job import (
 from lightning_adpsgd.learner_states import by_super_learner, learner_of
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.plain import gather_plain
+from lightning_adpsgd.plain import gather_weights_only
 from lightning_adpsgd.sampling import Place
-from lightning_adpsgd.startup.checks import Seats, check_start, open_store
+from lightning_adpsgd.startup.checks import LaunchPlacement, check_start, open_store
 from lightning_adpsgd.topology import TopologyLike, find_topology
 from lightning_adpsgd.trainer import averages, clocks, pruning, signals
 from lightning_adpsgd.trainer.compatibility import (
@@ -592,7 +592,7 @@ class HADPSGDStrategy(DDPStrategy):
             return self._job.gather_learners(states, own)
         mine = {"states": states, "own": own}
         return by_super_learner(
-            gather_plain(mine, self.root_device) or [], self.world_size
+            gather_weights_only(mine, self.root_device) or [], self.world_size
         )
 
     # --- collectives and their scope
@@ -701,7 +701,7 @@ class HADPSGDStrategy(DDPStrategy):
     def _check_start(self) -> Store:
         assert self.cluster_environment is not None
         rank, size = self.global_rank, self.world_size
-        seats = Seats(self.num_processes, self.local_rank)
+        seats = LaunchPlacement(self.num_processes, self.local_rank)
         patience = self._dials.start_patience
         if dist.is_initialized():
             store = dist.distributed_c10d._get_default_store()

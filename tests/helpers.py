@@ -26,7 +26,7 @@ from typing_extensions import override
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import Node
+from lightning_adpsgd.node import SuperLearnerGroup
 from lightning_adpsgd.streams import Mark, has_streams
 from lightning_adpsgd.topology import TOPOLOGIES, TopologyLike, find_topology
 from lightning_adpsgd.transport import Pending, ThreadTransport, Transport
@@ -138,7 +138,7 @@ def round_mixers(
     vectors = [row.clone() for row in rows]
     schedule = Schedule(find_topology(topology), len(rows), gain)
     mixers = [
-        RoundMixer([vector], transport, Node(), schedule, PATIENCE)
+        RoundMixer([vector], transport, SuperLearnerGroup(), schedule, PATIENCE)
         for vector, transport in zip(vectors, carrier.connect(len(rows)), strict=True)
     ]
     return vectors, mixers
@@ -152,7 +152,7 @@ def engines(
     schedule = Schedule(find_topology(topology), len(rows), gain)
     dials = GossipOptions(**{"timeout": PATIENCE, **options})
     gossips = [
-        Gossip([vector], transport, Node(), schedule, dials)
+        Gossip([vector], transport, SuperLearnerGroup(), schedule, dials)
         for vector, transport in zip(
             vectors, ThreadTransport.connect(len(rows)), strict=True
         )
@@ -186,7 +186,7 @@ def engine_threads() -> list[str]:
     return [name for name in names if name.startswith("adpsgd")]
 
 
-class ThreadNode(Node):
+class ThreadSuperLearner(SuperLearnerGroup):
     """The learners of one super-learner as threads of this process."""
 
     def __init__(self, index: int, boxes: "Boxes") -> None:

@@ -119,8 +119,8 @@ WITHIN = {
     ),
     "startup": (
         "reachability",
-        "rollcall",
-        "introductions",
+        "barrier",
+        "learner_info",
         "checks",
         "__init__",
     ),

@@ -11,22 +11,22 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.node import Node, ShardMerge
+from lightning_adpsgd.node import ShardGather, SuperLearnerGroup
 from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import Replica
-from tests.helpers import PATIENCE, ThreadNode, forked, together
+from tests.helpers import PATIENCE, ThreadSuperLearner, forked, together
 
 
 def test_a_node_of_one_has_its_own_part_and_flags() -> None:
     into, flags = torch.zeros(3), torch.tensor([0, 1], dtype=torch.uint8)
-    Node().gather(torch.arange(3.0), [into], PATIENCE)
-    Node().agree(flags, PATIENCE)
-    Node().share(into, 0, PATIENCE)
+    SuperLearnerGroup().gather(torch.arange(3.0), [into], PATIENCE)
+    SuperLearnerGroup().agree(flags, PATIENCE)
+    SuperLearnerGroup().share(into, 0, PATIENCE)
     assert into.tolist() == [0, 1, 2]
     assert flags.tolist() == [0, 1]
 
 
-def cross(node: Node) -> Any:
+def cross(node: SuperLearnerGroup) -> Any:
     """What a learner has after the collectives of a node."""
     into = [torch.zeros(2, dtype=torch.float64) for _ in range(node.size)]
     node.gather(torch.full((2,), node.index, dtype=torch.float64), into, PATIENCE)
@@ -45,7 +45,7 @@ def over_gloo(folder: Path) -> list[Any]:
         )
         group = dist.new_group([0, 1], backend="gloo")
         assert isinstance(group, dist.ProcessGroup)
-        return cross(Node(group))
+        return cross(SuperLearnerGroup(group))
 
     return [outcome.value for outcome in forked(2, learner)]
 
@@ -57,11 +57,13 @@ def test_a_node_gathers_in_order_agrees_on_the_largest_and_shares_what_one_has(
     if where == "gloo":
         results = over_gloo(tmp_path)
     else:
-        results = together([lambda n=n: cross(n) for n in ThreadNode.connect(2)])
+        results = together(
+            [lambda n=n: cross(n) for n in ThreadSuperLearner.connect(2)]
+        )
     assert results == [([[0, 0], [1, 1]], [1, 1, 0], [1, 1, 1])] * 2
 
 
-class Counting(ThreadNode):
+class Counting(ThreadSuperLearner):
     """Notes whose changes are shared, and how many numbers that are."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -78,7 +80,7 @@ def test_only_the_chunks_that_a_learner_changed_are_shared() -> None:
     def learner(node: Counting) -> Any:
         weights, state = torch.zeros(8), threading.Condition()
         replica = Replica([shard(weights, node.index, 2)], 2, state)
-        merge = ShardMerge([weights], replica, node, PATIENCE)
+        merge = ShardGather([weights], replica, node, PATIENCE)
         if node.index == 1:  # in its second chunk
             replica.chunks[1].parts[0].add(torch.tensor([3.0, 4.0]), 0.5)
         merge.begin()

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import Node
+from lightning_adpsgd.node import SuperLearnerGroup
 from lightning_adpsgd.sickness import SickLearner, healthy_shares
 from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import ThreadTransport
-from tests.helpers import PATIENCE, ThreadNode, random_rows, together
+from tests.helpers import PATIENCE, ThreadSuperLearner, random_rows, together
 
 NAN, INF = float("nan"), float("inf")
 
@@ -21,7 +21,7 @@ def mixer_of(
     vector: Tensor, topology: str, transport: ThreadTransport, **arguments: Any
 ) -> RoundMixer:
     schedule = Schedule(find_topology(topology), transport.size)
-    node = arguments.pop("node", Node())
+    node = arguments.pop("node", SuperLearnerGroup())
     return RoundMixer([vector], transport, node, schedule, PATIENCE, **arguments)
 
 
@@ -161,7 +161,7 @@ def test_learners_of_one_super_learner_recover_together(
             max_reloads=3,
         )
         for s in range(3)
-        for n, node in enumerate(ThreadNode.connect(2))
+        for n, node in enumerate(ThreadSuperLearner.connect(2))
     ]
     all_round(mixers)
     half = slice(0, 4) if sick_element < 4 else slice(4, 8)

@@ -55,7 +55,7 @@ from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.node import Node, Votes
+from lightning_adpsgd.node import SuperLearnerGroup, Votes
 from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import Replica, as_real
 from lightning_adpsgd.transport import PeerLost, Transport, lane_of
@@ -129,7 +129,7 @@ class Gossip(Communication, Exchanges):
         self,
         vectors: Sequence[Tensor],
         transport: Transport,
-        node: Node,
+        node: SuperLearnerGroup,
         schedule: Schedule,
         options: GossipOptions,
         on_error: Callable[[str], None] = lambda message: None,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.gossip.account import Account
-from lightning_adpsgd.node import Node, ShardMerge, Votes
+from lightning_adpsgd.node import ShardGather, SuperLearnerGroup, Votes
 from lightning_adpsgd.replica import Replica
 
 
@@ -27,13 +27,13 @@ class Merging:
         self,
         vectors: Sequence[Tensor],
         replica: Replica,
-        node: Node,
+        node: SuperLearnerGroup,
         timeout: timedelta,
         account: Account,
     ) -> None:
         self._replica, self._account = replica, account
         self._together = (
-            ShardMerge(vectors, replica, node, timeout) if node.size > 1 else None
+            ShardGather(vectors, replica, node, timeout) if node.size > 1 else None
         )
 
     @property

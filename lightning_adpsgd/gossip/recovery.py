@@ -17,7 +17,7 @@ from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.exchange import Pulled
 from lightning_adpsgd.gossip.merging import Merging
 from lightning_adpsgd.gossip.threads import Threads
-from lightning_adpsgd.node import Node, gather_shards
+from lightning_adpsgd.node import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.replica import Replica
 from lightning_adpsgd.sickness import SickLearner, once_too_often
 from lightning_adpsgd.transport import PeerLost
@@ -46,7 +46,7 @@ class Recovery:
         self,
         index: int,
         vectors: Sequence[Tensor],
-        node: Node,
+        node: SuperLearnerGroup,
         merging: Merging,
         replica: Replica,
         account: Account,

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lightning_adpsgd.background import Worker
+from lightning_adpsgd.background import BackgroundWorker
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class Errands:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._worker: Worker | None = None
+        self._worker: BackgroundWorker | None = None
         self._last: Future[Any] = Future()
         self._last.set_result(None)
 
@@ -38,7 +38,7 @@ class Errands:
         if not self.await_last(seconds):
             raise Late
         if self._worker is None:
-            self._worker = Worker(self._name, torch.device("cpu"))
+            self._worker = BackgroundWorker(self._name, torch.device("cpu"))
         self._last = future = self._worker.submit(action)
         if not self.await_last(seconds):
             raise Late

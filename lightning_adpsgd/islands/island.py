@@ -55,7 +55,7 @@ from lightning_adpsgd.links import (
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.mixing.statistics import Statistics
-from lightning_adpsgd.node import Node, gather_shards
+from lightning_adpsgd.node import SuperLearnerGroup, gather_shards
 
 _log = logging.getLogger(__name__)
 
@@ -119,13 +119,13 @@ class Island(Communication, Exchanges):
         options: GossipOptions,
         layout: str,
         credentials: Credentials,
-        node: Node | None = None,
+        node: SuperLearnerGroup | None = None,
         store: Store | None = None,
         patience: Patience = _PATIENCE,
     ) -> None:
         self._vectors, self._place, self._schedule = vectors, place, schedule
         self._options, self._layout, self._patience = options, layout, patience
-        self._credentials, self._node = credentials, node or Node()
+        self._credentials, self._node = credentials, node or SuperLearnerGroup()
         self._store = store or HashStore()
         self.position, self.started_from = Position(), None
         self.membership = self._make_membership()

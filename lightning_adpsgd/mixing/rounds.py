@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_adpsgd.mixing.averages import average, keep_change
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
-from lightning_adpsgd.node import Node
+from lightning_adpsgd.node import SuperLearnerGroup
 from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import as_real, averaging_dtype
 from lightning_adpsgd.shares import Part
@@ -77,7 +77,7 @@ class RoundMixer:
         self,
         vectors: Sequence[Tensor],
         transport: Transport,
-        node: Node,
+        node: SuperLearnerGroup,
         schedule: Schedule,
         timeout: timedelta,
         chunk_elements: int = 1 << 20,

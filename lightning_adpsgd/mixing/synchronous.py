@@ -11,7 +11,7 @@ from typing import Literal
 
 from typing_extensions import override
 
-from lightning_adpsgd.background import AtOnce, Worker
+from lightning_adpsgd.background import BackgroundWorker, InlineWorker
 from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.rounds import Mixer
 from lightning_adpsgd.mixing.statistics import Statistics
@@ -38,7 +38,7 @@ class Rounds(Communication):
         self,
         mixer: Mixer,
         every: int,
-        worker: Worker | AtOnce,
+        worker: BackgroundWorker | InlineWorker,
         hidden: bool,
         from_start: bool = False,
     ) -> None:
@@ -117,7 +117,7 @@ def synchronous(
     mixer: Mixer,
     order: Order,
     every: int = 1,
-    worker: Worker | AtOnce | None = None,
+    worker: BackgroundWorker | InlineWorker | None = None,
 ) -> Communication:
     """Averaging for which every super-learner waits, in the given order.
 
@@ -132,13 +132,13 @@ def synchronous(
         worker: Computes hidden rounds; by default a thread of its own.
     """
     if order == "step_then_average":
-        return Rounds(mixer, every, AtOnce(), hidden=False)
+        return Rounds(mixer, every, InlineWorker(), hidden=False)
     worker = worker or _thread_for(mixer)
     return Rounds(mixer, every, worker, hidden=True, from_start=True)
 
 
 def delay_by_one(
-    mixer: Mixer, every: int = 1, worker: Worker | AtOnce | None = None
+    mixer: Mixer, every: int = 1, worker: BackgroundWorker | InlineWorker | None = None
 ) -> Communication:
     """Averaging hidden behind the gradient, joined one step after its snapshot.
 
@@ -150,5 +150,5 @@ def delay_by_one(
     return Rounds(mixer, every, worker or _thread_for(mixer), hidden=True)
 
 
-def _thread_for(mixer: Mixer) -> Worker:
-    return Worker("adpsgd-average", mixer.device)
+def _thread_for(mixer: Mixer) -> BackgroundWorker:
+    return BackgroundWorker("adpsgd-average", mixer.device)

@@ -30,34 +30,34 @@ from lightning_adpsgd.interfaces import (
     interfaces,
 )
 from lightning_adpsgd.parameters import first_difference
-from lightning_adpsgd.startup.introductions import (
-    Introduction,
+from lightning_adpsgd.startup.barrier import NOTICE_S, StartupBarrier, StartUpError
+from lightning_adpsgd.startup.learner_info import (
+    LearnerInfo,
     disagreements,
     scattered,
     settings_of,
 )
 from lightning_adpsgd.startup.reachability import (
-    Doorbell,
     Endpoint,
-    Place,
+    LearnerLocation,
+    ReachabilityServer,
     explain,
     loopback_traps,
     neighbours,
-    ring_all,
+    probe_all,
 )
-from lightning_adpsgd.startup.rollcall import NOTICE_S, RollCall, StartUpError
 
 _log = logging.getLogger(__name__)
 _PROBE_TIMEOUT = timedelta(seconds=5)
 _MOST_LINES = 8
 
 
-class Seats(NamedTuple):
+class LaunchPlacement(NamedTuple):
     """Where a launcher put a learner.
 
     Attributes:
-        per_machine: Learners that the Trainer has on each machine, its `devices`.
-        own: The number of this learner on its machine, from 0.
+        per_machine: number of learners that the Trainer has on each machine, `devices`.
+        own: number of this learner on its machine, from 0.
     """
 
     per_machine: int
@@ -111,17 +111,17 @@ def check_start(
     rank: int,
     world_size: int,
     dials: Dials,
-    seats: Seats,
+    placement: LaunchPlacement,
     patience: timedelta,
 ) -> list[str]:
     """Brings all learners together, before any process group is made.
 
     Args:
-        store: The job's.
-        rank: This learner.
-        world_size: Number of learners.
-        dials: Must agree.
-        seats: Where the launcher put this learner.
+        store: store of the job.
+        rank: rank of this learner.
+        world_size: number of learners.
+        dials: settings in which all learners must agree.
+        placement: place that the launcher gave this learner.
         patience: For how long to wait for a learner that has not come.
 
     Returns:
@@ -136,20 +136,20 @@ def check_start(
     # Counted by the store, because every learner comes to each start once.
     start = (store.add("starts", 1) - 1) // world_size
     own = PrefixStore(f"start/{start}", store)
-    size = seats.per_machine
+    size = placement.per_machine
     names = [f"learner {r} (machine {r // size})" for r in range(world_size)]
-    roll = RollCall(own, rank, world_size, patience, names)
+    barrier = StartupBarrier(own, rank, world_size, patience, names)
     addresses, trouble = _find_addresses()
-    with closing(Doorbell(rank, addresses)) as bell:
+    with closing(ReachabilityServer(rank, addresses)) as server:
         settings = settings_of(dials, {"world size": world_size})
-        introduction = Introduction(
-            _place(rank, bell), settings, seats.trouble() or trouble
+        info = LearnerInfo(
+            _own_location(rank, server), settings, placement.trouble() or trouble
         )
         node_size = size if dials.super_learner_size == "node" else 1
-        places = _introduce(roll, introduction, node_size)
-        roll.names = [str(place) for place in places]
-        _check_ways(roll, places, rank)
-    return roll.names
+        locations = _meet_learners(barrier, info, node_size)
+        barrier.names = [str(location) for location in locations]
+        _check_reachability(barrier, locations, rank)
+    return barrier.names
 
 
 def check_same_layout(
@@ -175,39 +175,41 @@ def check_same_layout(
     same = store.get("layout/digest").decode() == digest
     difference = "" if same else first_difference(store.get("layout").decode(), layout)
     word = json.dumps([f"learner {rank} on host {socket.gethostname()}", difference])
-    RollCall(store, rank, world_size, patience).ask("model", word, _judge_models)
+    StartupBarrier(store, rank, world_size, patience).ask("model", word, _judge_models)
 
 
-def _introduce(
-    roll: RollCall, introduction: Introduction, node_size: int
-) -> list[Place]:
+def _meet_learners(
+    barrier: StartupBarrier, info: LearnerInfo, node_size: int
+) -> list[LearnerLocation]:
     def judge(words: list[str]) -> str:
-        told = [Introduction.from_json(word) for word in words]
-        places = [one.place for one in told]
+        told = [LearnerInfo.from_json(word) for word in words]
+        locations = [one.location for one in told]
         _refuse(
             [
                 *disagreements(told),
-                *(f"{one.place}: {one.trouble}" for one in told if one.trouble),
-                *loopback_traps(places),
-                *scattered(places, node_size),
+                *(f"{one.location}: {one.trouble}" for one in told if one.trouble),
+                *loopback_traps(locations),
+                *scattered(locations, node_size),
             ]
         )
-        return json.dumps([asdict(place) for place in places])
+        return json.dumps([asdict(location) for location in locations])
 
-    places = json.loads(roll.ask("introduction", introduction.to_json(), judge))
-    return [Place.from_dict(place) for place in places]
+    locations = json.loads(barrier.ask("introduction", info.to_json(), judge))
+    return [LearnerLocation.from_dict(location) for location in locations]
 
 
-def _check_ways(roll: RollCall, places: Sequence[Place], rank: int) -> None:
-    machines = [place.machine for place in places]
-    targets = [places[other] for other in neighbours(rank, machines)]
-    met = ring_all(targets, _PROBE_TIMEOUT)
+def _check_reachability(
+    barrier: StartupBarrier, locations: Sequence[LearnerLocation], rank: int
+) -> None:
+    machines = [location.machine for location in locations]
+    targets = [locations[other] for other in neighbours(rank, machines)]
+    met = probe_all(targets, _PROBE_TIMEOUT)
 
     def judge(words: list[str]) -> str:
         # One line for each pair of hosts: what its learners say hardly differs.
         lines = {
             (machines[source], machines[target]): explain(
-                places[source], places[target], Endpoint(*end), wrong
+                locations[source], locations[target], Endpoint(*end), wrong
             )
             for source, word in enumerate(words)
             for target, end, wrong in json.loads(word)
@@ -215,7 +217,7 @@ def _check_ways(roll: RollCall, places: Sequence[Place], rank: int) -> None:
         _refuse(list(lines.values()))
         return ""
 
-    roll.ask("connections", json.dumps(met), judge)
+    barrier.ask("connections", json.dumps(met), judge)
 
 
 def _judge_models(words: list[str]) -> str:
@@ -240,10 +242,12 @@ def _refuse(wrong: Sequence[str]) -> None:
     raise StartUpError("\n".join(["training cannot start:", *shown]))
 
 
-def _place(rank: int, bell: Doorbell) -> Place:
+def _own_location(rank: int, server: ReachabilityServer) -> LearnerLocation:
     chosen = os.environ.get(VARIABLE, "")
     host = socket.gethostname()
-    return Place(rank, host, _machine(), bell.endpoints, interfaces(), chosen)
+    return LearnerLocation(
+        rank, host, _machine(), server.endpoints, interfaces(), chosen
+    )
 
 
 def _machine() -> str:

@@ -1,8 +1,8 @@
 """Whether learners can reach one another at the addresses that Gloo will use.
 
-Every learner listens at an address of its own (`Doorbell`) and rings at those of some
-others (`ring`). Gloo's listeners have ports that the system chooses, so this one's has
-too. `explain` turns what a learner met into a cause and a remedy.
+Every learner runs a `ReachabilityServer` at its own address and connects to those of
+some others (`probe`). The system chooses the ports of Gloo's listeners, and so it does
+here. `explain` turns what a learner met into a cause and a remedy.
 """
 
 import errno
@@ -32,7 +32,7 @@ class Endpoint(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class LearnerLocation:
     """A learner, seen by the others.
 
     Attributes:
@@ -55,8 +55,8 @@ class Place:
         return f"learner {self.rank} on host {self.host}"
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> "Place":
-        """A place from what `dataclasses.asdict` and JSON have made of it."""
+    def from_dict(cls, fields: Mapping[str, Any]) -> "LearnerLocation":
+        """A location from what `dataclasses.asdict` and JSON have made of it."""
         lists = {
             "endpoints": [Endpoint(*end) for end in fields["endpoints"]],
             "interfaces": [Interface(*one) for one in fields["interfaces"]],
@@ -64,12 +64,12 @@ class Place:
         return cls(**{**fields, **lists})
 
 
-class Doorbell:
-    """Answers everybody who connects with the rank of its learner, until closed.
+class ReachabilityServer:
+    """Answers each connection with the rank of its learner, until closed.
 
     Args:
-        rank: The learner.
-        addresses: Where to listen; an address that cannot be bound is left out.
+        rank: rank of the learner.
+        addresses: addresses to listen at; one that cannot be bound is left out.
     """
 
     def __init__(self, rank: int, addresses: Sequence[str]) -> None:
@@ -86,7 +86,7 @@ class Doorbell:
             thread.start()
 
     def close(self) -> None:
-        """Stops to listen."""
+        """Stops listening."""
         self._closed.set()
         for endpoint in self.endpoints:
             # `accept` does not notice that its socket is closed; it notices a visit.
@@ -98,14 +98,14 @@ class Doorbell:
     def _serve(self, listener: socket.socket) -> None:
         with listener:
             while not self._closed.is_set():
-                # A visitor that has gone is none of our business.
+                # A visitor may be gone already.
                 with suppress(ConnectionError):
                     visitor, _ = listener.accept()
                     with visitor:
                         visitor.sendall(self._answer)
 
 
-def ring(endpoint: Endpoint, rank: int, timeout: timedelta) -> str:
+def probe(endpoint: Endpoint, rank: int, timeout: timedelta) -> str:
     """What is wrong with the way to a learner's endpoint; empty if nothing is."""
     seconds = timeout.total_seconds()
     try:
@@ -121,28 +121,30 @@ def ring(endpoint: Endpoint, rank: int, timeout: timedelta) -> str:
     return "" if answer == f"{_GREETING}{rank}\n" else "not as itself"
 
 
-def ring_all(
-    places: Sequence[Place], timeout: timedelta
+def probe_all(
+    locations: Sequence[LearnerLocation], timeout: timedelta
 ) -> list[tuple[int, Endpoint, str]]:
-    """Rings everywhere at once: rank, endpoint and what was wrong, where it was."""
-    doors = [(place.rank, end) for place in places for end in place.endpoints]
-    if not doors:
+    """Probes all endpoints at once; returns rank, endpoint and trouble of failures."""
+    targets = [
+        (location.rank, end) for location in locations for end in location.endpoints
+    ]
+    if not targets:
         return []
-    with ThreadPoolExecutor(len(doors)) as pool:
-        outcomes = pool.map(lambda door: ring(door[1], door[0], timeout), doors)
-        met = zip(doors, outcomes, strict=True)
+    with ThreadPoolExecutor(len(targets)) as pool:
+        outcomes = pool.map(lambda each: probe(each[1], each[0], timeout), targets)
+        met = zip(targets, outcomes, strict=True)
         return [(rank, end, wrong) for (rank, end), wrong in met if wrong]
 
 
 def neighbours(rank: int, machines: Sequence[str], limit: int = 16) -> list[int]:
-    """The learners that one rings at: on all other hosts, or on 2 log2 of their number.
+    """The learners that one probes: on all other hosts, or on 2 log2 of their number.
 
-    Its counterparts, in the same place of their hosts; on its own host the next one.
+    Its counterparts, in the same place on their hosts; on its own host the next one.
 
     Args:
         rank: The learner.
         machines: The host of every learner.
-        limit: Up to so many other hosts all are rung at.
+        limit: number of other hosts up to which all are probed.
     """
     on: dict[str, list[int]] = {}
     for other, machine in enumerate(machines):
@@ -158,20 +160,22 @@ def neighbours(rank: int, machines: Sequence[str], limit: int = 16) -> list[int]
     return sorted((chosen | {own[(seat + 1) % len(own)]}) - {rank})
 
 
-def loopback_traps(places: Sequence[Place]) -> list[str]:
+def loopback_traps(locations: Sequence[LearnerLocation]) -> list[str]:
     """Learners of a job on several hosts which listen where no other host can come."""
-    if len({place.machine for place in places}) == 1:
+    if len({location.machine for location in locations}) == 1:
         return []
     return [
-        f"{place} would listen at {end.host}, a loopback address, which no other host "
-        f"can reach: {_why_loopback(place)}. {_choose_interface(place)}"
-        for place in _one_of_each_host(places)
-        for end in place.endpoints
+        f"{location} would listen at {end.host}, a loopback address, which no other "
+        f"host can reach: {_why_loopback(location)}. {_choose_interface(location)}"
+        for location in _one_of_each_host(locations)
+        for end in location.endpoints
         if is_loopback(end.host)
     ]
 
 
-def explain(source: Place, target: Place, endpoint: Endpoint, wrong: str) -> str:
+def explain(
+    source: LearnerLocation, target: LearnerLocation, endpoint: Endpoint, wrong: str
+) -> str:
     """Cause and remedy of one way that does not lead there."""
     what = {
         "timed out": "nothing answers",
@@ -185,7 +189,9 @@ def explain(source: Place, target: Place, endpoint: Endpoint, wrong: str) -> str
     return f"{head} {_cause(source, target, endpoint, wrong)}"
 
 
-def _cause(source: Place, target: Place, endpoint: Endpoint, wrong: str) -> str:
+def _cause(
+    source: LearnerLocation, target: LearnerLocation, endpoint: Endpoint, wrong: str
+) -> str:
     if source.machine != target.machine and any(
         end.host == endpoint.host for end in source.endpoints
     ):
@@ -214,25 +220,29 @@ def _cause(source: Place, target: Place, endpoint: Endpoint, wrong: str) -> str:
     )
 
 
-def _why_loopback(place: Place) -> str:
-    if place.chosen:
-        return f"{VARIABLE}={place.chosen} is set there"
+def _why_loopback(location: LearnerLocation) -> str:
+    if location.chosen:
+        return f"{VARIABLE}={location.chosen} is set there"
     return (
-        f"the name {place.host!r} stands for it there, in /etc/hosts most likely, and "
-        f"{VARIABLE} is not set"
+        f"the name {location.host!r} stands for it there, in /etc/hosts most likely, "
+        f"and {VARIABLE} is not set"
     )
 
 
-def _choose_interface(place: Place) -> str:
-    others = [i for i in place.interfaces if not is_loopback(i.address.split("/")[0])]
+def _choose_interface(location: LearnerLocation) -> str:
+    others = [
+        i for i in location.interfaces if not is_loopback(i.address.split("/")[0])
+    ]
     listed = ", ".join(map(str, others)) or "none with an IPv4 address"
     return (
-        f"Set {VARIABLE} on host {place.host} to the interface of the job's network; "
-        f"it has {listed}"
+        f"Set {VARIABLE} on host {location.host} to the interface of the job's "
+        f"network; it has {listed}"
     )
 
 
-def _shared_networks(source: Place, target: Place) -> list[Interface]:
+def _shared_networks(
+    source: LearnerLocation, target: LearnerLocation
+) -> list[Interface]:
     """Interfaces of the target in a network of the source, both beyond loopback."""
     return [
         theirs
@@ -242,17 +252,19 @@ def _shared_networks(source: Place, target: Place) -> list[Interface]:
     ]
 
 
-def _sees(source: Place, endpoint: Endpoint) -> bool:
+def _sees(source: LearnerLocation, endpoint: Endpoint) -> bool:
     return any(interface.holds(endpoint.host) for interface in source.interfaces)
 
 
-def _interface_of(place: Place, endpoint: Endpoint) -> Interface | None:
-    found = (i for i in place.interfaces if i.address.split("/")[0] == endpoint.host)
+def _interface_of(location: LearnerLocation, endpoint: Endpoint) -> Interface | None:
+    found = (i for i in location.interfaces if i.address.split("/")[0] == endpoint.host)
     return next(found, None)
 
 
-def _one_of_each_host(places: Sequence[Place]) -> list[Place]:
-    return list({place.machine: place for place in reversed(places)}.values())[::-1]
+def _one_of_each_host(locations: Sequence[LearnerLocation]) -> list[LearnerLocation]:
+    return list(
+        {location.machine: location for location in reversed(locations)}.values()
+    )[::-1]
 
 
 def _listen(address: str) -> socket.socket | None:

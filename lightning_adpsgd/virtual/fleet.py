@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_adpsgd.background import AtOnce
+from lightning_adpsgd.background import InlineWorker
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.mixing.communication import Communication
@@ -534,8 +534,8 @@ class _Once:
 def _communication(dials: Dials, mixer: RowMixer) -> Communication:
     if dials.communication == "sync":
         order, every = dials.effective_order, dials.gossip_every
-        return synchronous(mixer, order, every, AtOnce())
-    return delay_by_one(mixer, dials.gossip_every, worker=AtOnce())
+        return synchronous(mixer, order, every, InlineWorker())
+    return delay_by_one(mixer, dials.gossip_every, worker=InlineWorker())
 
 
 def _totals(tallies: Sequence[Tally | Statistics]) -> Totals:

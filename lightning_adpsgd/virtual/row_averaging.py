@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.background import AtOnce
+from lightning_adpsgd.background import InlineWorker
 from lightning_adpsgd.gossip.wire import Codec, make_codec
 from lightning_adpsgd.matrices import identity, with_gain
 from lightning_adpsgd.mixing.averages import (
@@ -28,7 +28,7 @@ from lightning_adpsgd.mixing.averages import (
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.node import Node, ShardMerge
+from lightning_adpsgd.node import ShardGather, SuperLearnerGroup
 from lightning_adpsgd.replica import (
     PART_ELEMENTS,
     Part,
@@ -179,7 +179,9 @@ class Side:
         self._order, self._vectors = order, vectors
         self.replica = Replica(vectors, _CHUNK_ELEMENTS, threading.Condition())
         self._merger = (
-            ShardMerge(vectors, self.replica, Node(), _NO_WAIT, AtOnce())
+            ShardGather(
+                vectors, self.replica, SuperLearnerGroup(), _NO_WAIT, InlineWorker()
+            )
             if num_learners > 1
             else None
         )

@@ -15,14 +15,14 @@ from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.node import Node
+from lightning_adpsgd.node import SuperLearnerGroup
 from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import PeerLost, ThreadTransport
 from tests.helpers import (
     PATIENCE,
     PATIENCE_S,
     HeldTransport,
-    ThreadNode,
+    ThreadSuperLearner,
     engine_threads,
     engines,
     random_rows,
@@ -130,7 +130,7 @@ def make_engines(
     schedule = Schedule(find_topology(topology), len(vectors), gain)
     dials = GossipOptions(**{"timeout": PATIENCE, **options})
     return [
-        Gossip([vector], transport, Node(), schedule, dials)
+        Gossip([vector], transport, SuperLearnerGroup(), schedule, dials)
         for vector, transport in zip(vectors, transports, strict=True)
     ]
 
@@ -179,7 +179,11 @@ def disagreement_after(
     dials = GossipOptions(order=order, timeout=PATIENCE)
     vectors, gossips = [], []
     for index in range(2):
-        nodes = [Node()] if num_learners == 1 else ThreadNode.connect(num_learners)
+        nodes = (
+            [SuperLearnerGroup()]
+            if num_learners == 1
+            else ThreadSuperLearner.connect(num_learners)
+        )
         vectors.append([rows[index].clone() for _ in nodes])
         gossips.append(
             [
@@ -239,7 +243,7 @@ def test_the_learners_of_a_node_stay_equal_and_keep_the_sum() -> None:
     gossips = [
         [
             Gossip([vectors[s][n]], across[n][s], node, schedule, GossipOptions())
-            for n, node in enumerate(ThreadNode.connect(2))
+            for n, node in enumerate(ThreadSuperLearner.connect(2))
         ]
         for s in range(3)
     ]
@@ -465,7 +469,7 @@ def test_a_silent_peer_is_lost_by_name_after_the_timeout() -> None:
     gossip = Gossip(
         [vector],
         ThreadTransport.connect(2)[0],
-        Node(),
+        SuperLearnerGroup(),
         schedule,
         options,
         errors.append,
@@ -497,7 +501,14 @@ def test_engines_that_abort_together_end_at_once_and_report_no_loss() -> None:
     errors: list[str] = []
     schedule = Schedule(find_topology("ring"), 3)
     gossips = [
-        Gossip([row], transport, Node(), schedule, GossipOptions(), errors.append)
+        Gossip(
+            [row],
+            transport,
+            SuperLearnerGroup(),
+            schedule,
+            GossipOptions(),
+            errors.append,
+        )
         for row, transport in zip(
             random_rows(3), ThreadTransport.connect(3), strict=True
         )

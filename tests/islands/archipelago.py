@@ -23,7 +23,7 @@ from lightning_adpsgd.islands.membership import Membership, Pace
 from lightning_adpsgd.islands.rendezvous import Place, serve
 from lightning_adpsgd.links import Credentials
 from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import Node
+from lightning_adpsgd.node import SuperLearnerGroup
 from lightning_adpsgd.topology import find_topology
 from tests import helpers
 from tests.helpers import PATIENCE_S, free_port, until
@@ -82,7 +82,7 @@ class Trained:
         server: Server,
         weights: Tensor,
         topology: str = "ring",
-        node: Node | None = None,
+        node: SuperLearnerGroup | None = None,
         store: Store | None = None,
         **options: Any,
     ) -> None:

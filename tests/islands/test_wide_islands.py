@@ -11,7 +11,13 @@ from torch._C._distributed_c10d import HashStore
 
 from lightning_adpsgd.gossip.exchange import Position
 from lightning_adpsgd.sickness import SickLearner
-from tests.helpers import ThreadNode, engine_threads, random_rows, together, until
+from tests.helpers import (
+    ThreadSuperLearner,
+    engine_threads,
+    random_rows,
+    together,
+    until,
+)
 from tests.islands.archipelago import Server, Trained, rendezvous
 
 Wide = list[Trained]
@@ -22,7 +28,7 @@ def wide(server: Server, weights: Tensor, size: int = 2, **options: Any) -> Wide
     store = HashStore()
     return [
         Trained(server, weights, node=node, store=store, **options)
-        for node in ThreadNode.connect(size)
+        for node in ThreadSuperLearner.connect(size)
     ]
 
 

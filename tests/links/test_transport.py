@@ -15,7 +15,7 @@ from lightning_adpsgd.links.listener import Bounds, Listener
 from lightning_adpsgd.links.sockets import Address
 from lightning_adpsgd.links.transport import LinkTransport
 from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import Node
+from lightning_adpsgd.node import SuperLearnerGroup
 from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import PeerLost, ThreadTransport, Transport, lane_of
 from tests.helpers import (
@@ -247,7 +247,7 @@ def make_engines(
     schedule = Schedule(find_topology(name), len(vectors), 1.0)
     options = GossipOptions(timeout=PATIENCE, chunk_elements=700)
     return [
-        Gossip([vector], transport, Node(), schedule, options)
+        Gossip([vector], transport, SuperLearnerGroup(), schedule, options)
         for vector, transport in zip(vectors, transports, strict=True)
     ]
 

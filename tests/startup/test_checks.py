@@ -19,58 +19,62 @@ from torch._C._distributed_c10d import HashStore, PrefixStore
 from lightning_adpsgd import HADPSGDStrategy, interfaces
 from lightning_adpsgd.interfaces import Interface, NoSuchInterface, gloo_addresses
 from lightning_adpsgd.parameters import FlatParameters, first_difference
-from lightning_adpsgd.startup import introductions
+from lightning_adpsgd.startup import learner_info
+from lightning_adpsgd.startup.barrier import StartupBarrier, StartUpError
 from lightning_adpsgd.startup.checks import (
-    Seats,
+    LaunchPlacement,
     check_same_layout,
     check_start,
     open_store,
 )
-from lightning_adpsgd.startup.introductions import (
-    Introduction,
+from lightning_adpsgd.startup.learner_info import (
+    LearnerInfo,
     describe,
     disagreements,
     scattered,
     settings_of,
 )
 from lightning_adpsgd.startup.reachability import (
-    Doorbell,
     Endpoint,
-    Place,
+    LearnerLocation,
+    ReachabilityServer,
     explain,
     loopback_traps,
     neighbours,
-    ring,
+    probe,
 )
-from lightning_adpsgd.startup.rollcall import RollCall, StartUpError
 from tests.helpers import PATIENCE, Outcome, free_port, together, until
 from tests.learners import Linear, gossip, learners, loader, trainer_of, values
 
 SHORT = timedelta(seconds=0.2)
 
 
-def place(rank: int, host: str = "a", at: str = "10.0.0.1", **changes: Any) -> Place:
-    plain = Place(rank, host, f"machine {host}", [Endpoint(at, 40_000 + rank)], [], "")
+def location(
+    rank: int, host: str = "a", at: str = "10.0.0.1", **changes: Any
+) -> LearnerLocation:
+    plain = LearnerLocation(
+        rank, host, f"machine {host}", [Endpoint(at, 40_000 + rank)], [], ""
+    )
     return replace(plain, **changes)
 
 
-def introduction(rank: int, host: str = "a", **dials: Any) -> Introduction:
+def info(rank: int, host: str = "a", **dials: Any) -> LearnerInfo:
     settings = settings_of(HADPSGDStrategy(**dials)._dials, {"world size": 4})
-    return Introduction(place(rank, host), settings)
+    return LearnerInfo(location(rank, host), settings)
 
 
 # --- in what learners must agree
 
 
 def test_an_introduction_survives_its_journey() -> None:
-    one = introduction(3)
-    away = replace(one.place, interfaces=[Interface("eth0", "10.0.0.1/24")])
-    one = replace(one, place=away, trouble="none")
-    assert Introduction.from_json(one.to_json()) == one
+    one = info(3)
+    away = replace(one.location, interfaces=[Interface("eth0", "10.0.0.1/24")])
+    one = replace(one, location=away, trouble="none")
+    assert LearnerInfo.from_json(one.to_json()) == one
 
 
 def test_equal_learners_do_not_disagree() -> None:
-    assert disagreements([introduction(rank) for rank in range(4)]) == []
+    assert disagreements([info(rank) for rank in range(4)]) == []
 
 
 def test_every_dial_must_agree() -> None:
@@ -95,7 +99,7 @@ def test_every_dial_must_agree() -> None:
 def test_a_differing_dial_is_told_with_both_values_and_hosts(
     dials: dict[str, Any], message: str
 ) -> None:
-    told = [introduction(0), introduction(1), introduction(2, "b", **dials)]
+    told = [info(0), info(1), info(2, "b", **dials)]
     (line,) = disagreements(told)
     assert re.search(message, line)
     assert "in learners 0-1 (host a) and" in line
@@ -117,7 +121,7 @@ def test_a_differing_dial_is_told_with_both_values_and_hosts(
 def test_whatever_else_differs_has_its_own_remedy(
     kind: str, name: str, remedy: str
 ) -> None:
-    told = [introduction(0), introduction(1, "b")]
+    told = [info(0), info(1, "b")]
     told[1].settings[kind][name] = "another"  # type: ignore[index]
     (line,) = disagreements(told)
     assert line.startswith(f"`{name}` differs: ")
@@ -126,7 +130,7 @@ def test_whatever_else_differs_has_its_own_remedy(
 
 
 def test_a_setting_that_a_release_lacks_is_absent_there() -> None:
-    told = [introduction(0), introduction(1, "b")]
+    told = [info(0), info(1, "b")]
     del told[1].settings["dial"]["seed"]  # type: ignore[attr-defined]
     (line,) = disagreements(told)
     assert "`seed` differs: 0 in learner 0 (host a) and absent in learner 1" in line
@@ -134,37 +138,39 @@ def test_a_setting_that_a_release_lacks_is_absent_there() -> None:
 
 def test_builds_of_one_torch_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.6.0+cpu")
-    told = introduction(0)
+    told = info(0)
     monkeypatch.setattr(torch, "__version__", "2.6.0+cu124")
-    assert disagreements([told, introduction(1, "b")]) == []
+    assert disagreements([told, info(1, "b")]) == []
 
 
 def test_ranks_are_written_as_runs_and_hosts_once() -> None:
-    places = [
-        place(r, h) for r, h in [(0, "a"), (1, "a"), (2, "b"), (5, "b"), (7, "c")]
+    locations = [
+        location(r, h) for r, h in [(0, "a"), (1, "a"), (2, "b"), (5, "b"), (7, "c")]
     ]
-    assert describe(places) == "learners 0-2, 5, 7 (hosts a, b, c)"
-    assert describe([place(i, f"h{i}") for i in range(10)]).endswith("h7 and 2 more)")
+    assert describe(locations) == "learners 0-2, 5, 7 (hosts a, b, c)"
+    assert describe([location(i, f"h{i}") for i in range(10)]).endswith(
+        "h7 and 2 more)"
+    )
 
 
 # --- super-learners of one machine
 
 
 def test_ranks_dealt_host_by_host_make_whole_super_learners() -> None:
-    assert scattered([place(r, "aabb"[r]) for r in range(4)], 2) == []
+    assert scattered([location(r, "aabb"[r]) for r in range(4)], 2) == []
     # Two Trainers of two learners on one of the hosts.
-    assert scattered([place(r, "aaaabb"[r]) for r in range(6)], 2) == []
+    assert scattered([location(r, "aaaabb"[r]) for r in range(6)], 2) == []
 
 
 def test_ranks_dealt_in_turn_are_refused_with_the_launchers_option() -> None:
-    (line,) = scattered([place(r, "abab"[r]) for r in range(4)], 2)
+    (line,) = scattered([location(r, "abab"[r]) for r in range(4)], 2)
     assert "one would be of learners 0-1 (hosts a, b)" in line
     assert "`srun --distribution=block`" in line
     assert "`mpirun --map-by slot`" in line
 
 
 def test_hosts_with_unequal_numbers_are_refused_with_the_numbers() -> None:
-    (line,) = scattered([place(r, "aaab"[r]) for r in range(4)], 2)
+    (line,) = scattered([location(r, "aaab"[r]) for r in range(4)], 2)
     assert "one would be of learners 2-3 (hosts a, b)" in line
     assert "unequal numbers of learners (3 on a, 1 on b)" in line
 
@@ -197,8 +203,8 @@ def test_many_hosts_take_few_rings_and_form_one_net(hosts: int) -> None:
 
 def test_loopback_is_fine_on_one_host_and_a_trap_on_two() -> None:
     eth0 = [Interface("lo", "127.0.0.1/8"), Interface("eth0", "10.0.0.3/24")]
-    here = place(0, "a")
-    trapped = place(1, "b", "127.0.1.1", interfaces=eth0)
+    here = location(0, "a")
+    trapped = location(1, "b", "127.0.1.1", interfaces=eth0)
     assert loopback_traps([trapped, replace(trapped, rank=2)]) == []
     (line,) = loopback_traps([here, trapped, replace(trapped, rank=2)])
     assert "learner 1 on host b would listen at 127.0.1.1, a loopback address" in line
@@ -231,8 +237,8 @@ ETH1 = Interface("eth1", "192.168.7.2/24")
 def test_what_was_met_has_a_cause_and_a_remedy(
     wrong: str, at: str, seen_from: str, expected: list[str]
 ) -> None:
-    source = place(0, "a", interfaces=[Interface("eth0", seen_from)])
-    target = place(3, "b", at, interfaces=[ETH0, ETH1])
+    source = location(0, "a", interfaces=[Interface("eth0", seen_from)])
+    target = location(3, "b", at, interfaces=[ETH0, ETH1])
     text = explain(source, target, target.endpoints[0], wrong)
     interface = "eth0" if at.startswith("10.") else "eth1"
     assert text.startswith(
@@ -245,7 +251,7 @@ def test_what_was_met_has_a_cause_and_a_remedy(
 def test_an_address_that_both_hosts_have_is_a_local_bridge() -> None:
     bridge = [Interface("docker0", "172.17.0.1/16"), ETH0]
     source, target = (
-        place(rank, host, "172.17.0.1", interfaces=bridge)
+        location(rank, host, "172.17.0.1", interfaces=bridge)
         for rank, host in enumerate("ab")
     )
     text = explain(source, target, target.endpoints[0], "refused")
@@ -306,12 +312,12 @@ def caught(action: Callable[[], object]) -> str:
     raise AssertionError("nothing was refused")
 
 
-# --- the roll call
+# --- the barrier call
 
 
 def test_all_hear_what_learner_0_made_of_all_words() -> None:
     store = HashStore()
-    rolls = [RollCall(store, rank, 3, PATIENCE) for rank in range(3)]
+    rolls = [StartupBarrier(store, rank, 3, PATIENCE) for rank in range(3)]
     answers = together(
         [
             lambda r=r, i=i: r.ask("words", "abc"[i], "+".join)
@@ -323,7 +329,7 @@ def test_all_hear_what_learner_0_made_of_all_words() -> None:
 
 def test_the_absent_are_named_to_those_who_came() -> None:
     store, names = HashStore(), [f"learner {r} on host h{r}" for r in range(4)]
-    first, third = (RollCall(store, rank, 4, SHORT, names) for rank in (0, 2))
+    first, third = (StartupBarrier(store, rank, 4, SHORT, names) for rank in (0, 2))
 
     def come_later() -> str:
         until(lambda: store.add("words/come", 0) == 1, "the third")
@@ -336,18 +342,20 @@ def test_the_absent_are_named_to_those_who_came() -> None:
 
 
 def test_a_silent_learner_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_adpsgd.startup.rollcall._GRACE", SHORT)
-    roll = RollCall(HashStore(), 1, 2, SHORT, ["learner 0 on host a", "learner 1"])
-    message = caught(lambda: roll.ask("words", "", str))
+    monkeypatch.setattr("lightning_adpsgd.startup.barrier._GRACE", SHORT)
+    barrier = StartupBarrier(
+        HashStore(), 1, 2, SHORT, ["learner 0 on host a", "learner 1"]
+    )
+    message = caught(lambda: barrier.ask("words", "", str))
     assert message.startswith("learner 0 on host a did not answer learner 1")
 
 
 def test_who_waits_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lightning_adpsgd.startup.rollcall.NOTICE_S", 0.0)
+    monkeypatch.setattr("lightning_adpsgd.startup.barrier.NOTICE_S", 0.0)
     store = HashStore()
-    first, second = (RollCall(store, rank, 2, PATIENCE) for rank in range(2))
+    first, second = (StartupBarrier(store, rank, 2, PATIENCE) for rank in range(2))
 
     def late() -> str:
         until(lambda: "still waiting" in caplog.text, "the notice")
@@ -364,10 +372,10 @@ def listening_ports() -> set[tuple[str, int]]:
     """IPv4 listeners of this network namespace, as the kernel lists them."""
     with open("/proc/net/tcp") as table:
         rows = [line.split() for line in table.readlines()[1:]]
-    places = [row[1].split(":") for row in rows if row[3] == "0A"]
+    locations = [row[1].split(":") for row in rows if row[3] == "0A"]
     return {
         (socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16))
-        for host, port in places
+        for host, port in locations
     }
 
 
@@ -421,12 +429,12 @@ def test_a_host_name_without_an_address_means_loopback(
 
 
 def test_a_doorbell_is_heard_until_it_is_closed() -> None:
-    with closing(Doorbell(3, ["127.0.0.1"])) as bell:
-        (end,) = bell.endpoints
-        assert ring(end, 3, PATIENCE) == ""
-        assert ring(end, 4, PATIENCE) == "not as itself"
-        names = {thread.name for thread in bell._threads}
-    assert ring(end, 3, PATIENCE) == "refused"
+    with closing(ReachabilityServer(3, ["127.0.0.1"])) as server:
+        (end,) = server.endpoints
+        assert probe(end, 3, PATIENCE) == ""
+        assert probe(end, 4, PATIENCE) == "not as itself"
+        names = {thread.name for thread in server._threads}
+    assert probe(end, 3, PATIENCE) == "refused"
     assert not names & {thread.name for thread in threading.enumerate()}
 
 
@@ -437,15 +445,15 @@ def test_a_proxy_that_takes_every_connection_is_noticed() -> None:
         def hang_up() -> None:
             proxy.accept()[0].close()
 
-        assert together([lambda: ring(end, 0, PATIENCE), lambda: hang_up() or ""]) == [
+        assert together([lambda: probe(end, 0, PATIENCE), lambda: hang_up() or ""]) == [
             "not as itself",
             "",
         ]
 
 
 def test_an_address_that_is_not_here_is_left_out() -> None:
-    with closing(Doorbell(0, ["192.0.2.1"])) as bell:
-        assert bell.endpoints == []
+    with closing(ReachabilityServer(0, ["192.0.2.1"])) as server:
+        assert server.endpoints == []
 
 
 # --- the store
@@ -506,7 +514,7 @@ def test_learners_with_differing_versions_are_told() -> None:
     def program(rank: int) -> None:
         if rank == 1:
             torch.__version__ = "1.13.1+cpu"  # type: ignore[assignment]
-            introductions.__version__ = "0.0.1"  # type: ignore[attr-defined]
+            learner_info.__version__ = "0.0.1"  # type: ignore[attr-defined]
         train(rank, 2)
 
     for outcome in told(2, program):
@@ -521,13 +529,13 @@ def test_a_learner_behind_a_closed_port_is_told() -> None:
 
     def program(rank: int) -> None:
         if rank == 1:
-            original = Doorbell.__init__
+            original = ReachabilityServer.__init__
 
-            def deaf(self: Doorbell, *arguments: Any) -> None:
+            def deaf(self: ReachabilityServer, *arguments: Any) -> None:
                 original(self, *arguments)
                 self.endpoints = [Endpoint("127.0.0.1", free_port())]
 
-            Doorbell.__init__ = deaf  # type: ignore[method-assign]
+            ReachabilityServer.__init__ = deaf  # type: ignore[method-assign]
         train(rank, 2)
 
     for outcome in told(2, program):
@@ -566,7 +574,7 @@ def test_an_absent_learner_is_named() -> None:
         dials = HADPSGDStrategy(super_learner_size=1)._dials
         store.set(f"about to come: {rank}", "")
         store.wait([f"about to come: {other}" for other in range(2)], PATIENCE)
-        check_start(store, rank, 3, dials, Seats(1, 0), timedelta(seconds=3))
+        check_start(store, rank, 3, dials, LaunchPlacement(1, 0), timedelta(seconds=3))
 
     outcomes = learners(3, program)
     for outcome in outcomes[:2]:
@@ -582,7 +590,7 @@ def test_eight_learners_start_and_start_again() -> None:
         names = together(
             [
                 lambda rank=rank: check_start(
-                    stores[rank], rank, 8, dials, Seats(8, rank), PATIENCE
+                    stores[rank], rank, 8, dials, LaunchPlacement(8, rank), PATIENCE
                 )
                 for rank in range(8)
             ]

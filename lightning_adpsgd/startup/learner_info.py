@@ -15,7 +15,7 @@ import torch
 
 from lightning_adpsgd import __version__
 from lightning_adpsgd.dials import Dials
-from lightning_adpsgd.startup.reachability import Place
+from lightning_adpsgd.startup.reachability import LearnerLocation
 from lightning_adpsgd.topology import Topology
 
 PROTOCOL = 1
@@ -31,28 +31,34 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True)
-class Introduction:
+class LearnerInfo:
     """What a learner tells the others about itself.
 
     Attributes:
-        place: Where it is and listens.
-        settings: What must be equal in all learners, by kind and name.
-        trouble: Why it could not find an address to listen at; empty if it could.
+        location: host of the learner, and where it listens.
+        settings: values that must be equal in all learners, by kind and name.
+        trouble: reason why it found no address to listen at; empty if it did.
     """
 
-    place: Place
+    location: LearnerLocation
     settings: Mapping[str, Mapping[str, str]]
     trouble: str = ""
 
     def to_json(self) -> str:
-        """What `from_json` reads."""
-        return json.dumps(asdict(self))
+        """What `from_json` reads, under the names that all versions use."""
+        return json.dumps(
+            {
+                "place": asdict(self.location),
+                "settings": self.settings,
+                "trouble": self.trouble,
+            }
+        )
 
     @classmethod
-    def from_json(cls, text: str) -> "Introduction":
-        """An introduction as its learner made it."""
+    def from_json(cls, text: str) -> "LearnerInfo":
+        """What a learner told about itself."""
         content = json.loads(text)
-        return cls(Place.from_dict(content.pop("place")), **content)
+        return cls(LearnerLocation.from_dict(content.pop("place")), **content)
 
 
 def settings_of(dials: Dials, job: Mapping[str, int]) -> dict[str, dict[str, str]]:
@@ -76,35 +82,39 @@ def settings_of(dials: Dials, job: Mapping[str, int]) -> dict[str, dict[str, str
     }
 
 
-def disagreements(introductions: Sequence[Introduction]) -> list[str]:
+def disagreements(infos: Sequence[LearnerInfo]) -> list[str]:
     """One line for each setting in which learners differ, with who has which."""
     settings = {
         (kind, name): None
-        for introduction in introductions
-        for kind, of_kind in introduction.settings.items()
+        for info in infos
+        for kind, of_kind in info.settings.items()
         for name in of_kind
     }
     lines = []
     for kind, name in settings:
-        holders: dict[str, list[Place]] = {}
-        for introduction in introductions:
-            value = introduction.settings.get(kind, {}).get(name, "absent")
-            holders.setdefault(value, []).append(introduction.place)
+        holders: dict[str, list[LearnerLocation]] = {}
+        for info in infos:
+            value = info.settings.get(kind, {}).get(name, "absent")
+            holders.setdefault(value, []).append(info.location)
         if len(holders) > 1:
             told = " and ".join(f"{v} in {describe(p)}" for v, p in holders.items())
             lines.append(f"`{name}` differs: {told}. {_REMEDIES.get(kind, '')}".strip())
     return lines
 
 
-def scattered(places: Sequence[Place], size: int) -> list[str]:
+def scattered(locations: Sequence[LearnerLocation], size: int) -> list[str]:
     """What is wrong with super-learners whose learners are on several hosts."""
-    parts = [places[first : first + size] for first in range(0, len(places), size)]
-    broken = [part for part in parts if len({place.machine for place in part}) > 1]
+    parts = [
+        locations[first : first + size] for first in range(0, len(locations), size)
+    ]
+    broken = [
+        part for part in parts if len({location.machine for location in part}) > 1
+    ]
     if not broken:
         return []
-    hosts: dict[str, list[Place]] = {}
-    for place in places:
-        hosts.setdefault(place.machine, []).append(place)
+    hosts: dict[str, list[LearnerLocation]] = {}
+    for location in locations:
+        hosts.setdefault(location.machine, []).append(location)
     counts = ", ".join(f"{len(on)} on {on[0].host}" for on in hosts.values())
     if len({len(on) for on in hosts.values()}) > 1:
         remedy = (
@@ -124,13 +134,13 @@ def scattered(places: Sequence[Place], size: int) -> list[str]:
     ]
 
 
-def describe(places: Sequence[Place]) -> str:
+def describe(locations: Sequence[LearnerLocation]) -> str:
     """ "learners 0-3, 6 (hosts a, b)"."""
-    hosts = list(dict.fromkeys(place.host for place in places))
+    hosts = list(dict.fromkeys(location.host for location in locations))
     named = ", ".join(hosts[:_MOST_HOSTS])
     named += f" and {len(hosts) - _MOST_HOSTS} more" if hosts[_MOST_HOSTS:] else ""
-    ranks = _ranges([place.rank for place in places])
-    learners = "learner" if len(places) == 1 else "learners"
+    ranks = _ranges([location.rank for location in locations])
+    learners = "learner" if len(locations) == 1 else "learners"
     return f"{learners} {ranks} ({'host' if len(hosts) == 1 else 'hosts'} {named})"
 
 

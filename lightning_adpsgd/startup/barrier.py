@@ -1,4 +1,4 @@
-"""How learner 0 hears one word of every learner and gives one answer to all.
+"""How learners meet at start-up: each tells learner 0 something, and gets an answer.
 
 It goes through the job's key-value store, which is there before any process group is.
 A learner that does not come is named, to learner 0 at first and then to all.
@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import Store
 
 _log = logging.getLogger(__name__)
 NOTICE_S = 30.0
-"""After which one who waits says for whom."""
+"""Seconds after which a learner that waits names those it waits for."""
 
 _MOST_NAMES = 8
 # What learners wait for learner 0's answer beyond its own patience, so that it comes.
@@ -26,15 +26,15 @@ class StartUpError(RuntimeError):
     """The job cannot begin; says on which host, why, and what to do."""
 
 
-class RollCall:
-    """Lets learner 0 hear one word of every learner and give one answer to all.
+class StartupBarrier:
+    """Lets learner 0 read a message of every learner and give one answer to all.
 
     Args:
-        store: The job's store, under a prefix that nothing else uses.
-        rank: This learner.
-        world_size: Number of learners.
-        patience: For how long learner 0 waits for the others.
-        names: What the learners are called, as far as that is known.
+        store: store of the job, under a prefix that nothing else uses.
+        rank: rank of this learner.
+        world_size: number of learners.
+        patience: time for which learner 0 waits for the others.
+        names: what messages call the learners, as far as that is known.
     """
 
     def __init__(
