@@ -4,6 +4,7 @@ While it is entered, the module's weights are the mean, in all learners alike; t
 weights are kept aside and come back when it is left.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,9 +14,9 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_adpsgd.coordination import Coordinator
-from lightning_adpsgd.mixing.communication import Communication
+from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.parameters import FlatParameters
-from lightning_adpsgd.replica import to_averaging_dtype
+from lightning_adpsgd.replica import averaging_dtype, to_averaging_dtype
 
 _CHUNK = 1 << 22
 
@@ -33,6 +34,20 @@ class Consensus(NamedTuple):
     relative_distance: float
     members: int = 0
 
+    @classmethod
+    def of(cls, spread: float, square: float, members: int = 0) -> "Consensus":
+        """The consensus of a mean squared distance and a squared norm of the mean."""
+        distance, norm = math.sqrt(spread), math.sqrt(square)
+        return cls(distance, distance / norm if norm else 0.0, members)
+
+
+def all_diverged(whom: str) -> FloatingPointError:
+    """The error of a mean to which nobody has finite weights to give."""
+    return FloatingPointError(
+        f"the weights of all {whom} are infinite or NaN: training has diverged; lower "
+        "the learning rate or lengthen its warm-up"
+    )
+
 
 Average = Callable[[list[Tensor], list[Tensor]], Consensus]
 
@@ -42,10 +57,14 @@ class ConsensusModel:
 
     Args:
         flat: The weights.
-        communication: Paused while the mean is in place.
+        communication: Settled before the mean is taken.
         coordinator: Where learners wait until all have paused.
+        exchanges: What is paused while the mean is in place; none: nothing goes on.
         average: Replaces vectors by their mean, and tells how far others were from it:
             the weights that were trained on, which it is given as well.
+
+    Attributes:
+        local_weights: The weights that come back; none while the mean is not entered.
     """
 
     def __init__(
@@ -53,9 +72,11 @@ class ConsensusModel:
         flat: FlatParameters,
         communication: Communication,
         coordinator: Coordinator,
+        exchanges: Exchanges | None = None,
         average: Average | None = None,
     ) -> None:
         self._flat, self._communication = flat, communication
+        self._exchanges = exchanges
         self._coordinator, self._average = coordinator, average or _average
         self.local_weights: list[Tensor] | None = None
 
@@ -68,9 +89,10 @@ class ConsensusModel:
         """Replaces the weights of all learners by their mean.
 
         Args:
-            occasion: Names the meeting; the same in all learners.
+            occasion: Name of the meeting; the same in all learners.
         """
-        self._communication.pause()
+        if self._exchanges is not None:
+            self._exchanges.pause()
         self._coordinator.meet(occasion)
         # The distance is that of the weights that were trained on. To settle brings
         # two super-learners together exactly if their last exchange was the last event.
@@ -78,12 +100,13 @@ class ConsensusModel:
         self._communication.settle()
         self._flat.check_views()
         self.local_weights = [vector.clone() for vector in self._flat.vectors]
-        self._communication.set_aside(self.local_weights)
+        if self._exchanges is not None:
+            self._exchanges.set_aside(self.local_weights)
         return self._average(self._flat.vectors, trained)
 
     @torch.no_grad()
     def leave(self, adopt: bool) -> None:
-        """Puts the local weights back, or adopts the mean, and lets gossip go on."""
+        """Puts the local weights back, or adopts the mean, and lets exchanges go on."""
         if self.local_weights is None:
             return
         if not adopt:
@@ -91,18 +114,19 @@ class ConsensusModel:
             for vector, local in pairs:
                 vector.copy_(local)
         self.local_weights = None
-        self._communication.resume()
+        if self._exchanges is not None:
+            self._exchanges.resume()
 
 
 @torch.no_grad()
 def _average(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
     """Replaces the vectors by their mean over all learners whose weights are finite.
 
-    Returns:
-        How far the weights in `trained` were from that mean.
-
     The learners of a super-learner hold equal weights, and super-learners are of one
     size, so the mean over learners is the mean over super-learners.
+
+    Returns:
+        How far the weights in `trained` were from that mean.
     """
     finite = all(bool(torch.isfinite(vector.sum())) for vector in vectors)
     device = vectors[0].device if vectors else torch.device("cpu")
@@ -120,16 +144,15 @@ def _average(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
                 sums[1] += mean.abs().double().square().sum()
             chunk.copy_(mean)
     dist.all_reduce(sums)
-    distance, norm = sums.div_(num_finite).sqrt().tolist()
-    return Consensus(distance, distance / norm if norm else 0.0)
+    return Consensus.of(*sums.div_(num_finite).tolist())
 
 
 def _zeros_like(vector: Tensor) -> Tensor:
-    return to_averaging_dtype(torch.zeros_like(vector))
+    return torch.zeros_like(vector, dtype=averaging_dtype(vector.dtype))
 
 
 def _count_finite(finite: bool, device: torch.device) -> int:
-    """How many learners have finite weights; those that have not are left out.
+    """The number of learners with finite weights; the others are left out.
 
     Raises:
         FloatingPointError: None has.
@@ -138,14 +161,11 @@ def _count_finite(finite: bool, device: torch.device) -> int:
     flags[dist.get_rank()] = finite
     dist.all_reduce(flags)
     if not flags.any():
-        raise FloatingPointError(
-            "the weights of all learners are infinite or not a number: training has "
-            "diverged; lower the learning rate or lengthen its warm-up"
-        )
+        raise all_diverged("learners")
     if not flags.all():
         rank_zero_warn(
             "The weights of learners "
-            f"{(flags == 0).nonzero().flatten().tolist()} are infinite or not a "
-            "number; the consensus model is the mean of the others."
+            f"{(flags == 0).nonzero().flatten().tolist()} are infinite or NaN; the "
+            "consensus model is the mean of the others."
         )
     return int(flags.sum())

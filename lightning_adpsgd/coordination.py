@@ -48,6 +48,7 @@ class Coordinator:
         timeout: For how long a learner that knows of a failure may go on before its
             process is ended.
         poll: Pause between two looks at the store.
+        when_failed: Called once, by the watching thread, when it sees a failure.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Coordinator:
         world_size: int,
         timeout: timedelta,
         poll: timedelta = timedelta(seconds=0.25),
+        when_failed: Callable[[], None] = lambda: None,
     ) -> None:
         self._store, self._rank, self._world_size = store, rank, world_size
         self._timeout, self._poll_s = timeout, poll.total_seconds()
@@ -67,12 +69,8 @@ class Coordinator:
         self.while_waiting: Callable[[str], None] = lambda name: None
         self.when_met: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
-        self._when_failed: Callable[[], None] = lambda: None
+        self._when_failed = when_failed
         self.failure: str | None = None
-
-    def when_failed(self, action: Callable[[], None]) -> None:
-        """What the watching thread does, once, when it sees a failure."""
-        self._when_failed = action
 
     def start(self) -> None:
         """Starts to watch for failures of others."""

@@ -33,7 +33,8 @@ from lightning_adpsgd.checkpoints.rng_state import (
 )
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.gossip.exchange import Position
-from lightning_adpsgd.job import NAMESPACE, Job, learner_of, set_up_job
+from lightning_adpsgd.job import NAMESPACE, Job, set_up_job
+from lightning_adpsgd.learner_states import learner_of
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.trainer.compatibility import check_device
 from lightning_adpsgd.trainer.module_jobs import ModuleJobs
@@ -153,7 +154,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         self._check_one_module()
         check_device(self.root_device)
         self.jobs.meet("setup")
-        job = set_up_job(module, self._dials, self.super_learner_size)
+        reset = partial(self.jobs.reset_optimizers, module)
+        job = set_up_job(module, self._dials, self.super_learner_size, reset)
         self.jobs.add(module, job)
         if self.super_learner_size == 1:
             return module

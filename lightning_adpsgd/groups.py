@@ -1,10 +1,15 @@
 """The process groups of a job: across super-learners and inside each of them."""
 
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lightning_adpsgd.streams import side_stream, wait_for_stream
 
 
 class Groups(NamedTuple):
@@ -60,6 +65,27 @@ def make_groups(
     for group in (counterparts, shards) if on_device else ():
         _connect(group, device)
     return Groups(counterparts, gradients, shards, on_device)
+
+
+def wrap_in_ddp(
+    model: nn.Module,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    device_ids: list[int] | None,
+    arguments: Mapping[str, Any],
+) -> DistributedDataParallel:
+    """DDP over a group, made on a stream of its own.
+
+    Torch's notes on CUDA ask for that stream, and Lightning makes one. What is queued
+    before it and in it is done when its borders are crossed.
+    """
+    wait_for_stream(device)
+    with side_stream(device):
+        wrapped = DistributedDataParallel(
+            model, device_ids=device_ids, process_group=group, **arguments
+        )
+        wait_for_stream(device)
+    return wrapped
 
 
 def _own_group(

@@ -9,13 +9,15 @@ that Lightning sees.
 import atexit
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any, final
 
 import torch
 import torch.distributed as dist
 from lightning_utilities.core.rank_zero import rank_zero_info
-from torch import Tensor, nn
+from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel
@@ -23,29 +25,17 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_adpsgd.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.coordination import Coordinator
 from lightning_adpsgd.dials import Dials
+from lightning_adpsgd.engines import Engine, make_engine, mixes_on_device
 from lightning_adpsgd.failures import FailureReport
-from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.exchange import BEGINNING, Position
-from lightning_adpsgd.groups import Groups, has_nccl, make_groups
+from lightning_adpsgd.groups import Groups, make_groups, wrap_in_ddp
 from lightning_adpsgd.islands.island import Island
-from lightning_adpsgd.islands.rendezvous import Place
-from lightning_adpsgd.links import Credentials
-from lightning_adpsgd.mixing.communication import Communication
-from lightning_adpsgd.mixing.rounds import RoundMixer
-from lightning_adpsgd.mixing.schedule import Schedule
+from lightning_adpsgd.learner_states import by_super_learner
+from lightning_adpsgd.mixing.communication import AveragingClosure
 from lightning_adpsgd.mixing.statistics import Statistics
-from lightning_adpsgd.mixing.synchronous import BehindGradient, synchronous
-from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import FlatParameters
 from lightning_adpsgd.plain import gather_plain, number_from_learner_0
 from lightning_adpsgd.startup.checks import check_same_layout
-from lightning_adpsgd.streams import side_stream, wait_for_stream
-from lightning_adpsgd.ties import Ties
-from lightning_adpsgd.transport import (
-    DeviceTransport,
-    DistributedTransport,
-    Transport,
-)
 
 NAMESPACE = "lightning_adpsgd"
 """Prefix of the job's keys in the store, and its key in a checkpoint."""
@@ -77,16 +67,23 @@ def has_peers(num_learners: int, super_learner_size: int) -> bool:
     return num_learners > super_learner_size
 
 
-def set_up_job(module: nn.Module, dials: Dials, super_learner_size: int) -> "Job":
+def set_up_job(
+    module: nn.Module,
+    dials: Dials,
+    super_learner_size: int,
+    on_reload: Callable[[], None] = lambda: None,
+) -> "Job":
     """Brings all learners together; a collective over the default process group.
 
     Afterwards the weights of the module are views of one vector per dtype, and those of
     learner 0 in every learner, as under DDP.
 
     Args:
-        module: On its final device and in its final dtype.
-        dials: How to average.
+        module: module on its final device and in its final dtype.
+        dials: how to average.
         super_learner_size: N, which divides the number of learners.
+        on_reload: called when the weights were replaced by those of others, because
+            they were non-finite or had diverged; the optimizer is to begin anew.
 
     Raises:
         ValueError: There is no such topology of that many super-learners, or the model
@@ -99,73 +96,28 @@ def set_up_job(module: nn.Module, dials: Dials, super_learner_size: int) -> "Job
     store = _own_store(flat.device)
     layout = flat.layout()
     check_same_layout(store, rank, num_learners, layout, dials.start_patience)
-    on_device = _mixes_on_device(dials, super_learner_size, flat.device)
+    on_device = mixes_on_device(dials, super_learner_size, flat.device)
     groups = make_groups(super_learner_size, dials.timeout, flat.device, on_device)
     _take_weights_of_learner_0(module)
-    ties = Ties(module, flat)
-    coordinator = Coordinator(store, rank, num_learners, dials.timeout)
-    coordinator.start()
-    return Job(dials, super_learner_size, flat, ties, groups, store, coordinator)
+    job = Job(dials, super_learner_size, flat, groups, store, on_reload)
+    job.coordinator.start()
+    return job
 
 
-def _let_go_of_groups(process: int) -> None:
+def _in_process(process: int, action: Callable[[], None]) -> None:
+    """Runs an exit handler, but not in a forked child, which shares connections."""
+    if os.getpid() == process:
+        action()
+
+
+def _let_go_of_groups() -> None:
     """Ends the threads of Gloo before the interpreter does.
 
     One that frees the last tensor of a collective then needs Python, and torch aborts
-    the process. A forked child shares the connections with its parent.
+    the process.
     """
-    if os.getpid() == process and dist.is_initialized():
+    if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _mixes_on_device(dials: Dials, size: int, device: torch.device) -> bool:
-    """Whether weights are mixed on the GPU, over NCCL, and not on the host, over Gloo.
-
-    In "async" they are not: a receive of NCCL that waits for a peer occupies the GPU.
-    Nor behind the gradients of learners that allreduce them meanwhile: two
-    communicators at work at once may each wait for what the other holds.
-    """
-    at_boundary = dials.effective_order == "step_then_average"
-    fits = dials.communication != "async" and (at_boundary or size == 1)
-    return fits and has_nccl(device)
-
-
-def by_super_learner(learners: list[Any], size: int) -> list[dict[str, Any]]:
-    """What all learners keep, for a checkpoint: `own` of each, the rest of the first.
-
-    Args:
-        learners: By rank.
-        size: N.
-    """
-    return [
-        {
-            **{name: value for name, value in first.items() if name != "own"},
-            "learners": [one["own"] for one in learners[n * size : (n + 1) * size]],
-        }
-        for n, first in enumerate(learners[::size])
-    ]
-
-
-def learner_of(
-    saved: list[Any], rank: int, num_learners: int, super_learner_size: int
-) -> dict[str, Any] | None:
-    """What `Job.gather_learners` kept of one learner.
-
-    Returns:
-        None where the job that saved had another S or N, which is said once.
-    """
-    size, num_super_learners = super_learner_size, num_learners // super_learner_size
-    # Before version 0.2 a checkpoint kept nothing of each learner.
-    sizes = [len(group.get("learners") or [None] * size) for group in saved]
-    if sizes != [size] * num_super_learners:
-        rank_zero_info(
-            f"The checkpoint holds {len(saved)} super-learners of {max(sizes)} and "
-            f"this job has {num_super_learners} of {size}: all start from their mean."
-        )
-        return None
-    group, place = divmod(rank, size)
-    own = (saved[group].get("learners") or [{}] * size)[place]
-    return {**saved[group], "own": own}
 
 
 @final
@@ -175,18 +127,16 @@ class Job:
     Between `start` and `finish` (or `fail`, or `close`) it communicates; before and
     after, `update` is a plain optimizer step and `meet` does nothing.
 
-    Args:
-        dials: How to average.
-        super_learner_size: N.
-        flat: The weights.
-        ties: Of the module's weights to `flat`.
-        groups: The process groups of this learner.
-        store: Keys of this job alone, shared by all learners.
-        coordinator: Watches already.
+    `_engine` is written by the training thread, and read by the watching thread of the
+    coordinator, which lets go of peers when a learner has failed.
 
-    Attributes:
-        on_reload: Called when the weights were replaced by those of a peer, because
-            they had gone astray.
+    Args:
+        dials: how to average.
+        super_learner_size: N.
+        flat: the weights.
+        groups: the process groups of this learner.
+        store: keys of this job alone, shared by all learners.
+        on_reload: called when the weights were replaced by those of others.
     """
 
     def __init__(
@@ -194,33 +144,39 @@ class Job:
         dials: Dials,
         super_learner_size: int,
         flat: FlatParameters,
-        ties: Ties,
         groups: Groups,
         store: Store,
-        coordinator: Coordinator,
+        on_reload: Callable[[], None],
     ) -> None:
         self._dials, self._super_learner_size = dials, super_learner_size
-        self.flat, self.groups, self._ties = flat, groups, ties
-        self.store, self.coordinator = store, coordinator
-        self._rank, self._num_learners = dist.get_rank(), dist.get_world_size()
+        self.flat, self.groups, self.store = flat, groups, store
+        self._on_reload, self._num_reloads = on_reload, 0
+        self._rank, num_learners = dist.get_rank(), dist.get_world_size()
+        self.coordinator = Coordinator(
+            store,
+            self._rank,
+            num_learners,
+            dials.timeout,
+            when_failed=self._let_go_of_peers,
+        )
         first = self._rank - self._rank % super_learner_size
         super_learner = list(range(first, first + super_learner_size))
-        self.failures = FailureReport(coordinator, self._rank, super_learner)
-        self._communication: Communication | None = None
+        self.failures = FailureReport(self.coordinator, self._rank, super_learner)
+        self._engine: Engine | None = None
         self._consensus: ConsensusModel | None = None
         self._statistics: Statistics | None = None
         self._restored_position: tuple[int, int] | None = None
         self._closed = False
-        self._process = os.getpid()
-        atexit.register(self._close_at_exit)
-        self.on_reload: Callable[[], None] = lambda: None
+        # Torch aborts a process at whose end threads are in its code.
+        self._at_exit = partial(_in_process, os.getpid(), self.close)
+        atexit.register(self._at_exit)
 
     # --- what it is, and what it has done
 
     @property
     def running(self) -> bool:
         """Whether it communicates at present."""
-        return self._communication is not None
+        return self._engine is not None
 
     @property
     def asynchronous(self) -> bool:
@@ -230,8 +186,7 @@ class Job:
     @property
     def island(self) -> Island | None:
         """Its part among islands; none before the start, and in one job."""
-        communication = self._communication
-        return communication if isinstance(communication, Island) else None
+        return None if self._engine is None else self._engine.island
 
     @property
     def in_consensus(self) -> bool:
@@ -240,8 +195,8 @@ class Job:
 
     def statistics(self) -> Statistics | None:
         """What its communication has done; none before the start."""
-        if self._communication is not None:
-            self._statistics = self._communication.statistics()
+        if self._engine is not None:
+            self._statistics = self._engine.communication.statistics()
         return self._statistics
 
     # --- from start to end
@@ -253,19 +208,8 @@ class Job:
         arguments: Mapping[str, Any],
     ) -> DistributedDataParallel:
         """DDP over the learners of this super-learner."""
-        device = self.flat.device
-        # On a stream of its own, as torch's notes on CUDA ask and Lightning does; what
-        # is queued before and in it is done when its borders are crossed.
-        wait_for_stream(device)
-        with side_stream(device):
-            wrapped = DistributedDataParallel(
-                model,
-                device_ids=device_ids,
-                process_group=self.groups.gradients,
-                **arguments,
-            )
-            wait_for_stream(device)
-        return wrapped
+        group = self.groups.gradients
+        return wrap_in_ddp(model, group, self.flat.device, device_ids, arguments)
 
     def start(self, position: Position = BEGINNING) -> Position | None:
         """Begins to communicate, from the weights as they are; again after `finish`.
@@ -285,21 +229,23 @@ class Job:
             raise RuntimeError(
                 "this training has ended; set the module up once more to train on"
             )
-        self._ties.renew()
+        self.flat.rebind()
         self.flat.check_views()
-        communication = self._make_communication()
+        engine = make_engine(
+            self._dials, self.flat, self.groups, self.store, self.failures.lost_peer
+        )
+        communication, exchanges, island = engine
         if self._restored_position is not None:
             communication.go_on_from(*self._restored_position)
             self._restored_position = None
-        island = communication if isinstance(communication, Island) else None
         self._consensus = ConsensusModel(
             self.flat,
             communication,
             self.coordinator,
+            exchanges,
             island.average if island is not None else None,
         )
-        self._communication = communication
-        self.coordinator.when_failed(communication.release)
+        self._engine, self._num_reloads = engine, 0
         if island is not None:
             island.position = position
         communication.start()
@@ -350,15 +296,13 @@ class Job:
         Returns:
             How far apart the super-learners were; none if it did not communicate.
         """
-        if self._consensus is None or self._communication is None:
+        consensus = self.enter_consensus(occasion)
+        if self._engine is None:
             return None
-        self._ties.renew()
         with self.failures.named():
-            consensus = self._consensus.enter(occasion)
-            self._communication.stop()
+            self._engine.communication.stop()
         self._forget_communication()
-        atexit.unregister(_let_go_of_groups)
-        atexit.register(_let_go_of_groups, os.getpid())
+        atexit.register(_in_process, os.getpid(), _let_go_of_groups)
         return consensus
 
     def fail(self, exception: BaseException) -> None:
@@ -370,24 +314,16 @@ class Job:
 
     def abort(self) -> None:
         """Ends communication within seconds, without a peer's help; can be repeated."""
-        if self._communication is not None:
-            self._communication.abort()
+        if self._engine is not None:
+            self._engine.communication.abort()
         self._forget_communication()
 
     def close(self) -> None:
         """Lets go of everything, whether it ended well or not; waits for nobody."""
-        atexit.unregister(self._close_at_exit)
+        atexit.unregister(self._at_exit)
         self.abort()
         self._closed = True
         self.coordinator.stop()
-
-    def _close_at_exit(self) -> None:
-        """Ends the threads: torch aborts a process at whose end they are in its code.
-
-        A forked child has none of them, and shares the connections with its parent.
-        """
-        if os.getpid() == self._process:
-            self.close()
 
     # --- the step
 
@@ -407,13 +343,41 @@ class Job:
             step: An optimizer's `step`; calls the closure that it is given.
             closure: Computes the gradients.
         """
-        communication = self._communication
-        if communication is None:
+        if self._engine is None:
             return step(closure)
+        # Alone in its super-learner a learner has no DDP: what the closure raises is
+        # the program's own.
+        shares_gradients = self._super_learner_size > 1
+        with self.failures.named() if shares_gradients else nullcontext():
+            gradients = partial(self._compute, closure)
+            output = step(AveragingClosure(gradients, self._before_update))
         with self.failures.named():
-            output = step(_AveragingClosure(closure, communication, self._ties))
-            communication.after_update()
+            self._engine.communication.after_update()
+        self._begin_anew_if_reloaded()
         return output
+
+    def _compute(self, closure: Callable[[], Any]) -> Any:
+        output = closure()
+        self.flat.rebind()
+        return output
+
+    def _before_update(self) -> None:
+        assert self._engine is not None
+        with self.failures.named():
+            self._engine.communication.before_update()
+        self._begin_anew_if_reloaded()
+
+    def _begin_anew_if_reloaded(self) -> None:
+        assert self._engine is not None
+        num_reloads = self._engine.communication.num_reloads
+        if num_reloads == self._num_reloads:
+            return
+        self._num_reloads = num_reloads
+        # Behind a gradient, it was taken at the weights that are gone.
+        for weight in self.flat.parameters():
+            if weight.grad is not None:
+                weight.grad.zero_()
+        self._on_reload()
 
     # --- where all learners come
 
@@ -432,10 +396,6 @@ class Job:
         if self.asynchronous:
             self.meet(name)
 
-    def renew_ties(self) -> None:
-        """Takes up weights that were given other memory."""
-        self._ties.renew()
-
     def enter_consensus(self, occasion: str) -> Consensus | None:
         """Puts the consensus model into the module; all learners come.
 
@@ -444,9 +404,11 @@ class Job:
         """
         if self._consensus is None:
             return None
-        self._ties.renew()
+        self.flat.rebind()
         with self.failures.named():
-            return self._consensus.enter(occasion)
+            consensus = self._consensus.enter(occasion)
+        self._begin_anew_if_reloaded()
+        return consensus
 
     def leave_consensus(self, adopt: bool) -> None:
         """Goes on from the local weights, or from the mean if it is adopted."""
@@ -470,8 +432,11 @@ class Job:
         """
         mine: dict[str, Any] = {"own": dict(own or {})}
         if self._rank % self._super_learner_size == 0:
-            mine |= {"weights": self._local_weights(), "states": optimizer_states}
-            mine |= {"position": self._position()}
+            assert self._engine is not None
+            kept = self._consensus.local_weights if self._consensus else None
+            mine["weights"] = kept or self.flat.vectors
+            mine["states"] = optimizer_states
+            mine["position"] = self._engine.communication.step_and_round
         all_learners = gather_plain(mine, self.flat.device)
         return by_super_learner(all_learners or [], self._super_learner_size)
 
@@ -481,112 +446,20 @@ class Job:
         for vector, weights in zip(self.flat.vectors, learner["weights"], strict=True):
             vector.copy_(weights)
         position = learner.get("position")
-        if self._communication is None:
+        if self._engine is None:
             self._restored_position = position
         elif position is not None:
-            self._communication.go_on_from(*position)
+            self._engine.communication.go_on_from(*position)
 
     # --- private
 
-    def _reloaded(self) -> None:
-        # Behind a gradient, it was taken at the weights that are gone.
-        for weight in self.flat.parameters():
-            if weight.grad is not None:
-                weight.grad.zero_()
-        self.on_reload()
-
-    def _position(self) -> tuple[int, int]:
-        assert self._communication is not None
-        return self._communication.step_and_round
-
-    def _local_weights(self) -> list[Tensor]:
-        kept = self._consensus.local_weights if self._consensus is not None else None
-        return kept or self.flat.vectors
+    def _let_go_of_peers(self) -> None:
+        if (engine := self._engine) is not None and engine.exchanges is not None:
+            engine.exchanges.release()
 
     def _forget_communication(self) -> None:
         self.statistics()
-        self._communication = self._consensus = None
-
-    def _make_communication(self) -> Communication:
-        if self._dials.islands is not None:
-            return self._make_island(self._dials.islands)
-        dials, vectors = self._dials, self.flat.vectors
-        transport = self._transport()
-        node = Node(self.groups.shards)
-        schedule = Schedule(
-            dials.topology,
-            self._num_learners // self._super_learner_size,
-            dials.mixing_gain,
-            dials.seed,
-        )
-        if dials.communication == "async":
-            options = _options(dials, self._reloaded)
-            lost_peer = self.failures.lost_peer
-            return Gossip(vectors, transport, node, schedule, options, lost_peer)
-        mixer = RoundMixer(
-            vectors,
-            transport,
-            node,
-            schedule,
-            dials.timeout,
-            max_reloads=dials.max_reloads,
-            on_reload=self._reloaded,
-        )
-        if dials.communication == "sync":
-            return synchronous(mixer, dials.effective_order, dials.gossip_every)
-        return BehindGradient(mixer, dials.gossip_every)
-
-    def _transport(self) -> Transport:
-        carrier = DeviceTransport if self.groups.on_device else DistributedTransport
-        return carrier(self.groups.counterparts)
-
-    def _make_island(self, url: str) -> Island:
-        dials = self._dials
-        return Island(
-            self.flat.vectors,
-            Place.parse(url),
-            Schedule(dials.topology, 1, dials.mixing_gain, dials.seed),
-            _options(dials, self._reloaded),
-            self.flat.layout(),
-            Credentials.from_environment(os.environ),
-            Node(self.groups.shards),
-            PrefixStore("island", self.store),
-        )
-
-
-def _options(dials: Dials, on_reload: Callable[[], None]) -> GossipOptions:
-    return GossipOptions(
-        order=dials.effective_order,
-        every=dials.gossip_every,
-        wire_dtype=dials.wire_dtype,
-        link_budget=dials.link_budget,
-        cpu_share=dials.cpu_share,
-        max_staleness=dials.max_staleness,
-        timeout=dials.timeout,
-        max_reloads=dials.max_reloads,
-        on_reload=on_reload,
-    )
-
-
-class _AveragingClosure:
-    """An optimizer's closure after which the average may be taken.
-
-    LBFGS calls it several times a step; the average belongs to the first.
-    """
-
-    def __init__(
-        self, closure: Callable[[], Any], communication: Communication, ties: Ties
-    ) -> None:
-        self._closure, self._communication, self._ties = closure, communication, ties
-        self._first = True
-
-    def __call__(self) -> Any:
-        output = self._closure()
-        self._ties.renew()
-        if self._first:
-            self._first = False
-            self._communication.before_update()
-        return output
+        self._engine = self._consensus = None
 
 
 def _take_weights_of_learner_0(module: nn.Module) -> None:

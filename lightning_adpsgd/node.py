@@ -76,6 +76,10 @@ class Node:
         )
 
 
+class SuperLearnerBroken(RuntimeError):
+    """The learners of a super-learner did not all come to a collective."""
+
+
 class Votes(NamedTuple):
     """What one learner asks all of its super-learner to do at one step boundary.
 
@@ -247,7 +251,7 @@ def _complete(begin: Callable[[], dist.Work | None], timeout: timedelta) -> None
         assert work is not None
         work.wait(timeout)
     except RuntimeError as error:
-        raise RuntimeError(
+        raise SuperLearnerBroken(
             "the learners of this super-learner did not gather their shards within "
             f"{timeout}: {error}. See whether all its processes run; if one is only "
             "slow, raise `timeout`"

@@ -16,14 +16,16 @@ from torch import Tensor, nn
 
 class _Slot(NamedTuple):
     name: str
+    tensor: Tensor
     view: Tensor
+    address: int
 
 
 class FlatParameters:
     """The flat vectors of a module and the views that tie the module to them.
 
-    The module's parameters keep their identity: only their storage is exchanged, once,
-    here. An optimizer may have been made before or after.
+    The module's parameters keep their identity: only their storage is exchanged, here
+    and by `rebind`. An optimizer may have been made before or after.
 
     Args:
         module: On its final device and in its final dtype.
@@ -85,7 +87,24 @@ class FlatParameters:
 
     def layout(self) -> str:
         """Names, shapes and dtypes in order: equal in all learners of one job."""
-        return ";".join(f"{n}:{tuple(t.shape)}:{t.dtype}" for n, t in self._slots)
+        return ";".join(
+            f"{slot.name}:{tuple(slot.view.shape)}:{slot.view.dtype}"
+            for slot in self._slots
+        )
+
+    def rebind(self) -> None:
+        """Copies weights that were given other memory back into the vectors.
+
+        ``p.data = values`` moves a weight out of the vector that is averaged. Its
+        values go into the view, and the weight is made a view again. Costs little if
+        no weight has moved.
+
+        Raises:
+            RuntimeError: A weight has got another shape, dtype or device.
+        """
+        for slot in self._slots:
+            if slot.tensor.data_ptr() != slot.address:
+                _put_back(slot.tensor, slot.view)
 
     @torch.no_grad()
     def _flatten(self, tensors: dict[str, Tensor], shards: int) -> None:
@@ -108,8 +127,26 @@ class FlatParameters:
             views[name].copy_(tensor)
         for name, tensor in tensors.items():
             tensor.data = views[name]
-            self._slots.append(_Slot(name, views[name]))
+            address = tensor.data_ptr()
+            self._slots.append(_Slot(name, tensor, views[name], address))
         self.vectors.append(vector)
+
+
+@torch.no_grad()
+def _put_back(tensor: Tensor, view: Tensor) -> None:
+    mine, other = _kind(view), _kind(tensor)
+    if mine != other:
+        raise RuntimeError(
+            f"a weight of shape, dtype and device {mine} was given {other} after "
+            "set-up, while other learners may still average it; replace it before "
+            "`trainer.fit`"
+        )
+    view.copy_(tensor)
+    tensor.data = view
+
+
+def _kind(tensor: Tensor) -> tuple[list[int], str, str]:
+    return list(tensor.shape), str(tensor.dtype), str(tensor.device)
 
 
 def pruning_masks(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -92,9 +92,9 @@ def test_a_failure_ends_a_meeting() -> None:
 
 
 def test_the_action_on_a_failure_is_done_once() -> None:
-    first, second = coordinators(2)
-    calls: list[int] = []
-    first.when_failed(lambda: calls.append(1))
+    calls, store = list[int](), HashStore()
+    first = Coordinator(store, 0, 2, LONG, QUICK, lambda: calls.append(1))
+    second = Coordinator(store, 1, 2, LONG, QUICK)
     first.start()
     second.announce_failure("no")
     second.announce_failure("no again")

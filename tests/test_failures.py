@@ -2,6 +2,7 @@ from datetime import timedelta
 
 import pytest
 from torch._C._distributed_c10d import HashStore
+from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
 from lightning_adpsgd.coordination import (
     Coordinator,
@@ -10,6 +11,7 @@ from lightning_adpsgd.coordination import (
     LearnerFollows,
 )
 from lightning_adpsgd.failures import FailureReport
+from lightning_adpsgd.node import SuperLearnerBroken
 from lightning_adpsgd.sickness import SickLearner
 from lightning_adpsgd.transport import PeerLost
 
@@ -50,3 +52,54 @@ def test_the_others_end_without_a_message_of_their_own() -> None:
     first.announce(SickLearner("it is ill"))
     with pytest.raises(LearnerFollows):
         end_with(second)
+
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
+# As torch 2.11 raises them.
+LOST = [
+    RuntimeError(f"{GLOO}pair.cc:547] Connection closed by peer [127.0.0.1]:9119"),
+    RuntimeError(f"{GLOO}unbound_buffer.cc:129] Timed out waiting 4000ms for send"),
+    RuntimeError("Application timeout caused pair closure"),
+    DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited"),
+    DistNetworkError("failed to recv, got 0 bytes"),
+    DistStoreError("wait timeout after 4000ms, keys: /default_pg/0//none"),
+    SuperLearnerBroken("the learners of this super-learner did not gather"),
+]
+
+
+@pytest.mark.parametrize("error", LOST, ids=str)
+def test_what_torch_and_gloo_say_of_a_lost_connection_is_a_lost_learner(
+    error: RuntimeError,
+) -> None:
+    (report,) = reports(1)
+    with (
+        pytest.raises(LearnerFailed, match="lost another learner") as failed,
+        report.named(),
+    ):
+        raise error
+    assert failed.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "database connection refused",
+        "the request to the feature server timed out",
+        "the gloo of the zoo is lost",
+        "see [/data/gloo/notes.cc:1] for what went wrong",
+    ],
+)
+def test_an_error_of_the_program_stays_what_it_is(message: str) -> None:
+    (report,) = reports(1)
+    mine = RuntimeError(message)
+    with pytest.raises(RuntimeError) as error, report.named():
+        raise mine
+    assert error.value is mine
+    assert report._coordinator.failure is None
+
+
+def test_a_failure_that_is_named_twice_keeps_its_cause() -> None:
+    (report,) = reports(1)
+    with pytest.raises(LearnerFailed) as failed, report.named():
+        end_with(report)
+    assert isinstance(failed.value.__cause__, PeerLost)

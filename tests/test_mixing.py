@@ -11,7 +11,7 @@ from lightning_adpsgd.matrices import with_gain
 from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.mixing.synchronous import BehindGradient, Order, synchronous
+from lightning_adpsgd.mixing.synchronous import Order, delay_by_one, synchronous
 from lightning_adpsgd.topology import Topology
 from lightning_adpsgd.transport import ThreadTransport
 from tests.helpers import (
@@ -117,7 +117,7 @@ def test_delay_by_one_averages_behind_one_gradient(
 ) -> None:
     rows = random_rows(4)
     vectors, mixers = round_mixers(rows, name, carrier=carrier)
-    communications = [BehindGradient(mixer) for mixer in mixers]
+    communications = [delay_by_one(mixer) for mixer in mixers]
     lockstep(vectors, list(communications), torch.sin, 0.3, 6)
     end(list(communications))
     # No average is due before the first step, and `settle` joins that of the last.
@@ -148,7 +148,7 @@ Mode = Literal["step_then_average", "average_then_step", "delay_by_one"]
 
 def communications_of(mode: Mode, mixers: list[RoundMixer]) -> list[Communication]:
     if mode == "delay_by_one":
-        return [BehindGradient(mixer) for mixer in mixers]
+        return [delay_by_one(mixer) for mixer in mixers]
     return [synchronous(mixer, mode) for mixer in mixers]
 
 

@@ -585,6 +585,23 @@ def test_an_exception_ends_all_and_is_named(mode: Any, rank: int) -> None:
     expect_error_named(failing(mode, rank, raise_error), rank)
 
 
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        # Alone in its super-learner a learner has no DDP that could say this.
+        (1, "[/pytorch/gloo/transport/tcp/pair.cc:1] Connection closed by peer"),
+        (2, "database connection refused"),
+    ],
+)
+def test_an_error_of_the_program_is_told_as_it_is(size: int, message: str) -> None:
+    def fail() -> None:
+        raise RuntimeError(message)
+
+    outcomes = failing(("ring", "async", size), 1, fail)
+    assert f"RuntimeError: {message}" in outcomes[1].error
+    assert f"raised RuntimeError: {message}" in outcomes[0].error
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_learner_ends_the_rest_and_is_named(mode: Any) -> None:
     expect_death_named(failing(mode, 2, kill))

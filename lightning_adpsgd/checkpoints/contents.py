@@ -7,7 +7,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.strategies import Strategy
 
 from lightning_adpsgd.checkpoints.mid_epoch import PlaceInEpoch
-from lightning_adpsgd.job import NAMESPACE, Job, by_super_learner, learner_of
+from lightning_adpsgd.job import NAMESPACE, Job
+from lightning_adpsgd.learner_states import by_super_learner, learner_of
 from lightning_adpsgd.plain import gather_plain
 
 _EPOCH = f"{NAMESPACE}/epoch"

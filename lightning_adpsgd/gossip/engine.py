@@ -51,7 +51,7 @@ from lightning_adpsgd.gossip.protocol import due_round
 from lightning_adpsgd.gossip.recovery import Recovery
 from lightning_adpsgd.gossip.threads import Threads
 from lightning_adpsgd.gossip.traffic import Traffic
-from lightning_adpsgd.mixing.communication import Communication
+from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.synchronous import Order
@@ -81,7 +81,6 @@ class GossipOptions:
         chunk_elements: Elements per message.
         max_reloads: How often a learner whose weights went astray may go on from those
             of a peer; none: it never does, and is left out.
-        on_reload: Called by the training thread when it has done so.
     """
 
     order: Order = "step_then_average"
@@ -93,10 +92,9 @@ class GossipOptions:
     cpu_share: float = 1.0
     chunk_elements: int = 1 << 20
     max_reloads: int | None = 3
-    on_reload: Callable[[], None] = lambda: None
 
 
-class Gossip(Communication):
+class Gossip(Communication, Exchanges):
     """The asynchronous engine of one learner.
 
     `_state`, a condition, is the lock of all that threads share here and in the parts
@@ -168,7 +166,6 @@ class Gossip(Communication):
             self.pull,
             options.max_reloads,
             timeout,
-            options.on_reload,
         )
         numbers = range(schedule.num_super_learners) if on_lost is None else ()
         self.circle = Circle.of(schedule, numbers, index)
@@ -357,6 +354,11 @@ class Gossip(Communication):
         # A peer that lives lets go as soon as it knows; one that does not is not waited
         # for: its threads are daemons.
         self._join(5.0)
+
+    @property
+    @override
+    def num_reloads(self) -> int:
+        return self._account.num_reloads
 
     @override
     def statistics(self) -> Statistics:

@@ -40,7 +40,6 @@ class Recovery:
         pull: Asks a peer for its weights.
         max_reloads: How often; none: never, and it is left out by its peers.
         timeout: For which a peer is waited for.
-        on_reload: Called after each.
     """
 
     def __init__(
@@ -55,12 +54,11 @@ class Recovery:
         pull: Callable[[int], "Future[Pulled]"],
         max_reloads: int | None,
         timeout: timedelta,
-        on_reload: Callable[[], None],
     ) -> None:
         self._vectors, self._node, self._merging = vectors, node, merging
         self._index, self._replica, self._account = index, replica, account
         self._threads, self._pull, self._timeout = threads, pull, timeout
-        self._max_reloads, self._on_reload = max_reloads, on_reload
+        self._max_reloads = max_reloads
 
     @property
     def is_wanted(self) -> bool:
@@ -96,7 +94,6 @@ class Recovery:
                 "a fresh optimizer (reload %d of %d)",
                 *(what, step, peer, done + 1, limit),
             )
-        self._on_reload()
 
     def _healthy_weights(self, what: str) -> tuple[int, list[Tensor]]:
         """Of the first peer that has any; the one last heard of is asked first."""

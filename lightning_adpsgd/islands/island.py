@@ -52,7 +52,7 @@ from lightning_adpsgd.links import (
     Listener,
     Refused,
 )
-from lightning_adpsgd.mixing.communication import Communication
+from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.node import Node, gather_shards
@@ -88,7 +88,7 @@ class Patience:
 _PATIENCE = Patience()
 
 
-class Island(Communication):
+class Island(Communication, Exchanges):
     """One learner's part among islands.
 
     Everything is the training thread's own, but `_rejoin`, which the thread of `Edges`
@@ -325,6 +325,11 @@ class Island(Communication):
         steps, before, _ = self.position
         self.position = Position(steps, before + samples * members, epochs)
         return None
+
+    @property
+    @override
+    def num_reloads(self) -> int:
+        return self._engine.num_reloads
 
     @override
     def statistics(self) -> Statistics:

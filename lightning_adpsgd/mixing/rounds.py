@@ -5,7 +5,7 @@ goes on from the average of those which it would have averaged with.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple, Protocol
 
@@ -71,7 +71,6 @@ class RoundMixer:
         chunk_elements: Elements per message.
         max_reloads: How often a super-learner whose weights are not finite may go on
             from the average of others; none: never, and it is left out.
-        on_reload: Called by `finish` when it has done so.
     """
 
     def __init__(
@@ -83,10 +82,8 @@ class RoundMixer:
         timeout: timedelta,
         chunk_elements: int = 1 << 20,
         max_reloads: int | None = None,
-        on_reload: Callable[[], None] = lambda: None,
     ) -> None:
-        self._max_reloads, self._on_reload = max_reloads, on_reload
-        self._replaced = False
+        self._max_reloads, self._replaced = max_reloads, False
         self._vectors = [as_real(vector) for vector in vectors]
         self._transport, self._node = transport, node
         self._schedule, self._timeout = schedule, timeout
@@ -149,9 +146,7 @@ class RoundMixer:
         for vector, change in zip(self._vectors, self._staged, strict=True):
             vector.add_(change)
         self.tally.merges += 1
-        if self._replaced:
-            self._replaced = False
-            self._on_reload()
+        self._replaced = False
 
     def statistics(self) -> Statistics:
         """What was done so far; a GPU is awaited for that."""

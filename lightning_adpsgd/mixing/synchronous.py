@@ -1,18 +1,14 @@
 """Averaging in rounds: waited for at the step boundary, or hidden behind the gradient.
 
-`AtBoundary` takes the average at the step boundary, after the step (SD-PSGD);
-`BehindGradient` computes it behind the gradient of the next step and joins it at the
-last moment, before the update (delay-by-one, arXiv 2110.11199):
-``w_i <- sum_j T[j, i] w_j(k) - lr g_i(w_i(k))``. Both keep to the interface
-`Communication`, as the asynchronous engine in `gossip` does.
+At the boundary the average is taken after the step (SD-PSGD). Hidden, it is computed
+behind the gradient of the next step and joined at the last moment, before the update
+(delay-by-one, arXiv 2110.11199): ``w_i <- sum_j T[j, i] w_j(k) - lr g_i(w_i(k))``.
 """
 
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Literal
 
-from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd.background import AtOnce, Worker
@@ -23,86 +19,8 @@ from lightning_adpsgd.mixing.statistics import Statistics
 Order = Literal["step_then_average", "average_then_step"]
 
 
-class AtBoundary(Communication):
-    """The average after the step, at the step boundary: everyone waits.
-
-    Args:
-        mixer: Applies a round.
-        every: Optimizer steps per round.
-    """
-
-    def __init__(self, mixer: Mixer, every: int = 1) -> None:
-        self._mixer, self._every = mixer, every
-        self._step = 0
-
-    @override
-    def start(self) -> None:
-        """There is nothing to start: averaging happens in the training thread."""
-
-    @property
-    @override
-    def step_and_round(self) -> tuple[int, int]:
-        return self._step, self._mixer.round
-
-    @override
-    def go_on_from(self, step: int, round: int) -> None:
-        self._step, self._mixer.round = step, round
-
-    @override
-    def before_update(self) -> None:
-        """The average comes after the update."""
-
-    @override
-    def after_update(self) -> None:
-        self._step += 1
-        if self._step % self._every:
-            return
-        begin = time.perf_counter()
-        self._mixer.take_snapshot()
-        self._mixer.mix()
-        self._mixer.tally.exposed_seconds += time.perf_counter() - begin
-        self._mixer.finish()
-        self._mixer.tally.merged(staleness=0)
-
-    @override
-    def pause(self) -> None:
-        """Nothing runs between two boundaries."""
-
-    @override
-    def settle(self) -> None:
-        """Nothing is ever pending."""
-
-    @override
-    def set_aside(self, vectors: Sequence[Tensor]) -> None:
-        """Peers see nothing before the next round."""
-
-    @override
-    def resume(self) -> None:
-        """Nothing was interrupted."""
-
-    @override
-    def stop(self) -> None:
-        """No thread was started."""
-
-    @override
-    def abort(self) -> None:
-        """No thread was started."""
-
-    @override
-    def release(self) -> None:
-        """Peers wait for this learner's rounds alone, and see its end."""
-
-    @override
-    def statistics(self) -> Statistics:
-        return self._mixer.statistics()
-
-
-class BehindGradient(Communication):
-    """The average of the weights, hidden behind the gradient that is taken at them.
-
-    It begins when a step has ended and is joined before the update of the next one.
-    That is delay-by-one; and, from the first step on, also the synchronous order
-    "average_then_step", ``T W - lr G(W)``, which is the same equation.
+class Rounds(Communication):
+    """One round of averaging every so many steps; made by the functions below.
 
     The mixer is used by the worker thread from the launch of a round until its join,
     and by the training thread otherwise.
@@ -110,20 +28,22 @@ class BehindGradient(Communication):
     Args:
         mixer: Applies a round.
         every: Optimizer steps per round.
+        worker: Mixes a round from its launch on; runs it at once if nothing hides it.
+        hidden: Whether a round is joined before the next update, and not at once.
         from_start: Whether the first gradient has a round behind it. Weights that are
             equal at the start need none.
-        worker: Mixes; by default a thread of its own.
     """
 
     def __init__(
         self,
         mixer: Mixer,
-        every: int = 1,
+        every: int,
+        worker: Worker | AtOnce,
+        hidden: bool,
         from_start: bool = False,
-        worker: Worker | AtOnce | None = None,
     ) -> None:
-        self._mixer, self._every = mixer, every
-        self._worker = worker or Worker("adpsgd-average", mixer.device)
+        self._mixer, self._every, self._worker = mixer, every, worker
+        self._hidden = hidden
         self._round: Future[None] | None = None
         # Steps, counted so that a round is launched whenever `every` divides them.
         self._step, self._goes_on = int(from_start), False
@@ -132,6 +52,31 @@ class BehindGradient(Communication):
     def start(self) -> None:
         if self._step and not self._goes_on:
             self._launch_if_due()
+
+    @override
+    def before_update(self) -> None:
+        self._join(staleness=1)
+
+    @override
+    def after_update(self) -> None:
+        self._step += 1
+        begin = time.perf_counter()
+        self._launch_if_due()
+        if not self._hidden and self._round is not None:
+            self._mixer.tally.exposed_seconds += time.perf_counter() - begin
+            self._join(staleness=0)
+
+    @override
+    def settle(self) -> None:
+        self._join(staleness=0)
+
+    @override
+    def stop(self) -> None:
+        self._worker.stop(None)
+
+    @override
+    def abort(self) -> None:
+        self._worker.stop(2.0)
 
     @property
     @override
@@ -143,42 +88,10 @@ class BehindGradient(Communication):
         # The round in flight was joined before the checkpoint was written.
         self._step, self._mixer.round, self._goes_on = step, round, True
 
+    @property
     @override
-    def before_update(self) -> None:
-        self._join(staleness=1)
-
-    @override
-    def after_update(self) -> None:
-        self._step += 1
-        self._launch_if_due()
-
-    @override
-    def pause(self) -> None:
-        """The round in flight is joined by `settle`."""
-
-    @override
-    def settle(self) -> None:
-        self._join(staleness=0)
-
-    @override
-    def set_aside(self, vectors: Sequence[Tensor]) -> None:
-        """Peers see nothing before the next round."""
-
-    @override
-    def resume(self) -> None:
-        """The next step launches the next round."""
-
-    @override
-    def stop(self) -> None:
-        self._worker.stop(None)
-
-    @override
-    def abort(self) -> None:
-        self._worker.stop(2.0)
-
-    @override
-    def release(self) -> None:
-        """Peers wait for this learner's rounds alone, and see its end."""
+    def num_reloads(self) -> int:
+        return self._mixer.tally.reloads
 
     @override
     def statistics(self) -> Statistics:
@@ -206,11 +119,36 @@ def synchronous(
     every: int = 1,
     worker: Worker | AtOnce | None = None,
 ) -> Communication:
-    """Averaging in which everyone waits, in the given order.
+    """Averaging for which every super-learner waits, in the given order.
 
-    After the step the average needs the result of the step, and is exposed; before it
-    the average needs the weights of the last step alone, and is hidden.
+    After the step the average needs the result of the step, and is exposed. Before it,
+    the average needs the weights of the last step alone and is hidden, as under
+    delay-by-one, but from the first step on: ``T W - lr G(W)`` is the same equation.
+
+    Args:
+        mixer: Applies a round.
+        order: Whether the average comes after the step or before it.
+        every: Optimizer steps per round.
+        worker: Computes hidden rounds; by default a thread of its own.
     """
     if order == "step_then_average":
-        return AtBoundary(mixer, every)
-    return BehindGradient(mixer, every, from_start=True, worker=worker)
+        return Rounds(mixer, every, AtOnce(), hidden=False)
+    worker = worker or _thread_for(mixer)
+    return Rounds(mixer, every, worker, hidden=True, from_start=True)
+
+
+def delay_by_one(
+    mixer: Mixer, every: int = 1, worker: Worker | AtOnce | None = None
+) -> Communication:
+    """Averaging hidden behind the gradient, joined one step after its snapshot.
+
+    Args:
+        mixer: Applies a round.
+        every: Optimizer steps per round.
+        worker: Computes the rounds; by default a thread of its own.
+    """
+    return Rounds(mixer, every, worker or _thread_for(mixer), hidden=True)
+
+
+def _thread_for(mixer: Mixer) -> Worker:
+    return Worker("adpsgd-average", mixer.device)

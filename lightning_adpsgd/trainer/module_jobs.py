@@ -55,7 +55,6 @@ class ModuleJobs:
         # the connections away.
         atexit.register(self._end_unfinished)
         self._jobs[module] = job
-        job.on_reload = lambda: self._reset_optimizers(job)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Starts the jobs of the modules whose weights an optimizer changes."""
@@ -81,6 +80,11 @@ class ModuleJobs:
     def optimizers_of(self, job: Job) -> list[Optimizer]:
         """The optimizers that change the weights of a job's module."""
         return [one for one in self._initial_states if job in self.of_optimizer(one)]
+
+    def reset_optimizers(self, module: nn.Module) -> None:
+        """Lets the optimizers of a module begin anew."""
+        for optimizer in self.optimizers_of(self._jobs[module]):
+            self._initial_states[optimizer].restore()
 
     def meet(self, name: str) -> None:
         """Comes to a collective of all learners only when all have come."""
@@ -139,7 +143,3 @@ class ModuleJobs:
                     if job.groups.gradients is not None:
                         stack.enter_context(job.failures.named())
                 raise
-
-    def _reset_optimizers(self, job: Job) -> None:
-        for optimizer in self.optimizers_of(job):
-            self._initial_states[optimizer].restore()

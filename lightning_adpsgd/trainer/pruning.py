@@ -38,7 +38,7 @@ def _prune(
         dist.broadcast(mask, 0)
     # A lottery ticket takes the weights back to their start, in all learners.
     reset = _have_moved(trainer.lightning_module, weights)
-    job.renew_ties()
+    job.flat.rebind()
     if reset or not validating:
         job.leave_consensus(adopt=reset)
 

@@ -165,8 +165,7 @@ def set_up_run(
         on_reload: called when the weights were replaced by those of a peer.
     """
     size: int = trainer.strategy.super_learner_size  # pyright: ignore
-    job = set_up_job(model, dials, size)
-    job.on_reload = on_reload
+    job = set_up_job(model, dials, size, on_reload)
     sharing = None
     if shares_work(trainer, dials):
         super_learner, learner = divmod(trainer.global_rank, size)

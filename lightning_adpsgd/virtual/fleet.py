@@ -19,7 +19,7 @@ from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
-from lightning_adpsgd.mixing.synchronous import BehindGradient, synchronous
+from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
 from lightning_adpsgd.replica import averaging_dtype, to_averaging_dtype
 from lightning_adpsgd.virtual.row_averaging import (
     Exchanges,
@@ -535,7 +535,7 @@ def _communication(dials: Dials, mixer: RowMixer) -> Communication:
     if dials.communication == "sync":
         order, every = dials.effective_order, dials.gossip_every
         return synchronous(mixer, order, every, AtOnce())
-    return BehindGradient(mixer, dials.gossip_every, worker=AtOnce())
+    return delay_by_one(mixer, dials.gossip_every, worker=AtOnce())
 
 
 def _totals(tallies: Sequence[Tally | Statistics]) -> Totals:
