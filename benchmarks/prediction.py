@@ -121,7 +121,6 @@ def predicted(name: str, size: int, calibration: Calibration) -> Prediction:
         weights_of(make_model()).nbytes,
         BATCH,
         backward=WAIT_S * 2 / 3 / step,
-        update=(step - WAIT_S) / step,
     )
     return predict(
         workload,

@@ -26,7 +26,7 @@ from lightning_adpsgd.gossip.wire import make_codec
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.node import SuperLearnerGroup
-from lightning_adpsgd.prediction import BUCKET_BYTES, Costs
+from lightning_adpsgd.prediction import Costs
 from lightning_adpsgd.replica import Replica
 from lightning_adpsgd.topology import find_topology
 from lightning_adpsgd.transport import (
@@ -34,7 +34,7 @@ from lightning_adpsgd.transport import (
     DistributedTransport,
     one_behind,
 )
-from lightning_adpsgd.virtual.clock import Link
+from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Link
 
 _PATIENCE = timedelta(minutes=2)
 _REPETITIONS, _QUESTIONS = 5, 200

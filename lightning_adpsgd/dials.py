@@ -1,8 +1,9 @@
 """The settings that turn one strategy into a family of algorithms, and their bounds."""
 
+import math
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch.distributed.constants import default_pg_timeout
@@ -13,40 +14,83 @@ from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology import Topology
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
-"""For how long a peer may say nothing."""
+"""How long a peer may say nothing."""
 
 CommunicationName = Literal["sync", "delay_by_one", "async"]
 _WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16, torch.int8)
 _ORDERS = (None, "step_then_average", "average_then_step")
 
 
-@dataclass(frozen=True)
-class Dials:
-    """What `HADPSGDStrategy` documents, checked.
+class _Kind(NamedTuple):
+    """A type of arguments, what an error calls it, and a value that would do."""
 
-    Raises:
-        ValueError: Names the argument, the bound and the value.
-    """
+    types: tuple[type, ...]
+    called: str
+    example: Any
 
-    topology: Topology
-    communication: CommunicationName
-    super_learner_size: int | Literal["node"]
+
+_NUMBER_TYPES = (int, float)
+# Of each argument whose type a wrong value may have without an error soon after.
+_KINDS = {
+    "super_learner_size": _Kind((int, str), 'a whole number or "node"', 1),
+    "mixing_gain": _Kind(_NUMBER_TYPES, "a number", 1.0),
+    "gossip_every": _Kind((int,), "a whole number", 1),
+    "link_budget": _Kind(_NUMBER_TYPES, "a number of bytes per second or None", 1e6),
+    "cpu_share": _Kind(_NUMBER_TYPES, "a number", 0.05),
+    "work_sharing": _Kind((bool,), "True or False", True),
+    "save_learners": _Kind((bool,), "True or False", True),
+    "islands": _Kind((str,), "a URL or None", "tcp://10.0.0.1:29400"),
+    "seed": _Kind((int,), "a whole number", 0),
+    "max_staleness": _Kind((int,), "a whole number or None", 100),
+    "max_reloads": _Kind((int,), "a whole number or None", 3),
+}
+_TIMEOUT = _Kind(
+    (timedelta, int, float), "a timedelta, a number of seconds or None", 300
+)
+_MAY_BE_NONE = ("link_budget", "islands", "max_staleness", "max_reloads", "timeout")
+
+
+class TunedDials(TypedDict, total=False):
+    """What a simulated cluster takes of `Dials` by name, with the same defaults."""
+
     order: Order | None
     mixing_gain: float
     gossip_every: int
     wire_dtype: torch.dtype | None
     link_budget: float | None
-    cpu_share: float
     max_staleness: int | None
-    after_evaluation: Literal["restore", "adopt"]
-    save_learners: bool
-    seed: int
-    timeout: timedelta
+
+
+@dataclass(frozen=True)
+class Dials:
+    """What `strategy.HADPSGDOptions` documents, checked.
+
+    Raises:
+        TypeError: An argument has a wrong type; names its value and one that would do.
+        ValueError: An argument is out of its bounds; names the bound and the value.
+    """
+
+    topology: Topology
+    communication: CommunicationName
+    super_learner_size: int | Literal["node"]
+    order: Order | None = None
+    mixing_gain: float = 1.0
+    gossip_every: int = 1
+    wire_dtype: torch.dtype | None = None
+    link_budget: float | None = None
+    cpu_share: float = 0.05
     work_sharing: bool = False
+    after_evaluation: Literal["restore", "adopt"] = "restore"
+    save_learners: bool = False
     islands: str | None = None
+    seed: int = 0
+    timeout: timedelta = DEFAULT_TIMEOUT
+    max_staleness: int | None = None
     max_reloads: int | None = 3
 
     def __post_init__(self) -> None:
+        for name, kind in _KINDS.items():
+            _check_type(name, getattr(self, name), kind)
         communications = ("sync", "delay_by_one", "async")
         _check_one_of("communication", self.communication, communications)
         _check_one_of("order", self.order, _ORDERS)
@@ -72,7 +116,7 @@ class Dials:
 
     @property
     def start_patience(self) -> timedelta:
-        """For how long a learner waits at the start for those that come later.
+        """How long a learner waits at the start for those that come later.
 
         Machines and queues take minutes, whatever the timeout is once all are there.
         """
@@ -93,13 +137,13 @@ class Dials:
                 "communication",
                 self.communication,
                 "async",
-                "islands come and go, and all others wait for nobody",
+                "islands come and go, so that no round can wait for all",
             ),
             (
                 "max_staleness",
                 self.max_staleness,
                 None,
-                "an island may be alone, and does not wait for others",
+                "an island may be alone, with no peer to wait for",
             ),
         )
         for name, value, allowed, reason in refused:
@@ -131,6 +175,33 @@ class Dials:
                 '`communication="delay_by_one"`, whose average is joined before the '
                 f"step, got {self.order!r}"
             )
+
+
+def as_duration(timeout: timedelta | float | None) -> timedelta | None:
+    """A timeout that is given as a duration or in seconds, as a duration.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: It is not finite.
+    """
+    _check_type("timeout", timeout, _TIMEOUT)
+    if timeout is None or isinstance(timeout, timedelta):
+        return timeout
+    if not math.isfinite(timeout):
+        raise ValueError(f"`timeout` must be finite, got {timeout} seconds")
+    return timedelta(seconds=timeout)
+
+
+def _check_type(name: str, value: Any, kind: _Kind) -> None:
+    if value is None and name in _MAY_BE_NONE:
+        return
+    # A bool is an int in Python, and True would pass for 1.
+    as_number = isinstance(value, bool) and bool not in kind.types
+    if as_number or not isinstance(value, kind.types):
+        raise TypeError(
+            f"`{name}` must be {kind.called}, got {value!r} of type "
+            f"{type(value).__name__}; for example `{name}={kind.example!r}`"
+        )
 
 
 def _check_one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -1,20 +1,16 @@
 """The same family for `lightning.fabric`, whose users write their own loops.
 
-`HADPSGDFabricStrategy` has the dials of `strategy.HADPSGDStrategy` and drives the same
-`job`, one for each module that is trained. Fabric has no hook for the end of training
-and none for an evaluation, so there are two methods more: `finish` and `consensus`.
+`HADPSGDFabricStrategy` has the options of `strategy.HADPSGDStrategy` and drives the
+same `job`, one for each module that is trained. Fabric has no hook for the end of
+training and none for an evaluation, so there are two methods more: `finish` and
+`consensus`.
 """
 
-import atexit
-import os
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from datetime import timedelta
-from functools import partial
-from typing import Any, Literal, TypeVar, final
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property, partial
+from typing import Any, TypeVar, final
 
-import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.strategies.ddp import DDPStrategy
@@ -26,144 +22,46 @@ from lightning.fabric.strategies.launchers.subprocess_script import (
 )
 from lightning.fabric.strategies.strategy import _BackwardSyncControl
 from torch import Tensor, nn
-from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_adpsgd.checkpoints.generators import (
+from lightning_adpsgd.checkpoints.io import WholeCheckpointIO
+from lightning_adpsgd.checkpoints.rng_state import (
     generator_states,
     set_generator_states,
 )
-from lightning_adpsgd.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.consensus import Consensus
-from lightning_adpsgd.dials import (
-    DEFAULT_TIMEOUT,
-    CommunicationName,
-    Dials,
-)
-from lightning_adpsgd.fresh import FreshState
 from lightning_adpsgd.gossip.exchange import Position
-from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE
-from lightning_adpsgd.job import NAMESPACE, Job, has_peers, set_up_job
+from lightning_adpsgd.job import NAMESPACE, Job, set_up_job
 from lightning_adpsgd.learner_states import learner_of
 from lightning_adpsgd.mixing.statistics import Statistics
-from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.topology import TopologyLike, find_topology
-from lightning_adpsgd.trainer.compatibility import check_device, check_island
+from lightning_adpsgd.trainer.compatibility import check_device
+from lightning_adpsgd.trainer.module_jobs import ModuleJobs
+from lightning_adpsgd.trainer.options import HADPSGDOptions
 
 _Broadcast = TypeVar("_Broadcast")
 _Step = Callable[[Callable[[], Any]], Any]
 
 
-class TrainingUnfinished(RuntimeError):
-    """A learner's program ended while its modules were still being trained."""
-
-
 @final
-class HADPSGDFabricStrategy(DDPStrategy):
+class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     """Hierarchical asynchronous decentralized parallel SGD, and its whole family.
 
     The learning rate is the one for the global batch (learners x local batch):
     gradients are means, and nothing is divided by the number of learners.
 
-    Args:
-        topology: Name of a topology (`lightning_adpsgd.topology.TOPOLOGIES`), or one of
-            your own: a mixing matrix, several matrices or matchings that take turns, or
-            a function (`find_topology`).
-        communication: "sync": the average is taken at the step boundary and everyone
-            waits. "delay_by_one": it is hidden behind one gradient. "async": nobody
-            waits for anybody.
-        super_learner_size: Learners that allreduce gradients; "node" for those of one
-            machine. Must divide the number of learners.
-        order: Whether the average comes after the optimizer step or between gradient
-            and step; by default after. "delay_by_one" is the latter by construction.
-        mixing_gain: gamma, 0 < gamma <= 1: how much of each average is taken.
-        gossip_every: Optimizer steps per round of averaging.
-        wire_dtype: What travels in "async": a floating-point type, or `torch.int8` for
-            one byte a number on a lattice; averages are taken in float32.
-        link_budget: In "async", bytes per second that a learner sends on average.
-        cpu_share: In "async", what exchanges may take of a learner's processor time,
-            if that is more than what a hundredth of the training's time pays for, as
-            on idle cores or a GPU; 1: there is no bound.
-        max_staleness: In "async", steps after which a learner without a completed
-            exchange waits for one; none: it never waits.
-        max_reloads: How often a super-learner whose weights turn infinite, not a number
-            or, in "async", far too large goes on from those of its peers, with a fresh
-            optimizer, before it ends with an error; none: it goes on as it is, and its
-            peers leave it out.
-        after_evaluation: "restore" puts the local weights back at the end of
-            `consensus`, "adopt" goes on from the mean.
-        save_learners: Whether a checkpoint also holds what each learner is made of, so
-            that a resume with as many goes on from there: weights, optimizer state,
-            generators, round of gossip. The place in the epoch is the program's.
-        seed: For topologies drawn at random; the same in all learners.
-        timeout: For how long a peer may say nothing before it counts as lost, and of
-            every collective; by default 5 minutes, and 30 for those of Lightning.
-        islands: Where islands find one another, ``tcp://host:port`` or
-            ``tcp://host:port/job``: this job is then one super-learner, which others
-            join and leave as they come and go (docs/islands.md). By default what the
-            environment's LIGHTNING_ADPSGD_ISLANDS says; none: all super-learners are in
-            one job.
-        start_method: How Fabric launches the learners of a machine.
-        **ddp: What Fabric's `DDPStrategy` takes; options of DDP itself apply inside a
-            super-learner.
-
-    Raises:
-        ValueError: A value is out of its bounds.
+    The constructor documents the arguments. Some belong to a Trainer: `work_sharing` is
+    refused; `save_learners` keeps neither schedules nor the place in the epoch, which
+    are the program's; `after_evaluation` applies at the end of `consensus`.
     """
 
-    def __init__(
-        self,
-        topology: TopologyLike = "ring",
-        communication: CommunicationName = "async",
-        super_learner_size: int | Literal["node"] = "node",
-        *,
-        order: Order | None = None,
-        mixing_gain: float = 1.0,
-        gossip_every: int = 1,
-        wire_dtype: torch.dtype | None = None,
-        link_budget: float | None = None,
-        cpu_share: float = 0.05,
-        max_staleness: int | None = None,
-        max_reloads: int | None = 3,
-        after_evaluation: Literal["restore", "adopt"] = "restore",
-        save_learners: bool = False,
-        seed: int = 0,
-        timeout: timedelta | None = None,
-        islands: str | None = None,
-        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
-        **ddp: Any,
-    ) -> None:
-        patience = default_pg_timeout if timeout is None else timeout
-        super().__init__(timeout=patience, start_method=start_method, **ddp)
-        self._backward_sync_control = _SuperLearnerSyncControl()
-        self._dials = Dials(
-            topology=find_topology(topology),
-            communication=communication,
-            super_learner_size=super_learner_size,
-            order=order,
-            mixing_gain=mixing_gain,
-            gossip_every=gossip_every,
-            wire_dtype=wire_dtype,
-            link_budget=link_budget,
-            cpu_share=cpu_share,
-            max_staleness=max_staleness,
-            max_reloads=max_reloads,
-            after_evaluation=after_evaluation,
-            save_learners=save_learners,
-            seed=seed,
-            timeout=DEFAULT_TIMEOUT if timeout is None else timeout,
-            islands=islands or os.environ.get(ENVIRONMENT_VARIABLE) or None,
-        )
-        self._jobs: dict[nn.Module, Job] = {}
-        self._optimizers: list[Optimizer] = []
-        self._fresh: list[FreshState] = []
+    _shares_epochs = False
 
-    @classmethod
-    @override
-    def register_strategies(cls, strategy_registry: Any) -> None:
-        """Names are registered by `lightning_adpsgd.registration`."""
+    @cached_property
+    def jobs(self) -> ModuleJobs:
+        """The jobs of the modules that are trained."""
+        return ModuleJobs()
 
     @property
     @override
@@ -178,34 +76,21 @@ class HADPSGDFabricStrategy(DDPStrategy):
     def checkpoint_io(self, io: CheckpointIO) -> None:
         self._checkpoint_io = io
 
-    # --- the shape of the job
-
-    @property
-    def super_learner_size(self) -> int:
-        """N, the learners of each super-learner."""
-        size = self._dials.super_learner_size
-        if not isinstance(size, str):
-            return size
-        return self.num_processes if self._dials.islands is None else self.world_size
-
-    @property
-    def num_super_learners(self) -> int:
-        """S."""
-        return self.world_size // self.super_learner_size
+    # --- what it has done
 
     def gossip_statistics(self) -> list[Statistics]:
         """What this learner's communication has done, for each module in training."""
-        parts = [job.statistics() for job in self._jobs.values()]
+        parts = [job.statistics() for job in self.jobs]
         return [statistics for statistics in parts if statistics is not None]
 
     @property
     def position(self) -> Position | None:
-        """How far this island has come, from where those were whose weights it took.
+        """How far this island has come, counted from where the others were.
 
-        A loop that begins at `position.steps` ends where those of the others end. None
-        without `islands`, and before the optimizer is set up.
+        A loop that begins at `position.steps` ends where the loops of the others end.
+        None without `islands`, and before the optimizer is set up.
         """
-        return next((job.position for job in self._running()), None)
+        return next((job.position for job in self.jobs.running), None)
 
     # --- evaluation and end, which Fabric has no hooks for
 
@@ -218,7 +103,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
         Yields:
             How far apart the super-learners are, for each module in training.
         """
-        jobs = [job for job in self._running() if not job.in_consensus]
+        jobs = [job for job in self.jobs.running if not job.in_consensus]
         measured = [job.enter_consensus("consensus") for job in jobs]
         try:
             yield [consensus for consensus in measured if consensus is not None]
@@ -235,14 +120,12 @@ class HADPSGDFabricStrategy(DDPStrategy):
         Returns:
             How far apart the super-learners were, for each module in training.
         """
-        measured = [job.finish() for job in self._running()]
-        self._close()
-        return [consensus for consensus in measured if consensus is not None]
+        return self.jobs.finish()
 
     @override
     def teardown(self) -> None:
-        """Ends without waiting for anybody."""
-        self._close()
+        """Ends without waiting for any learner."""
+        self.jobs.close()
         super().teardown()
 
     # --- set-up
@@ -263,43 +146,33 @@ class HADPSGDFabricStrategy(DDPStrategy):
         self, module: nn.Module
     ) -> nn.Module:
         """Makes a module one of a job; DDP wraps it if a super-learner has several."""
+        self._backward_sync_control = _SuperLearnerSyncControl()
         if not any(weight.requires_grad for weight in module.parameters()):
             return module
-        if not self._has_peers():
+        if not self.check_peers():
             return super().setup_module(module)
+        self._check_one_module()
         check_device(self.root_device)
-        self._meet("setup")
-        job = set_up_job(
-            module,
-            self._dials,
-            self.super_learner_size,
-            partial(self._begin_optimizers_anew, module),
-        )
-        self._add_job(module, job)
+        self.jobs.meet("setup")
+        reset = partial(self.jobs.reset_optimizers, module)
+        job = set_up_job(module, self._dials, self.super_learner_size, reset)
+        self.jobs.add(module, job)
         if self.super_learner_size == 1:
             return module
         return job.wrap(module, self._determine_ddp_device_ids(), self._ddp_kwargs)
 
-    def _has_peers(self) -> bool:
-        if self._dials.islands is None:
-            return has_peers(self.world_size, self.super_learner_size)
-        check_island(self.super_learner_size, self.world_size)
-        if self._jobs:
+    def _check_one_module(self) -> None:
+        if self._dials.islands is not None and len(self.jobs):
             raise ValueError(
                 "`fabric.setup` must be given one trained module with `islands`, got "
-                f"{len(self._jobs) + 1}: islands meet over one model; make the modules "
+                f"{len(self.jobs) + 1}: islands meet over one model; make the modules "
                 "parts of one"
             )
-        return True
 
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Begins to communicate for the modules whose weights it changes."""
-        self._fresh.append(FreshState(optimizer))
-        for job in self._jobs_of(optimizer):
-            if not job.running:
-                job.start()
-        self._optimizers.append(optimizer)
+        self.jobs.add_optimizer(optimizer)
         return super().setup_optimizer(optimizer)
 
     # --- the step
@@ -309,9 +182,9 @@ class HADPSGDFabricStrategy(DDPStrategy):
         closure = kwargs.pop("closure", None)
         take = partial(super().optimizer_step, optimizer, **kwargs)
         step = _without_closure(take) if closure is None else _with_closure(take)
-        for job in self._jobs_of(optimizer):
+        for job in self.jobs.of_optimizer(optimizer):
             _check_trains(job)
-            # How many samples and epochs, the program alone knows.
+            # The program alone knows how many samples and epochs.
             job.note(samples=0, epochs=0)
             step = partial(job.update, step)
         return step(closure or _nothing)
@@ -321,7 +194,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
     @override
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
         """The consensus model; called by all learners, as `fabric.save` does."""
-        job = self._jobs.get(_unwrapped(module))
+        job = self.jobs.of_module(module)
         if job is None or not job.running or job.in_consensus:
             return super().get_module_state_dict(module)
         job.enter_consensus("checkpoint")
@@ -337,9 +210,9 @@ class HADPSGDFabricStrategy(DDPStrategy):
     ) -> None:
         """Loads the weights into all learners alike; called by all learners.
 
-        Within `consensus` what is loaded goes away at its end.
+        Within `consensus`, what is loaded goes away at its end.
         """
-        job = self._jobs.get(_unwrapped(module))
+        job = self.jobs.of_module(module)
         if job is None or not job.running or job.in_consensus:
             super().load_module_state_dict(module, state_dict, strict)
             return
@@ -351,7 +224,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
     def save_checkpoint(
         self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        if self._dials.save_learners and self._running():
+        if self._dials.save_learners and self.jobs.running:
             state = {**state, NAMESPACE: self._gather_learners()}
         super().save_checkpoint(path, state, *args, **kwargs)
 
@@ -362,19 +235,19 @@ class HADPSGDFabricStrategy(DDPStrategy):
         remainder = super().load_checkpoint(path, state, *args, **kwargs)
         saved = remainder.pop(NAMESPACE, None) if isinstance(state, dict) else None
         if saved:
-            for job, learners in zip(self._running(), saved, strict=True):
+            for job, learners in zip(self.jobs.running, saved, strict=True):
                 self._restore_learner(job, learners)
         return remainder
 
     def _gather_learners(self) -> list[list[Any]]:
         """The super-learners of each job, in learner 0."""
-        self._meet("checkpoint of learners")
+        self.jobs.meet("checkpoint of learners")
         return [
             job.gather_learners(
-                [o.state_dict() for o in self._optimizers_of(job)],
+                [one.state_dict() for one in self.jobs.optimizers_of(job)],
                 {"generators": generator_states(self.root_device)},
             )
-            for job in self._running()
+            for job in self.jobs.running
         ]
 
     def _restore_learner(self, job: Job, learners: list[Any]) -> None:
@@ -386,7 +259,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
         job.restore_learner(learner)
         job.leave_consensus(adopt=True)
         for optimizer, saved in zip(
-            self._optimizers_of(job), learner["states"], strict=True
+            self.jobs.optimizers_of(job), learner["states"], strict=True
         ):
             optimizer.load_state_dict(saved)
         if "generators" in learner["own"]:
@@ -396,7 +269,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        jobs = self._running()
+        jobs = self.jobs.running
         if jobs:
             name = args[0] if args else kwargs.get("name")
             jobs[0].meet(str(name or "barrier"))
@@ -408,7 +281,7 @@ class HADPSGDFabricStrategy(DDPStrategy):
         self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean"
     ) -> Tensor:
         if _is_world(group):
-            self._meet("all_reduce")
+            self.jobs.meet("all_reduce")
         return super().all_reduce(tensor, group, reduce_op)
 
     @override
@@ -416,97 +289,13 @@ class HADPSGDFabricStrategy(DDPStrategy):
         self, tensor: Tensor, group: Any = None, sync_grads: bool = False
     ) -> Tensor:
         if _is_world(group):
-            self._meet("all_gather")
+            self.jobs.meet("all_gather")
         return super().all_gather(tensor, group, sync_grads)
 
     @override
     def broadcast(self, obj: _Broadcast, src: int = 0) -> _Broadcast:
-        self._meet("broadcast")
+        self.jobs.meet("broadcast")
         return super().broadcast(obj, src)
-
-    def _meet(self, name: str) -> None:
-        for job in self._running()[:1]:
-            job.meet_if_asynchronous(name)
-
-    # --- the jobs and their end
-
-    def _running(self) -> list[Job]:
-        return [job for job in self._jobs.values() if job.running]
-
-    def _optimizers_of(self, job: Job) -> list[Optimizer]:
-        return [o for o in self._optimizers if job in self._jobs_of(o)]
-
-    def _begin_optimizers_anew(self, module: nn.Module) -> None:
-        job = self._jobs[module]
-        for optimizer, fresh in zip(self._optimizers, self._fresh, strict=True):
-            if job in self._jobs_of(optimizer):
-                fresh.restore()
-
-    def _jobs_of(self, optimizer: Optimizer) -> list[Job]:
-        weights = {id(w) for group in optimizer.param_groups for w in group["params"]}
-        return [
-            job
-            for module, job in self._jobs.items()
-            if any(id(weight) in weights for weight in module.parameters())
-        ]
-
-    def _add_job(self, module: nn.Module, job: Job) -> None:
-        # Runs before the handler of torch, which was registered before it and takes
-        # the connections away.
-        atexit.register(self._end_unfinished)
-        self._jobs[module] = job
-
-    def _run(self, program: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a program of all learners; its end is the end of training."""
-        if self._running():  # a launch within a launch
-            return program(*args, **kwargs)
-        try:
-            with self._named():
-                output = program(*args, **kwargs)
-            self.finish()
-        except BaseException as exception:
-            self._fail(exception)
-            raise
-        return output
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Names the failure that broke DDP inside a super-learner."""
-        try:
-            yield
-        except RuntimeError:
-            with ExitStack() as stack:
-                if self.super_learner_size > 1:
-                    for job in self._running()[:1]:
-                        stack.enter_context(job.failures.named())
-                raise
-
-    def _fail(self, exception: BaseException) -> None:
-        for job in self._jobs.values():
-            job.fail(exception)
-        self._close()
-
-    def _close(self) -> None:
-        atexit.unregister(self._end_unfinished)
-        self._optimizers.clear()
-        self._fresh.clear()
-        for job in self._jobs.values():
-            job.close()
-
-    def _end_unfinished(self) -> None:
-        """Tells the others why this learner leaves; at the exit of its process."""
-        if self._running():
-            # Set by the interpreter when an exception has ended the program.
-            cause = getattr(sys, "last_value", None)
-            self._fail(cause or TrainingUnfinished(_UNFINISHED))
-        self._close()
-
-
-_UNFINISHED = (
-    "the program ended without `fabric.strategy.finish()`, so that its weights are not "
-    "those of the other learners; call it after the last step, or give your program to "
-    "`fabric.launch` as a function"
-)
 
 
 @final
@@ -535,7 +324,7 @@ class _ScriptLauncher(_SubprocessScriptLauncher):
 
     @override
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        program = partial(self._strategy._run, function)
+        program = partial(self._strategy.jobs.run, function)
         return super().launch(program, *args, **kwargs)
 
 
@@ -546,7 +335,7 @@ class _ProcessLauncher(_MultiProcessingLauncher):
     @override
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         assert isinstance(self._strategy, HADPSGDFabricStrategy)
-        program = partial(self._strategy._run, function)
+        program = partial(self._strategy.jobs.run, function)
         return super().launch(program, *args, **kwargs)
 
 
@@ -563,7 +352,7 @@ def _without_closure(take: Callable[..., Any]) -> _Step:
 
 
 def _check_trains(job: Job) -> None:
-    """Refuses a step that nobody would learn of, and ends if another has failed."""
+    """Refuses a step that would be lost, and ends if another learner has failed."""
     if not job.running:
         raise RuntimeError(
             "`optimizer.step()` needs a module in training: set it up before or with "
@@ -576,10 +365,6 @@ def _check_trains(job: Job) -> None:
             "the local weights come back at its end; take the step outside"
         )
     job.raise_if_failed()
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def _cloned(value: Any) -> Any:

@@ -9,18 +9,16 @@ how often exchanges end and how stale they are. The equations are in docs/predic
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor
 
 from lightning_adpsgd.gossip.pacing import TAKEN, crowded
-from lightning_adpsgd.gossip.protocol import due_round
 from lightning_adpsgd.gossip.wire import make_codec
 from lightning_adpsgd.topology import TOPOLOGIES, TopologyLike, find_topology
-from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
+from lightning_adpsgd.virtual.clock import Compute, Link, StepTimes, check_positive
 from lightning_adpsgd.virtual.timeline import (
     Asynchronous,
     Begun,
@@ -29,20 +27,16 @@ from lightning_adpsgd.virtual.timeline import (
     Exchange,
     Scenario,
     Stepped,
-    parts_of,
+    lockstep,
 )
 
 Mode = Literal["sync", "delay_by_one", "async", "allreduce"]
 """The strategies' communications, and their control: gradients reduced by all (DDP)."""
 
-BUCKET_BYTES = 25 << 20
-"""Of gradients that torch's DDP reduces together while the rest is computed."""
-
 _LOCAL = 32  # super-learners: an exchange knows neighbours, not how many others are
-_DRAWS = 4096  # of a super-learner's slowest learner, for its mean
-_MEASURED = 200  # steps of a random timeline
-_SETTLED, _FURTHEST = 50, 6000  # and before them, the latter with a straggler far away
-_SAMPLED_ROUNDS = 16  # of a topology that never repeats, used again and again
+_DRAWS = 2000  # steps of a super-learner alone, for their mean
+_SETTLED, _MEASURED = 20, 40  # rounds of all, in lockstep: of few learners more
+_LEARNER_ROUNDS = 8000
 
 
 @dataclass(frozen=True)
@@ -54,26 +48,21 @@ class Workload:
         local_batch_size: Samples of a step of one learner.
         wire_dtype: What travels in "async"; none: the weights as they are.
         backward: Share of a step's time in which gradients become ready.
-        update: Share of it after the gradients, beside which nothing is hidden.
 
     Raises:
-        ValueError: Bytes or samples are not positive, or the shares more than a step.
+        ValueError: Bytes or samples are not positive, or `backward` is no share.
     """
 
     weight_bytes: float
     local_batch_size: int = 1
     wire_dtype: torch.dtype | None = None
     backward: float = 2 / 3
-    update: float = 0.0
 
     def __post_init__(self) -> None:
         check_positive("weight_bytes", self.weight_bytes)
         check_positive("local_batch_size", self.local_batch_size)
-        shares = (self.backward, self.update)
-        if min(shares) < 0 or sum(shares) > 1:
-            raise ValueError(
-                f"`backward` and `update` are shares of a step, got {shares}"
-            )
+        if not 0 <= self.backward <= 1:
+            raise ValueError(f"`backward` must be in [0, 1], got {self.backward}")
 
     @property
     def message_bytes(self) -> float:
@@ -178,6 +167,7 @@ def predict(
         ValueError: An argument is out of its bounds, or has no meaning with another.
     """
     _check(workload, compute, communication, cpu_share)
+    costs = costs or Costs()
     scenario = Scenario(
         topology=find_topology(topology),
         num_super_learners=num_super_learners,
@@ -187,28 +177,12 @@ def predict(
         link=link or Link(),
         inner_link=inner_link or Link(),
         seed=seed,
+        backward=workload.backward,
+        gradient_seconds=costs.gradient * workload.weight_bytes,
     )
-    costs = costs or Costs()
     if communication == "async":
         return _without_waiting(workload, scenario, costs, cpu_share)
     return _in_step(workload, scenario, costs, communication)
-
-
-def overlapped(allreduce: Tensor, backward: Tensor, num_bytes: float) -> Tensor:
-    """Seconds by which a DDP step is longer than its computation.
-
-    Of K buckets of gradients, number k is ready after k/K of the backward pass, and
-    its all-reduce waits for those before it.
-
-    Args:
-        allreduce: Seconds of all buckets.
-        backward: Seconds of the backward pass, of as many steps.
-        num_bytes: Of the gradients.
-    """
-    buckets = math.ceil(num_bytes / BUCKET_BYTES)
-    bound_by_links = backward / buckets + allreduce
-    bound_by_compute = backward + allreduce / buckets
-    return torch.maximum(bound_by_links, bound_by_compute) - backward
 
 
 def _check(
@@ -232,241 +206,76 @@ def _check(
         )
 
 
-class _Steps:
-    """Draws what the gradients of all super-learners take, [S] at a time.
-
-    Attributes:
-        work: Mean of what their learners compute, waits inside not counted.
-    """
-
-    def __init__(self, workload: Workload, scenario: Scenario, costs: Costs) -> None:
-        self._workload, self._costs = workload, costs
-        self._compute, self._num = scenario.compute, scenario.super_learner_size
-        shape = (scenario.num_super_learners, scenario.super_learner_size)
-        factors = torch.ones(shape, dtype=torch.float64)
-        for learner, factor in scenario.compute.slow.items():
-            if learner < factors.numel():
-                factors.view(-1)[learner] = factor
-        self._factors = factors
-        self._generator = torch.Generator().manual_seed(scenario.seed)
-        seconds = scenario.inner_link.allreduce_seconds(
-            workload.weight_bytes, self._num
-        )
-        self._allreduce = torch.tensor(seconds, dtype=torch.float64)
-        self.work = scenario.compute.seconds * float(factors.mean())
-
-    @property
-    def vary(self) -> bool:
-        """Whether one step differs from the next."""
-        return self._compute.spread > 0
-
-    def computed(self) -> Tensor:
-        """Of the slowest learner of each super-learner, [S]."""
-        return self._compute.seconds * self._drawn(self._factors).amax(1)
-
-    def gradient(self) -> Tensor:
-        """The same with the all-reduce inside the super-learner, [S]."""
-        slowest = self.computed()
-        return slowest + self.inside(slowest)
-
-    def inside(self, slowest: Tensor) -> Tensor:
-        """What the all-reduce inside adds to steps of so many seconds."""
-        if self._num == 1:
-            return torch.zeros_like(slowest)
-        bytes_ = self._workload.weight_bytes
-        backward = slowest * self._workload.backward
-        waited = overlapped(self._allreduce, backward, bytes_)
-        return waited + self._costs.gradient * bytes_
-
-    def means(self) -> Tensor:
-        """Mean seconds of `computed`, [S], from draws that those of a kind share."""
-        kinds, which = self._factors.unique(dim=0, return_inverse=True)
-        count = _DRAWS if self.vary else 1
-        drawn = self._drawn(kinds.expand(count, *kinds.shape)).amax(2).mean(0)
-        if self.vary and self._num == 1:  # the mean is known
-            drawn = kinds[:, 0]
-        return self._compute.seconds * drawn[which]
-
-    def _drawn(self, factors: Tensor) -> Tensor:
-        spread = self._compute.spread
-        if not spread:
-            return factors
-        normal = torch.randn(
-            factors.shape, generator=self._generator, dtype=torch.float64
-        )
-        # The mean of exp(N(m, s²)) is exp(m + s²/2).
-        return factors * torch.exp(spread * normal - spread**2 / 2)
-
-
 # --- where all wait
-
-
-class _Meeting(NamedTuple):
-    """Who waits for whom in a round, and for how long a message crosses.
-
-    Attributes:
-        others: Numbers of those that each meets and its own, [S, d]; none: of all.
-        seconds: Of the crossing, [S].
-    """
-
-    others: Tensor | None
-    seconds: Tensor
-
-    def latest(self, begins: Tensor) -> Tensor:
-        """Of each one's meeting, [S] of [S]."""
-        if self.others is None:
-            return begins.amax().expand(len(begins))
-        return begins[self.others].amax(1)
 
 
 def _in_step(
     workload: Workload, scenario: Scenario, costs: Costs, mode: Mode
 ) -> Prediction:
-    steps = _Steps(workload, scenario, costs)
-    if mode == "allreduce":
-        step, work = _allreduce_step(workload, scenario, costs, steps)
-    else:
-        step, work = _round_step(workload, scenario, costs, mode, steps)
-    rate = 1 / step
-    learners = scenario.num_super_learners * scenario.super_learner_size
+    num_learners = scenario.num_super_learners * scenario.super_learner_size
+    rate = 1 / _step_seconds(workload, scenario, costs, mode)
+    computed = scenario.compute.seconds * _mean_factor(scenario)
+    work = _boundary_seconds(workload, scenario, costs, mode)
+    if mode == "allreduce" and num_learners > 1:
+        work += scenario.gradient_seconds
     return Prediction(
-        samples_per_second=rate * learners * workload.local_batch_size,
+        samples_per_second=rate * num_learners * workload.local_batch_size,
         steps_per_second=rate,
-        exposed=max(0.0, 1 - (steps.work + work) * rate),
+        exposed=max(0.0, 1 - (computed + work) * rate),
         exchanges_per_step=1.0 if mode == "allreduce" else 1 / scenario.gossip_every,
         staleness={int(mode == "delay_by_one"): 1.0},
     )
 
 
-class _Seconds(NamedTuple):
-    """Of a step, and what of it is processor work for communication."""
-
-    step: float
-    work: float
-
-
-def _allreduce_step(
-    workload: Workload, scenario: Scenario, costs: Costs, steps: _Steps
-) -> _Seconds:
-    """Of DDP: rings inside and, of shards, across."""
-    num_bytes, size = workload.weight_bytes, scenario.super_learner_size
-    seconds = scenario.inner_link.allreduce_seconds(num_bytes, size)
-    seconds += scenario.link.allreduce_seconds(
-        num_bytes / size, scenario.num_super_learners
-    )
-    draws = range(_MEASURED if steps.vary else 1)
-    slowest = torch.stack([steps.computed().amax() for _ in draws])
-    allreduce = torch.full_like(slowest, seconds)
-    waited = overlapped(allreduce, slowest * workload.backward, num_bytes)
-    alone = scenario.num_super_learners * size == 1
-    work = 0.0 if alone else costs.gradient * num_bytes + costs.step
-    return _Seconds(float((slowest + waited).mean()) + work, work)
-
-
-def _round_step(
-    workload: Workload, scenario: Scenario, costs: Costs, mode: Mode, steps: _Steps
-) -> _Seconds:
-    if scenario.num_super_learners == 1:
-        computed = steps.means()
-        return _Seconds(float(computed + steps.inside(computed)), 0.0)
-    work = costs.round * workload.weight_bytes / scenario.gossip_every + costs.step
-    hidden = mode == "delay_by_one"
-    if steps.vary:
-        ends = _ends(workload, scenario, hidden, steps, work)
-        return _Seconds(_slope(ends, _warmup(scenario, steps)), work)
-    # Nobody gets ahead of the slowest by more than the rounds between them.
-    return _Seconds(_constant_step(workload, scenario, hidden, steps) + work, work)
-
-
-def _constant_step(
-    workload: Workload, scenario: Scenario, hidden: bool, steps: _Steps
+def _step_seconds(
+    workload: Workload, scenario: Scenario, costs: Costs, mode: Mode
 ) -> float:
-    """Mean seconds where no step differs from the next: the slowest holds up all."""
-    gradient = float(steps.gradient().amax())
-    update = workload.update * scenario.compute.seconds
-    rounds = list(itertools.islice(_rounds(workload, scenario), _num_rounds(scenario)))
-    crossings = [float(meeting.seconds.amax()) for meeting in rounds]
-    if hidden:
-        with_round = [max(gradient, update + crossing) for crossing in crossings]
-    else:
-        with_round = [gradient + crossing for crossing in crossings]
-    mean = sum(with_round) / len(with_round)
-    return (mean + (scenario.gossip_every - 1) * gradient) / scenario.gossip_every
+    """Mean seconds of a step of the super-learner that is furthest behind."""
+    boundary = _boundary_seconds(workload, scenario, costs, mode)
+    if mode == "allreduce" or scenario.num_super_learners == 1:
+        scenario = _as_one(workload, scenario)
+    hidden = mode == "delay_by_one"
+    num_bytes = workload.weight_bytes
+    ends = lockstep(scenario, num_bytes, hidden, boundary_seconds=boundary)
+    learners = scenario.num_super_learners * scenario.super_learner_size
+    most = _MEASURED * max(1, _LEARNER_ROUNDS // (_MEASURED * learners))
+    settled, measured = (scenario.gossip_every * n for n in (_SETTLED, most))
+    first, last = itertools.islice(ends, settled, settled + measured + 1, measured)
+    return (max(last) - max(first)) / measured
 
 
-def _ends(
-    workload: Workload, scenario: Scenario, hidden: bool, steps: _Steps, work: float
-) -> Iterator[Tensor]:
-    """When each super-learner has made its k-th step, [S], for k = 1, 2, ..."""
-    update = workload.update * scenario.compute.seconds
-    ends = torch.zeros(scenario.num_super_learners, dtype=torch.float64)
-    rounds = _rounds(workload, scenario)
-    for step in itertools.count(0 if hidden else 1):
-        ready = ends + steps.gradient() + work
-        if step > 0 and due_round(step, scenario.gossip_every) is not None:
-            meeting = next(rounds)
-            begins = ends + update + work if hidden else ready
-            landed = meeting.latest(begins) + meeting.seconds
-            ready = torch.maximum(ready, landed)
-        ends = ready
-        yield ends
+def _boundary_seconds(
+    workload: Workload, scenario: Scenario, costs: Costs, mode: Mode
+) -> float:
+    """Processor work of a step boundary, mean over rounds and steps without one."""
+    if scenario.num_super_learners * scenario.super_learner_size == 1:
+        return 0.0
+    if mode == "allreduce" or scenario.num_super_learners == 1:
+        return costs.step
+    return costs.round * workload.weight_bytes / scenario.gossip_every + costs.step
 
 
-def _rounds(workload: Workload, scenario: Scenario) -> Iterator[_Meeting]:
-    num = _num_rounds(scenario)
-    return itertools.cycle([_meeting(workload, scenario, r) for r in range(num)])
-
-
-def _num_rounds(scenario: Scenario) -> int:
-    period = scenario.topology.period(scenario.num_super_learners)
-    return period or _SAMPLED_ROUNDS
-
-
-def _meeting(workload: Workload, scenario: Scenario, round: int) -> _Meeting:
+def _as_one(workload: Workload, scenario: Scenario) -> Scenario:
+    """All learners as one super-learner, with DDP's rings inside and across."""
     num, size = scenario.num_super_learners, scenario.super_learner_size
-    schedule, shard = scenario.schedule(num), workload.weight_bytes / size
-    gather = scenario.inner_link.allgather_seconds(workload.weight_bytes, size)
-    if schedule.is_mean(round):
-        seconds = scenario.link.allreduce_seconds(shard, num) + gather
-        return _Meeting(None, torch.full((num,), seconds, dtype=torch.float64))
-    parts = parts_of(schedule, round)
-    met = [sorted({*part.takes, *part.gives} | {i}) for i, part in enumerate(parts)]
-    messages = [
-        max(len({*part.takes} - {i}), len({*part.gives} - {i}))
-        for i, part in enumerate(parts)
-    ]
-    seconds = [
-        (scenario.link.seconds(count * shard) if count else 0.0) + gather
-        for count in messages
-    ]
-    crossing = torch.tensor(seconds, dtype=torch.float64)
-    return _Meeting(_padded(met), crossing)
+    num_bytes = workload.weight_bytes
+    seconds = scenario.inner_link.allreduce_seconds(num_bytes, size)
+    seconds += scenario.link.allreduce_seconds(num_bytes / size, num)
+    turns = max(1, 2 * (num * size - 1))
+    return replace(
+        scenario,
+        topology=find_topology("ring"),
+        num_super_learners=1,
+        super_learner_size=num * size,
+        inner_link=Link(latency=seconds / turns),
+        link=Link(),
+    )
 
 
-def _padded(rows: list[list[int]]) -> Tensor:
-    """Rows of numbers as a matrix; short ones repeat their last."""
-    longest = max(map(len, rows))
-    return torch.tensor([row + row[-1:] * (longest - len(row)) for row in rows])
-
-
-def _warmup(scenario: Scenario, steps: _Steps) -> int:
-    """Steps until everybody has felt the slowest."""
-    if not scenario.compute.slow:
-        return _SETTLED
-    felt = torch.zeros(scenario.num_super_learners)
-    felt[int(steps.means().argmax())] = 1.0
-    rounds = itertools.islice(_rounds(Workload(1), scenario), _FURTHEST)
-    for count, meeting in enumerate(rounds):
-        if felt.all():
-            return count * scenario.gossip_every
-        felt = meeting.latest(felt)
-    return _FURTHEST
-
-
-def _slope(ends: Iterator[Tensor], warmup: int) -> float:
-    """Mean seconds of a step after the warm-up."""
-    first, last = itertools.islice(ends, warmup, warmup + _MEASURED + 1, _MEASURED)
-    return float((last - first).mean()) / _MEASURED
+def _mean_factor(scenario: Scenario) -> float:
+    num = scenario.num_super_learners * scenario.super_learner_size
+    slow = [f for learner, f in scenario.compute.slow.items() if learner < num]
+    return (num - len(slow) + sum(slow)) / num
 
 
 # --- where nobody waits
@@ -489,25 +298,46 @@ class _Seen(NamedTuple):
 def _without_waiting(
     workload: Workload, scenario: Scenario, costs: Costs, cpu_share: float
 ) -> Prediction:
-    steps = _Steps(workload, scenario, costs)
-    slowest = steps.means()
-    gradient = slowest + steps.inside(slowest)
-    mean = float(gradient.mean())
+    gradients = _alone(scenario, workload.weight_bytes)
+    mean = sum(gradients) / len(gradients)
     seen = _observe(workload, scenario, costs, mean)
     cores = _Cores(workload, scenario, costs, mean)
     merge = seen.merging * costs.merge * workload.weight_bytes
     kept = cores.kept(seen.exchanges, merge, cpu_share)
-    merge *= kept
-    step = gradient + merge + cores.taken_from_training(kept * seen.exchanges)
-    rate = float((1 / step).mean())
+    added = kept * merge + cores.taken_from_training(kept * seen.exchanges)
+    # What links take of a gradient that was computed.
+    free = replace(scenario, inner_link=Link(), gradient_seconds=0.0)
+    computed = _alone(free, workload.weight_bytes)
+    rate = sum(1 / (g + added) for g in gradients) / len(gradients)
+    exposed = [(g - c) / (g + added) for g, c in zip(gradients, computed, strict=True)]
     learners = scenario.num_super_learners * scenario.super_learner_size
     return Prediction(
         samples_per_second=rate * learners * workload.local_batch_size,
         steps_per_second=rate,
-        exposed=float(((gradient - slowest) / step).mean()),
+        exposed=sum(exposed) / len(exposed),
         exchanges_per_step=kept * seen.exchanges,
         staleness=seen.staleness,
     )
+
+
+def _alone(scenario: Scenario, num_bytes: float) -> list[float]:
+    """Mean seconds of a gradient of each super-learner, on a clock of its own."""
+    size, compute = scenario.super_learner_size, scenario.compute
+    if size == 1:  # the mean is known
+        compute = replace(compute, spread=0.0)
+    num_steps = _DRAWS if compute.spread else 1
+
+    def mean_of(index: int) -> float:
+        times, end = StepTimes(compute, scenario.seed), 0.0
+        for _ in range(num_steps):
+            end = scenario.gradient_end(times, index, end, num_bytes)
+        return end / num_steps
+
+    slow = {learner // size for learner in compute.slow}
+    # All without a slow learner are alike.
+    usual = mean_of(next(i for i in itertools.count() if i not in slow))
+    numbers = range(scenario.num_super_learners)
+    return [mean_of(i) if i in slow else usual for i in numbers]
 
 
 class _Cores:
@@ -565,7 +395,7 @@ def _observe(
     """Exchanges of a neighbourhood, long after its start."""
     if scenario.num_super_learners == 1:
         return _Seen(0.0, 0.0, {})
-    local = _neighbourhood(workload, scenario, costs)
+    local = _neighbourhood(scenario, costs)
     num, size = local.num_super_learners, local.super_learner_size
     crossing = local.link.seconds(workload.message_bytes / size)
     num_peers = len(local.topology.part(0, num, 0).takes) - 1
@@ -582,10 +412,9 @@ def _observe(
     return _count(seen, begin, late)
 
 
-def _neighbourhood(workload: Workload, scenario: Scenario, costs: Costs) -> Scenario:
+def _neighbourhood(scenario: Scenario, costs: Costs) -> Scenario:
     """As many super-learners as exchanges can know of, in place of thousands."""
-    num, size = scenario.num_super_learners, scenario.super_learner_size
-    topology = scenario.topology
+    num, topology = scenario.num_super_learners, scenario.topology
     if num > _LOCAL and TOPOLOGIES.get(topology.name) is topology:
         if topology is TOPOLOGIES["complete"]:
             raise ValueError(
@@ -593,17 +422,9 @@ def _neighbourhood(workload: Workload, scenario: Scenario, costs: Costs) -> Scen
                 f"in each round: at most {_LOCAL} super-learners, got {num}"
             )
         num = _LOCAL
-    steps = _Steps(workload, scenario, costs)
-    inside = float(steps.inside(torch.tensor([steps.work], dtype=torch.float64)))
     fastest = 1 / costs.exchange if costs.exchange else math.inf
-    return replace(
-        scenario,
-        num_super_learners=num,
-        link=replace(scenario.link, bandwidth=min(scenario.link.bandwidth, fastest)),
-        # What the backward pass hides of an all-reduce does not count: a link that
-        # takes the rest, in the turns of a ring.
-        inner_link=Link(latency=inside / max(1, 2 * (size - 1))),
-    )
+    link = replace(scenario.link, bandwidth=min(scenario.link.bandwidth, fastest))
+    return replace(scenario, num_super_learners=num, link=link)
 
 
 def _count(events: Iterable[Event], begin: float, late: int) -> _Seen:

@@ -1,300 +1,151 @@
-"""The strategy that Lightning sees: one class, three dials.
+"""The strategy that Lightning sees: one class, three options.
 
 `topology` says who averages with whom, `communication` when (at the step boundary,
 hidden behind the next gradient, or asynchronously), `super_learner_size` how many
 learners allreduce their gradients and count as one. The registered names are settings
 of these. Inside a super-learner this is Lightning's DDP on the process group of its
-learners; between super-learners the engines of `mixing` and `gossip` do the work. `job`
-has the life of a job; here are Lightning's hooks into it.
+learners; between super-learners the engines of `mixing` and `gossip` do the work.
+
+Here are Lightning's hooks. `options` has the constructor, `run` what the hooks do while
+learners gossip, and `overrides` lists what of Lightning is replaced.
 """
 
-import os
-from collections.abc import Callable, Mapping
-from datetime import timedelta
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
-from torch._C._distributed_c10d import Store
-from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from lightning_adpsgd.catching_up import batch_size, catch_up
-from lightning_adpsgd.checkpoints import last_good
+from lightning_adpsgd.checkpoints.contents import (
+    Resumed,
+    add_epoch,
+    add_learners,
+    place_in_epoch,
+    resumed_from,
+)
 from lightning_adpsgd.checkpoints.io import WholeCheckpointIO
-from lightning_adpsgd.checkpoints.places import PlaceInEpoch
-from lightning_adpsgd.checkpoints.saving import SaveThread, uploads_checkpoints
+from lightning_adpsgd.checkpoints.mid_epoch import PlaceInEpoch
+from lightning_adpsgd.checkpoints.saving import (
+    BackgroundCheckpointIO,
+    finish_saves,
+    must_wait,
+)
 from lightning_adpsgd.consensus import Consensus
-from lightning_adpsgd.dials import (
-    DEFAULT_TIMEOUT,
-    CommunicationName,
-    Dials,
-)
 from lightning_adpsgd.fresh import FreshState
-from lightning_adpsgd.gossip.exchange import Position
-from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE
-from lightning_adpsgd.job import (
-    NAMESPACE,
-    Job,
-    has_peers,
-    set_up_job,
-)
-from lightning_adpsgd.learner_states import by_super_learner, learner_of
 from lightning_adpsgd.mixing.statistics import Statistics
-from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.plain import gather_weights_only
-from lightning_adpsgd.sampling import Place
-from lightning_adpsgd.startup.checks import LaunchPlacement, check_start, open_store
-from lightning_adpsgd.topology import TopologyLike, find_topology
-from lightning_adpsgd.trainer import averages, clocks, pruning, signals
 from lightning_adpsgd.trainer.compatibility import (
-    check_ddp_arguments,
-    check_island,
     refuse_unsupported,
     refuse_with_work_sharing,
 )
+from lightning_adpsgd.trainer.launchers import (
+    ProcessLauncher,
+    ScriptLauncher,
+    check_launch,
+)
+from lightning_adpsgd.trainer.loaders import prepare_training_loaders
+from lightning_adpsgd.trainer.options import HADPSGDOptions
+from lightning_adpsgd.trainer.overrides import Overrides
+from lightning_adpsgd.trainer.run import TrainingRun, set_up_run, shares_work
+from lightning_adpsgd.trainer.scope import ALONE
 from lightning_adpsgd.work_sharing import WorkSharing
-
-_EPOCH = f"{NAMESPACE}/epoch"
-"""What a checkpoint keeps of a shared epoch."""
-
-_SAMPLES = f"{NAMESPACE}/samples"
-"""In a checkpoint: samples that all learners together have trained on."""
 
 _Broadcast = TypeVar("_Broadcast")
 
-# The scope of a collective in a super-learner of one.
-_ALONE = object()
 
-# In these hooks an asynchronous learner is on its own: others are at other steps.
-_HOOKS_OF_A_STEP = frozenset(
-    {
-        "training_step",
-        "on_train_batch_start",
-        "on_train_batch_end",
-        "on_before_batch_transfer",
-        "on_after_batch_transfer",
-        "on_before_backward",
-        "backward",
-        "on_after_backward",
-        "on_before_zero_grad",
-        "optimizer_zero_grad",
-        "on_before_optimizer_step",
-        "configure_gradient_clipping",
-        "optimizer_step",
-        "lr_scheduler_step",
-    }
-)
-
-
-class HADPSGDStrategy(DDPStrategy):
+class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
     """Hierarchical asynchronous decentralized parallel SGD, and its whole family.
 
     The learning rate is the one for the global batch (learners x local batch):
     gradients are means, and nothing is divided by the number of learners.
 
-    Args:
-        topology: Name of a topology (`lightning_adpsgd.topology.TOPOLOGIES`), or one of
-            your own: a mixing matrix, several matrices or matchings that take turns, or
-            a function (`find_topology`).
-        communication: "sync": the average is taken at the step boundary and everyone
-            waits. "delay_by_one": it is hidden behind one gradient. "async": nobody
-            waits for anybody.
-        super_learner_size: Learners that allreduce gradients; "node" for those of one
-            machine. Must divide the number of learners.
-        order: Whether the average comes after the optimizer step or between gradient
-            and step; by default after. "delay_by_one" is the latter by construction.
-        mixing_gain: gamma, 0 < gamma <= 1: how much of each average is taken.
-        gossip_every: Optimizer steps per round of averaging.
-        wire_dtype: What travels in "async": a floating-point type, or `torch.int8` for
-            one byte a number on a lattice; averages are taken in float32.
-        link_budget: In "async", bytes per second that a learner sends on average.
-        cpu_share: In "async", what exchanges may take of a learner's processor time,
-            if that is more than what a hundredth of the training's time pays for, as
-            on idle cores or a GPU; 1: there is no bound.
-        max_staleness: In "async", steps after which a learner without a completed
-            exchange waits for one; none: it never waits.
-        max_reloads: How often a super-learner whose weights turn infinite, not a number
-            or, in "async", far too large goes on from those of its peers, with a fresh
-            optimizer, before it ends with an error; none: it goes on as it is, and its
-            peers leave it out.
-        after_evaluation: "restore" puts the local weights back after an evaluation of
-            the mean, "adopt" goes on from the mean.
-        save_learners: Whether a checkpoint also holds what each learner is made of, so
-            that a resume with as many goes on exactly: weights, optimizer state,
-            schedules, generators, place in the epoch, round of gossip.
-        save_in_background: Whether training goes on while learner 0 writes a
-            checkpoint, at the cost of one more copy of it in the host's memory; for
-            callbacks the file is there when the next save begins, or the training ends.
-        seed: For topologies drawn at random; the same in all learners.
-        timeout: For how long a peer may say nothing before it counts as lost, and of
-            every collective; by default 5 minutes, and 30 for those of Lightning.
-        work_sharing: In "async", whether an epoch is a pool from which every learner
-            takes batches as fast as it can, each sample once, with `islands` over all
-            islands; otherwise all learners get equal shares, and each island draws on
-            its own.
-        islands: Where islands find one another, ``tcp://host:port`` or
-            ``tcp://host:port/job``: this job is then one super-learner, which others
-            join and leave as they come and go (docs/islands.md). By default what the
-            environment's LIGHTNING_ADPSGD_ISLANDS says; none: all super-learners are in
-            one job.
-        start_method: How Lightning launches the learners of a machine.
-        **ddp: What Lightning's `DDPStrategy` takes; options of DDP itself apply inside
-            a super-learner.
+    While training runs, learner 0 writes checkpoints in the background, at the cost of
+    one more copy in the host's memory: `checkpoint_io.wait()` waits for the file. A
+    `CheckpointIO` among the Trainer's `plugins` is used as it is.
 
-    Raises:
-        ValueError: A value is out of its bounds.
+    The constructor documents the arguments.
     """
 
-    def __init__(
-        self,
-        topology: TopologyLike = "ring",
-        communication: CommunicationName = "async",
-        super_learner_size: int | Literal["node"] = "node",
-        *,
-        order: Order | None = None,
-        mixing_gain: float = 1.0,
-        gossip_every: int = 1,
-        wire_dtype: torch.dtype | None = None,
-        link_budget: float | None = None,
-        cpu_share: float = 0.05,
-        max_staleness: int | None = None,
-        max_reloads: int | None = 3,
-        after_evaluation: Literal["restore", "adopt"] = "restore",
-        save_learners: bool = False,
-        save_in_background: bool = True,
-        seed: int = 0,
-        timeout: timedelta | None = None,
-        work_sharing: bool = False,
-        islands: str | None = None,
-        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
-        **ddp: Any,
-    ) -> None:
-        patience = default_pg_timeout if timeout is None else timeout
-        super().__init__(timeout=patience, start_method=start_method, **ddp)
-        self._dials = Dials(
-            topology=find_topology(topology),
-            communication=communication,
-            super_learner_size=super_learner_size,
-            order=order,
-            mixing_gain=mixing_gain,
-            gossip_every=gossip_every,
-            wire_dtype=wire_dtype,
-            link_budget=link_budget,
-            cpu_share=cpu_share,
-            max_staleness=max_staleness,
-            max_reloads=max_reloads,
-            after_evaluation=after_evaluation,
-            save_learners=save_learners,
-            seed=seed,
-            timeout=DEFAULT_TIMEOUT if timeout is None else timeout,
-            work_sharing=work_sharing,
-            islands=islands or os.environ.get(ENVIRONMENT_VARIABLE) or None,
-        )
-        check_ddp_arguments(self._ddp_kwargs)
-        self._job: Job | None = None
-        self._work_sharing: WorkSharing | None = None
-        self._saved_epoch: Mapping[str, Any] | None = None
-        self._decides = False
-        self._saved_learner: Mapping[str, Any] | None = None
-        self._saved_samples = 0
-        self._place: PlaceInEpoch | None = None
-        self._statistics: Statistics | None = None
-        self._saves_in_background = save_in_background
-        self._save_thread = SaveThread()
-        self._fresh: list[FreshState] = []
-        self.last_consensus: Consensus | None = None
+    _run: TrainingRun | None = None
+    _place: PlaceInEpoch | None = None
+    _resumed = Resumed()
+    _initial_states: tuple[FreshState, ...] = ()
+    _overrides: Overrides | None = None
+    _decides = False
+    _statistics: Statistics | None = None
+    _last_consensus: Consensus | None = None
 
-    @classmethod
-    @override
-    def register_strategies(cls, strategy_registry: Any) -> None:
-        """Names are registered by `lightning_adpsgd.registration`."""
-
-    # --- the shape of the job
-
-    @property
-    def super_learner_size(self) -> int:
-        """N, the learners of each super-learner."""
-        size = self._dials.super_learner_size
-        if not isinstance(size, str):
-            return size
-        return self.num_processes if self._dials.islands is None else self.world_size
-
-    @property
-    def num_super_learners(self) -> int:
-        """S."""
-        return self.world_size // self.super_learner_size
-
-    @property
-    def dials(self) -> Dials:
-        """The settings that it was made with, checked."""
-        return self._dials
+    # --- what it has done
 
     @property
     def work_sharing(self) -> WorkSharing | None:
         """How the epochs are shared; none without `work_sharing` or outside `fit`."""
-        return self._work_sharing
+        return self._run.work_sharing if self._run is not None else None
+
+    @property
+    def last_consensus(self) -> Consensus | None:
+        """How far apart the super-learners were when their mean was last taken."""
+        last = self._run.last_consensus if self._run is not None else None
+        return last or self._last_consensus
 
     def gossip_statistics(self) -> Statistics | None:
         """What this learner's communication has done; none if nothing communicates."""
-        return self._job.statistics() if self._job is not None else self._statistics
-
-    @property
-    @override
-    def checkpoint_io(self) -> CheckpointIO:
-        """What reads and writes checkpoints; by default `WholeCheckpointIO`."""
-        if self._checkpoint_io is None:
-            self._checkpoint_io = WholeCheckpointIO()
-        elif isinstance(self._checkpoint_io, _WrappingCheckpointIO):
-            # Kept if the user has given it one.
-            self._checkpoint_io.checkpoint_io = WholeCheckpointIO()
-        return self._checkpoint_io
-
-    @checkpoint_io.setter
-    @override
-    def checkpoint_io(self, io: CheckpointIO) -> None:
-        self._checkpoint_io = io
+        return self._run.job.statistics() if self._run is not None else self._statistics
 
     # --- set-up and end
 
     @override
     def _configure_launcher(self) -> None:
-        super()._configure_launcher()
-        last_good.choose_when_launched(self._launcher)
+        assert self.cluster_environment is not None
+        if self._start_method == "popen":
+            self._launcher = ScriptLauncher(
+                self.cluster_environment, self.num_processes, self.num_nodes
+            )
+        else:
+            self._launcher = ProcessLauncher(
+                self,
+                self._start_method,  # pyright: ignore[reportArgumentType]
+            )
 
     @override
     def setup_environment(self) -> None:
         self.set_world_ranks()
         # Kept until torch has its own connection, which then shares the listener.
-        store = self._check_start() if self.world_size > 1 else None
+        store = check_launch(self, self._dials)
         super().setup_environment()
         del store
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        gossips = self._has_peers()
-        alone = self.world_size == 1
-        if trainer.state.fn == TrainerFn.FITTING and self._dials.save_learners:
-            # Before optimizers, which may ask for the number of batches.
-            self._keep_place(trainer)
-        if trainer.state.fn != TrainerFn.FITTING or not (gossips or alone):
+        gossips = self.check_peers()
+        if trainer.state.fn != TrainerFn.FITTING:
             super().setup(trainer)
             return
+        self._overrides = Overrides()
+        if self._dials.save_learners:
+            self._place = place_in_epoch(trainer, self._resumed)
         if gossips:
-            refuse_unsupported(trainer, self, self.super_learner_size, self._given())
-        if gossips and self._shares_work(trainer):
-            refuse_with_work_sharing(trainer)
+            refuse_unsupported(trainer, self, self.super_learner_size)
+            if shares_work(trainer, self._dials):
+                refuse_with_work_sharing(trainer)
+        elif self.world_size > 1:
+            prepare_training_loaders(trainer, None, self._place, self._overrides)
+            super().setup(trainer)
+            return
+        self._set_up_without_ddp(trainer, self._overrides, gossips)
+
+    def _set_up_without_ddp(
+        self, trainer: pl.Trainer, overrides: Overrides, gossips: bool
+    ) -> None:
+        """As Lightning sets up, but for DDP, which is inside a super-learner only."""
         assert self.accelerator is not None
         assert self.model is not None
         self.accelerator.setup(trainer)
@@ -304,147 +155,62 @@ class HADPSGDStrategy(DDPStrategy):
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
         if gossips:
-            self._join_job(trainer, self.model)
+            self._run = set_up_run(
+                trainer, self.model, self._dials, self._resumed, self._reset_optimizers
+            )
+            self._run.adapt(overrides)
+            if self.super_learner_size > 1:
+                self.configure_ddp()
+        # Before optimizers, which may ask for the number of batches.
+        prepare_training_loaders(trainer, self.work_sharing, self._place, overrides)
         self.setup_optimizers(trainer)
         self.setup_precision_plugin()
         _optimizers_to_device(self.optimizers, self.root_device)
-        self._fresh = [FreshState(optimizer) for optimizer in self.optimizers]
-
-    def _begin_optimizers_anew(self) -> None:
-        for state in self._fresh:
-            state.restore()
-
-    def _has_peers(self) -> bool:
-        if self._dials.islands is None:
-            return has_peers(self.world_size, self.super_learner_size)
-        check_island(self.super_learner_size, self.world_size)
-        return True
-
-    def _join_job(self, trainer: pl.Trainer, model: torch.nn.Module) -> None:
-        self._job = set_up_job(
-            model, self._dials, self.super_learner_size, self._begin_optimizers_anew
-        )
-        if self._shares_work(trainer):
-            # Before optimizers, which may ask for the number of batches.
-            self._work_sharing = self._share_work(trainer, self._job)
-        for layer in model.modules():
-            if isinstance(layer, torch.nn.SyncBatchNorm):
-                layer.process_group = self._job.groups.gradients
-        if self.super_learner_size > 1:
-            self.configure_ddp()
-        if self._dials.islands is not None and self.super_learner_size > 1:
-            signals.handle_together(trainer, self._job)
-        else:
-            signals.handle_locally(trainer)
-        if self._job.asynchronous:
-            clocks.follow(trainer, self._job)
-        else:
-            clocks.follow_together(trainer)
-        averages.transfer_in_consensus(
-            trainer, self._enter_consensus, self._job.leave_consensus
-        )
-        pruning.prune_together(trainer, self._job)
-        vars(trainer.fit_loop)["on_run_end"] = partial(self._end_run, trainer)
+        self._initial_states = tuple(FreshState(one) for one in self.optimizers)
 
     @override
     def _setup_model(self, model: torch.nn.Module) -> DistributedDataParallel:
-        if self._job is None:
+        if self._run is None:
             return super()._setup_model(model)
-        return self._job.wrap(model, self.determine_ddp_device_ids(), self._ddp_kwargs)
+        device_ids = self.determine_ddp_device_ids()
+        return self._run.job.wrap(model, device_ids, self._ddp_kwargs)
 
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
         if self._place is not None:
             self._place.begin()
-        saved, self._saved_learner = self._saved_learner, None
-        if self._job is None:
-            return
-        if saved is not None:
-            self._job.restore_learner(saved)
-        if self._work_sharing is not None:
-            self._work_sharing.check_loaders()
-        trainer = self._trainer_or_none()
-        assert trainer is not None
-        begun = Position(trainer.global_step, 0, trainer.current_epoch)
-        if (position := self._job.start(begun)) is not None:
-            catch_up(trainer, position)
-        if self._work_sharing is not None:
-            self._work_sharing.begin()
-
-    def _end_run(self, trainer: pl.Trainer) -> None:
-        """Ends in the consensus model before any hook sees the end of training."""
-        self._save_thread.wait()
-        if self._job is not None and self._job.running:
-            if self._work_sharing is not None:
-                self._work_sharing.leave()
-            self.last_consensus = self._job.finish()
-            averages.average_copies(trainer)
-        type(trainer.fit_loop).on_run_end(trainer.fit_loop)
+        resumed, self._resumed = self._resumed, Resumed()
+        if self._run is not None:
+            self._run.begin(resumed)
 
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
-        if self._job is None:
-            return
-        if self._dials.islands is not None and isinstance(exception, SIGTERMException):
-            self._leave_in_order(self._job)
-        self._job.fail(exception)
-
-    def _leave_in_order(self, job: Job) -> None:
-        """Keeps what others have given, and saves what would otherwise be lost."""
-        if self._work_sharing is not None:
-            self._work_sharing.leave()
-        trainer, name = self._trainer_or_none(), job.depart()
-        if trainer is not None and name is not None:
-            path = signals.save(trainer, f"preempted-{name}")
-            rank_zero_info(f"This island has left the others and saved {path}.")
+        if self._run is not None:
+            self._run.fail(exception)
 
     @override
     def teardown(self) -> None:
         try:
-            self._stop_saving()
+            finish_saves(self.checkpoint_io, self._interrupted())
         finally:
-            self._tear_down()
-
-    def _tear_down(self) -> None:
-        if self._job is not None:
-            self._job.close()
-            self._statistics = self._job.statistics()
-            self._job = None
-        for installed in (self._place, self._work_sharing):
-            if installed is not None:
-                installed.remove()
-        self._work_sharing = self._place = None
-        trainer = self._trainer_or_none()
-        if trainer is not None:
-            signals.restore(trainer)
-            clocks.restore(trainer)
-            averages.restore(trainer)
-            pruning.restore(trainer)
-            vars(trainer.fit_loop).pop("on_run_end", None)
-        self._fresh.clear()
-        super().teardown()
-
-    def _stop_saving(self) -> None:
-        """Waits until all is on the disk; an error of it hides none of the training."""
-        try:
-            self._save_thread.stop()
-        except Exception as error:
-            if not self._interrupted():
-                raise
-            rank_zero_warn(str(error))
+            if self._run is not None:
+                self._run.close()
+                self._statistics = self._run.job.statistics()
+                self._last_consensus = self.last_consensus
+            if self._overrides is not None:
+                self._overrides.undo()
+            self._run = self._place = self._overrides = None
+            self._resumed, self._initial_states = Resumed(), ()
+            super().teardown()
 
     # --- the step
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if self._job is not None:
-            self._job.raise_if_failed()
-            if self._dials.islands is not None:
-                self._note(batch)
-        if self._work_sharing is not None:
-            self._work_sharing.begin_batch()
+        if self._run is not None:
+            self._run.begin_batch(batch)
         if self._place is not None:
             self._place.count(batch)
         super().on_train_batch_start(batch, batch_idx)
@@ -458,19 +224,26 @@ class HADPSGDStrategy(DDPStrategy):
         **kwargs: Any,
     ) -> Any:
         step = partial(super().optimizer_step, optimizer, model=model, **kwargs)
-        return step(closure) if self._job is None else self._job.update(step, closure)
+        if self._run is None:
+            return step(closure)
+        return self._run.job.update(step, closure)
+
+    def _reset_optimizers(self) -> None:
+        for state in self._initial_states:
+            state.restore()
 
     # --- evaluation and checkpoints: the consensus model
 
     @override
     def on_validation_start(self) -> None:
         super().on_validation_start()
-        self._enter_consensus("validation")
+        if self._run is not None:
+            self._run.enter("validation")
 
     @override
     def on_validation_end(self) -> None:
-        if self._job is not None:
-            self._job.leave_consensus(self._dials.after_evaluation == "adopt")
+        if self._run is not None:
+            self._run.leave_evaluation()
         super().on_validation_end()
 
     @override
@@ -479,121 +252,67 @@ class HADPSGDStrategy(DDPStrategy):
 
         After a failure, when the others can no longer be asked, the local weights.
         """
-        job = self._job
-        if job is None or not job.running or self._interrupted():
+        run = self._run
+        if run is None or not run.job.running or self._interrupted():
             return super().lightning_module_state_dict()
-        if job.in_consensus:
-            return self._cloned_state_dict()
-        self._enter_consensus("checkpoint")
-        state = self._cloned_state_dict()
-        job.leave_consensus(adopt=False)
-        return state
-
-    def _enter_consensus(self, occasion: str) -> None:
-        if self._job is None or not self._job.running:
-            return
-        self.last_consensus = self._job.enter_consensus(occasion)
-        if self.lightning_module is not None:
-            averages.average_copies(self.lightning_module.trainer)
-
-    def _cloned_state_dict(self) -> dict[str, Any]:
+        within = run.job.in_consensus
+        if not within:
+            run.enter("checkpoint")
         # What is written later, by a plugin that saves in the background, must not
         # change when the local weights come back.
-        return {
+        state = {
             name: value.clone() if isinstance(value, Tensor) else value
             for name, value in super().lightning_module_state_dict().items()
         }
+        if not within:
+            run.job.leave_consensus(adopt=False)
+        return state
+
+    @property
+    @override
+    def checkpoint_io(self) -> CheckpointIO:
+        """What reads and writes checkpoints; by default whole, in the background."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = BackgroundCheckpointIO(WholeCheckpointIO())
+        elif isinstance(self._checkpoint_io, _WrappingCheckpointIO):
+            # Without effect if the user has given it one.
+            self._checkpoint_io.checkpoint_io = WholeCheckpointIO()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    @override
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
 
     @override
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        # Without optimizer states it is a file of weights, and nobody resumes from it.
-        whole = "optimizer_states" in checkpoint and not self._interrupted()
+        interrupted = self._interrupted()
+        # Without optimizer states it is a file of weights, and no run resumes from it.
+        whole = "optimizer_states" in checkpoint and not interrupted
         if self._place is not None and whole:
-            learners = self._all_learners(checkpoint, self._place)
-            checkpoint[NAMESPACE] = learners
-            own = (one for group in learners for one in group["learners"])
-            checkpoint[_SAMPLES] = sum(one["place"]["num_samples"] for one in own)
+            job = self._run.job if self._run is not None else None
+            add_learners(checkpoint, self._place, self, job)
         # Islands need not ask one another what is left.
-        may_ask = not self._interrupted() or self._dials.islands is not None
-        if self._work_sharing is not None and may_ask:
-            checkpoint[_EPOCH] = self._work_sharing.state()
-        if not self._writes_beside(filepath):
-            self._drain()
-            super().save_checkpoint(checkpoint, filepath, storage_options)
-        elif self.is_global_zero:
-            save = self.checkpoint_io.save_checkpoint
-            write = partial(save, path=filepath, storage_options=storage_options)
-            self._save_thread.save(checkpoint, filepath, write)
+        may_ask = not interrupted or self._dials.islands is not None
+        if self.work_sharing is not None and may_ask:
+            add_epoch(checkpoint, self.work_sharing.state())
+        waits = must_wait(self._trainer_or_none(), filepath)
+        if waits:
+            finish_saves(self.checkpoint_io, interrupted)
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+        if waits:
+            finish_saves(self.checkpoint_io, interrupted)
 
     @override
-    def load_checkpoint(
-        self, checkpoint_path: Any, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        self._drain()
-        return super().load_checkpoint(checkpoint_path, weights_only)
-
-    @override
-    def remove_checkpoint(self, filepath: Any) -> None:
-        # Not before what takes its place is on the disk.
-        if self.is_global_zero:
-            remove = self.checkpoint_io.remove_checkpoint
-            self._save_thread.afterwards(partial(remove, filepath))
-
-    def _writes_beside(self, filepath: Any) -> bool:
-        trainer = self._trainer_or_none()
-        running = TrainerFn.FITTING, TrainerStatus.RUNNING
-        # Who saves after the training reads the file at once.
-        if trainer is None or (trainer.state.fn, trainer.state.status) != running:
-            return False
-        if self._interrupted() or not self._saves_in_background:
-            return False
-        # Of SLURM's checkpoint the job's end is next, and some loggers read the file.
-        at_signal = os.path.basename(filepath).startswith("hpc_ckpt_")
-        return not (at_signal or uploads_checkpoints(trainer.loggers))
-
-    def _drain(self) -> None:
-        if self._interrupted():
-            self._stop_saving()
-        else:
-            self._save_thread.wait()
-
-    @override
-    def load_model_state_dict(
-        self, checkpoint: Mapping[str, Any], strict: bool = True
-    ) -> None:
+    def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
         super().load_model_state_dict(checkpoint, strict)
-        self._saved_epoch = checkpoint.get(_EPOCH)
-        self._saved_samples = checkpoint.get(_SAMPLES, 0)
-        self._saved_learner = self._learner_of(checkpoint)
-        if self._saved_learner is not None:
-            # What Lightning restores next.
-            assert isinstance(checkpoint, dict)
-            checkpoint["optimizer_states"] = self._saved_learner["states"]
-            checkpoint.update(self._saved_learner["own"].get("lightning", {}))
-
-    def _learner_of(self, checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
-        module, saved = self.lightning_module, checkpoint.get(NAMESPACE)
-        if not saved or module is None or module.trainer.state.fn != TrainerFn.FITTING:
-            return None
-        size = self.super_learner_size
-        return learner_of(saved, self.global_rank, self.world_size, size)
-
-    def _all_learners(
-        self, checkpoint: Mapping[str, Any], place: PlaceInEpoch
-    ) -> list[Any]:
-        # Learners may have made different numbers of steps.
-        names = ("loops", "lr_schedulers", type(self.precision_plugin).__qualname__)
-        lightning = {name: checkpoint[name] for name in names if name in checkpoint}
-        own = {"lightning": lightning, "place": place.state()}
-        states = checkpoint["optimizer_states"]
-        if self._job is not None:
-            return self._job.gather_learners(states, own)
-        mine = {"states": states, "own": own}
-        return by_super_learner(
-            gather_weights_only(mine, self.root_device) or [], self.world_size
-        )
+        trainer = self._trainer_or_none()
+        if trainer is not None and trainer.state.fn == TrainerFn.FITTING:
+            self._resumed = resumed_from(
+                checkpoint, self.global_rank, self.world_size, self.super_learner_size
+            )
 
     # --- collectives and their scope
 
@@ -601,17 +320,18 @@ class HADPSGDStrategy(DDPStrategy):
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         if self._interrupted():
             return
-        if self._job is None or not self._job.running:
+        if self._run is None or not self._run.job.running:
             super().barrier(*args, **kwargs)
             return
-        self._job.meet(str(args[0]) if args else str(kwargs.get("name") or "barrier"))
+        name = args[0] if args else kwargs.get("name")
+        self._run.job.meet(str(name or "barrier"))
 
     @override
     def reduce(
         self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean"
     ) -> Tensor:
         group = self._scope(group)
-        if group is _ALONE:
+        if group is ALONE:
             return tensor
         if group is None and isinstance(tensor, Tensor):
             self._meet("reduce")
@@ -622,7 +342,7 @@ class HADPSGDStrategy(DDPStrategy):
         self, tensor: Tensor, group: Any = None, sync_grads: bool = False
     ) -> Tensor:
         group = self._scope(group)
-        if group is _ALONE:
+        if group is ALONE:
             return tensor.unsqueeze(0)
         if group is None:
             self._meet("all_gather")
@@ -643,82 +363,15 @@ class HADPSGDStrategy(DDPStrategy):
         return super().broadcast(obj, src)
 
     def _meet(self, name: str) -> None:
-        if self._job is not None:
-            self._job.meet_if_asynchronous(name)
+        if self._run is not None:
+            self._run.job.meet_if_asynchronous(name)
 
     def _scope(self, group: Any) -> Any:
-        """Who takes part in a collective: the group asked for, or none for all.
-
-        Within a step of an asynchronous learner nobody but its super-learner is known
-        to come, whatever was asked for all.
-        """
-        if group is not None and group is not dist.group.WORLD:
+        if self._run is None or self._decides:
             return group
-        if self._job is None or not self._apart():
-            return None
-        return self._job.groups.gradients or _ALONE
-
-    def _apart(self) -> bool:
-        job, module = self._job, self.lightning_module
-        if job is None or not (job.running and job.asynchronous) or self._decides:
-            return False
-        return module is not None and module._current_fx_name in _HOOKS_OF_A_STEP
+        return self._run.scope(group)
 
     # --- private
-
-    def _note(self, batch: Any) -> None:
-        trainer = self._trainer_or_none()
-        assert self._job is not None
-        assert trainer is not None
-        samples = batch_size(batch) * self.world_size
-        position = self._job.note(samples, trainer.current_epoch)
-        if position is not None:
-            catch_up(trainer, position)
-
-    def _shares_work(self, trainer: pl.Trainer) -> bool:
-        # A `fast_dev_run` is a fixed number of batches for each learner.
-        return self._dials.work_sharing and not getattr(trainer, "fast_dev_run", False)
-
-    def _keep_place(self, trainer: pl.Trainer) -> None:
-        saved = self._saved_learner["own"] if self._saved_learner else {}
-        self._place = PlaceInEpoch(trainer, self.root_device, saved.get("place"))
-        if self._saved_learner is None and self.is_global_zero:
-            # With other learners no count is anybody's own; their sum stays.
-            self._place.num_samples = self._saved_samples
-        self._place.install()
-
-    def _share_work(self, trainer: pl.Trainer, job: Job) -> WorkSharing:
-        super_learner, learner = divmod(self.global_rank, self.super_learner_size)
-        place = Place(
-            super_learner, self.num_super_learners, learner, self.super_learner_size
-        )
-        islands = self._dials.islands
-        sharing = WorkSharing(trainer, job, place, self._saved_epoch, islands)
-        self._saved_epoch = None
-        sharing.install()
-        return sharing
-
-    def _check_start(self) -> Store:
-        assert self.cluster_environment is not None
-        rank, size = self.global_rank, self.world_size
-        seats = LaunchPlacement(self.num_processes, self.local_rank)
-        patience = self._dials.start_patience
-        if dist.is_initialized():
-            store = dist.distributed_c10d._get_default_store()
-        else:
-            environment = self.cluster_environment
-            address, port = environment.main_address, environment.main_port
-            store = open_store(address, port, rank, size, patience)
-        check_start(store, rank, size, self._dials, seats, patience)
-        return store
-
-    def _given(self) -> dict[str, Any]:
-        return {
-            **self._ddp_kwargs,
-            "ddp_comm_hook": self._ddp_comm_hook,
-            "ddp_comm_wrapper": self._ddp_comm_wrapper,
-            "model_averaging_period": self._model_averaging_period,
-        }
 
     def _interrupted(self) -> bool:
         trainer = self._trainer_or_none()

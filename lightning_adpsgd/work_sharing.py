@@ -1,9 +1,8 @@
 """Gives a Trainer's training loader the batches that its learner claims.
 
 Lightning would put a `DistributedSampler` into the loader of each learner: equal
-shares, whatever the speed. While a `WorkSharing` is installed, the loader of the
-training is a copy of the user's whose batch sampler is `SharedBatches`; loaders of an
-evaluation are Lightning's business as before.
+shares, whatever the speed. Here the loader of the training is a copy of the user's,
+with `SharedBatches` as its batch sampler.
 
 A learner does not know how many batches it will get, so the copy has no length, and
 Lightning asks it for one batch ahead to know which is the last.
@@ -18,7 +17,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.trainer.states import RunningStage
 from torch._C._distributed_c10d import PrefixStore
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
@@ -37,12 +35,12 @@ class WorkSharing:
     """One learner's part in sharing the epochs of a training.
 
     Args:
-        trainer: Of this learner.
-        job: Whose learners share.
-        place: Of this learner in the job.
-        checkpoint: What `state` gave to the checkpoint that is resumed; none at a fresh
+        trainer: Trainer of this learner.
+        job: job whose learners share.
+        place: place of this learner in the job.
+        checkpoint: what `state` gave to the checkpoint that is resumed; none at a fresh
             start.
-        islands: The URL of their rendezvous; none where all learners are in one job.
+        islands: URL of their rendezvous; none where all learners are in one job.
     """
 
     def __init__(
@@ -61,14 +59,22 @@ class WorkSharing:
 
     # --- from set-up to end
 
-    def install(self) -> None:
-        """Training loaders are copied from here on, until `remove`."""
-        vars(self._trainer._data_connector)["_prepare_dataloader"] = self._prepare
+    def prepare(self, dataloader: Any) -> Any:
+        """A copy of a training loader, whose batches this learner claims.
 
-    def remove(self) -> None:
-        """Brings Lightning's own preparation of loaders back."""
-        vars(self._trainer._data_connector).pop("_prepare_dataloader", None)
-        self.leave()
+        Raises:
+            ValueError: Its samples cannot be shared.
+        """
+        _refuse_loader(dataloader)
+        if self._islands is None:
+            self._batches = self._of_one_job(dataloader.batch_sampler)
+        else:
+            self._batches = self._of_islands(dataloader)
+        progress: Any = self._trainer.fit_loop.epoch_progress.current
+        self._batches.epoch = progress.processed
+        if self._loaded is not None:
+            self._batches.load(self._loaded)
+        return self._copy(dataloader, self._batches)
 
     def begin(self) -> None:
         """The island has joined the others, and is where they are; it may draw."""
@@ -85,12 +91,12 @@ class WorkSharing:
         self._batches.begin(self._pool)
 
     def leave(self) -> None:
-        """Other islands go on with what this one has not trained on."""
+        """Hands other islands what this one has not trained on."""
         if isinstance(self._batches, IslandBatches):
             self._batches.leave(_GOODBYE_S)
 
     def check_loaders(self) -> None:
-        """Refuses what is known only when Lightning has all loaders.
+        """Refuses several training loaders, once Lightning has them all.
 
         Raises:
             ValueError: There are several training loaders.
@@ -112,7 +118,7 @@ class WorkSharing:
         return self._batches.under_way if self._batches is not None else None
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by Lightning when an epoch begins, as with a distributed sampler."""
+        """Lightning calls this when an epoch begins, as with a distributed sampler."""
         assert self._batches is not None
         if isinstance(self._batches, IslandBatches):
             self._batches.start_epoch(epoch)
@@ -126,7 +132,7 @@ class WorkSharing:
         if self._batches is not None:
             self._batches.begin_batch()
         if isinstance(self._batches, IslandBatches):
-            # One that was stopped and has rejoined the others is in their epoch.
+            # An island that was stopped and has rejoined is in the others' epoch.
             self._batches.epoch = self._trainer.current_epoch
 
     def all_go_on(self, at_last_batch: bool) -> bool:
@@ -137,7 +143,7 @@ class WorkSharing:
         return store.add("ended", 0) == 0
 
     def state(self) -> dict[str, Any] | None:
-        """What a checkpoint keeps of the epoch, in learner 0; all learners come."""
+        """What a checkpoint keeps of the epoch, in learner 0; a collective."""
         if isinstance(self._batches, IslandBatches):
             state = self._batches.state()
         elif self._batches is not None and self._batches.under_way is not None:
@@ -148,23 +154,6 @@ class WorkSharing:
         return state._asdict() if state is not None else None
 
     # --- private
-
-    def _prepare(self, dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
-        connector = self._trainer._data_connector
-        if mode != RunningStage.TRAINING:
-            return type(connector)._prepare_dataloader(
-                connector, dataloader, shuffle, mode
-            )
-        _refuse_loader(dataloader)
-        if self._islands is None:
-            self._batches = self._of_one_job(dataloader.batch_sampler)
-        else:
-            self._batches = self._of_islands(dataloader)
-        progress: Any = self._trainer.fit_loop.epoch_progress.current
-        self._batches.epoch = progress.processed
-        if self._loaded is not None:
-            self._batches.load(self._loaded)
-        return self._copy(dataloader, self._batches)
 
     def _of_one_job(self, batches: Any) -> SharedBatches:
         return SharedBatches(
@@ -219,7 +208,7 @@ class WorkSharing:
 
 
 def _seed() -> int:
-    """As Lightning seeds its distributed sampler: by `seed_everything`."""
+    """The seed of `seed_everything`, as for Lightning's distributed sampler."""
     return int(os.environ.get("PL_GLOBAL_SEED", 0))
 
 

@@ -35,11 +35,13 @@ def arguments_of(strategy: type) -> dict[str, tuple[Any, Any]]:
 
 def test_fabric_and_trainer_have_the_same_dials() -> None:
     trainer = arguments_of(HADPSGDStrategy)
-    fabric = arguments_of(HADPSGDFabricStrategy)
-    assert fabric.items() <= trainer.items()
-    # The epochs are those of the Trainer's loop, and so is the time of a save.
-    only_there = {"work_sharing", "save_in_background"}
-    assert trainer.keys() - fabric.keys() <= only_there
+    assert arguments_of(HADPSGDFabricStrategy) == trainer
+    assert len(trainer) <= 18
+
+
+def test_epochs_are_the_programs_own() -> None:
+    with pytest.raises(ValueError, match="`work_sharing` must be False in Fabric"):
+        HADPSGDFabricStrategy(work_sharing=True)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What the strategy takes and refuses, without a process of its own."""
 
+import inspect
 import logging
 import pickle
 from datetime import timedelta
@@ -64,6 +65,85 @@ def test_a_dial_out_of_its_bounds_is_refused_with_bound_and_value(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         HADPSGDStrategy(**dials)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topology": 5}, "`topology` .* got .*5|not an option"),
+        ({"communication": True}, "`communication` must be one of .* got True"),
+        (
+            {"super_learner_size": 1.0},
+            r"`super_learner_size` must be a whole number or \"node\", got 1\.0 of "
+            "type float; for example `super_learner_size=1`",
+        ),
+        ({"super_learner_size": True}, "`super_learner_size` .* got True of type bool"),
+        ({"super_learner_size": None}, "`super_learner_size` .* got None"),
+        ({"order": 1}, "`order` must be one of .* got 1"),
+        ({"mixing_gain": "1"}, "`mixing_gain` must be a number, got '1' of type str"),
+        ({"mixing_gain": True}, "`mixing_gain` must be a number, got True"),
+        (
+            {"gossip_every": 1.5},
+            r"`gossip_every` must be a whole number, got 1\.5 .*=1`",
+        ),
+        ({"gossip_every": None}, "`gossip_every` must be a whole number, got None"),
+        ({"wire_dtype": "bf16"}, "`wire_dtype` must be one of .* got 'bf16'"),
+        ({"link_budget": "1e6"}, "`link_budget` must be a number of bytes .* '1e6'"),
+        ({"cpu_share": "5 %"}, "`cpu_share` must be a number, got '5 %'"),
+        ({"work_sharing": 1}, "`work_sharing` must be True or False, got 1"),
+        ({"after_evaluation": None}, "`after_evaluation` must be one of .* got None"),
+        ({"save_learners": "yes"}, "`save_learners` must be True or False, got 'yes'"),
+        ({"islands": 5}, "`islands` must be a URL or None, got 5 .*`islands='tcp://"),
+        ({"seed": "x"}, "`seed` must be a whole number, got 'x' of type str"),
+        ({"seed": 0.5}, r"`seed` must be a whole number, got 0\.5"),
+        ({"timeout": "5 min"}, "`timeout` must be a timedelta, a number of seconds"),
+        ({"timeout": True}, "`timeout` must be .* got True of type bool"),
+        ({"timeout": float("inf")}, "`timeout` must be finite, got inf"),
+        (
+            {"max_staleness": 2.5},
+            r"`max_staleness` must be a whole number or None.*2\.5",
+        ),
+        ({"max_reloads": "3"}, "`max_reloads` must be a whole number or None, got '3'"),
+    ],
+    ids=str,
+)
+def test_a_wrong_type_is_refused_with_value_and_remedy(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        HADPSGDStrategy(**options)
+
+
+@pytest.mark.parametrize("timeout", [30, 30.0, timedelta(seconds=30)])
+def test_a_timeout_is_a_duration_or_seconds(timeout: Any) -> None:
+    strategy = HADPSGDStrategy(timeout=timeout)
+    assert strategy.dials.timeout == strategy._timeout == timedelta(seconds=30)
+
+
+def test_options_come_in_the_order_in_which_a_user_turns_them() -> None:
+    documented = str(HADPSGDStrategy.__init__.__doc__)
+    names = [
+        name
+        for name, parameter in inspect.signature(HADPSGDStrategy).parameters.items()
+        if parameter.kind != parameter.VAR_KEYWORD
+    ]
+    headings = ["sets first:", "sets to tune:", "sets when something breaks:"]
+    places = [documented.index(f"{name}:") for name in names]
+    assert places == sorted(places)
+    assert [documented.count(heading) for heading in headings] == [1, 1, 1]
+    assert names[:3] == ["topology", "communication", "super_learner_size"]
+
+
+def test_the_command_line_tells_each_option_with_its_description() -> None:
+    jsonargparse = pytest.importorskip("jsonargparse")
+    parser = jsonargparse.ArgumentParser()
+    parser.add_class_arguments(HADPSGDStrategy, fail_untyped=False)
+    told = " ".join(parser.format_help().replace("--", " --").split())
+    for name in inspect.signature(HADPSGDStrategy).parameters.keys() - {"ddp"}:
+        first = str(HADPSGDStrategy.__init__.__doc__).partition(f"    {name}: ")[2]
+        assert " ".join(first.split()[:4]) in told, name
+    assert "--start_method" in told
+    assert "--find_unused_parameters" in told
 
 
 def test_the_order_depends_on_the_communication() -> None:

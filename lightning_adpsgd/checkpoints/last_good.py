@@ -1,14 +1,13 @@
 """`ckpt_path="last"` and `"hpc"`: the newest checkpoint that is whole.
 
-Lightning takes the newest file, whatever is in it. While a choice is installed, a file
-that is damaged is passed over with a warning that names it, and the next older one is
-taken: first of those named `last`, then of all others in the same folders. Training
-never begins anew where there are checkpoints and none is whole.
+Lightning takes the newest file, whatever is in it. Here a damaged file is passed over
+with a warning that names it, and the next older one is taken: first of those named
+`last`, then of all others in the same folders. Training never begins anew where there
+are checkpoints and none is whole.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,39 @@ from lightning_adpsgd.checkpoints.format import DamagedCheckpoint
 from lightning_adpsgd.checkpoints.io import check_file
 
 
-def choose_when_launched(launcher: Any) -> None:
-    """Installs the choice in each Trainer that runs by this launcher."""
-    # A partial function of this module and not a lambda: it may be pickled.
-    vars(launcher)["launch"] = partial(_launch, launcher)
+def whole_checkpoint_path(
+    trainer: pl.Trainer, state_fn: Any, ckpt_path: Any, **arguments: Any
+) -> Any:
+    """The path that a Trainer begins from, in the place of Lightning's choice.
+
+    Args:
+        trainer: Trainer that begins.
+        state_fn: as Lightning's `_parse_ckpt_path` takes it.
+        ckpt_path: as the user gave it.
+        **arguments: as Lightning's `_parse_ckpt_path` takes them.
+
+    Raises:
+        DamagedCheckpoint: There are checkpoints, and none is whole.
+    """
+    connector = trainer._checkpoint_connector
+    parse = type(connector)._parse_ckpt_path
+    chosen = parse(connector, state_fn, ckpt_path, **arguments)
+    if ckpt_path == "hpc" or (chosen and chosen == connector._hpc_resume_path):
+        return newest_whole(_hpc_checkpoints(trainer))
+    if ckpt_path == "last" or (ckpt_path is None and _resumes_by_itself(trainer)):
+        candidates = _last_checkpoints(trainer)
+        return newest_whole(candidates) if candidates else chosen
+    return chosen
 
 
 def newest_whole(paths: Iterable[str]) -> str:
     """The first checkpoint that is whole; warns of each that is not.
 
     Args:
-        paths: In the order of preference.
+        paths: checkpoints in the order of preference.
 
     Raises:
-        DamagedCheckpoint: None is; names what is wrong with each.
+        DamagedCheckpoint: None is whole; names what is wrong with each.
     """
     problems: list[str] = []
     for path in paths:
@@ -48,34 +66,6 @@ def newest_whole(paths: Iterable[str]) -> str:
         f"no checkpoint is whole, of {len(problems)}: {'; '.join(problems)}. Remove "
         "them, or pass no `ckpt_path`, to begin anew"
     )
-
-
-def _launch(
-    launcher: Any,
-    function: Callable[..., Any],
-    *args: Any,
-    trainer: pl.Trainer | None = None,
-    **kwargs: Any,
-) -> Any:
-    if trainer is not None:
-        choose = partial(_choose, trainer)
-        vars(trainer._checkpoint_connector)["_parse_ckpt_path"] = choose
-    launch = type(launcher).launch
-    return launch(launcher, function, *args, trainer=trainer, **kwargs)
-
-
-def _choose(
-    trainer: pl.Trainer, state_fn: Any, ckpt_path: Any, **arguments: Any
-) -> Any:
-    connector = trainer._checkpoint_connector
-    parse = type(connector)._parse_ckpt_path
-    chosen = parse(connector, state_fn, ckpt_path, **arguments)
-    if ckpt_path == "hpc" or (chosen and chosen == connector._hpc_resume_path):
-        return newest_whole(_hpc_checkpoints(trainer))
-    if ckpt_path == "last" or (ckpt_path is None and _resumes_by_itself(trainer)):
-        candidates = _last_checkpoints(trainer)
-        return newest_whole(candidates) if candidates else chosen
-    return chosen
 
 
 def _resumes_by_itself(trainer: pl.Trainer) -> bool:
@@ -104,7 +94,7 @@ def _newest_first(paths: Iterable[str]) -> list[str]:
 
 
 def _hpc_checkpoints(trainer: pl.Trainer) -> list[str]:
-    """Those of Lightning's at a signal of SLURM, the highest number first."""
+    """Checkpoints that Lightning wrote at a signal of SLURM, the newest first."""
     return [path for _, path in sorted(_numbered(trainer.default_root_dir))[::-1]]
 
 

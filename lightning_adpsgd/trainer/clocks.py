@@ -29,6 +29,8 @@ from typing_extensions import override
 
 from lightning_adpsgd.job import END_OF_TRAINING, Job
 from lightning_adpsgd.trainer.agreement import Agreement
+from lightning_adpsgd.trainer.compatibility import save_times
+from lightning_adpsgd.trainer.overrides import Overrides
 
 
 class Clock(ABC):
@@ -94,13 +96,11 @@ class SaveClock(Clock):
 
     @override
     def due(self) -> bool:
-        interval, last = (
-            self._checkpoint._train_time_interval,
-            self._checkpoint._last_time_checked,
-        )
-        assert interval is not None
-        since = time.monotonic() - max(self._last, last or -math.inf)
-        return last is not None and since >= interval.total_seconds()
+        interval = save_times(self._checkpoint).interval
+        last = self._checkpoint._last_time_checked
+        if interval is None or last is None:
+            return False
+        return time.monotonic() - max(self._last, last) >= interval.total_seconds()
 
     @override
     def plan(self) -> str | None:
@@ -152,7 +152,7 @@ class Boundary:
         self._trainer, self._job = trainer, job
         self.saves = [SaveClock(trainer, c) for c in _timed_checkpoints(trainer)]
         self._stops = [StopClock(trainer, timer) for timer in _timers(trainer)]
-        timed = getattr(trainer, "_val_check_time_interval", None) is not None
+        timed = _validates_by_time(trainer)
         self._validation = ValidationClock(trainer) if timed else None
         self._clocks: list[Clock] = [*self.saves, *self._stops]
         self._clocks += [self._validation] if self._validation else []
@@ -266,33 +266,40 @@ class _StopHere(NamedTuple):
     plan: str | None
 
 
-def follow(trainer: pl.Trainer, job: Job) -> None:
-    """Lets the clocks of a trainer act for learners that are apart, until `restore`."""
+def follow_clocks(trainer: pl.Trainer, job: Job, overrides: Overrides) -> None:
+    """Lets the clocks of a Trainer act for all learners.
+
+    Args:
+        trainer: Trainer whose callbacks are looked through.
+        job: set up, not started.
+        overrides: undoes it.
+    """
+    if job.asynchronous:
+        _follow_apart(trainer, job, overrides)
+    elif _validates_by_time(trainer):
+        # Learners that step together need it for validation alone.
+        ask = partial(_validates_when_learner_0_does, trainer)
+        loop = trainer.fit_loop.epoch_loop
+        overrides.replace("clocks", loop, "_should_check_val_fx", ask)
+
+
+def _follow_apart(trainer: pl.Trainer, job: Job, overrides: Overrides) -> None:
     boundary = Boundary(trainer, job)
     if not boundary.has_clocks:
         return
-    vars(trainer.fit_loop.epoch_loop)["_should_check_val_fx"] = boundary
+    loop = trainer.fit_loop.epoch_loop
+    overrides.replace("clocks", loop, "_should_check_val_fx", boundary)
     job.coordinator.while_waiting = boundary.while_waiting
     job.coordinator.when_met = boundary.when_met
     for timer in _timers(trainer):
-        vars(timer)["on_train_batch_end"] = _do_nothing
+        overrides.replace("clocks", timer, "on_train_batch_end", _do_nothing)
     checkpoints = _timed_checkpoints(trainer)
     for checkpoint, clock in zip(checkpoints, boundary.saves, strict=True):
-        vars(checkpoint)["on_train_batch_end"] = clock.hold
+        overrides.replace("clocks", checkpoint, "on_train_batch_end", clock.hold)
 
 
-def follow_together(trainer: pl.Trainer) -> None:
-    """The same for learners that step together: only validation needs it there."""
-    if getattr(trainer, "_val_check_time_interval", None) is not None:
-        ask = partial(_validates_when_learner_0_does, trainer)
-        vars(trainer.fit_loop.epoch_loop)["_should_check_val_fx"] = ask
-
-
-def restore(trainer: pl.Trainer) -> None:
-    """Brings Lightning's own handling back."""
-    vars(trainer.fit_loop.epoch_loop).pop("_should_check_val_fx", None)
-    for callback in (*_timers(trainer), *_timed_checkpoints(trainer)):
-        vars(callback).pop("on_train_batch_end", None)
+def _validates_by_time(trainer: pl.Trainer) -> bool:
+    return getattr(trainer, "_val_check_time_interval", None) is not None
 
 
 def _validates_when_learner_0_does(
@@ -315,10 +322,12 @@ def _timers(trainer: pl.Trainer) -> list[Timer]:
 
 
 def _timed_checkpoints(trainer: pl.Trainer) -> list[ModelCheckpoint]:
+    return [one for one in _checkpoints(trainer) if save_times(one).interval]
+
+
+def _checkpoints(trainer: pl.Trainer) -> list[ModelCheckpoint]:
     callbacks: list[Any] = getattr(trainer, "callbacks", [])
-    saving = (one for one in callbacks if isinstance(one, ModelCheckpoint))
-    # One of a user's own kind may lack what Lightning's keeps for itself.
-    return [x for x in saving if getattr(x, "_train_time_interval", None) is not None]
+    return [one for one in callbacks if isinstance(one, ModelCheckpoint)]
 
 
 def _at_last_batch(trainer: pl.Trainer) -> bool:
@@ -328,11 +337,8 @@ def _at_last_batch(trainer: pl.Trainer) -> bool:
 def _end_of_epoch(trainer: pl.Trainer) -> list[Any]:
     """What the end of this epoch does that not every end of an epoch does."""
     epoch, callbacks = trainer.current_epoch, getattr(trainer, "callbacks", [])
-    saves: list[Any] = [
-        (epoch + 1) % callback._every_n_epochs == 0
-        for callback in callbacks
-        if isinstance(callback, ModelCheckpoint) and callback._every_n_epochs > 1
-    ]
+    periods = [save_times(one).every_n_epochs for one in _checkpoints(trainer)]
+    saves: list[Any] = [(epoch + 1) % every == 0 for every in periods if every > 1]
     averages = any(isinstance(c, StochasticWeightAveraging) for c in callbacks)
     return [*saves, epoch] if averages else saves
 

@@ -1,8 +1,9 @@
 """What cannot work with gossip is refused at set-up, with the reason and a way out."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
@@ -13,7 +14,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.plugins import TorchSyncBatchNorm
-from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.tensor import DTensor
@@ -24,19 +25,43 @@ _DDP_ARGUMENTS = signature(DistributedDataParallel).parameters
 _OF_AN_ALLREDUCE = ("ddp_comm_hook", "ddp_comm_wrapper", "mixed_precision")
 
 
-def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuses names that `DistributedDataParallel` does not know.
+class SaveTimes(NamedTuple):
+    """When a `ModelCheckpoint` saves.
 
-    A learner that is a super-learner of its own has no DDP that would.
+    Attributes:
+        every_n_steps: steps between two saves; 0: it does not go by steps.
+        every_n_epochs: epochs between two saves; 0: it does not go by epochs.
+        interval: time between two saves; none: it does not go by the clock.
+    """
+
+    every_n_steps: int
+    every_n_epochs: int
+    interval: timedelta | None
+
+
+def save_times(callback: ModelCheckpoint) -> SaveTimes:
+    """When a callback saves; a user's own kind may lack what Lightning's keeps."""
+    return SaveTimes(
+        getattr(callback, "_every_n_train_steps", 0),
+        getattr(callback, "_every_n_epochs", 0),
+        getattr(callback, "_train_time_interval", None),
+    )
+
+
+def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuses arguments that `DistributedDataParallel` does not know.
+
+    A learner that is a super-learner of its own has no DDP that would refuse them.
 
     Raises:
-        TypeError: Names the argument.
+        TypeError: An argument is unknown.
+        ValueError: An argument is one that the strategy decides.
     """
     for name in arguments:
         if name not in _DDP_ARGUMENTS:
             raise TypeError(
-                f"HADPSGDStrategy() got an unexpected keyword argument {name!r}: it is "
-                "neither one of its own nor one of `DistributedDataParallel`"
+                f"HADPSGDStrategy() got an unexpected keyword argument {name!r}: "
+                "neither this strategy nor `DistributedDataParallel` takes it"
             )
     for name in ("module", "device_ids", "process_group", "device_mesh"):
         if arguments.get(name) is not None:
@@ -62,24 +87,22 @@ def check_island(super_learner_size: int, world_size: int) -> None:
 
 def refuse_unsupported(
     trainer: pl.Trainer,
-    strategy: ParallelStrategy,
+    strategy: DDPStrategy,
     super_learner_size: int,
-    ddp: Mapping[str, Any],
 ) -> None:
     """Refuses what the strategy cannot honour for learners that gossip.
 
     Args:
-        trainer: About to fit.
-        strategy: Its accelerator, its model and its layer synchronisation.
+        trainer: Trainer that is about to fit.
+        strategy: strategy of the Trainer.
         super_learner_size: N.
-        ddp: What was passed for DDP, by name.
 
     Raises:
         ValueError: Names the argument, what it may be, and what it is.
     """
     device = strategy.root_device.type
     check_device(strategy.root_device)
-    _refuse_ddp_arguments(super_learner_size, ddp)
+    _refuse_ddp_arguments(super_learner_size, _given(strategy))
     _refuse_layer_sync(strategy._layer_sync, super_learner_size, device)
     for name, module in trainer.lightning_module.named_modules():
         if isinstance(module, torch.nn.SyncBatchNorm):
@@ -100,7 +123,7 @@ def check_device(device: torch.device) -> None:
     """Refuses a device that the engine has no code for, and says what is new.
 
     Raises:
-        ValueError: Names it.
+        ValueError: The device is neither a CPU nor a CUDA GPU.
     """
     if device.type not in ("cpu", "cuda"):
         raise ValueError(
@@ -113,6 +136,16 @@ def check_device(device: torch.device) -> None:
             "accelerator, and it was not yet run on a GPU by its developers. Compare a "
             'short run with `strategy="ddp"` before you rely on it.'
         )
+
+
+def _given(strategy: DDPStrategy) -> dict[str, Any]:
+    """What was passed for DDP, by name."""
+    return {
+        **strategy._ddp_kwargs,
+        "ddp_comm_hook": strategy._ddp_comm_hook,
+        "ddp_comm_wrapper": strategy._ddp_comm_wrapper,
+        "model_averaging_period": strategy._model_averaging_period,
+    }
 
 
 def _refuse_ddp_arguments(size: int, ddp: Mapping[str, Any]) -> None:
@@ -198,21 +231,10 @@ def refuse_with_work_sharing(trainer: pl.Trainer) -> None:
 
 def _refuse_callbacks_with_work_sharing(trainer: pl.Trainer) -> None:
     for callback in getattr(trainer, "callbacks", ()):
-        if isinstance(callback, ModelCheckpoint) and callback._every_n_train_steps:
-            raise ValueError(
-                "`every_n_train_steps` must not be set with `work_sharing=True`, got "
-                f"{callback._every_n_train_steps}: learners come to a number of steps "
-                "at different times, or never; use "
-                "`lightning_adpsgd.callbacks.SaveWithinEpoch`"
-            )
-        timed = isinstance(callback, ModelCheckpoint) and callback._train_time_interval
-        if timed or isinstance(callback, Timer):
-            argument = "train_time_interval" if timed else "max_time"
-            raise ValueError(
-                f"`{argument}` must not be set with `work_sharing=True`: which batch "
-                "of a learner is its last shows only when it asks for the next; use "
-                "`max_epochs` and `lightning_adpsgd.callbacks.SaveWithinEpoch`"
-            )
+        if isinstance(callback, ModelCheckpoint):
+            _refuse_save_times(save_times(callback))
+        if isinstance(callback, Timer):
+            _refuse_clock("max_time")
         if isinstance(callback, BatchSizeFinder | LearningRateFinder):
             raise ValueError(
                 f"`{type(callback).__name__}` cannot be used with `work_sharing=True`: "
@@ -225,3 +247,22 @@ def _refuse_callbacks_with_work_sharing(trainer: pl.Trainer) -> None:
             "`training_step` must not take `dataloader_iter` with `work_sharing=True`: "
             "which batch is the last would be known too late; take `batch`"
         )
+
+
+def _refuse_save_times(times: SaveTimes) -> None:
+    if times.every_n_steps:
+        raise ValueError(
+            "`every_n_train_steps` must not be set with `work_sharing=True`, got "
+            f"{times.every_n_steps}: learners come to a number of steps at different "
+            "times, or never; use `lightning_adpsgd.callbacks.SaveWithinEpoch`"
+        )
+    if times.interval:
+        _refuse_clock("train_time_interval")
+
+
+def _refuse_clock(argument: str) -> None:
+    raise ValueError(
+        f"`{argument}` must not be set with `work_sharing=True`: which batch of a "
+        "learner is its last shows only when it asks for the next; use `max_epochs` "
+        "and `lightning_adpsgd.callbacks.SaveWithinEpoch`"
+    )

@@ -5,7 +5,7 @@ models is not pruned. So the choice is made on the consensus model, which all ho
 a mask that is drawn at random is that of learner 0.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import lightning.pytorch as pl
@@ -15,19 +15,15 @@ from torch import Tensor
 
 from lightning_adpsgd.job import Job
 from lightning_adpsgd.parameters import pruning_masks
+from lightning_adpsgd.trainer.overrides import Overrides
 
 
-def prune_together(trainer: pl.Trainer, job: Job) -> None:
-    """Lets pruning happen in the consensus of a job, until `restore`."""
-    for callback in _prunings(trainer):
-        prune = partial(_prune, trainer, job, callback._run_pruning)
-        vars(callback)["_run_pruning"] = prune
-
-
-def restore(trainer: pl.Trainer) -> None:
-    """Brings Lightning's own handling back."""
-    for callback in _prunings(trainer):
-        vars(callback).pop("_run_pruning", None)
+def prune_together(trainer: pl.Trainer, job: Job, overrides: Overrides) -> None:
+    """Lets pruning happen in the consensus of a job."""
+    for callback in getattr(trainer, "callbacks", ()):
+        if isinstance(callback, ModelPruning):
+            prune = partial(_prune, trainer, job, callback._run_pruning)
+            overrides.replace("pruning", callback, "_run_pruning", prune)
 
 
 def _prune(
@@ -50,9 +46,3 @@ def _prune(
 def _have_moved(module: pl.LightningModule, weights: list[Tensor]) -> bool:
     before = {weight.data_ptr() for weight in weights}
     return any(p.data_ptr() not in before for p in module.parameters())
-
-
-def _prunings(trainer: pl.Trainer) -> Iterator[ModelPruning]:
-    for callback in getattr(trainer, "callbacks", ()):
-        if isinstance(callback, ModelPruning):
-            yield callback

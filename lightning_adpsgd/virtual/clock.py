@@ -12,6 +12,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+BUCKET_BYTES = 25 << 20
+"""Gradients that torch's DDP reduces together while the rest is computed."""
+
 Span = tuple[float, float]
 """Seconds at which something begins and ends."""
 
@@ -80,6 +83,23 @@ class Link:
     def allgather_seconds(self, num_bytes: float, num_learners: int) -> float:
         """Of a ring all-gather of that many bytes in all: n - 1 such turns."""
         return (num_learners - 1) * self.seconds(num_bytes / num_learners)
+
+
+def overlapped(allreduce: float, backward: float, num_bytes: float) -> float:
+    """Seconds by which an all-reduce of gradients makes a step longer.
+
+    It is DDP's: of K buckets of gradients, number k is ready after k/K of the backward
+    pass, and its all-reduce waits for those before it.
+
+    Args:
+        allreduce: seconds of all buckets.
+        backward: seconds of the backward pass; 0: nothing hides the all-reduce.
+        num_bytes: bytes of the gradients.
+    """
+    buckets = math.ceil(num_bytes / BUCKET_BYTES)
+    bound_by_links = backward / buckets + allreduce
+    bound_by_compute = backward + allreduce / buckets
+    return max(bound_by_links, bound_by_compute) - backward
 
 
 class StepTimes:

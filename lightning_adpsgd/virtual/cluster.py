@@ -1,9 +1,9 @@
 """Many super-learners in one process, on a simulated clock: which algorithm learns how.
 
 `VirtualCluster` trains S super-learners of N learners each, with the topologies, modes
-and arithmetic of the strategies, one gradient after the other on one device. How long
-steps and messages take is simulated, and so decides, as it would on a cluster, who
-meets whom and how stale that is. The same seed gives the same run, bit for bit.
+and arithmetic of the strategies, one gradient after the other on one device. The time
+of steps and messages is simulated. As on a cluster, it decides which super-learners
+meet and how stale their weights are. The same seed gives the same run, bit for bit.
 """
 
 import math
@@ -22,8 +22,14 @@ from lightning_adpsgd.dials import CommunicationName, Dials
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology import TopologyLike, find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
-from lightning_adpsgd.virtual.fleet import make_fleet
+from lightning_adpsgd.virtual.gradients import (
+    BatchedGradients,
+    GradientsAhead,
+    Turn,
+    rows_at_once,
+)
 from lightning_adpsgd.virtual.learner_data import BatchesOf, Source, shares_of
+from lightning_adpsgd.virtual.learners import make_learners
 from lightning_adpsgd.virtual.objective import (
     Loss,
     MakeOptimizer,
@@ -35,59 +41,57 @@ from lightning_adpsgd.virtual.objective import (
 )
 from lightning_adpsgd.virtual.report import Point, Report
 from lightning_adpsgd.virtual.timeline import Change, Scenario
-from lightning_adpsgd.virtual.turns import Turns
 
 
 class VirtualCluster:
     """S super-learners of N learners each, in one process and on one device.
 
-    The dials are those of `HADPSGDStrategy` and mean the same. The control, synchronous
-    SGD with allreduce, is one super-learner of all learners.
+    The options are those of `HADPSGDStrategy` and mean the same. The control,
+    synchronous SGD with allreduce, is one super-learner of all learners.
 
     Args:
-        module: A LightningModule (its `training_step` and `configure_optimizers` are
-            used, without a Trainer), or any module with `loss` and `optimizer`. On its
-            final device; its weights are where all start, and after `fit` it holds the
-            consensus model.
-        num_super_learners: S, those that join later counted.
+        module: LightningModule (its `training_step` and `configure_optimizers` are
+            used, without a Trainer), or any module with `loss` and `optimizer`, on its
+            final device. All super-learners start from its weights; after `fit` it
+            holds the consensus model.
+        num_super_learners: S, including those that join later.
         super_learner_size: N.
-        topology: As for the strategy.
-        communication: As for the strategy.
+        topology: as for the strategy.
+        communication: as for the strategy.
         loss: ``loss(module, batch)``, a mean over the batch; by default the module's
             training step.
         optimizer: ``optimizer(parameters)``; by default what the module configures.
             Each super-learner has its own.
-        order: As for the strategy.
-        mixing_gain: As for the strategy.
-        gossip_every: As for the strategy.
-        wire_dtype: As for the strategy.
-        link_budget: As for the strategy, per simulated second.
-        max_staleness: As for the strategy.
-        compute: How long a learner computes for a step.
-        link: Of each learner, to its counterparts in other super-learners.
-        inner_link: Of each learner, to the others of its super-learner.
-        changes: Super-learners that fail or join, in "async".
-        gradient_clip: Largest norm of a super-learner's gradient; none: any.
-        samples_in: Samples of a batch; by default the length of its first tensor.
-        vectorize: Whether the gradients of several super-learners are taken in one
-            pass over stacked weights (`batched`). None: where it is the same to
-            rounding and faster, which the module and its first gradient decide
-            (`together`): at least 8 super-learners on a CPU; all weights in linear or
-            normalization layers, at most 1 MB of them; no buffers, hooks, random
-            numbers, LBFGS; nothing that the loss counts or keeps; no decision by the
-            value of a tensor or of `batch_idx`. All else takes one after the other,
-            and `in_a_loop` says why. Data that draw from a common generator are drawn
-            in another order by a pass.
-        seed: Of everything drawn at random: times, topologies, order of samples,
+        order: as for the strategy.
+        mixing_gain: as for the strategy.
+        gossip_every: as for the strategy.
+        wire_dtype: as for the strategy.
+        link_budget: as for the strategy, per simulated second.
+        max_staleness: as for the strategy.
+        compute: time that a learner computes for a step.
+        link: link of each learner to its counterparts in other super-learners.
+        inner_link: link of each learner to the others of its super-learner.
+        changes: super-learners that fail or join, in "async".
+        gradient_clip: largest norm of a super-learner's gradient; None is no bound.
+        samples_in: function that counts the samples of a batch; by default the length
+            of its first tensor.
+        vectorize: whether the gradients of several super-learners are taken in one
+            pass over stacked weights (`gradients`), which is faster for small dense
+            models. The module must have no buffers, and its loss must not depend on
+            Python state or decide by the value of a tensor or of `batch_idx`. What the
+            loss counts, keeps or draws from Python and NumPy happens once for all in a
+            pass. A pass fetches batches in another order.
+        seed: seed of everything drawn at random: times, topologies, order of samples,
             dropout.
 
     Raises:
         ValueError: A value is out of its bounds.
 
     Attributes:
-        fleet: Weights, simulated time, and what was counted.
-        samples: That all learners have seen.
-        learning_rate: Of the step made last, in the first parameter group.
+        scenario: super-learners that take part, and how fast they are.
+        learners: weights, simulated time, and what was counted.
+        samples: number of samples that all learners have seen.
+        learning_rate: learning rate of the last step, in the first parameter group.
     """
 
     def __init__(
@@ -112,7 +116,7 @@ class VirtualCluster:
         changes: Sequence[Change] = (),
         gradient_clip: float | None = None,
         samples_in: Callable[[Any], int] = extract_batch_size,
-        vectorize: bool | None = None,
+        vectorize: bool = False,
         seed: int = 0,
     ) -> None:
         if gradient_clip is not None:
@@ -136,16 +140,13 @@ class VirtualCluster:
         )
         self.module = module
         self._objective = Objective(module, loss, optimizer)
-        self.fleet = make_fleet(module, dials, self.scenario, self._renew)
+        self.learners = make_learners(module, dials, self.scenario, self._renew)
         self._updates = [
             self._objective.make_update() for _ in range(num_super_learners)
         ]
         self._gradient_clip, self._samples_in = gradient_clip, samples_in
         self._sources: list[list[Source]] = []
-        first = self._updates[0].optimizer
-        self._turns = Turns(
-            self._objective, loss, first, self.fleet, self._next_batches, vectorize
-        )
+        self._ahead = self._make_ahead() if vectorize else None
         self._dice = _Dice(seed, self._objective.device)
         self.samples = 0
         self.learning_rate = self._updates[0].optimizer.param_groups[0]["lr"]
@@ -155,18 +156,10 @@ class VirtualCluster:
         """L = S N."""
         return self.scenario.num_super_learners * self.scenario.super_learner_size
 
-    @property
-    def in_a_loop(self) -> str | None:
-        """Why gradients are taken one after the other; empty: they are taken together.
-
-        None before the first gradient has decided it.
-        """
-        return self._turns.in_a_loop
-
     def weights(self) -> list[Tensor]:
         """The weights of all super-learners as rows, [S, P] for each dtype."""
         size = self.scenario.num_super_learners
-        return [matrix[:size] for matrix in self.fleet.rows.matrices]
+        return [matrix[:size] for matrix in self.learners.rows.matrices]
 
     # --- training
 
@@ -183,29 +176,32 @@ class VirtualCluster:
         max_seconds: float = math.inf,
         on_point: Callable[[Point], None] | None = None,
     ) -> Report:
-        """Trains until all learners together have seen enough; again to go on.
+        """Trains until all learners together have seen so many samples.
+
+        A further call goes on from there.
 
         Args:
-            data: ``batches_of(learner)`` gives the batches of one epoch of that learner
-                and is called anew when they end. Or a data set, or a loader of one: its
-                samples are dealt to the learners in a new order in each epoch. A
-                further `fit` goes on with the data of the first.
-            max_samples: Of all learners together, since the cluster was made.
-            local_batch_size: Of each learner, if `data` is a data set; the batch size
-                of a loader by default.
-            lr_schedule: Factor on the learning rates after so many samples of all
-                learners; in the place of schedulers that the module configures, which
+            data: ``batches_of(learner)``, which gives the batches of one epoch of that
+                learner and is called again when they end; or a data set, or a loader
+                of one, whose samples are dealt to the learners in a new order in each
+                epoch. A further `fit` goes on with the data of the first.
+            max_samples: number of samples of all learners together, since the cluster
+                was made.
+            local_batch_size: batch size of each learner, if `data` is a data set; the
+                batch size of a loader by default.
+            lr_schedule: factor on the learning rates as a function of the samples of
+                all learners. It replaces schedulers that the module configures, which
                 count a super-learner's own steps.
-            evaluate: What to say of the consensus model at each point: a function of
-                the module, or batches whose mean loss it is.
-            every_samples: Between two points; a twentieth of all by default.
-            local_losses: Whether to evaluate each super-learner's own weights too.
-            max_seconds: Of simulated time, since the cluster was made.
-            on_point: Called with each point as it comes.
+            evaluate: score of the consensus model at each point: a function of the
+                module, or batches whose mean loss is taken.
+            every_samples: samples between two points; by default a twentieth of all.
+            local_losses: whether to evaluate each super-learner's own weights too.
+            max_seconds: simulated time at which to end, since the cluster was made.
+            on_point: function called with each point as it comes.
 
         Returns:
-            The curve and what was counted. A loss that is not finite ends the run, and
-            the report says so.
+            The curve and the counters. A non-finite loss ends the run, and the report
+            says so.
 
         Raises:
             ValueError: A value is out of its bounds.
@@ -226,17 +222,17 @@ class VirtualCluster:
         curve = _Curve(self, score, local_losses, on_point)
         with self._dice.in_place(), self._objective.without_logging():
             self._deal(data, local_batch_size)
-            self._turns.come_back()
+            if self._ahead is not None:
+                self._ahead.forget_all()
             curve.add()
             self._run(curve, max_samples, max_seconds, every, lr_schedule)
-            self._turns.leave()
-        self.fleet.hold_consensus()
+        self.learners.hold_consensus()
         return Report(
             curve.points,
             self.samples,
-            self.fleet.seconds,
-            list(self.fleet.steps),
-            self.fleet.totals(),
+            self.learners.seconds,
+            list(self.learners.steps),
+            self.learners.totals(),
             curve.diverged,
         )
 
@@ -249,7 +245,7 @@ class VirtualCluster:
         lr_schedule: Callable[[int], float] | None,
     ) -> None:
         next_point, losses = self.samples + every, list[Tensor]()
-        while self.samples < max_samples and self.fleet.seconds < max_seconds:
+        while self.samples < max_samples and self.learners.seconds < max_seconds:
             losses += self._round(lr_schedule)
             if self.samples >= next_point:
                 next_point = self.samples + every
@@ -261,25 +257,28 @@ class VirtualCluster:
             curve.add(losses)
 
     def _round(self, lr_schedule: Callable[[int], float] | None) -> list[Tensor]:
-        """Steps until one may look: one step, or in lockstep one of everybody."""
+        """Makes one step, or in lockstep one of each super-learner."""
         losses = [self._next_step(lr_schedule)]
-        while not self.fleet.between_rounds:
+        while not self.learners.between_rounds:
             losses.append(self._next_step(lr_schedule))
         return losses
 
     def _next_step(self, lr_schedule: Callable[[int], float] | None) -> Tensor:
-        index = self.fleet.turn()
-        turn = self._turns.take(index)
+        index = self.learners.turn()
+        turn = self._take(index)
 
         def gradient() -> Tensor:
             if turn.gradient is not None:
                 return self._take_gradient(*turn.gradient)
-            number = self.fleet.steps[index]
+            number = self.learners.steps[index]
             return self._gradient(self._updates[index], turn.batches, number)
 
-        loss = self._step(index, turn.batches, gradient, lr_schedule)
-        self._turns.stepped()
-        return loss
+        return self._step(index, turn.batches, gradient, lr_schedule)
+
+    def _take(self, index: int) -> Turn:
+        if self._ahead is None:
+            return Turn(self._next_batches(index))
+        return self._ahead.take(index, self.learners.settled)
 
     def _step(
         self,
@@ -293,8 +292,8 @@ class VirtualCluster:
         if lr_schedule is not None:
             update.scale(lr_schedule(self.samples))
         self.learning_rate = update.optimizer.param_groups[0]["lr"]
-        loss = self.fleet.update(update.optimizer.step, gradient)
-        update.passed("step", self.fleet.steps[index])
+        loss = self.learners.update(update.optimizer.step, gradient)
+        update.passed("step", self.learners.steps[index])
         self.samples += sum(self._samples_in(batch) for batch in batches)
         return loss
 
@@ -307,7 +306,7 @@ class VirtualCluster:
         return loss
 
     def _next_batches(self, index: int) -> list[Any]:
-        """One for each learner; at the end of an epoch schedulers are told."""
+        """One batch for each learner; tells schedulers of the end of an epoch."""
         sources = self._sources[index]
         epochs = sources[0].epochs
         batches = [source.next() for source in sources]
@@ -320,7 +319,7 @@ class VirtualCluster:
         update.optimizer.zero_grad()
         loss = self._add_gradient(batches[0], number, len(batches))
         if len(batches) > 1:
-            # What a buffer has become in the first learner is that of all, as in DDP.
+            # As in DDP, all learners get the buffers of the first.
             buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
             for batch in batches[1:]:
                 loss = loss + self._add_gradient(batch, number, len(batches))
@@ -335,16 +334,30 @@ class VirtualCluster:
             nn.utils.clip_grad_norm_(parameters, self._gradient_clip)
 
     def _add_gradient(self, batch: Any, number: int, num_learners: int) -> Tensor:
-        with self._turns.watching():
-            loss = self._objective.loss(batch, number)
-        loss = loss / num_learners
+        loss = self._objective.loss(batch, number) / num_learners
         loss.backward()
         return loss.detach()
 
     def _renew(self, index: int) -> None:
-        """Who joins has an optimizer without state."""
+        """Gives a super-learner that has joined an optimizer without state."""
         self._updates[index] = self._objective.make_update()
-        self._turns.forget(index)
+        if self._ahead is not None:
+            self._ahead.forget(index)
+
+    def _make_ahead(self) -> GradientsAhead:
+        if isinstance(self._updates[0].optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                "`vectorize` must be False with LBFGS, which asks for several "
+                "gradients in one step, got True"
+            )
+        rows, size = self.learners.rows, self.scenario.num_super_learners
+        gradients = BatchedGradients(self._objective, rows, size)
+        row_bytes = sum(vector.nbytes for vector in rows.vectors(0))
+        at_once = rows_at_once(size, row_bytes)
+        return GradientsAhead(gradients, at_once, self._next_turn)
+
+    def _next_turn(self, index: int) -> tuple[list[Any], int]:
+        return self._next_batches(index), self.learners.steps[index]
 
     def _deal(
         self,
@@ -367,14 +380,14 @@ class _Curve:
     """The points of one `fit`.
 
     Args:
-        cluster: What it is the curve of.
-        score: Of the weights in the module; none: they have no score.
-        scores_all: Whether to score each super-learner's own weights too.
-        on_point: Called with each point.
+        cluster: cluster that is trained.
+        score: score of the weights in the module; None: they have no score.
+        scores_all: whether to score each super-learner's own weights too.
+        on_point: function called with each point.
 
     Attributes:
-        points: So far.
-        diverged: Why the last point is the end; empty otherwise.
+        points: points so far.
+        diverged: reason why the last point is the end; empty otherwise.
     """
 
     def __init__(
@@ -391,7 +404,7 @@ class _Curve:
         self.diverged = ""
 
     def add(self, losses: Sequence[Tensor] = ()) -> None:
-        """Adds a point, after steps that had these losses."""
+        """Adds a point after steps with these losses."""
         cluster, loss = self._cluster, _mean([float(x) for x in losses])
         if losses and not math.isfinite(loss):
             samples = cluster.samples
@@ -400,8 +413,8 @@ class _Curve:
         held_out_loss, own = self._score_held(), self._own_scores()
         point = Point(
             samples=cluster.samples,
-            steps=_mean(cluster.fleet.steps),
-            seconds=cluster.fleet.seconds,
+            steps=_mean(cluster.learners.steps),
+            seconds=cluster.learners.seconds,
             loss=loss,
             held_out_loss=held_out_loss,
             consensus_distance=distance,
@@ -417,20 +430,20 @@ class _Curve:
             self._on_point(point)
 
     def _take_consensus(self) -> tuple[float, float]:
-        fleet = self._cluster.fleet
+        learners = self._cluster.learners
         try:
-            consensus = fleet.consensus()
+            consensus = learners.consensus()
         except FloatingPointError:  # no weights are finite, nor is their mean
             return math.nan, math.nan
-        fleet.hold_consensus()
+        learners.hold_consensus()
         return consensus.distance, consensus.relative_distance
 
     def _own_scores(self) -> list[float]:
         if not self._scores_all:
             return [math.nan]
-        fleet, scores = self._cluster.fleet, []
-        for index in fleet.members:
-            fleet.hold(index)
+        learners, scores = self._cluster.learners, []
+        for index in learners.members:
+            learners.hold(index)
             scores.append(self._score_held())
         return scores
 
@@ -442,11 +455,11 @@ class _Curve:
 
 
 class _Dice:
-    """A generator of random numbers of one cluster, in the place of the common one.
+    """A random generator of one cluster, which replaces the common one during `fit`.
 
     Args:
-        seed: Of the generator.
-        device: Where the module is, which has a generator of its own.
+        seed: seed of the generator.
+        device: device of the module, which has a generator of its own.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -455,7 +468,7 @@ class _Dice:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Draws come from here, and go on where they stopped before."""
+        """Draws from this generator, and goes on where the last draw ended."""
         with own_generators(self._device):
             if self._states is None:
                 torch.manual_seed(self._seed)
@@ -480,7 +493,7 @@ def dials_and_scenario(
     changes: Sequence[Change],
     **dials: Any,
 ) -> tuple[Dials, Scenario]:
-    """How to average, and who takes part, checked.
+    """Options of the averages and the super-learners that take part, checked.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -491,13 +504,13 @@ def dials_and_scenario(
         )
     if isinstance(super_learner_size, str):
         raise ValueError(
-            "`super_learner_size` must be a number here, where no machine has any "
-            f"learners of its own, got {super_learner_size!r}"
+            "`super_learner_size` must be a number in a virtual cluster, which has no "
+            f"machines, got {super_learner_size!r}"
         )
     checked = Dials(
         topology=find_topology(topology),
         super_learner_size=super_learner_size,
-        # What a simulated cluster has no use for has no effect.
+        # These have no effect in a simulated cluster.
         cpu_share=1.0,
         after_evaluation="restore",
         save_learners=False,

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from lightning_adpsgd.files import written_whole
-from lightning_adpsgd.virtual.fleet import Totals
+from lightning_adpsgd.virtual.learners import Totals
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Many virtual super-learners behind Lightning's Trainer, on one device.
 
-A batch of the Trainer is a local step of one super-learner, whose turn simulated time
-decides: samples, steps and everything logged are those of all together. The averages
-are those of `fleet`; here are Lightning's hooks into it.
+A batch of the Trainer is a local step of one super-learner; simulated time decides
+whose. Samples, steps and everything logged are those of all together. `learners` has
+the averages; this module hooks them into Lightning.
 """
 
 from collections import defaultdict
@@ -32,12 +32,11 @@ from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology import TopologyLike
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import dials_and_scenario
-from lightning_adpsgd.virtual.fleet import Fleet, make_fleet
+from lightning_adpsgd.virtual.learners import VirtualLearners, make_learners
 from lightning_adpsgd.virtual.timeline import Change
 
-_LEARNERS = "lightning_adpsgd.virtual"
 _State = defaultdict[Any, Any]
-# They read or change the weights of whoever happens to be in the module.
+# They read or change the weights that happen to be in the module.
 _OF_ONE_MODEL = (
     BatchSizeFinder,
     LearningRateFinder,
@@ -51,44 +50,38 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     The Trainer's loader feeds them all: each batch goes to the super-learner whose turn
     it is, in the order of simulated time in "async" and round robin otherwise. A batch
-    is the mean gradient of a super-learner, with N learners in it that of all N.
-    Learning rate schedules count the steps of all, S times as many as each makes.
+    gives the mean gradient of a super-learner, and so is the batch of all its N
+    learners. Learning rate schedules count the steps of all, S times as many as each
+    makes.
 
     Validation sees the consensus model, checkpoints hold it, and training ends in it. A
-    resumed run is another one than without the break, and says so: all super-learners
-    start from the consensus model and the optimizer state of the first, with nothing on
-    its way and simulated time at 0. With `save_learners` it is the same to the last
-    bit, as far as the Trainer gives it the same batches and dropout draws the same; not
-    from the middle of a round or of a batch, nor in "async" with several learners in a
-    super-learner or bytes on the wire.
+    resumed run differs from one without the break, and warns of it: all super-learners
+    start from the consensus model and the optimizer state of the first, at simulated
+    time 0.
 
     Args:
-        num_super_learners: S, those that join later counted.
+        num_super_learners: S, including those that join later.
         super_learner_size: N.
-        topology: As for `HADPSGDStrategy`.
-        communication: As for `HADPSGDStrategy`.
-        order: As for `HADPSGDStrategy`.
-        mixing_gain: As for `HADPSGDStrategy`.
-        gossip_every: As for `HADPSGDStrategy`.
-        wire_dtype: As for `HADPSGDStrategy`.
-        link_budget: As for `HADPSGDStrategy`, per simulated second.
-        max_staleness: As for `HADPSGDStrategy`.
-        compute: How long a learner computes for a step.
-        link: Of each learner, to its counterparts in other super-learners.
-        inner_link: Of each learner, to the others of its super-learner.
-        changes: Super-learners that fail or join, in "async".
-        save_learners: Whether a checkpoint also holds what each super-learner is made
-            of, so that a run with the same dials goes on where it was; some times S
-            models.
-        seed: Of simulated times and of topologies drawn at random.
+        topology: as for `HADPSGDStrategy`.
+        communication: as for `HADPSGDStrategy`.
+        order: as for `HADPSGDStrategy`.
+        mixing_gain: as for `HADPSGDStrategy`.
+        gossip_every: as for `HADPSGDStrategy`.
+        wire_dtype: as for `HADPSGDStrategy`.
+        link_budget: as for `HADPSGDStrategy`, per simulated second.
+        max_staleness: as for `HADPSGDStrategy`.
+        compute: time that a learner computes for a step.
+        link: link of each learner to its counterparts in other super-learners.
+        inner_link: link of each learner to the others of its super-learner.
+        changes: super-learners that fail or join, in "async".
+        seed: seed of simulated times and of topologies drawn at random.
 
     Raises:
         ValueError: A value is out of its bounds.
 
     Attributes:
-        dials: The settings, checked.
-        last_consensus: How far apart the super-learners were when their mean was last
-            taken.
+        dials: checked options.
+        last_consensus: distance of the super-learners when their mean was last taken.
     """
 
     strategy_name = "hadpsgd_virtual"
@@ -110,11 +103,9 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         link: Link | None = None,
         inner_link: Link | None = None,
         changes: Sequence[Change] = (),
-        save_learners: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self._save_learners = save_learners
         self.dials, self._scenario = dials_and_scenario(
             num_super_learners=num_super_learners,
             super_learner_size=super_learner_size,
@@ -134,7 +125,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         )
         self._devices: list[torch.device] = []
         self._states: list[_State] = []
-        self._fleet: Fleet | None = None
+        self._learners: VirtualLearners | None = None
         self._turn = -1
         self._statistics: Statistics | None = None
         self.last_consensus: Consensus | None = None
@@ -144,11 +135,11 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     def register_strategies(cls, strategy_registry: Any) -> None:
         """The name is registered by `lightning_adpsgd.registration`."""
 
-    # --- what it is, and what it has done
+    # --- the state of all
 
     @property
     def parallel_devices(self) -> list[torch.device]:
-        """What the Trainer was given; one, or `setup` refuses them."""
+        """Devices that the Trainer was given; `setup` refuses several."""
         return self._devices
 
     @parallel_devices.setter
@@ -167,14 +158,14 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         return self._scenario.super_learner_size
 
     @property
-    def fleet(self) -> Fleet | None:
-        """Weights and simulated time of all super-learners; none outside `fit`."""
-        return self._fleet
+    def learners(self) -> VirtualLearners | None:
+        """Weights and simulated time of all super-learners; None outside `fit`."""
+        return self._learners
 
     def gossip_statistics(self) -> Statistics | None:
-        """What all super-learners' communication has done; none before `fit`."""
-        if self._fleet is not None:
-            totals = self._fleet.totals()
+        """What all super-learners' communication has done; None before `fit`."""
+        if self._learners is not None:
+            totals = self._learners.totals()
             self._statistics = Statistics(
                 exposed_seconds=0.0, peer_ages={}, **totals._asdict()
             )
@@ -198,7 +189,9 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
                 f'`strategy="hadpsgd_virtual"`, got {len(self.optimizers)}'
             )
         assert self.model is not None
-        self._fleet = make_fleet(self.model, self.dials, self._scenario, self._renew)
+        self._learners = make_learners(
+            self.model, self.dials, self._scenario, self._renew
+        )
         num = self.num_super_learners
         self._states = [defaultdict(dict) for _ in range(num)]
         # Before the first hook that sees the end of training.
@@ -210,25 +203,25 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     @override
     def teardown(self) -> None:
-        if self._fleet is not None:
+        if self._learners is not None:
             self.gossip_statistics()
-            self._fleet.rows.release()
-            self._fleet = None
+            self._learners.rows.release()
+            self._learners = None
             assert self.lightning_module is not None
             vars(self.lightning_module.trainer.fit_loop).pop("on_run_end", None)
         super().teardown()
 
     def _renew(self, index: int) -> None:
-        """Who joins has an optimizer without state."""
+        """Gives a super-learner that has joined an optimizer without state."""
         self._states[index] = defaultdict(dict)
 
     # --- the step
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if self._fleet is not None and self._turn < 0:
-            # Kept until its optimizer step, over the batches that are accumulated.
-            self._turn = self._fleet.turn()
+        if self._learners is not None and self._turn < 0:
+            # The turn lasts until the optimizer step, over accumulated batches.
+            self._turn = self._learners.turn()
             self.optimizers[0].state = self._states[self._turn]
         super().on_train_batch_start(batch, batch_idx)
 
@@ -240,9 +233,9 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         model: pl.LightningModule | torch.nn.Module | None = None,
         **kwargs: Any,
     ) -> Any:
-        assert self._fleet is not None
+        assert self._learners is not None
         step = partial(super().optimizer_step, optimizer, model=model, **kwargs)
-        output = self._fleet.update(step, closure)
+        output = self._learners.update(step, closure)
         self._turn = -1
         return output
 
@@ -261,7 +254,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The consensus model."""
-        if self._fleet is None:
+        if self._learners is None:
             return super().lightning_module_state_dict()
         self._enter_consensus()
         state = {
@@ -272,92 +265,47 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         return state
 
     def _enter_consensus(self) -> None:
-        if self._fleet is not None:
-            self.last_consensus = self._fleet.consensus()
-            self._fleet.hold_consensus()
+        if self._learners is not None:
+            self.last_consensus = self._learners.consensus()
+            self._learners.hold_consensus()
 
     def _leave_consensus(self) -> None:
-        # Whose turn is over leaves the module to the next.
-        if self._fleet is not None and self._turn >= 0:
-            self._fleet.hold(self._turn)
+        # Between two turns the module is left to the next.
+        if self._learners is not None and self._turn >= 0:
+            self._learners.hold(self._turn)
 
     @override
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """Of the first super-learner."""
-        if self._fleet is None:
+        """The state of the first super-learner's optimizer."""
+        if self._learners is None:
             return super().optimizer_state(optimizer)
         mine = self.optimizers[0].state
-        self.optimizers[0].state = self._states[self._fleet.members[0]]
+        self.optimizers[0].state = self._states[self._learners.members[0]]
         state = deepcopy(super().optimizer_state(optimizer))
         self.optimizers[0].state = mine
         return state
 
     @override
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
-    ) -> None:
-        # Without optimizer states it is a file of weights, and nobody resumes from it.
-        if self._save_learners and "optimizer_states" in checkpoint:
-            checkpoint[_LEARNERS] = self._learners_state()
-        super().save_checkpoint(checkpoint, filepath, storage_options)
-
-    def _learners_state(self) -> dict[str, Any] | None:
-        state = self._fleet.state() if self._fleet is not None else None
-        if state is None or self._turn >= 0:
-            return None
-        numbers = {weight: n for n, weight in enumerate(self._trained())}
-        return {
-            "scenario": self._described(),
-            "fleet": state,
-            "optimizers": [
-                {numbers[weight]: _copied(kept) for weight, kept in own.items()}
-                for own in self._states
-            ],
-        }
-
-    @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)
-        saved = checkpoint.get(_LEARNERS)
-        if saved and saved["scenario"] == self._described():
-            assert self._fleet is not None
-            self._fleet.restore(saved["fleet"])
-            weights = self._trained()
-            states = [
-                {weights[n]: _copied(kept) for n, kept in own.items()}
-                for own in saved["optimizers"]
-            ]
-        else:
-            self._warn_of_another_run(
-                "it holds learners of other dials" if saved else "it holds no learners"
-            )
-            loaded = self.optimizers[0].state
-            states = [
-                {weight: _copied(kept) for weight, kept in loaded.items()}
-                for _ in self._states
-            ]
-        self._states = [defaultdict(dict, state) for state in states]
-
-    def _warn_of_another_run(self, why: str) -> None:
         rank_zero_warn(
             '`strategy="hadpsgd_virtual"` does not go on where the checkpoint was '
-            f"written, for {why}: all {self.num_super_learners} super-learners start "
-            "from the consensus model and the optimizer state of the first of them, at "
-            "simulated time 0; for the same numbers as without a break, train with "
-            "`save_learners=True`, at ends of rounds, or again from the start"
+            f"written: all {self.num_super_learners} super-learners start from the "
+            "consensus model and the optimizer state of the first of them, at "
+            "simulated time 0; for the same numbers as without a break, train again "
+            "from the start, without `ckpt_path`"
         )
-
-    def _trained(self) -> list[torch.nn.Parameter]:
-        groups = self.optimizers[0].param_groups
-        return [weight for group in groups for weight in group["params"]]
-
-    def _described(self) -> str:
-        """What a fleet must be made of to go on where another one was."""
-        return f"{self.dials} {self._scenario}"
+        loaded = self.optimizers[0].state
+        self._states = [
+            defaultdict(
+                dict, {weight: _copied(kept) for weight, kept in loaded.items()}
+            )
+            for _ in self._states
+        ]
 
 
 def _copied(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of what an optimizer keeps for a weight."""
+    """A copy of an optimizer's state of one weight."""
     return {
         name: value.clone() if isinstance(value, Tensor) else deepcopy(value)
         for name, value in kept.items()
@@ -368,7 +316,7 @@ def _refuse_unsupported(trainer: pl.Trainer, devices: Sequence[torch.device]) ->
     """Refuses what has no meaning for super-learners that take turns.
 
     Raises:
-        ValueError: Names the argument, what it may be, and what it is.
+        ValueError: An argument has no meaning here.
     """
     if len(devices) > 1 or trainer.num_nodes > 1:
         raise ValueError(

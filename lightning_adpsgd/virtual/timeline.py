@@ -24,6 +24,7 @@ from lightning_adpsgd.virtual.clock import (
     Link,
     Network,
     StepTimes,
+    overlapped,
 )
 
 # Of what happens at the same time: what was on its way lands, then steps end, and then
@@ -63,6 +64,9 @@ class Scenario:
         inner_link: Of each learner, to the others of its super-learner.
         seed: Of the times and of topologies drawn at random.
         changes: Failures and joins.
+        backward: share of a step in which gradients become ready, and beside which the
+            all-reduce inside a super-learner runs.
+        gradient_seconds: what else the mean of a super-learner's gradients takes.
 
     Raises:
         ValueError: There is no such topology of so many, at the start or after one of
@@ -79,6 +83,8 @@ class Scenario:
     inner_link: Link = field(default_factory=Link)
     seed: int = 0
     changes: Sequence[Change] = ()
+    backward: float = 0.0
+    gradient_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         live = set(self.first_members())
@@ -108,8 +114,13 @@ class Scenario:
     ) -> float:
         """When the slowest learner has its gradient and all have the mean of them."""
         size = self.super_learner_size
+        if size == 1:
+            return times.end(index, begin)
         slowest = max(times.end(index * size + n, begin) for n in range(size))
-        return slowest + self.inner_link.allreduce_seconds(gradient_bytes, size)
+        allreduce = self.inner_link.allreduce_seconds(gradient_bytes, size)
+        backward = self.backward * (slowest - begin)
+        waited = overlapped(allreduce, backward, gradient_bytes)
+        return slowest + waited + self.gradient_seconds
 
     def _check(self, change: Change, live: set[int]) -> None:
         index, is_member = change.super_learner, change.super_learner in live
@@ -142,7 +153,11 @@ def parts_of(schedule: Schedule, round: int) -> tuple[Part, ...]:
 
 
 def lockstep(
-    scenario: Scenario, num_bytes: float, hidden: bool, from_start: bool = False
+    scenario: Scenario,
+    num_bytes: float,
+    hidden: bool,
+    from_start: bool = False,
+    boundary_seconds: float = 0.0,
 ) -> Iterator[list[float]]:
     """When each super-learner has made its k-th step, for k = 1, 2, ..., without end.
 
@@ -155,6 +170,7 @@ def lockstep(
         hidden: Whether a round runs beside the gradient of the next step and is joined
             before its update; otherwise it comes after the update.
         from_start: Whether the first gradient has a hidden round beside it.
+        boundary_seconds: what a step boundary takes, beside which nothing is hidden.
     """
     times = StepTimes(scenario.compute, scenario.seed)
     ends, round = [0.0] * scenario.num_super_learners, 0
@@ -164,12 +180,13 @@ def lockstep(
             scenario.gradient_end(times, i, begin, num_bytes)
             for i, begin in enumerate(ends)
         ]
-        if step > 0 and due_round(step, scenario.gossip_every) is not None:
+        is_due = step > 0 and due_round(step, scenario.gossip_every) is not None
+        if is_due and scenario.num_super_learners > 1:
             begins = ends if hidden else ready
             averaged = _averaged_at(scenario, round, begins, num_bytes)
             ready = [max(pair) for pair in zip(ready, averaged, strict=True)]
             round += 1
-        ends = ready
+        ends = [end + boundary_seconds for end in ready]
         yield ends
 
 
@@ -184,20 +201,23 @@ def _averaged_at(
         num = schedule.num_super_learners
         end = max(begins) + scenario.link.allreduce_seconds(shard, num) + gather
         return [end] * len(begins)
+    seconds = [scenario.link.seconds(n * shard) + gather for n in range(len(begins))]
     return [
-        _crossed_at(part, i, begins, shard, scenario.link) + gather
-        for i, part in enumerate(parts_of(schedule, round))
+        max([begins[j] for j in met]) + (seconds[count] if count else gather)
+        for met, count in _meetings(schedule, round)
     ]
 
 
-def _crossed_at(
-    part: Part, index: int, begins: list[float], shard: float, link: Link
-) -> float:
-    others = ({*part.takes} - {index}, {*part.gives} - {index})
-    if not any(others):
-        return begins[index]
-    begin = max(begins[j] for j in (index, *others[0], *others[1]))
-    return begin + link.seconds(max(map(len, others)) * shard)
+@lru_cache(maxsize=32)
+def _meetings(schedule: Schedule, round: int) -> list[tuple[list[int], int]]:
+    """Whom each waits for in a round, itself included, and messages one way."""
+    return [
+        (
+            sorted({i, *part.takes, *part.gives}),
+            max(len({*part.takes} - {i}), len({*part.gives} - {i})),
+        )
+        for i, part in enumerate(parts_of(schedule, round))
+    ]
 
 
 # --- asynchronously

@@ -52,10 +52,10 @@ def effective_share(cluster: VirtualCluster, workload: Workload) -> float:
     """
     probe = (workload.train[0][:_PROBED], workload.train[1][:_PROBED])
     own = []
-    for index in cluster.fleet.members:
-        cluster.fleet.hold(index)
+    for index in cluster.learners.members:
+        cluster.learners.hold(index)
         own.append(_gradient(cluster.module, workload, probe))
-    cluster.fleet.hold_consensus()
+    cluster.learners.hold_consensus()
     of_mean = _gradient(cluster.module, workload, probe)
     mean = torch.stack(own).mean(0)
     return float(mean @ of_mean / (of_mean @ of_mean))

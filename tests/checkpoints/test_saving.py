@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.checkpoints.saving import (
-    SaveThread,
+    BackgroundCheckpointIO,
     snapshot_of,
     uploads_checkpoints,
 )
@@ -22,21 +22,41 @@ from tests.helpers import PATIENCE_S
 from tests.learners import Linear, gossip, loader, trainer_of
 
 
-class Gate:
+class Gate(TorchCheckpointIO):
     """A write that begins, and ends when it is let."""
 
     def __init__(self) -> None:
         self.begun, self.may_end = threading.Event(), threading.Event()
         self.written: list[Any] = []
+        self.removed: list[Any] = []
 
-    def write(self, value: Any) -> None:
+    @override
+    def save_checkpoint(
+        self, checkpoint: Any, path: Any, storage_options: Any = None
+    ) -> None:
         self.begun.set()
         assert self.may_end.wait(PATIENCE_S)
-        self.written.append(value)
+        self.written.append(checkpoint)
+
+    @override
+    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> Any:
+        return self.written[-1]
+
+    @override
+    def remove_checkpoint(self, path: Any) -> None:
+        self.removed.append(path)
 
 
-def fail(value: Any) -> None:
-    raise OSError(28, "No space left on device")
+class FullDisk(TorchCheckpointIO):
+    @override
+    def save_checkpoint(
+        self, checkpoint: Any, path: Any, storage_options: Any = None
+    ) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    @override
+    def remove_checkpoint(self, path: Any) -> None:
+        raise AssertionError("nothing was saved")
 
 
 # --- the snapshot
@@ -69,84 +89,82 @@ def test_tied_tensors_stay_tied_and_views_are_not_taken_for_the_whole() -> None:
 
 
 def test_training_goes_on_while_a_checkpoint_is_written() -> None:
-    thread, gate = SaveThread(), Gate()
+    gate = Gate()
+    beside = BackgroundCheckpointIO(gate)
     weights = torch.zeros(1)
-    thread.save({"w": weights}, "a.ckpt", gate.write)
+    beside.save_checkpoint({"w": weights}, "a.ckpt")
     assert gate.begun.wait(PATIENCE_S)
     weights.add_(1)  # the next step
     assert gate.written == []
     gate.may_end.set()
-    thread.stop()
+    beside.teardown()
     assert gate.written[0]["w"].item() == 0
 
 
-def test_one_checkpoint_at_most_is_on_its_way() -> None:
-    thread, gate = SaveThread(), Gate()
-    thread.save(1, "a.ckpt", gate.write)
-    second = threading.Thread(target=thread.save, args=(2, "b.ckpt", gate.write))
+@pytest.mark.parametrize("meet", ["save", "load"])
+def test_one_checkpoint_at_most_is_on_its_way(meet: str) -> None:
+    gate = Gate()
+    beside = BackgroundCheckpointIO(gate)
+    beside.save_checkpoint({"n": 1}, "a.ckpt")
+    again: dict[str, Callable[[], Any]] = {
+        "save": lambda: beside.save_checkpoint({"n": 2}, "b.ckpt"),
+        "load": lambda: beside.load_checkpoint("a.ckpt"),
+    }
+    second = threading.Thread(target=again[meet])
     second.start()
     assert gate.begun.wait(PATIENCE_S)
     assert second.is_alive()
     gate.may_end.set()
     second.join(PATIENCE_S)
-    thread.stop()
-    assert gate.written == [1, 2]
+    beside.teardown()
+    assert gate.written == [{"n": 1}, {"n": 2}][: 2 if meet == "save" else 1]
 
 
-@pytest.mark.parametrize("meet", ["save", "wait", "stop"])
+@pytest.mark.parametrize("meet", ["save", "wait", "teardown"])
 def test_an_error_reaches_the_training_once_with_file_and_cause(meet: str) -> None:
-    thread = SaveThread()
-    thread.save(1, "folder/a.ckpt", fail)
+    beside = BackgroundCheckpointIO(FullDisk())
+    beside.save_checkpoint({}, "folder/a.ckpt")
     again: dict[str, Callable[[], None]] = {
-        "save": lambda: thread.save(2, "b.ckpt", fail),
-        "wait": thread.wait,
-        "stop": thread.stop,
+        "save": lambda: beside.save_checkpoint({}, "b.ckpt"),
+        "wait": beside.wait,
+        "teardown": beside.teardown,
     }
-    with pytest.raises(RuntimeError, match=r"folder/a\.ckpt.*No space left"):
+    with pytest.raises(OSError, match=r"No space left.*folder/a\.ckpt"):
         again[meet]()
-    thread.stop()
+    beside.teardown()
     assert not [t for t in threading.enumerate() if t.name.startswith("adpsgd-save")]
 
 
 def test_the_old_checkpoint_is_removed_after_the_new_one_is_there() -> None:
-    thread, gate = SaveThread(), Gate()
-    removed: list[str] = []
-    thread.afterwards(lambda: removed.append("nothing was on its way"))
-    thread.save(1, "b.ckpt", gate.write)
-    thread.afterwards(lambda: removed.append("a.ckpt"))
-    assert len(removed) == 1
+    gate = Gate()
+    beside = BackgroundCheckpointIO(gate)
+    beside.remove_checkpoint("nothing was on its way")
+    beside.save_checkpoint({}, "b.ckpt")
+    beside.remove_checkpoint("a.ckpt")
+    assert len(gate.removed) == 1
     gate.may_end.set()
-    thread.wait()
-    assert removed[1:] == ["a.ckpt"]
-    thread.stop()
+    beside.wait()
+    assert gate.removed[1:] == ["a.ckpt"]
+    beside.teardown()
 
 
 def test_the_old_checkpoint_stays_if_the_new_one_could_not_be_written() -> None:
-    thread, removed = SaveThread(), list[str]()
-    thread.save(1, "b.ckpt", fail)
-    thread.afterwards(lambda: removed.append("a.ckpt"))
-    with pytest.raises(RuntimeError, match="No space left"):
-        thread.stop()
-    assert removed == []
+    beside = BackgroundCheckpointIO(FullDisk())
+    beside.save_checkpoint({}, "b.ckpt")
+    beside.remove_checkpoint("a.ckpt")
+    with pytest.raises(OSError, match="No space left"):
+        beside.teardown()
 
 
 def test_loggers_that_read_the_file_are_known() -> None:
     class Uploads:
         _log_model = "all"
 
-    assert uploads_checkpoints([Uploads()])
-    assert not uploads_checkpoints([object()])
+    assert uploads_checkpoints(Uploads())
+    assert not uploads_checkpoints(object())
 
 
 # --- in a Trainer
-
-
-class FullDisk(TorchCheckpointIO):
-    @override
-    def save_checkpoint(
-        self, checkpoint: Any, path: Any, storage_options: Any = None
-    ) -> None:
-        fail(checkpoint)
 
 
 class Weights(Callback):
@@ -163,19 +181,20 @@ class Weights(Callback):
         self.at[trainer.global_step] = weights.clone()
 
 
-def save_each_step(folder: Path, **dials: Any) -> Trainer:
+def save_each_step(folder: Path, **arguments: Any) -> Trainer:
     saver = ModelCheckpoint(
         folder, every_n_train_steps=1, save_top_k=-1, filename="{step}"
     )
-    strategy = gossip(**dials)
-    return trainer_of(strategy, 1, callbacks=[saver], enable_checkpointing=True)
+    return trainer_of(
+        gossip(), 1, callbacks=[saver], enable_checkpointing=True, **arguments
+    )
 
 
-@pytest.mark.parametrize("save_in_background", [True, False])
+@pytest.mark.parametrize("plugins", [[], [WholeCheckpointIO()]])
 def test_each_checkpoint_holds_the_weights_of_its_step(
-    tmp_path: Path, save_in_background: bool
+    tmp_path: Path, plugins: list[Any]
 ) -> None:
-    trainer = save_each_step(tmp_path, save_in_background=save_in_background)
+    trainer = save_each_step(tmp_path, plugins=plugins)
     weights = Weights()
     trainer.callbacks.append(weights)  # pyright: ignore
     trainer.fit(Linear(), loader(6))
@@ -193,13 +212,12 @@ def test_what_is_saved_after_the_training_is_there_at_once(tmp_path: Path) -> No
     assert not [t for t in threading.enumerate() if t.name.startswith("adpsgd-save")]
 
 
-@pytest.mark.parametrize("save_in_background", [True, False])
+@pytest.mark.parametrize("io", [FullDisk(), BackgroundCheckpointIO(FullDisk())])
 def test_a_full_disk_ends_the_training_with_file_and_cause(
-    tmp_path: Path, save_in_background: bool
+    tmp_path: Path, io: Any
 ) -> None:
-    trainer = save_each_step(tmp_path, save_in_background=save_in_background)
-    trainer.strategy.checkpoint_io = FullDisk()
-    with pytest.raises((RuntimeError, OSError), match="No space left"):
+    trainer = save_each_step(tmp_path, plugins=[io])
+    with pytest.raises(OSError, match=r"No space left.*step=\d\.ckpt"):
         trainer.fit(Linear(), loader(6))
 
 
@@ -213,8 +231,7 @@ def test_an_exception_of_the_training_is_not_hidden_by_one_of_a_save(
                 raise ValueError("of the training")
             return super().training_step(batch, batch_idx)
 
-    trainer = save_each_step(tmp_path)
-    trainer.strategy.checkpoint_io = FullDisk()
+    trainer = save_each_step(tmp_path, plugins=[BackgroundCheckpointIO(FullDisk())])
     with (
         pytest.warns(UserWarning, match="No space left"),
         pytest.raises(ValueError, match="of the training"),
@@ -223,7 +240,9 @@ def test_an_exception_of_the_training_is_not_hidden_by_one_of_a_save(
 
 
 def test_the_default_is_replaced_by_what_the_user_gives() -> None:
-    assert isinstance(gossip().checkpoint_io, WholeCheckpointIO)
+    assert isinstance(gossip().checkpoint_io, BackgroundCheckpointIO)
+    # Lightning's own tests, and callbacks, ask whether it is torch's.
+    assert isinstance(gossip().checkpoint_io, TorchCheckpointIO)
     given = TorchCheckpointIO()
     assert trainer_of(gossip(), 1, plugins=[given]).strategy.checkpoint_io is given
     assert gossip(checkpoint_io=given).checkpoint_io is given

@@ -320,7 +320,7 @@ def test_of_equal_weights_the_whole_learning_rate_is_effective() -> None:
     workload = classifier(num_train=64, num_held_out=32)
     run = Run(Cell("sdpsgd", 16), step=0, seed=0)
     cluster = make_cluster(run, workload, QUICK)
-    cluster.fleet.consensus()
+    cluster.learners.consensus()
     assert effective_share(cluster, workload) == pytest.approx(1.0, abs=1e-6)
 
 
@@ -342,5 +342,5 @@ def test_the_effective_rate_compares_gradients_with_that_of_the_mean(
     )
     for row, value in zip(cluster.weights()[0], (3.0, -1.0), strict=True):
         row[0] = value
-    cluster.fleet.consensus()
+    cluster.learners.consensus()
     assert effective_share(cluster, workload) == pytest.approx(expected)

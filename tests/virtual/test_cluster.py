@@ -226,9 +226,9 @@ def test_the_mean_of_long_rows_is_that_of_what_peers_see(mode: Any) -> None:
         compute=Compute(1.0, slow={1: 4.0}),
     )
     virtual.fit(scales, 12)
-    seen = torch.stack([virtual.fleet.shown(i)[0] for i in range(3)])
+    seen = torch.stack([virtual.learners.shown(i)[0] for i in range(3)])
     assert torch.equal(seen, virtual.weights()[0]) == (mode == "sync")
-    found, mean = virtual.fleet.consensus(), seen.mean(0)
+    found, mean = virtual.learners.consensus(), seen.mean(0)
     torch.testing.assert_close(module.weight.detach(), mean, atol=1e-15, rtol=1e-14)
     distance = (seen - mean).square().sum(1).mean().sqrt()
     assert found.distance == pytest.approx(distance.item(), rel=1e-12)
@@ -242,7 +242,7 @@ def test_a_distance_too_large_for_single_precision_is_told() -> None:
     virtual.weights()[0][0] += 1e25
     num_weights = virtual.weights()[0].shape[1]
     expected = 0.5e25 * num_weights**0.5
-    assert virtual.fleet.consensus().distance == pytest.approx(expected, rel=1e-5)
+    assert virtual.learners.consensus().distance == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_report_is_written_as_a_table(tmp_path: Path) -> None:
@@ -300,29 +300,29 @@ def test_who_fails_leaves_the_consensus_and_who_joins_takes_it_up() -> None:
         4, changes=[Change(10.5, 1, "fails"), Change(30.5, 1, "joins")], **UNEVEN
     )
     virtual.fit(batches_of, 10**6, max_seconds=20.0)
-    assert virtual.fleet.members == [0, 2, 3]
-    steps = virtual.fleet.steps[1]
+    assert virtual.learners.members == [0, 2, 3]
+    steps = virtual.learners.steps[1]
     alone = virtual.weights()[0][1].clone()
     virtual.fit(batches_of, 10**6, max_seconds=28.0)
-    assert virtual.fleet.steps[1] == steps
+    assert virtual.learners.steps[1] == steps
     assert torch.equal(virtual.weights()[0][1], alone)
     report = virtual.fit(batches_of, 10**6, max_seconds=80.0, evaluate=held_out())
-    assert virtual.fleet.members == [0, 1, 2, 3]
-    assert virtual.fleet.steps[1] > steps
+    assert virtual.learners.members == [0, 1, 2, 3]
+    assert virtual.learners.steps[1] > steps
     assert report.points[-1].held_out_loss < 1.0
 
 
 def test_a_joiner_starts_from_the_mean_of_its_neighbours_without_momentum() -> None:
     virtual = cluster(3, topology="complete", changes=[Change(5.5, 1, "joins")])
-    fleet, seen = virtual.fleet, []
-    take_in = fleet._take_in
+    learners, seen = virtual.learners, []
+    take_in = learners._take_in
 
     def noting(index: int, neighbours: list[int]) -> None:
-        shown = [fleet.shown(j)[0] for j in neighbours]
+        shown = [learners.shown(j)[0] for j in neighbours]
         take_in(index, neighbours)
-        seen.append((index, torch.stack(shown).mean(0), fleet.shown(index)[0]))
+        seen.append((index, torch.stack(shown).mean(0), learners.shown(index)[0]))
 
-    fleet._take_in = noting
+    learners._take_in = noting
     virtual.fit(batches_of, 10**6, max_seconds=6.0)
     ((index, mean, own),) = seen
     assert index == 1
@@ -356,13 +356,13 @@ def test_statistics_of_batch_norm_are_averaged_and_counts_are_not(mode: Any) -> 
     virtual = cluster(3, perceptron(norm), topology="complete", **mode)
     report = virtual.fit(batches_of, 3000, evaluate=held_out())
     assert norm.num_batches_tracked is not None
-    assert norm.num_batches_tracked.item() == virtual.fleet.steps[0]
+    assert norm.num_batches_tracked.item() == virtual.learners.steps[0]
     assert norm.running_mean is not None
     held = []
     for i in range(3):
-        virtual.fleet.hold(i)
+        virtual.learners.hold(i)
         held.append(norm.running_mean.clone())
-    virtual.fleet.hold_consensus()
+    virtual.learners.hold_consensus()
     torch.testing.assert_close(
         norm.running_mean, torch.stack(held).mean(0), atol=0.05, rtol=0.05
     )
@@ -373,7 +373,7 @@ def test_in_a_super_learner_batch_norm_keeps_the_first_learners_statistics() -> 
     norm = nn.BatchNorm1d(6, momentum=1.0)
     virtual = cluster(1, nn.Sequential(norm, nn.Linear(6, 3)), super_learner_size=3)
     virtual.fit(batches_of, 24)
-    virtual.fleet.hold(0)
+    virtual.learners.hold(0)
     inputs, _ = next(batches_of(0))
     torch.testing.assert_close(norm.running_mean, inputs.mean(0))
 

@@ -81,24 +81,3 @@ def test_gradients_belong_to_the_row_that_was_held() -> None:
         assert module.weight.grad is not None
         gradients.append(module.weight.grad)
     torch.testing.assert_close(gradients[1], 3 * gradients[0])
-
-
-def test_a_state_brings_back_all_that_rows_and_what_is_beside_them_held() -> None:
-    module = Mixed()
-    rows = Rows(module, 3)
-    rows.hold(1)
-    with torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
-            tensor.add_(1)
-    state = rows.state()
-    other = Mixed()
-    again = Rows(other, 3)
-    again.restore(state)
-    rows.matrices[0].zero_()  # a state is a copy
-    again.hold(1)
-    assert torch.equal(other.wide, Mixed().wide + 1)
-    assert other.norm.num_batches_tracked == 1
-    assert torch.equal(other.get_buffer("table"), torch.full((2,), 2.0))
-    again.hold(2)
-    assert torch.equal(other.wide, Mixed().wide)
-    assert other.norm.num_batches_tracked == 0

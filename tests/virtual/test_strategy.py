@@ -100,7 +100,7 @@ class Watch(pl.Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.turns.append(trainer.strategy.fleet.rows._held)
+        self.turns.append(trainer.strategy.learners.rows._held)
         self.weights.append(flat(pl_module).clone())
 
 
@@ -250,8 +250,8 @@ def test_a_checkpoint_holds_the_consensus_and_a_resume_starts_from_it(
     class Start(pl.Callback):
         @override
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            fleet = trainer.strategy.fleet
-            starts.extend(fleet.rows.vectors(i)[0].clone() for i in range(4))
+            learners = trainer.strategy.learners
+            starts.extend(learners.rows.vectors(i)[0].clone() for i in range(4))
             self.states = [
                 [int(kept["step"]) for kept in state.values()]
                 for state in trainer.strategy._states
@@ -259,7 +259,9 @@ def test_a_checkpoint_holds_the_consensus_and_a_resume_starts_from_it(
 
     start = Start()
     again = trainer_of(virtual(4), max_epochs=3, callbacks=[start])
-    with pytest.warns(UserWarning, match="it holds no learners: all 4 super-learners"):
+    with pytest.warns(
+        UserWarning, match="for the same numbers as without a break, train again"
+    ):
         again.fit(resumed, data(160, 1), ckpt_path=checkpoint.last_model_path)
     assert all(torch.equal(row, mean) for row in starts)
     # Forty steps of four super-learners were ten of the first.
@@ -267,83 +269,6 @@ def test_a_checkpoint_holds_the_consensus_and_a_resume_starts_from_it(
     assert again.current_epoch == 3
     assert again.global_step == 60
     assert not torch.equal(flat(resumed), mean)
-
-
-UNEVEN: dict[str, Any] = {
-    "compute": Compute(1.0, spread=0.4, slow={1: 3.0}),
-    "link": Link(bandwidth=1000.0, latency=0.4),
-}
-
-
-@pytest.fixture
-def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the strategy warns of; Lightning's own warnings are not shown."""
-    found: list[str] = []
-    monkeypatch.setattr(
-        "lightning_adpsgd.virtual.strategy.rank_zero_warn", found.append
-    )
-    return found
-
-
-def checkpointed(
-    folder: Path, strategy: VirtualHADPSGDStrategy, num_epochs: int, *path: Path
-) -> tuple[Tensor, pl.Trainer]:
-    """The model after so many epochs, each of which is written in a file."""
-    every = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-    trainer = trainer_of(
-        strategy, enable_checkpointing=True, callbacks=[every], max_epochs=num_epochs
-    )
-    module = Classifier()
-    resumed = path[0] if path else None
-    trainer.fit(module, data(160, 1), ckpt_path=resumed, weights_only=True)
-    return flat(module), trainer
-
-
-@pytest.mark.parametrize(
-    "dials",
-    [
-        {"communication": "sync", "topology": "random_ring"},
-        {"communication": "sync", "order": "average_then_step"},
-        {"communication": "delay_by_one", "gossip_every": 2},
-        {"communication": "async", **UNEVEN},
-        {"communication": "async", "wire_dtype": torch.bfloat16, **UNEVEN},
-        {"communication": "async", "order": "average_then_step", **UNEVEN},
-        {"changes": (Change(3.5, 1, "fails"), Change(7.0, 1, "joins")), **UNEVEN},
-    ],
-    ids=str,
-)
-def test_with_saved_learners_a_resumed_run_is_the_same_to_the_last_bit(
-    dials: dict[str, Any], tmp_path: Path, warned: list[str]
-) -> None:
-    def strategy() -> VirtualHADPSGDStrategy:
-        return virtual(4, save_learners=True, **dials)
-
-    whole, unbroken = checkpointed(tmp_path / "whole", strategy(), 3)
-    checkpointed(tmp_path / "first", strategy(), 1)
-    path = tmp_path / "first" / "epoch=0.ckpt"
-    resumed, trainer = checkpointed(tmp_path / "second", strategy(), 3, path)
-    assert not warned
-    assert torch.equal(resumed, whole)
-    assert trainer.strategy.gossip_statistics() == unbroken.strategy.gossip_statistics()  # pyright: ignore
-
-
-def test_learners_of_other_dials_are_not_gone_on_with(
-    tmp_path: Path, warned: list[str]
-) -> None:
-    first = virtual(4, save_learners=True, communication="sync")
-    checkpointed(tmp_path, first, 1)
-    other = virtual(4, save_learners=True, communication="sync", mixing_gain=0.5)
-    checkpointed(tmp_path, other, 2, tmp_path / "epoch=0.ckpt")
-    assert ["it holds learners of other dials" in warning for warning in warned] == [
-        True
-    ]
-
-
-def test_in_the_middle_of_a_round_no_learners_are_saved(tmp_path: Path) -> None:
-    strategy = virtual(3, save_learners=True, communication="sync")
-    checkpointed(tmp_path, strategy, 1)  # twenty steps of three
-    saved = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
-    assert saved["lightning_adpsgd.virtual"] is None
 
 
 def test_a_joiner_has_an_optimizer_without_state() -> None:
@@ -359,7 +284,7 @@ def test_the_module_has_memory_of_its_own_afterwards() -> None:
     trainer.fit(module, data(160, 1))
     for parameter in module.parameters():
         assert parameter.untyped_storage().nbytes() == parameter.nbytes
-    assert strategy.fleet is None
+    assert strategy.learners is None
     assert "on_run_end" not in vars(trainer.fit_loop)
 
 

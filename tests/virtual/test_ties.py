@@ -343,7 +343,7 @@ def test_an_exchange_that_takes_a_step_and_a_half_by_hand() -> None:
 def mean_after(virtual: VirtualCluster, num_samples: int) -> Tensor:
     """Mean of w + d of `Linear`, whose gradient is each batch whatever its weights."""
     virtual.fit(lambda i: loader(16, i, 4), num_samples)
-    return torch.stack([virtual.fleet.shown(i)[0][:3] for i in range(4)]).mean(0)
+    return torch.stack([virtual.learners.shown(i)[0][:3] for i in range(4)]).mean(0)
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -372,14 +372,14 @@ def test_the_mean_is_changed_by_gradients_alone(size: int, dials: Any) -> None:
         **dials,
     )
     taken = torch.zeros(3, dtype=torch.float64)
-    update = virtual.fleet.update
+    update = virtual.learners.update
 
     def noting(step: Callable[..., Any], closure: Any) -> Any:
         output = update(step, closure)
         taken.add_(virtual.module.weight.grad, alpha=LR / 4)  # pyright: ignore
         return output
 
-    virtual.fleet.update = noting
+    virtual.learners.update = noting
     found = mean_after(virtual, 200 * size)
     torch.testing.assert_close(found, -taken, atol=1e-12, rtol=0)
-    assert len(virtual.fleet.totals().staleness) > 1
+    assert len(virtual.learners.totals().staleness) > 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_adpsgd.topology import find_topology
-from lightning_adpsgd.virtual.clock import Compute, Link
+from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Compute, Link
 from lightning_adpsgd.virtual.timeline import (
     Asynchronous,
     Begun,
@@ -108,6 +108,30 @@ def test_a_super_learner_is_as_fast_as_its_slowest_learner_and_its_allreduce() -
     assert first == Stepped(1.0 + 2 * 0.5, 0)
     # The slow one's gradient, its all-reduce, its half of the weights, an all-gather.
     assert ends(given, 1, hidden=False) == [[5.0 + 1.0 + 5.0 + 0.5] * 2]
+
+
+def test_one_super_learner_alone_has_no_round() -> None:
+    inner = Link(bandwidth=100.0)
+    given = scenario(1, super_learner_size=2, inner_link=inner, link=Link(10.0))
+    assert ends(given, 2, hidden=False) == [[1.0 + 1.0], [2.0 + 2.0]]
+
+
+def test_a_backward_pass_hides_all_but_the_last_bucket_of_an_allreduce() -> None:
+    given = scenario(
+        1,
+        super_learner_size=2,
+        inner_link=Link(latency=0.25),
+        backward=0.8,
+        gradient_seconds=0.1,
+    )
+    buckets = itertools.islice(lockstep(given, 5 * BUCKET_BYTES, False), 1)
+    assert next(buckets) == pytest.approx([1.0 + 2 * 0.25 / 5 + 0.1])
+
+
+def test_a_boundary_takes_its_time_after_a_hidden_round() -> None:
+    given = scenario(5, link=Link(100.0))
+    found = ends(given, 2, hidden=True, boundary_seconds=0.5)
+    assert found == [[1.5] * 5, [1.5 + 2.0 + 0.5] * 5]
 
 
 # --- asynchronously

@@ -7,7 +7,8 @@ from torch import Tensor
 from lightning_adpsgd.matrices import with_gain
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.topology import find_topology
-from lightning_adpsgd.virtual.row_averaging import Exchanges, RowMixer, Side
+from lightning_adpsgd.virtual.row_exchanges import CommunicationSide, Exchanges
+from lightning_adpsgd.virtual.row_rounds import RowMixer
 from lightning_adpsgd.virtual.timeline import Exchange
 from tests.helpers import mixing_rounds, random_rows
 
@@ -15,13 +16,15 @@ BEGIN = ([1.0, 2.0], [5.0, -2.0], [0.0, 8.0])
 WIRES = (None, torch.bfloat16)  # both hold these numbers
 
 
-def make_sides() -> tuple[list[Tensor], dict[int, Side]]:
+def make_sides() -> tuple[list[Tensor], dict[int, CommunicationSide]]:
     weights = [torch.tensor(values) for values in BEGIN]
-    sides = {i: Side([w], "step_then_average") for i, w in enumerate(weights)}
+    sides = {
+        i: CommunicationSide([w], "step_then_average") for i, w in enumerate(weights)
+    }
     return weights, sides
 
 
-def shown(side: Side) -> list[float]:
+def shown(side: CommunicationSide) -> list[float]:
     return side.shown()[0].tolist()
 
 
@@ -30,7 +33,7 @@ def test_an_exchange_that_ends_first_changes_nothing_of_what_another_has_read(
     wire_dtype: torch.dtype | None,
 ) -> None:
     _, sides = make_sides()
-    exchanges = Exchanges(sides, wire_dtype, torch.device("cpu"))
+    exchanges = Exchanges(sides, wire_dtype)
     first, second = Exchange(0, 1, 0.5), Exchange(1, 2, 0.5)
     exchanges.begin(first)
     exchanges.begin(second)
@@ -47,7 +50,7 @@ def test_a_step_in_the_meantime_changes_nothing_of_what_was_read(
     wire_dtype: torch.dtype | None,
 ) -> None:
     weights, sides = make_sides()
-    exchanges = Exchanges(sides, wire_dtype, torch.device("cpu"))
+    exchanges = Exchanges(sides, wire_dtype)
     exchanges.begin(exchange := Exchange(0, 1, 0.5))
     exchanges.before_change(0)
     weights[0].add_(100.0)
@@ -60,7 +63,7 @@ def test_a_step_in_the_meantime_changes_nothing_of_what_was_read(
 
 def test_a_dropped_exchange_changes_nothing_and_its_memory_is_used_again() -> None:
     _, sides = make_sides()
-    exchanges = Exchanges(sides, None, torch.device("cpu"))
+    exchanges = Exchanges(sides, None)
     exchanges.begin(exchange := Exchange(0, 1, 0.5))
     exchanges.before_change(1)
     exchanges.drop(exchange)
@@ -90,8 +93,10 @@ def test_rounds_of_long_rows_are_matrix_products(topology: str, hidden: bool) ->
 def test_what_an_exchange_gives_its_ends_is_opposite_to_the_last_bit() -> None:
     weights = [row.float() for row in random_rows(2, 1000)]
     given = 0.3 * (weights[1] - weights[0])
-    sides = {i: Side([w], "step_then_average") for i, w in enumerate(weights)}
-    exchanges = Exchanges(sides, None, torch.device("cpu"))
+    sides = {
+        i: CommunicationSide([w], "step_then_average") for i, w in enumerate(weights)
+    }
+    exchanges = Exchanges(sides, None)
     exchanges.begin(exchange := Exchange(0, 1, 0.3))
     exchanges.end(exchange)
     for weight in weights:

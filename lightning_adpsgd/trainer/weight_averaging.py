@@ -1,7 +1,7 @@
 """Callbacks that keep an average of the weights: SWA, EMA.
 
-Such an average is linear in the weights, so that the mean of what the learners keep is
-the average of their mean: it is taken wherever the consensus model is. And what such a
+Such an average is linear in the weights. So the mean of what the learners keep is the
+average of their mean, and it is taken wherever the consensus model is. What such a
 callback writes into the module stays in the vectors that are averaged.
 """
 
@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from torch import nn
+
+from lightning_adpsgd.trainer.overrides import Overrides
 
 
 @torch.no_grad()
@@ -29,27 +31,28 @@ def average_copies(trainer: pl.Trainer) -> None:
 
 
 def transfer_in_consensus(
-    trainer: pl.Trainer, enter: Callable[[str], Any], leave: Callable[[bool], Any]
+    trainer: pl.Trainer,
+    enter: Callable[[str], Any],
+    leave: Callable[[bool], Any],
+    overrides: Overrides,
 ) -> None:
-    """Makes SWA write its average when nothing is on its way, until `restore`.
+    """Makes SWA write its average when nothing is on its way.
 
     Args:
-        trainer: Its callbacks are looked through.
-        enter: Puts the consensus model in place; all learners come.
-        leave: Goes on from what is in place then if its argument is true.
+        trainer: Trainer whose callbacks are looked through.
+        enter: puts the consensus model in place; all learners come.
+        leave: continues from what is in place then if its argument is true.
+        overrides: undoes it.
     """
-    for swa in _stochastic_averages(trainer):
+    for swa in getattr(trainer, "callbacks", ()):
+        if not isinstance(swa, StochasticWeightAveraging):
+            continue
         transfer = partial(_transfer, enter, leave, swa.transfer_weights)
         reset = partial(_reset_in_place, swa.reset_batch_norm_and_save_state)
-        vars(swa)["transfer_weights"] = transfer
-        vars(swa)["reset_batch_norm_and_save_state"] = reset
-
-
-def restore(trainer: pl.Trainer) -> None:
-    """Brings Lightning's own handling back."""
-    for swa in _stochastic_averages(trainer):
-        vars(swa).pop("transfer_weights", None)
-        vars(swa).pop("reset_batch_norm_and_save_state", None)
+        overrides.replace("weight_averaging", swa, "transfer_weights", transfer)
+        overrides.replace(
+            "weight_averaging", swa, "reset_batch_norm_and_save_state", reset
+        )
 
 
 def _transfer(
@@ -82,9 +85,3 @@ def _kept_models(trainer: pl.Trainer) -> Iterator[nn.Module]:
         model = getattr(callback, "_average_model", None)
         if isinstance(model, nn.Module):
             yield model
-
-
-def _stochastic_averages(trainer: pl.Trainer) -> Iterator[StochasticWeightAveraging]:
-    for callback in getattr(trainer, "callbacks", ()):
-        if isinstance(callback, StochasticWeightAveraging):
-            yield callback

@@ -1,7 +1,7 @@
 """The states of all random generators of one learner, as plain data.
 
-Tensors and numbers, so that a checkpoint that holds them is loaded without running
-anything that it says.
+The states are tensors and numbers. So a checkpoint that holds them loads without
+running anything that it says.
 """
 
 import random
@@ -15,7 +15,7 @@ States = Mapping[str, Any]
 
 
 def generator_states(device: torch.device) -> dict[str, Any]:
-    """Of Python, torch and, where they are in use, NumPy and the learner's GPU."""
+    """The states of Python, torch and, where in use, NumPy and the learner's GPU."""
     states: dict[str, Any] = {
         "python": random.getstate(),
         "torch": torch.get_rng_state(),
@@ -29,7 +29,7 @@ def generator_states(device: torch.device) -> dict[str, Any]:
 
 
 def set_generator_states(states: States, device: torch.device) -> None:
-    """Lets all of them go on from where they were; none where there is no state."""
+    """Restores all generators; leaves alone those for which there is no state."""
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
     torch.set_rng_state(states["torch"].cpu())

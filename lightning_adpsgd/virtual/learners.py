@@ -1,6 +1,6 @@
 """The super-learners of one process: whose turn it is, and the averages around it.
 
-A fleet knows weights and time. It knows neither data nor optimizers: whoever drives it
+`VirtualLearners` knows weights and time, but neither data nor optimizers. Its caller
 takes a turn, computes a gradient in the module, which then holds the weights of that
 super-learner, and makes the step through `update`.
 """
@@ -21,13 +21,12 @@ from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
 from lightning_adpsgd.replica import averaging_dtype, to_averaging_dtype
-from lightning_adpsgd.virtual.row_averaging import (
+from lightning_adpsgd.virtual.row_exchanges import (
+    CommunicationSide,
     Exchanges,
-    RowMixer,
-    Side,
     message_bytes,
-    stretch_length,
 )
+from lightning_adpsgd.virtual.row_rounds import RowMixer, stretch_length
 from lightning_adpsgd.virtual.rows import Rows
 from lightning_adpsgd.virtual.timeline import (
     Asynchronous,
@@ -35,7 +34,6 @@ from lightning_adpsgd.virtual.timeline import (
     Dropped,
     Ended,
     Event,
-    Exchange,
     Failed,
     Joined,
     Scenario,
@@ -50,11 +48,13 @@ class Totals(NamedTuple):
     """What all super-learners together have done.
 
     Attributes:
-        exchanges: Averages completed, counted at each end (or rounds of each).
-        merges: Times that a training side took in what was averaged.
-        bytes_sent: Payload sent between super-learners.
-        refused: Averages left out because a vector was not finite.
-        staleness: Optimizer steps between what was read and its merge, and how often.
+        exchanges: number of averages completed, counted at each end; in lockstep the
+            rounds of each super-learner.
+        merges: number of times that a training side took in what was averaged.
+        bytes_sent: payload sent between super-learners.
+        refused: number of averages left out because a vector was not finite.
+        staleness: number of averages by their age, the optimizer steps between what
+            was read and its merge.
     """
 
     exchanges: int
@@ -64,18 +64,18 @@ class Totals(NamedTuple):
     staleness: dict[int, int]
 
 
-class Fleet(ABC):
+class VirtualLearners(ABC):
     """S super-learners, of which one at a time is in the module.
 
     Args:
-        module: On its final device and in its final dtype.
-        dials: How to average.
-        scenario: Who takes part, and how fast.
+        module: module on its final device and in its final dtype.
+        dials: options of the averages.
+        scenario: super-learners that take part, and how fast they are.
 
     Attributes:
-        rows: The weights; the row after the last super-learner's is the consensus.
-        seconds: Simulated time.
-        steps: Optimizer steps of each super-learner.
+        rows: weights; the row after the last super-learner's is the consensus.
+        seconds: simulated time.
+        steps: optimizer steps of each super-learner.
     """
 
     def __init__(self, module: nn.Module, dials: Dials, scenario: Scenario) -> None:
@@ -89,74 +89,36 @@ class Fleet(ABC):
 
     @abstractmethod
     def turn(self) -> int:
-        """Whose gradient is next; the module holds the weights to take it at."""
+        """Begins the next turn, and returns the number of the super-learner.
+
+        The module then holds the weights at which the gradient is to be taken.
+        """
 
     @abstractmethod
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
-        """Makes the optimizer step of whose turn it is, with its averages.
+        """Makes the optimizer step of this turn, with its averages.
 
         Args:
-            step: An optimizer's `step`; calls the closure that it is given.
-            closure: Computes the gradients.
+            step: an optimizer's `step`, which calls the closure that it is given.
+            closure: computation of the gradients.
         """
 
-    # --- to go on another day
-
-    def state(self) -> dict[str, Any] | None:
-        """A copy of all that a fleet of the same scenario needs to go on from here.
-
-        Tensors, numbers and what holds them. None in the middle of a round or of a
-        turn, and of a fleet whose communication keeps more than is copied.
-        """
-        if not self._can_be_left:
-            return None
-        return {
-            "rows": self.rows.state(),
-            "steps": list(self.steps),
-            "seconds": self.seconds,
-            "tallies": [_counted(tally) for tally in self._all_tallies()],
-            "averages": self._averages_state(),
-        }
-
-    @torch.no_grad()
-    def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from a state, in a fleet that has made no step."""
-        self.rows.restore(state["rows"])
-        self.steps, self.seconds = list(state["steps"]), state["seconds"]
-        self._restore_averages(state["averages"])
-        for tally, counted in zip(self._all_tallies(), state["tallies"], strict=True):
-            vars(tally).update(counted)
-
-    @property
-    @abstractmethod
-    def _can_be_left(self) -> bool: ...
-
-    @abstractmethod
-    def _all_tallies(self) -> list[Tally]: ...
-
-    @abstractmethod
-    def _averages_state(self) -> Any:
-        """Of what is on its way between super-learners."""
-
-    @abstractmethod
-    def _restore_averages(self, state: Any) -> None: ...
-
-    # --- what it is, and what it has done
+    # --- the state of all
 
     @property
     @abstractmethod
     def between_rounds(self) -> bool:
-        """Whether all weights may be looked at: in lockstep, after a step of all."""
+        """Whether the weights are comparable: in lockstep, after a step of each."""
 
     @property
     @abstractmethod
     def members(self) -> list[int]:
-        """The super-learners that take part at present."""
+        """Numbers of the super-learners that take part at present."""
 
     @property
     @abstractmethod
     def settled(self) -> list[int]:
-        """Those whose next gradient is at the weights that they have now.
+        """Super-learners whose next gradient is at the weights that they have now.
 
         The one whose turn it is comes first.
         """
@@ -175,15 +137,16 @@ class Fleet(ABC):
     def consensus(self) -> Consensus:
         """Computes the mean of all super-learners whose weights are finite.
 
-        It takes what peers see, whose sum no exchange changes: the mean that all would
-        have if they now merged everything. Training is not disturbed.
+        It takes what peers see, whose sum no exchange changes. That is the mean that
+        the super-learners would have if they merged everything at once. Training is not
+        disturbed.
 
         Raises:
-            FloatingPointError: None has finite weights.
+            FloatingPointError: No super-learner has finite weights.
         """
         found = self._average(self.members)
         if not math.isfinite(found.relative_distance):
-            # Somebody's weights are not finite: now it is worth looking whose.
+            # Some weights are not finite: only then it is worth finding them.
             found = self._average(self._finite_members())
         self.rows.copy_beside(self.members[0], self._consensus_row)
         return found
@@ -204,15 +167,15 @@ class Fleet(ABC):
         finite = [i for i in self.members if _is_finite(self.shown(i))]
         if not finite:
             raise FloatingPointError(
-                "the weights of all super-learners are infinite or not a number: "
+                "the weights of all super-learners are non-finite (NaN or infinite): "
                 "training has diverged; lower the learning rate or lengthen its warm-up"
             )
         return finite
 
     def _average(self, members: list[int]) -> Consensus:
-        """Writes their mean into the row of the consensus, and says how far they are.
+        """Writes the members' mean into the consensus row, and measures their distance.
 
-        Stretch by stretch, so that each is read from memory once.
+        It works stretch by stretch, so that each is read from memory once.
         """
         squares = norm = 0.0
         for number, matrix in enumerate(self.rows.matrices):
@@ -227,7 +190,7 @@ class Fleet(ABC):
         return Consensus(distance, distance / norm if norm else 0.0)
 
     def _seen(self, members: list[int], number: int, begin: int, length: int) -> Tensor:
-        """What peers see of members in a stretch of a matrix, [member, element]."""
+        """What peers see of members, in a stretch of a matrix, [member, element]."""
         matrix = self.rows.matrices[number]
         stretch = matrix[:, begin : begin + length]
         if members == list(range(len(members))):
@@ -237,15 +200,15 @@ class Fleet(ABC):
         return rows.to(averaging_dtype(matrix.dtype))
 
 
-class LockstepFleet(Fleet):
-    """All make their k-th step before any makes the next: "sync" and "delay_by_one"."""
+class LockstepLearners(VirtualLearners):
+    """All make step k before any makes the next: "sync" and "delay_by_one"."""
 
     def __init__(self, module: nn.Module, dials: Dials, scenario: Scenario) -> None:
         super().__init__(module, dials, scenario)
         if scenario.changes:
             raise ValueError(
-                '`changes` apply to `communication="async"` alone, where nobody waits '
-                f"for one that has failed, got {dials.communication!r}"
+                '`changes` apply to `communication="async"` alone, which does not wait '
+                f"for super-learners that have failed, got {dials.communication!r}"
             )
         size = scenario.num_super_learners
         matrices = [matrix[:size] for matrix in self.rows.matrices]
@@ -282,8 +245,8 @@ class LockstepFleet(Fleet):
             self._started = True
         self._turn = (self._turn + 1) % self._scenario.num_super_learners
         if self._turn == 0:
-            # The round that ran beside these gradients; each row takes its part in
-            # when its own gradient is there.
+            # The round that ran beside these gradients. Each row takes in its part
+            # when its own gradient is ready.
             self._communication.before_update()
         self.hold(self._turn)
         return self._turn
@@ -298,35 +261,6 @@ class LockstepFleet(Fleet):
             self.seconds = max(next(self._ends))
         return output
 
-    @property
-    @override
-    def _can_be_left(self) -> bool:
-        return self.between_rounds
-
-    @override
-    def _all_tallies(self) -> list[Tally]:
-        return [self._mixer.tally]
-
-    @override
-    def _averages_state(self) -> dict[str, Any]:
-        step, round = self._communication.step_and_round
-        refused = self._mixer.statistics().refused
-        return {"step": step, "round": round, "refused": refused}
-
-    @override
-    def _restore_averages(self, state: dict[str, int]) -> None:
-        step, round = state["step"], state["round"]
-        for _ in range(self.steps[0]):
-            next(self._ends)
-        if self._hidden and step % self._dials.gossip_every == 0 and self.steps[0]:
-            # The round that was under way has read these weights: it is made again.
-            self._communication.go_on_from(step - 1, round - 1)
-            self._communication.after_update()
-        else:
-            self._communication.go_on_from(step, round)
-        self._mixer.refused_before(state["refused"])
-        self._started = bool(self.steps[0])
-
     @override
     def totals(self) -> Totals:
         done, size = self._mixer.statistics(), self._scenario.num_super_learners
@@ -338,14 +272,14 @@ class LockstepFleet(Fleet):
         return [to_averaging_dtype(vector) for vector in self.rows.vectors(index)]
 
 
-class AsynchronousFleet(Fleet):
-    """Everyone steps as fast as it computes, and exchanges take the time they take.
+class AsynchronousLearners(VirtualLearners):
+    """Each super-learner steps as fast as it computes; exchanges run beside it.
 
     Args:
-        module: As for `Fleet`.
-        dials: As for `Fleet`.
-        scenario: As for `Fleet`.
-        on_join: Called with the number of a super-learner that has joined.
+        module: as for `VirtualLearners`.
+        dials: as for `VirtualLearners`.
+        scenario: as for `VirtualLearners`.
+        on_join: function called with the number of a super-learner that has joined.
     """
 
     def __init__(
@@ -358,10 +292,9 @@ class AsynchronousFleet(Fleet):
         super().__init__(module, dials, scenario)
         self._on_join = on_join
         self._sides = {i: self._make_side(i) for i in scenario.first_members()}
-        # What has failed has still done what it did.
+        # Super-learners that have failed still count.
         self._tallies = [side.tally for side in self._sides.values()]
-        device = self.rows.matrices[0].device
-        self._exchanges = Exchanges(self._sides, dials.wire_dtype, device)
+        self._exchanges = Exchanges(self._sides, dials.wire_dtype)
         first = next(iter(self._sides.values()))
         self._timeline = Asynchronous(
             scenario,
@@ -370,7 +303,7 @@ class AsynchronousFleet(Fleet):
             dials.link_budget,
             dials.max_staleness,
         )
-        self._turn, self._num_turns = -1, 0
+        self._turn = -1
 
     @property
     @override
@@ -385,17 +318,16 @@ class AsynchronousFleet(Fleet):
     @property
     @override
     def settled(self) -> list[int]:
-        # Between two turns of its own nothing changes anybody's weights.
+        # Nothing changes a super-learner's weights between two of its own turns.
         members = self.members
-        place = members.index(self._turn)
-        return members[place:] + members[:place]
+        first = members.index(self._turn)
+        return members[first:] + members[:first]
 
     @override
     def turn(self) -> int:
         while not isinstance(event := next(self._timeline), Stepped):
             self._follow(event)
         self.seconds, self._turn = event
-        self._num_turns += 1
         self._exchanges.before_change(self._turn)  # a forward may change buffers
         self.hold(self._turn)
         return self._turn
@@ -408,47 +340,6 @@ class AsynchronousFleet(Fleet):
         self.steps[self._turn] += 1
         return output
 
-    @property
-    @override
-    def _can_be_left(self) -> bool:
-        # What learners of a node gather, and codecs remember, is not copied.
-        plain = self._dials.wire_dtype != torch.int8
-        alone = self._scenario.super_learner_size == 1
-        return plain and alone and self._num_turns == sum(self.steps)
-
-    @override
-    def _all_tallies(self) -> list[Tally]:
-        return self._tallies
-
-    @override
-    def _averages_state(self) -> dict[str, Any]:
-        sides = {index: side.state() for index, side in self._sides.items()}
-        return {"sides": sides, "exchanges": self._exchanges.state()}
-
-    @override
-    def _restore_averages(self, state: dict[str, Any]) -> None:
-        begun = self._repeat_events(sum(self.steps))
-        for index, kept in state["sides"].items():
-            self._sides[index].restore(kept)
-        self._exchanges.restore(begun, state["exchanges"])
-
-    def _repeat_events(self, num_turns: int) -> list[Exchange]:
-        """Lets so many turns pass without weights; returns the exchanges under way."""
-        begun = dict[Exchange, None]()
-        while self._num_turns < num_turns:
-            match next(self._timeline):
-                case Stepped(_, index):
-                    self._turn, self._num_turns = index, self._num_turns + 1
-                case Begun(_, exchange):
-                    begun[exchange] = None
-                case Ended(_, exchange) | Dropped(_, exchange):
-                    del begun[exchange]
-                case Failed(_, index):
-                    del self._sides[index]
-                case Joined(_, index, _):
-                    self._seat(index)
-        return list(begun)
-
     @override
     def totals(self) -> Totals:
         return _totals(self._tallies)
@@ -460,18 +351,18 @@ class AsynchronousFleet(Fleet):
     @override
     def _seen(self, members: list[int], number: int, begin: int, length: int) -> Tensor:
         seen = super()._seen(members, number, begin, length)
-        sides = [(place, self._sides[index]) for place, index in enumerate(members)]
+        sides = [(row, self._sides[index]) for row, index in enumerate(members)]
         waiting = [pair for pair in sides if pair[1].awaits_merge(number, begin)]
         if waiting:
             seen = seen.clone()  # these may be the weights themselves
-        for place, side in waiting:
-            side.add_awaiting(seen[place], number, begin)
+        for row, side in waiting:
+            side.add_awaiting(seen[row], number, begin)
         return seen
 
-    def _make_side(self, index: int) -> Side:
+    def _make_side(self, index: int) -> CommunicationSide:
         vectors = self.rows.vectors(index)
         order, size = self._dials.effective_order, self._scenario.super_learner_size
-        return Side(vectors, order, size)
+        return CommunicationSide(vectors, order, size)
 
     def _follow(self, event: Event) -> None:
         match event:
@@ -489,34 +380,31 @@ class AsynchronousFleet(Fleet):
 
     @torch.no_grad()
     def _take_in(self, index: int, neighbours: list[int]) -> None:
-        """A joiner takes the mean of its neighbours and has nothing else to merge."""
+        """Gives a joiner the mean of its neighbours, and nothing else to merge."""
         shown = [self.shown(j) for j in neighbours]
         for vector, *of_all in zip(self.rows.vectors(index), *shown, strict=True):
             vector.copy_(torch.stack(of_all).mean(0))
-        self._seat(index)
-        self._on_join(index)
-
-    def _seat(self, index: int) -> None:
         self._sides[index] = side = self._make_side(index)
         self._tallies.append(side.tally)
+        self._on_join(index)
 
 
-def make_fleet(
+def make_learners(
     module: nn.Module,
     dials: Dials,
     scenario: Scenario,
     on_join: Callable[[int], None] = lambda index: None,
-) -> Fleet:
-    """The fleet of a mode of communication."""
+) -> VirtualLearners:
+    """The super-learners of a mode of communication."""
     if dials.communication == "async":
-        return AsynchronousFleet(module, dials, scenario, on_join)
-    return LockstepFleet(module, dials, scenario)
+        return AsynchronousLearners(module, dials, scenario, on_join)
+    return LockstepLearners(module, dials, scenario)
 
 
 class _Once:
-    """An optimizer's closure, after whose first call something else is done.
+    """An optimizer's closure, followed by something else on its first call.
 
-    LBFGS calls it several times a step; the average belongs to the first.
+    LBFGS calls it several times a step; the average belongs to the first call.
     """
 
     def __init__(self, closure: Closure, then: Callable[[], None]) -> None:
@@ -552,20 +440,12 @@ def _totals(tallies: Sequence[Tally | Statistics]) -> Totals:
     )
 
 
-def _counted(tally: Tally) -> dict[str, Any]:
-    """A copy of the counters."""
-    return {
-        name: dict(count) if isinstance(count, dict) else count
-        for name, count in vars(tally).items()
-    }
-
-
 def _is_finite(vectors: list[Tensor]) -> bool:
     return all(bool(torch.isfinite(vector.sum())) for vector in vectors)
 
 
 def _square(numbers: Tensor) -> float:
-    """The sum of squares; in double precision where single has no room for it."""
+    """The sum of squares, in double precision where single precision overflows."""
     flat = numbers.flatten()
     found = torch.dot(flat, flat).item()
     return found if math.isfinite(found) else flat.double().square().sum().item()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
+from lightning_adpsgd.virtual.gradients import rows_at_once
 from lightning_adpsgd.virtual.timeline import Change
 
 Batch = tuple[Tensor, Tensor]
@@ -99,9 +100,46 @@ def test_without_lockstep_gradients_are_taken_together_too() -> None:
 
     batched = cluster(module(), True, communication="async", loss=counted, **UNEVEN)
     batched.fit(even, 4 * 8 * 10)
-    assert sum(batched.fleet.steps) == 40
+    assert sum(batched.learners.steps) == 40
     # At least a gradient of somebody else comes with each that is asked for.
     assert len(calls) <= 20
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_weights_that_were_changed_in_a_pause_are_trained_on_from(mode: Any) -> None:
+    batched, looped = (cluster(module(), v, communication=mode, **UNEVEN)
+                       for v in (True, False))  # fmt: skip
+    for each in (batched, looped):
+        each.fit(batches_of, 300)
+        each.weights()[0][2:] += 0.5
+        each.fit(batches_of, 900)
+    torch.testing.assert_close(
+        batched.weights()[0], looped.weights()[0], atol=1e-12, rtol=0
+    )
+
+
+def test_weights_that_are_frozen_in_a_pause_stay() -> None:
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, 0.1)
+
+    trained = module()
+    virtual = cluster(trained, True, communication="async", optimizer=sgd, **UNEVEN)
+    virtual.fit(batches_of, 300)
+    before = torch.stack([virtual.learners.shown(i)[0] for i in range(4)]).mean(0)
+    trained[0].requires_grad_(False)
+    for parameter in trained.parameters():
+        parameter.grad = None
+    virtual.fit(batches_of, 900)
+    after = torch.stack([virtual.learners.shown(i)[0] for i in range(4)]).mean(0)
+    size = 6 * 12 + 12
+    torch.testing.assert_close(after[:size], before[:size], atol=1e-13, rtol=0)
+    assert not torch.allclose(after[size:], before[size:], atol=1e-3)
+
+
+def test_a_pass_takes_as_many_gradients_as_fit_into_a_cache() -> None:
+    assert rows_at_once(16, 40_000) == 16
+    assert rows_at_once(1000, (24 << 20) // 100) == 100
+    assert rows_at_once(16, 24 << 20) == 8
 
 
 def test_frozen_weights_stay_and_tied_ones_are_one() -> None:
@@ -130,7 +168,7 @@ def test_dropout_draws_differently_for_each_row() -> None:
     batched = cluster(module(nn.Dropout(0.5)), True)
     batched.fit(same, 40, every_samples=40)
     rows = batched.weights()[0]
-    assert batched.fleet.consensus().distance > 0
+    assert batched.learners.consensus().distance > 0
     assert not torch.equal(rows[0], rows[2])
 
 

@@ -1,0 +1,59 @@
+"""What becomes of a Trainer's training loader: the one owner of its preparation.
+
+Lightning prepares each loader, which puts a `DistributedSampler` into it. For those of
+the training, two things may want another batch sampler: epochs that learners share,
+which replace Lightning's preparation, and a place in the epoch that a resume goes back
+to, which comes after it. A shared epoch keeps its own account of what is left, so with
+both the first alone applies. Loaders of an evaluation are Lightning's business.
+"""
+
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.trainer.states import RunningStage
+
+from lightning_adpsgd.checkpoints.mid_epoch import PlaceInEpoch
+from lightning_adpsgd.trainer.overrides import Overrides
+from lightning_adpsgd.work_sharing import WorkSharing
+
+
+def prepare_training_loaders(
+    trainer: pl.Trainer,
+    work_sharing: WorkSharing | None,
+    place: PlaceInEpoch | None,
+    overrides: Overrides,
+) -> None:
+    """Takes Lightning's preparation of loaders over, if there is a reason to.
+
+    Args:
+        trainer: whose loaders are not set up yet.
+        work_sharing: how its learners share epochs; none: they do not.
+        place: what knows the place in the epoch; none: nobody does.
+        overrides: undoes it.
+    """
+    if work_sharing is None and place is None:
+        return
+    prepare = _Preparation(trainer, work_sharing, place)
+    connector = trainer._data_connector
+    overrides.replace("loaders", connector, "_prepare_dataloader", prepare)
+
+
+class _Preparation:
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        work_sharing: WorkSharing | None,
+        place: PlaceInEpoch | None,
+    ) -> None:
+        self._trainer, self._work_sharing, self._place = trainer, work_sharing, place
+
+    def __call__(self, dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
+        trains = mode == RunningStage.TRAINING
+        if trains and self._work_sharing is not None:
+            return self._work_sharing.prepare(dataloader)
+        connector = self._trainer._data_connector
+        prepare = type(connector)._prepare_dataloader
+        loader = prepare(connector, dataloader, shuffle, mode)
+        if trains and self._place is not None:
+            return self._place.prepare(loader)
+        return loader

@@ -1,0 +1,266 @@
+"""Exchanges of super-learners that share one process, on rows of weights.
+
+The arithmetic is the engine's: `replica`, `wire` and `node`. The two ends of an
+exchange lie in one memory, so there are no transport and no threads; `timeline` says
+when it happens.
+"""
+
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_adpsgd.background import InlineWorker
+from lightning_adpsgd.gossip.wire import Codec, make_codec
+from lightning_adpsgd.mixing.statistics import Tally
+from lightning_adpsgd.mixing.synchronous import Order
+from lightning_adpsgd.node import ShardGather, SuperLearnerGroup
+from lightning_adpsgd.replica import Part, Replica, to_averaging_dtype
+from lightning_adpsgd.virtual.timeline import Exchange
+
+_CHUNK_ELEMENTS = 1 << 20
+_NO_WAIT = timedelta()  # nothing is waited for
+
+
+class CommunicationSide:
+    """The communication side of one row, merged at the boundaries of its steps.
+
+    Args:
+        vectors: w, one for each dtype, of real numbers.
+        order: whether merges come after the update or before it.
+        num_learners: N; with several of them a change is merged a step later, because
+            the learners of a node gather it while the next step computes.
+
+    Attributes:
+        replica: x and d.
+        parts: parts of all its chunks, in order.
+        tally: counters of what it has done.
+    """
+
+    def __init__(
+        self, vectors: list[Tensor], order: Order, num_learners: int = 1
+    ) -> None:
+        self._order, self._vectors = order, vectors
+        self.replica = Replica(vectors, _CHUNK_ELEMENTS, threading.Condition())
+        self._merger = (
+            ShardGather(
+                vectors, self.replica, SuperLearnerGroup(), _NO_WAIT, InlineWorker()
+            )
+            if num_learners > 1
+            else None
+        )
+        self.parts = [p for chunk in self.replica.chunks for p in chunk.parts]
+        self._parts_of = list(_by_vector(self.parts, vectors))
+        self._ages: list[int] = []
+        self.tally = Tally()
+
+    def before_update(self) -> None:
+        """A gradient is ready."""
+        if self._order == "average_then_step":
+            self._merge()
+
+    def after_update(self) -> None:
+        """The optimizer has changed w."""
+        self.replica.step += 1
+        if self._order == "step_then_average":
+            self._merge()
+
+    def ended(self, first_step: int, num_bytes: int, finite: bool) -> None:
+        """Counts an exchange that read the weights of a step, for the next merge."""
+        self.tally.bytes_sent += num_bytes
+        self.tally.exchanges += finite
+        self.tally.refused += not finite
+        self._ages.append(first_step)
+
+    def shown(self) -> list[Tensor]:
+        """x, one vector for each of w."""
+        found = [to_averaging_dtype(vector) for vector in self._vectors]
+        for into, parts in zip(found, self._parts_of, strict=True):
+            for part, stretch in zip(parts, into.split(len(parts[0])), strict=True):
+                part.read(stretch)
+        return found
+
+    def awaits_merge(self, number: int, begin: int) -> bool:
+        """Whether x differs from w in the part of a vector that an element lies in."""
+        return not self._part(number, begin).is_plain
+
+    def add_awaiting(self, into: Tensor, number: int, begin: int) -> None:
+        """Turns a stretch of w that lies in one part into that of x.
+
+        Args:
+            into: stretch, in the precision of averages.
+            number: number of the vector.
+            begin: index in the vector at which the stretch begins.
+        """
+        part = self._part(number, begin)
+        part.add_awaiting(into, begin % self.replica.part_elements)
+
+    def _part(self, number: int, element: int) -> Part:
+        return self._parts_of[number][element // self.replica.part_elements]
+
+    def _merge(self) -> None:
+        if self._merger is None:
+            self.replica.merge()
+        else:
+            self._merger.finish()
+            self._merger.begin()
+        if self._ages:
+            for step in self._ages:
+                late = 0 if self._merger is None else 1
+                self.tally.merged(self.replica.step - step + late)
+            self.tally.merges += 1
+            self._ages.clear()
+
+
+def _by_vector(
+    parts: Sequence[Part], vectors: Sequence[Tensor]
+) -> Iterator[list[Part]]:
+    """The parts of each vector."""
+    rest = iter(parts)
+    for vector in vectors:
+        left, mine = len(vector), list[Part]()
+        while left:
+            mine.append(part := next(rest))
+            left -= len(part)
+        yield mine
+
+
+class _Read(NamedTuple):
+    """What one end of an exchange read: a message for each part, and at which step."""
+
+    messages: Sequence[Tensor]
+    step: int
+
+
+class Exchanges:
+    """The exchanges under way between sides, from what is read to what is changed.
+
+    Both ends are read as they are when an exchange begins. (The engine reads chunk by
+    chunk as it goes on; each of its chunks is an exchange in this sense.) A message is
+    written only where an end changes before the exchange has ended, or where it is
+    encoded. Otherwise the weights are used where they lie, part by part.
+
+    Args:
+        sides: sides by the number of their super-learner, which may come and go. The
+            caller calls `before_change` before it changes one.
+        wire_dtype: dtype on the wire; None: the weights as they are.
+    """
+
+    def __init__(
+        self, sides: Mapping[int, CommunicationSide], wire_dtype: torch.dtype | None
+    ) -> None:
+        self._sides, self._wire_dtype = sides, wire_dtype
+        # By end. An end that is missing is as it was when the exchange began.
+        self._read: dict[Exchange, dict[int, _Read]] = {}
+        self._of_end = defaultdict[int, dict[Exchange, None]](dict)
+        self._codecs: dict[tuple[int, int, int], dict[torch.dtype, Codec]] = {}
+
+    def begin(self, exchange: Exchange) -> None:
+        """From now on both ends count as read."""
+        self._read[exchange] = {}
+        for end in exchange.ends:
+            self._of_end[end][exchange] = None
+            if self._wire_dtype is not None:
+                # An encoder may remember what it saw, and in which order.
+                self._read_end(exchange, end)
+
+    def before_change(self, super_learner: int) -> None:
+        """Reads a side that is about to change, for its exchanges under way."""
+        for exchange in self._of_end[super_learner]:
+            if super_learner not in self._read[exchange]:
+                self._read_end(exchange, super_learner)
+
+    def end(self, exchange: Exchange) -> None:
+        """Changes both ends by what was read: ``d += a (theirs - mine)``."""
+        read = self.drop(exchange)
+        for end in exchange.ends:
+            self.before_change(end)
+        finite, num_bytes = True, 0
+        for number in range(len(self._sides[exchange.asker].parts)):
+            mine, theirs = (
+                read[end].messages[number]
+                if end in read
+                else self._look_at(exchange, end, number)
+                for end in exchange.ends
+            )
+            num_bytes += mine.nbytes
+            finite &= self._change(exchange, number, mine, theirs)
+        for end in exchange.ends:
+            side = self._sides[end]
+            step = read[end].step if end in read else side.replica.step
+            side.ended(step, num_bytes, finite)
+
+    def drop(self, exchange: Exchange) -> dict[int, _Read]:
+        """Forgets an exchange, and returns what was read."""
+        for end in exchange.ends:
+            del self._of_end[end][exchange]
+        return self._read.pop(exchange)
+
+    def forget(self, super_learner: int) -> None:
+        """Forgets what the lanes of a super-learner remember; it has failed."""
+        for lane in [key for key in self._codecs if super_learner in key[:2]]:
+            del self._codecs[lane]
+
+    def _read_end(self, exchange: Exchange, end: int) -> None:
+        side = self._sides[end]
+        numbers = range(len(side.parts))
+        messages = [self._read_part(exchange, end, number) for number in numbers]
+        self._read[exchange][end] = _Read(messages, side.replica.step)
+
+    def _look_at(self, exchange: Exchange, end: int, number: int) -> Tensor:
+        """A message, or the weights where they lie if they are what it would hold."""
+        part = self._sides[end].parts[number]
+        plain = part.plain if self._wire_dtype in (None, part.dtype) else None
+        return self._read_part(exchange, end, number) if plain is None else plain
+
+    def _read_part(self, exchange: Exchange, end: int, number: int) -> Tensor:
+        part = self._sides[end].parts[number]
+        device = self._sides[end].replica.device
+        codec = self._codecs_of(exchange, end)[part.dtype]
+        weights = torch.empty(len(part), dtype=part.dtype, device=device)
+        part.read(weights)
+        if codec.dtype == part.dtype:
+            return weights
+        length = codec.length(len(part))
+        message = torch.empty(length, dtype=codec.dtype, device=device)
+        codec.encode(weights, message, part.place)
+        return message
+
+    def _change(
+        self, exchange: Exchange, number: int, mine: Tensor, theirs: Tensor
+    ) -> bool:
+        """Adds opposite changes to a part of both ends, unless they are non-finite."""
+        parts = [self._sides[end].parts[number] for end in exchange.ends]
+        dtype, place = parts[0].dtype, parts[0].place
+        asker, asked = (self._codecs_of(exchange, e)[dtype] for e in exchange.ends)
+        # The codec of the asker may overwrite theirs.
+        kept = theirs.clone() if asked.remembers else theirs
+        change = torch.empty(len(parts[0]), dtype=dtype, device=mine.device)
+        finite = math.isfinite(asker.change(mine, theirs, change, place))
+        if finite:
+            parts[0].add(change, exchange.weight)
+            parts[1].add(change, -exchange.weight)
+        if asked.remembers:
+            asked.change(kept, mine, change, place)
+        return finite
+
+    def _codecs_of(self, exchange: Exchange, end: int) -> dict[torch.dtype, Codec]:
+        lane = (exchange.asker, exchange.asked, end)
+        if lane not in self._codecs:
+            dtypes = {part.dtype for part in self._sides[end].parts}
+            self._codecs[lane] = {d: make_codec(self._wire_dtype, d) for d in dtypes}
+        return self._codecs[lane]
+
+
+def message_bytes(side: CommunicationSide, wire_dtype: torch.dtype | None) -> int:
+    """Bytes of the messages about all parts of a side, in one direction."""
+    codecs = {part.dtype: make_codec(wire_dtype, part.dtype) for part in side.parts}
+    return sum(
+        codecs[part.dtype].dtype.itemsize * codecs[part.dtype].length(len(part))
+        for part in side.parts
+    )

@@ -1,0 +1,170 @@
+"""Rounds of super-learners that share one process, on rows of weights.
+
+The arithmetic is the engine's: `mixing.average` and `mixing.keep_change`. The rows lie
+in one memory, so there is no transport.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from lightning_adpsgd.matrices import identity, with_gain
+from lightning_adpsgd.mixing.averages import (
+    average,
+    keep_change,
+    leave_out_if_not_finite,
+)
+from lightning_adpsgd.mixing.schedule import Schedule
+from lightning_adpsgd.mixing.statistics import Statistics, Tally
+from lightning_adpsgd.replica import PART_ELEMENTS, averaging_dtype
+from lightning_adpsgd.streams import has_streams
+from lightning_adpsgd.virtual.timeline import parts_of
+
+# Elements: of all rows together, to leave room for results beside them; of one row.
+_CACHED, _LEAST_STRETCH = 1 << 17, 1 << 12
+_MOST_ROWS = 128  # a product takes S times as many operations as there are weights
+
+
+class RowMixer:
+    """Applies rounds of a schedule to all rows at once; a `mixing.Mixer`.
+
+    Rows do not change between `take_snapshot` and `mix`, which follows at once, so that
+    there is no copy of them. They are worked on in stretches; a stretch of all rows
+    fits into a core's cache.
+
+    Args:
+        matrices: [S, P] for each dtype.
+        schedule: mixing matrices.
+        hidden: whether a round is joined later, after other gradients. Its changes are
+            then kept, `finish` hands them out, and `take_in` adds that of one row, for
+            the gradient at the old weights may come first. Otherwise `mix` adds them.
+
+    Attributes:
+        device: device of the weights.
+        round: number of the next round.
+        tally: counters of all rows together; the staleness counts rounds.
+    """
+
+    def __init__(
+        self, matrices: Sequence[Tensor], schedule: Schedule, hidden: bool
+    ) -> None:
+        self._matrices, self._schedule, self._hidden = matrices, schedule, hidden
+        self.device = matrices[0].device
+        self._length = stretch_length(schedule.num_super_learners, self.device)
+        if has_streams(self.device):  # launches cost more than a cache saves
+            self._length = max(matrix.shape[1] for matrix in matrices)
+        self._changes = [self._room(matrix) for matrix in matrices]
+        self.round, self._waiting = 0, set[int]()
+        size = schedule.num_super_learners
+        self._refused = torch.zeros(size, dtype=torch.bool, device=self.device)
+        self._num_refused = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.tally = Tally()
+
+    def take_snapshot(self) -> None:
+        """The rows stay as they are until `mix`."""
+
+    @torch.no_grad()
+    def mix(self) -> None:
+        """Computes ``gamma (sum_j T[j, i] w_j - w_i)`` of each row."""
+        self._refused.zero_()
+        for matrix, changes in zip(self._matrices, self._changes, strict=True):
+            mixing = self._mixing(changes)
+            for start in range(0, matrix.shape[1], self._length):
+                stretch = matrix[:, start : start + self._length]
+                begin = start if self._hidden else 0
+                change = changes[:, begin : begin + stretch.shape[1]]
+                self._mix(stretch.to(change.dtype), mixing, change)
+                if not self._hidden:
+                    stretch.add_(change)
+            row_bytes = matrix.shape[1] * changes.dtype.itemsize
+            self.tally.bytes_sent += self._bytes_of(row_bytes)
+        self.round += 1
+        self._num_refused += self._refused.sum()
+        self.tally.exchanges += self._schedule.num_super_learners
+
+    def finish(self) -> None:
+        """Hands out the changes."""
+        if self._hidden:
+            self._waiting = set(range(self._schedule.num_super_learners))
+        self.tally.merges += self._schedule.num_super_learners
+
+    @torch.no_grad()
+    def take_in(self, row: int) -> None:
+        """Adds the change that was handed to a row, once."""
+        if row in self._waiting:
+            self._waiting.remove(row)
+            for matrix, change in zip(self._matrices, self._changes, strict=True):
+                matrix[row].add_(change[row])
+
+    def statistics(self) -> Statistics:
+        """The counters so far; a GPU is awaited for that."""
+        return self.tally.snapshot()._replace(refused=int(self._num_refused))
+
+    def _room(self, matrix: Tensor) -> Tensor:
+        length = matrix.shape[1] if self._hidden else self._length
+        dtype = averaging_dtype(matrix.dtype)
+        return torch.zeros(len(matrix), length, dtype=dtype, device=matrix.device)
+
+    def _mixing(self, like: Tensor) -> Tensor | None:
+        """The factor of all rows, where a product is exact and faster than sums."""
+        if self._schedule.is_mean(self.round) or not _multiplies_well(like):
+            return None
+        return _changing(self._schedule, self.round).to(like)
+
+    def _mix(self, rows: Tensor, mixing: Tensor | None, into: Tensor) -> None:
+        if self._schedule.is_mean(self.round):
+            torch.sub(rows.mean(0), rows, out=into).mul_(self._schedule.gain)
+            self._refused |= leave_out_if_not_finite(into)
+            return
+        if mixing is not None:
+            torch.mm(mixing, rows, out=into)
+            if math.isfinite(into.sum().item()):
+                return
+        # Row for row: a product spreads NaN from one row to all.
+        parts, own = parts_of(self._schedule, self.round), list(rows)
+        for i, (part, change) in enumerate(zip(parts, into, strict=True)):
+            average(own, part.takes, change)
+            self._refused[i] |= keep_change(change, own[i], self._schedule.gain)
+
+    def _bytes_of(self, row_bytes: int) -> int:
+        """Bytes that all rows send in this round."""
+        if self._schedule.is_mean(self.round):  # a ring all-reduce
+            return 2 * row_bytes * (self._schedule.num_super_learners - 1)
+        parts = parts_of(self._schedule, self.round)
+        others = (len({*part.gives} - {i}) for i, part in enumerate(parts))
+        return row_bytes * sum(others)
+
+
+def stretch_length(num_rows: int, device: torch.device) -> int:
+    """Elements of a row that are worked on at once with those of all other rows.
+
+    They fit into a core's cache. The length is a power of two, so that a stretch which
+    begins at a multiple of it lies in one part of a `CommunicationSide`.
+    """
+    if has_streams(device):
+        return 1 << 20
+    fitting = 1 << ((_CACHED // num_rows).bit_length() - 1)
+    return max(_LEAST_STRETCH, min(fitting, PART_ELEMENTS))
+
+
+@lru_cache(maxsize=32)
+def _changing(schedule: Schedule, round: int) -> Tensor:
+    """``(T_gamma - 1)^T`` of a round."""
+    period = schedule.topology.period(schedule.num_super_learners)
+    if period and round >= period:
+        return _changing(schedule, round % period)
+    mixing = with_gain(schedule.mixing(round), schedule.gain)
+    return (mixing - identity(len(mixing))).T
+
+
+def _multiplies_well(rows: Tensor) -> bool:
+    """Whether a product of matrices is exact to rounding, and faster than sums of rows.
+
+    Accelerators and `torch.set_float32_matmul_precision` allow products in fewer bits
+    than the weights have.
+    """
+    full = torch.get_float32_matmul_precision() == "highest"
+    return rows.device.type == "cpu" and full and len(rows) <= _MOST_ROWS

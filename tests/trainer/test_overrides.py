@@ -1,0 +1,281 @@
+"""What is replaced of Lightning: put back, by one owner, and all of it in one table."""
+
+import ast
+import inspect
+import pickle
+import re
+from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import lightning.fabric.strategies.ddp as fabric_ddp
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    ModelCheckpoint,
+    ModelPruning,
+    StochasticWeightAveraging,
+    Timer,
+)
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from typing_extensions import override
+
+import lightning_adpsgd
+from lightning_adpsgd import catching_up, fabric, strategy, work_sharing
+from lightning_adpsgd.checkpoints import contents, io, last_good, mid_epoch, saving
+from lightning_adpsgd.trainer import (
+    clocks,
+    compatibility,
+    launchers,
+    loaders,
+    module_jobs,
+    options,
+    overrides,
+    pruning,
+    run,
+    scope,
+    signals,
+    weight_averaging,
+)
+from lightning_adpsgd.trainer.overrides import READ, REPLACED, Overrides
+from tests.learners import (
+    Linear,
+    Sampled,
+    gossip,
+    learners,
+    loader,
+    trainer_of,
+    values,
+)
+
+MODULES = (
+    *(catching_up, fabric, strategy, work_sharing, contents, io, last_good, mid_epoch),
+    *(saving, clocks, compatibility, launchers, loaders, module_jobs, options),
+    *(overrides, pruning, run, scope, signals, weight_averaging),
+)
+PACKAGE = Path(str(lightning_adpsgd.__file__)).parent
+
+
+# --- replace and undo
+
+
+def replaced_by(target: Any) -> dict[str, Any]:
+    names = {row.name for row in REPLACED}
+    return {name: value for name, value in vars(target).items() if name in names}
+
+
+def test_what_is_replaced_comes_back_last_first() -> None:
+    trainer = trainer_of("ddp", 1)
+    loop, mine = trainer.fit_loop, Overrides()
+    mine.replace("run", loop, "on_run_end", print)
+    mine.replace("scope", loop.epoch_loop, "run", print)
+    assert loop.on_run_end is print
+    mine.undo()
+    mine.undo()
+    assert replaced_by(loop) == replaced_by(loop.epoch_loop) == {}
+    mine.replace("run", loop, "on_run_end", len)
+    assert loop.on_run_end is len
+
+
+def test_a_second_owner_is_refused_and_both_are_named() -> None:
+    loop, mine = trainer_of("ddp", 1).fit_loop, Overrides()
+    mine.replace("run", loop, "on_run_end", print)
+    with pytest.raises(RuntimeError, match=r"on_run_end.*'virtual' after 'run'"):
+        mine.replace("virtual", loop, "on_run_end", len)
+    assert loop.on_run_end is print
+
+
+@pytest.mark.parametrize(
+    ("owner", "attribute"), [("run", "advance"), ("clocks", "on_run_end")]
+)
+def test_what_the_table_does_not_have_is_refused(owner: str, attribute: str) -> None:
+    loop = trainer_of("ddp", 1).fit_loop
+    with pytest.raises(LookupError, match=f"_FitLoop.{attribute}.*'{owner}'"):
+        Overrides().replace(owner, loop, attribute, print)
+
+
+def objects_of(trainer: pl.Trainer) -> list[Any]:
+    connectors = (
+        trainer._data_connector,
+        trainer._signal_connector,
+        trainer._checkpoint_connector,
+    )
+    callbacks: list[Any] = trainer.callbacks  # pyright: ignore
+    loop = trainer.fit_loop
+    return [loop, loop.epoch_loop, trainer.strategy.launcher, *connectors, *callbacks]
+
+
+def state_of(trainer: pl.Trainer) -> dict[tuple[str, str], Any]:
+    """All replaced attributes of a Trainer's objects, by class and name."""
+    return {
+        (type(one).__name__, name): value
+        for one in objects_of(trainer)
+        for name, value in replaced_by(one).items()
+    }
+
+
+class Looks(Sampled):
+    """Notes in the middle of training what is replaced; fails if it is told to."""
+
+    fails = False
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.seen = set(state_of(self.trainer))
+        if self.fails:
+            raise ValueError("of the training")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_all_is_put_back_after_training_and_after_an_exception(fails: bool) -> None:
+    def program(rank: int) -> Any:
+        module = Looks()
+        module.fails, layer = fails, nn.Linear(2, 2, dtype=torch.float64)
+        module.pruned = layer
+        trainer = trainer_of(
+            gossip(work_sharing=False, save_learners=True),
+            2,
+            enable_checkpointing=True,
+            callbacks=[
+                Timer(timedelta(hours=1)),
+                ModelCheckpoint(train_time_interval=timedelta(hours=1), save_top_k=0),
+                StochasticWeightAveraging(0.1),
+                ModelPruning("l1_unstructured", [(layer, "weight")]),
+            ],
+        )
+        ended = pytest.raises(ValueError, match="of the") if fails else nullcontext()
+        with ended:
+            trainer.fit(module)
+        return module.seen, set(state_of(trainer))
+
+    for during, after in values(learners(2, program)):
+        assert during == {(row.of, row.name) for row in REPLACED}
+        assert after == set()
+
+
+def test_a_place_and_shared_epochs_compose() -> None:
+    """The shared epoch prepares the loader, whoever came first."""
+
+    def program(rank: int) -> Any:
+        trainer = trainer_of(
+            gossip(work_sharing=True, save_learners=True),
+            2,
+            use_distributed_sampler=True,
+        )
+        trainer.fit(Linear(), loader(8))
+        assert trainer.train_dataloader is not None
+        return type(trainer.train_dataloader.batch_sampler).__name__
+
+    assert [o.value for o in learners(2, program)] == ["SharedBatches"] * 2
+
+
+def test_what_takes_a_place_travels_with_the_trainer() -> None:
+    trainer = trainer_of("ddp", 1)
+    signals.handle_signals(trainer, None, Overrides())
+    for value in state_of(trainer).values():
+        assert isinstance(pickle.dumps(value.func), bytes)
+
+
+# --- the table
+
+
+def attributes(module: ModuleType) -> Iterator[ast.Attribute]:
+    tree = ast.parse(inspect.getsource(module))
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def lightnings_own() -> set[str]:
+    """Private names that our strategies have from Lightning's."""
+    bases = (DDPStrategy(), fabric_ddp.DDPStrategy())
+    return {name for base in bases for name in dir(base) if is_private(name)}
+
+
+def private_names(module: ModuleType) -> set[str]:
+    """Those of other objects, and those that a class has from Lightning's."""
+    of_others = {
+        node.attr
+        for node in attributes(module)
+        if is_private(node.attr)
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    }
+    inherited = {node.attr for node in attributes(module)} & lightnings_own()
+    is_strategy = module in (strategy, fabric, options)
+    return {*of_others, *(inherited if is_strategy else ())}
+
+
+# Of torch and of the data loaders that are copied.
+OF_TORCH = {"_get_default_store", "_iterator", "_parent", "_asdict"}
+
+
+def test_every_private_name_that_is_read_is_in_the_table() -> None:
+    listed = {row.name for row in (*READ, *REPLACED)}
+    read = {name for module in MODULES for name in private_names(module)}
+    read |= strings_that_are_names(MODULES)
+    assert read - listed - OF_TORCH == set()
+    assert {row.name for row in READ} - read == set(), "no longer read"
+
+
+def strings_that_are_names(modules: tuple[ModuleType, ...]) -> set[str]:
+    """Names that are read by `getattr` or in `vars(...)`, whose owner may lack them."""
+    listed = {row.name for row in READ}
+    found = {
+        node.value
+        for module in modules
+        if module is not overrides
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    return found & listed
+
+
+def test_each_name_is_one_of_lightnings() -> None:
+    root = Path(str(pl.__file__)).parents[1]
+    text = "\n".join(path.read_text("utf-8") for path in root.rglob("*.py"))
+    for row in REPLACED:
+        assert row.name in text, row
+    for row in READ:
+        assert bool(row.gone) != (row.name in text), row
+
+
+def test_each_row_names_the_modules_that_need_it() -> None:
+    by_name = {module.__name__.rpartition(".")[2]: module for module in MODULES}
+    for row in READ:
+        for reader in row.readers:
+            assert row.name in inspect.getsource(by_name[reader]), row
+
+
+# `clocks` changes a time of the Trainer's within one call, and `mid_epoch` and
+# `work_sharing` copies of torch's loaders; the others write into modules of the user's.
+WRITES = {"clocks", "objective", "probe", "weight_averaging", "mid_epoch"}
+WRITES |= {"work_sharing"}
+
+
+def written_to(path: Path) -> Iterator[str]:
+    """Code that sets or drops an attribute by its name."""
+    by_call = re.compile(r"(vars\(.*\)\.(pop|update)|(set|del)attr)\(")
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        source = ast.unparse(node)
+        if isinstance(node, ast.Subscript) and source.startswith("vars("):
+            if not isinstance(node.ctx, ast.Load):
+                yield source
+        elif isinstance(node, ast.Call) and by_call.match(source):
+            yield source
+
+
+def test_nothing_is_replaced_but_by_overrides() -> None:
+    allowed = {"overrides", *WRITES, catching_up.__name__.rpartition(".")[2]}
+    for path in PACKAGE.rglob("*.py"):
+        if path.stem not in allowed and "asr" not in path.parts:
+            # Own values, whose attributes are named by a variable.
+            found = [one for one in written_to(path) if "tally" not in one]
+            assert found == [], path
