@@ -56,7 +56,7 @@ from lightning_adpsgd.job import (
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.plain import gather_plain
-from lightning_adpsgd.sampling import Place
+from lightning_adpsgd.sampling import LearnerIndex
 from lightning_adpsgd.startup.checks import Seats, check_start, open_store
 from lightning_adpsgd.topology import TopologyLike, find_topology
 from lightning_adpsgd.trainer import averages, clocks, pruning, signals
@@ -695,11 +695,11 @@ class HADPSGDStrategy(DDPStrategy):
 
     def _share_work(self, trainer: pl.Trainer, job: Job) -> WorkSharing:
         super_learner, learner = divmod(self.global_rank, self.super_learner_size)
-        place = Place(
+        index = LearnerIndex(
             super_learner, self.num_super_learners, learner, self.super_learner_size
         )
         islands = self._dials.islands
-        sharing = WorkSharing(trainer, job, place, self._saved_epoch, islands)
+        sharing = WorkSharing(trainer, job, index, self._saved_epoch, islands)
         self._saved_epoch = None
         sharing.install()
         return sharing

@@ -33,6 +33,7 @@ CORE = (
     "coordination",
     "sickness",
     "shuffling",
+    "ranges",
     "portions",
     "sampling",
     "mixing",
