@@ -1,35 +1,33 @@
-"""What an epoch consists of: samples in order, batches, and portions to hand out.
+"""What an epoch consists of: samples in order, batches, and work units to hand out.
 
-Pure functions of a sampler, a seed and the number of the epoch, so that every learner
-arrives at the same without a word. A *portion* is what one claim takes: a batch for
-each of the N learners of a super-learner, who make their steps together.
+All are pure functions of a sampler, a seed and the number of the epoch, so every
+learner computes the same ones without communication. A *work unit* is what one claim
+takes: a batch for each of the N learners of a super-learner, which step together.
 
-Samples are named by their position in the epoch's order, and sets of them are ranges of
-positions, so that what is left of an epoch of millions of samples is a few numbers.
+A sample is named by its position in the epoch's order, and a set of samples is a set of
+ranges of positions (`ranges`).
 """
 
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from lightning_adpsgd.ranges import Ranges, count, from_rows, split, union
 from lightning_adpsgd.shuffling import BlockOrder, BlockSampler
-
-Ranges = tuple[tuple[int, int], ...]
-"""Positions from each first up to, but not including, each second number."""
 
 
 class Epoch(NamedTuple):
     """The samples of an epoch and where its batches begin and end.
 
     Attributes:
-        order: Indices into the data set, [sample]; a tensor, or computed when asked.
-        bounds: Positions in `order`, increasing from 0, [batch + 1].
+        order: indices into the data set, [sample]; a tensor, or computed when asked.
+        bounds: positions in `order`, increasing from 0, [batch + 1].
     """
 
     order: Tensor | BlockOrder
@@ -56,13 +54,13 @@ def draw_epoch(batches: Any, seed: int, epoch: int) -> Epoch:
     Generators that its samplers were given are seeded alike.
 
     Args:
-        batches: A loader's batch sampler: torch's own over any sampler, or one that
+        batches: batch sampler of a loader: torch's own over any sampler, or one that
             yields lists of indices.
-        seed: Of the whole training.
-        epoch: From 0.
+        seed: seed of the whole training.
+        epoch: number of the epoch, from 0.
 
     Raises:
-        ValueError: It yields something else than integers.
+        ValueError: The sampler yields something other than integers.
     """
     sampler = getattr(batches, "sampler", None)
     with _seeded(seed + epoch, _generators(batches, sampler)):
@@ -76,64 +74,78 @@ def draw_epoch(batches: Any, seed: int, epoch: int) -> Epoch:
     return _regular(order, batches.batch_size, batches.drop_last)
 
 
-def count(ranges: Ranges) -> int:
-    """How many positions there are."""
-    return sum(last - first for first, last in ranges)
+class Terms(NamedTuple):
+    """What all learners must agree upon to mean the same by the number of a work unit.
+
+    Attributes:
+        seed: seed of the order of samples.
+        base: positions in that order from which work units are cut.
+        fingerprint: fingerprint of the epoch.
+    """
+
+    seed: int
+    base: Ranges
+    fingerprint: str
+
+    @classmethod
+    def from_row(cls, row: Iterable[Any]) -> "Terms":
+        """Reads what JSON has made of them."""
+        seed, base, fingerprint = row
+        return cls(int(seed), from_rows(base), str(fingerprint))
 
 
-def take(ranges: Ranges, start: int, stop: int) -> Ranges:
-    """The positions from the `start`-th up to, but not including, the `stop`-th."""
-    taken, offset = [], 0
-    for first, last in ranges:
-        begin, end = first + max(start - offset, 0), min(first + stop - offset, last)
-        if begin < end:
-            taken.append((begin, end))
-        offset += last - first
-    return tuple(taken)
+class EpochState(NamedTuple):
+    """What a checkpoint keeps of an epoch that is under way.
+
+    Attributes:
+        epoch: number of the epoch.
+        seed: seed of the order of samples, in this epoch and all others.
+        num_samples: samples of the whole epoch.
+        remaining: positions on which no learner has trained.
+    """
+
+    epoch: int
+    seed: int
+    num_samples: int
+    remaining: Ranges
 
 
-def split(ranges: Ranges, num: int) -> list[Ranges]:
-    """Consecutive parts whose sizes differ by one at most."""
-    total = count(ranges)
-    cuts = [total * place // num for place in range(num + 1)]
-    return [take(ranges, start, stop) for start, stop in pairwise(cuts)]
+def remaining_of(epoch: Epoch, number: int, state: EpochState | None) -> Ranges:
+    """What remains of an epoch after what another job has done of it.
+
+    Args:
+        epoch: the whole epoch.
+        number: number of the epoch.
+        state: state that the other job saved; none if there was no other job.
+
+    Raises:
+        ValueError: The other job had other data.
+    """
+    if state is None or state.epoch != number:
+        return epoch.everything()
+    if state.num_samples != len(epoch.order):
+        raise ValueError(
+            f"the checkpoint was written in an epoch of {state.num_samples} "
+            f"samples and this one has {len(epoch.order)}: go on with the same "
+            "data, or from a checkpoint of the end of an epoch"
+        )
+    return state.remaining
 
 
-def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same positions in as few ranges as possible, in rising order."""
-    pieces = torch.tensor(sorted(ranges), dtype=torch.int64).reshape(-1, 2)
-    gaps = pieces[1:, 0] != pieces[:-1, 1]
-    firsts = torch.cat([pieces[:1, 0], pieces[1:, 0][gaps]])
-    lasts = torch.cat([pieces[:-1, 1][gaps], pieces[-1:, 1]])
-    return tuple(zip(firsts.tolist(), lasts.tolist(), strict=True))
-
-
-def without(ranges: Ranges, taken: Ranges) -> Ranges:
-    """The positions of the first that are not in the second, both in rising order."""
-    left = []
-    for first, last in ranges:
-        for begin, end in taken:
-            if begin < last and end > first:
-                left.append((first, begin))
-                first = end
-        left.append((first, last))
-    return tuple((first, last) for first, last in left if first < last)
-
-
-class Portions:
-    """What is left of an epoch, cut into portions of one batch for each of N learners.
+class WorkUnits:
+    """What is left of an epoch, cut into units of one batch for each of N learners.
 
     Batches are the user's. If they do not divide by N, the samples of the last ones are
-    dealt evenly among the N learners; fewer samples than N join the portion before. If
-    there are fewer portions than super-learners, all samples are dealt evenly, so that
+    dealt evenly among the N learners; fewer samples than N join the unit before. If
+    there are fewer units than super-learners, all samples are dealt evenly, so that
     every learner has a step to make.
 
     Args:
-        ranges: The positions that are left.
-        epoch: Where the user's batches begin and end.
+        ranges: positions that are left.
+        epoch: epoch whose batches they are.
         num_super_learners: S.
         super_learner_size: N.
-        drop_last: Leave out the batches that do not divide by N.
+        drop_last: whether batches that do not divide by N are left out.
 
     Raises:
         ValueError: There are fewer samples (with `drop_last`: batches) than learners.
@@ -150,7 +162,7 @@ class Portions:
         self._size, self._drop_last = super_learner_size, drop_last
         self._pieces = _cut(ranges, epoch.bounds)
         self._evenly: list[Ranges] = []
-        self._num = self._count_portions()
+        self._num = self._count_units()
         if count(ranges) > 0 and self._num < num_super_learners:
             self._deal_evenly(ranges, num_super_learners)
 
@@ -160,7 +172,7 @@ class Portions:
     def __getitem__(self, index: int) -> list[Ranges]:
         """The positions of each learner's batch."""
         if not 0 <= index < self._num:
-            raise IndexError(f"portion {index} of {self._num}")
+            raise IndexError(f"work unit {index} of {self._num}")
         if self._evenly:
             return self._evenly[index * self._size : (index + 1) * self._size]
         pieces = self._pieces_from(index, index + 1)
@@ -168,14 +180,9 @@ class Portions:
             return [(piece,) for piece in pieces]
         return split(tuple(pieces), self._size)
 
-    def left_from(self, index: int) -> Ranges:
-        """The positions of this portion and all later ones."""
-        return self.positions(((index, self._num),))
-
-    def positions(self, portions: Ranges) -> Ranges:
-        """The positions of these portions."""
-        pieces = (self._pieces_from(start, stop) for start, stop in portions)
-        return merged(chain.from_iterable(pieces))
+    def positions(self, units: Ranges) -> Ranges:
+        """The positions of these work units."""
+        return union(*(self._pieces_from(start, stop) for start, stop in units))
 
     def _pieces_from(self, start: int, stop: int) -> list[tuple[int, int]]:
         if start >= stop:
@@ -188,7 +195,7 @@ class Portions:
         rows = self._pieces[start * self._size : end].tolist()
         return [(begin, end) for begin, end in rows]
 
-    def _count_portions(self) -> int:
+    def _count_units(self) -> int:
         full, rest = divmod(len(self._pieces), self._size)
         over = int(
             sum(stop - start for start, stop in self._pieces[full * self._size :])

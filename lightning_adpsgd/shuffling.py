@@ -1,14 +1,14 @@
-"""Orders of very many samples that are computed where they are looked at.
+"""Orders of very many samples, each part of which is computed when it is needed.
 
 torch's samplers list an epoch: 34 million chunks of speech are a gigabyte of Python's
-numbers in every learner. Here an epoch is a function from place to sample:
+integers in every learner. Here an epoch is a function from place to sample:
 
     place  ->  a permutation within its window  ->  a permutation of blocks  ->  sample
 
-Blocks of neighbouring samples are drawn from everywhere, and all samples of a window
-of such blocks are mixed. A disk reads a block at once, the memory of a machine holds
-a window, and a batch has samples of as many blocks as there are. Data sets that fit
-into one window are mixed entirely.
+Blocks of neighbouring samples are drawn from the whole data set, and all samples of a
+window of such blocks are mixed. A disk reads a block at once, the memory of a machine
+holds a window, and a batch has samples of as many blocks as there are. A data set that
+fits into one window is mixed entirely.
 """
 
 import random
@@ -33,10 +33,10 @@ class BlockOrder:
     """The numbers from 0 to `num_samples` - 1 in an order drawn from a seed.
 
     Args:
-        num_samples: At least 1.
-        seed: Equal orders come from equal arguments, on all machines.
-        block: Neighbours that stay in one window.
-        window: How many samples are mixed with each other, about.
+        num_samples: number of samples, at least 1.
+        seed: seed of the order; equal arguments give equal orders, on all machines.
+        block: number of neighbours that stay in one window.
+        window: approximate number of samples that are mixed with each other.
     """
 
     num_samples: int
@@ -66,7 +66,7 @@ class BlockOrder:
         return torch.cat(found)[first - begin : last - begin : step]
 
     def between(self, first: int, last: int) -> Tensor:
-        """As `self[first:last]`, but computed anew."""
+        """`self[first:last]`, without the cache."""
         mixed = []
         # Places p with k n // m <= p < (k + 1) n // m are in window k of m.
         begin, end = (
@@ -113,9 +113,9 @@ def permuted(places: Tensor, size: int, key: str) -> Tensor:
     Rogaway 2002), twice on average.
 
     Args:
-        places: int64, from 0 to `size` - 1.
-        size: How many numbers are permuted.
-        key: Any text.
+        places: places to look up, int64, from 0 to `size` - 1.
+        size: number of permuted values.
+        key: any text.
     """
     draw = random.Random(key)
     if size <= _LISTED:
@@ -145,16 +145,16 @@ class BlockSampler(DistributedSampler[int]):
     Lightning leaves a `DistributedSampler` as it is. With `work_sharing` the shares are
     ignored: learners claim places of the whole order.
 
-    The share is one stretch of the order, so that a machine reads a part of the data.
-    Shares are equal: the last one goes on with the first samples.
+    The share is one stretch of the order, so that a machine reads one part of the data.
+    Shares are equal: the last one wraps around to the first samples.
 
     Args:
-        dataset: Has a length.
-        num_replicas: Learners.
-        rank: Of this learner.
-        seed: Of the orders; that of an epoch is drawn from `seed` + epoch.
-        block: See `BlockOrder`.
-        window: See `BlockOrder`.
+        dataset: data set with a length.
+        num_replicas: number of learners.
+        rank: number of this learner.
+        seed: seed of the orders; that of an epoch is drawn from `seed` + epoch.
+        block: see `BlockOrder`.
+        window: see `BlockOrder`.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class BlockSampler(DistributedSampler[int]):
         self._num_samples = len(dataset)
 
     def order(self, seed: int) -> BlockOrder:
-        """Of all samples."""
+        """The order of all samples."""
         return BlockOrder(self._num_samples, seed, self._block, self._window)
 
     @override

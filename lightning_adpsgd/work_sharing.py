@@ -1,31 +1,32 @@
 """Gives a Trainer's training loader the batches that its learner claims.
 
 Lightning would put a `DistributedSampler` into the loader of each learner: equal
-shares, whatever the speed. Here the loader of the training is a copy of the user's,
-with `SharedBatches` as its batch sampler.
+shares, whatever the speed. While a `WorkSharing` is installed, the loader of the
+training is a copy of the user's whose batch sampler is `SharedBatches`; loaders of an
+evaluation are Lightning's business as before.
 
 A learner does not know how many batches it will get, so the copy has no length, and
 Lightning asks it for one batch ahead to know which is the last.
 
-Among islands the batches are those of `IslandBatches`, once the island has joined the
-others.
+The learners of one job draw from a counter in its store. Among islands the leader of
+each draws from the pool of all, once the island has joined the others.
 """
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
 from torch._C._distributed_c10d import PrefixStore
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from lightning_adpsgd.islands.batches import IslandBatches, IslandEpoch
+from lightning_adpsgd.islands.batches import EpochUnderWay, Pool, SharedBatches
 from lightning_adpsgd.islands.pool import IslandPool
-from lightning_adpsgd.islands.rendezvous import Place as RendezvousPlace
-from lightning_adpsgd.islands.rendezvous import Rendezvous
+from lightning_adpsgd.islands.rendezvous import Place, Rendezvous
 from lightning_adpsgd.job import Job
-from lightning_adpsgd.sampling import EpochState, EpochUnderWay, Place, SharedBatches
+from lightning_adpsgd.portions import EpochState
+from lightning_adpsgd.sampling import ClaimCounter, LeaderBroadcast, LearnerIndex
 from lightning_adpsgd.shuffling import BlockSampler
 
 _GOODBYE_S = 2.0
@@ -37,7 +38,7 @@ class WorkSharing:
     Args:
         trainer: Trainer of this learner.
         job: job whose learners share.
-        place: place of this learner in the job.
+        index: index of this learner in the job.
         checkpoint: what `state` gave to the checkpoint that is resumed; none at a fresh
             start.
         islands: URL of their rendezvous; none where all learners are in one job.
@@ -47,14 +48,15 @@ class WorkSharing:
         self,
         trainer: pl.Trainer,
         job: Job,
-        place: Place,
+        index: LearnerIndex,
         checkpoint: Mapping[str, Any] | None = None,
         islands: str | None = None,
     ) -> None:
-        self._trainer, self._job, self._place = trainer, job, place
-        self._islands, self._pool = islands, None
+        self._trainer, self._job, self._index = trainer, job, index
+        self._islands = islands
+        self._island_pool: IslandPool | None = None
         self._loaded = EpochState(**checkpoint) if checkpoint else None
-        self._batches: SharedBatches | IslandBatches | None = None
+        self._batches: SharedBatches | None = None
         self._num_occasions, self._num_loaders = 0, 0
 
     # --- from set-up to end
@@ -66,10 +68,7 @@ class WorkSharing:
             ValueError: Its samples cannot be shared.
         """
         _refuse_loader(dataloader)
-        if self._islands is None:
-            self._batches = self._of_one_job(dataloader.batch_sampler)
-        else:
-            self._batches = self._of_islands(dataloader)
+        self._batches = self._shared(dataloader)
         progress: Any = self._trainer.fit_loop.epoch_progress.current
         self._batches.epoch = progress.processed
         if self._loaded is not None:
@@ -80,20 +79,19 @@ class WorkSharing:
         """The island has joined the others, and is where they are; it may draw."""
         if self._islands is None or self._job.island is None:
             return
-        if self._place.learner == 0:
-            self._pool = IslandPool(
-                Rendezvous(RendezvousPlace.parse(self._islands)),
-                self._job.island.membership,
-                self._job.raise_if_failed,
-            )
-            self._pool.start()
-        assert isinstance(self._batches, IslandBatches)
-        self._batches.begin(self._pool)
+        self._island_pool = IslandPool(
+            Rendezvous(Place.parse(self._islands)),
+            self._job.island.membership,
+            self._job.raise_if_failed,
+        )
+        if self._index.learner == 0:
+            self._island_pool.start()
 
     def leave(self) -> None:
         """Hands other islands what this one has not trained on."""
-        if isinstance(self._batches, IslandBatches):
-            self._batches.leave(_GOODBYE_S)
+        if self._batches is not None and self._island_pool is not None:
+            self._batches.close()
+            self._island_pool.leave(_GOODBYE_S)
 
     def check_loaders(self) -> None:
         """Refuses several training loaders, once Lightning has them all.
@@ -113,25 +111,24 @@ class WorkSharing:
     # --- the epoch
 
     @property
-    def under_way(self) -> EpochUnderWay | IslandEpoch | None:
+    def under_way(self) -> EpochUnderWay | None:
         """The epoch that is being shared; none before the first."""
         return self._batches.under_way if self._batches is not None else None
 
     def set_epoch(self, epoch: int) -> None:
         """Lightning calls this when an epoch begins, as with a distributed sampler."""
         assert self._batches is not None
-        if isinstance(self._batches, IslandBatches):
-            self._batches.start_epoch(epoch)
-        self._batches.epoch = epoch
+        self._batches.start_epoch(epoch)
         stale = self.under_way is None or self.under_way.number != epoch
         if stale and not self._lightning_iterates():
             iter(self._trainer.fit_loop._data_fetcher)  # pyright: ignore
 
     def begin_batch(self) -> None:
         """Training on the next batch begins."""
-        if self._batches is not None:
-            self._batches.begin_batch()
-        if isinstance(self._batches, IslandBatches):
+        if self._batches is None:
+            return
+        self._batches.begin_batch()
+        if self._islands is not None:
             # An island that was stopped and has rejoined is in the others' epoch.
             self._batches.epoch = self._trainer.current_epoch
 
@@ -144,49 +141,37 @@ class WorkSharing:
 
     def state(self) -> dict[str, Any] | None:
         """What a checkpoint keeps of the epoch, in learner 0; a collective."""
-        if isinstance(self._batches, IslandBatches):
-            state = self._batches.state()
-        elif self._batches is not None and self._batches.under_way is not None:
-            occasion = self._next_occasion()
-            state = self._batches.under_way.gather(occasion, self._job.meet)
-        else:
-            state = None
+        state = self._batches.state() if self._batches is not None else None
         return state._asdict() if state is not None else None
 
     # --- private
 
-    def _of_one_job(self, batches: Any) -> SharedBatches:
+    def _shared(self, loader: DataLoader[Any]) -> SharedBatches:
+        seed = self._batches.seed if self._batches is not None else _seed()
+        self._num_loaders += 1
+        store = PrefixStore(f"loader/{self._num_loaders}", self._job.store)
         return SharedBatches(
-            batches,
-            self._place,
-            _seed(),
-            lambda epoch: PrefixStore(f"epoch/{epoch}", self._job.store),
-            self._job.raise_if_failed,
-        )
-
-    def _of_islands(self, loader: DataLoader[Any]) -> IslandBatches:
-        before, self._num_loaders = self._batches, self._num_loaders + 1
-        made = IslandBatches(
             loader.batch_sampler,
-            self._place,
-            before.seed if isinstance(before, IslandBatches) else _seed(),
-            PrefixStore(f"loader/{self._num_loaders}", self._job.store),
-            self._job.raise_if_failed,
+            self._index,
+            seed,
+            LeaderBroadcast(store, self._index, self._job.raise_if_failed),
+            self._pool_of(store),
             self._is_training,
             reads_ahead=loader.num_workers > 0,
         )
-        if self._job.island is not None:
-            made.begin(self._pool)
-        return made
+
+    def _pool_of(self, store: PrefixStore) -> Callable[[], Pool | None]:
+        if self._islands is not None:
+            return lambda: self._island_pool
+        counter = ClaimCounter(store, self._index, self._job.meet)
+        return lambda: counter
 
     def _is_training(self) -> bool:
         """Whether a batch is being trained on; asked by another thread as well."""
         progress = self._trainer.fit_loop.epoch_loop.batch_progress.current
         return progress.ready != progress.completed
 
-    def _copy(
-        self, loader: DataLoader[Any], batches: SharedBatches | IslandBatches
-    ) -> Any:
+    def _copy(self, loader: DataLoader[Any], batches: SharedBatches) -> Any:
         # Not made anew: a subclass need not take a batch sampler. Not by assignment:
         # torch forbids it, lest iterators under way go on with the old one.
         copied = copy.copy(loader)

@@ -32,6 +32,7 @@ CORE = (
     "coordination",
     "sickness",
     "shuffling",
+    "ranges",
     "portions",
     "sampling",
     "mixing",

@@ -1,6 +1,6 @@
-"""Epochs, ranges and portions: every position once, whatever the sizes."""
+"""Epochs and work units: every position once, whatever the sizes."""
 
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -17,20 +17,9 @@ from torch.utils.data import (
 )
 from typing_extensions import override
 
-from lightning_adpsgd.portions import (
-    Epoch,
-    Portions,
-    Ranges,
-    count,
-    draw_epoch,
-    merged,
-    split,
-    take,
-)
-
-
-def positions(ranges: Ranges) -> list[int]:
-    return list(chain.from_iterable(range(first, last) for first, last in ranges))
+from lightning_adpsgd.portions import Epoch, WorkUnits, draw_epoch
+from lightning_adpsgd.ranges import Ranges, count, numbers, take, union
+from tests.test_ranges import disjoint_ranges
 
 
 def regular(num_samples: int, batch_size: int, drop_last: bool = False) -> Epoch:
@@ -38,43 +27,8 @@ def regular(num_samples: int, batch_size: int, drop_last: bool = False) -> Epoch
     return draw_epoch(BatchSampler(sampler, batch_size, drop_last), 0, 0)
 
 
-def every(portions: Portions) -> list[list[Ranges]]:
-    return [portions[index] for index in range(len(portions))]
-
-
-@st.composite
-def disjoint_ranges(draw: st.DrawFn) -> Ranges:
-    cuts = draw(st.lists(st.integers(0, 60), unique=True, max_size=8).map(sorted))
-    return tuple(zip(cuts[::2], cuts[1::2], strict=False))
-
-
-@settings(deadline=None)
-@given(disjoint_ranges(), st.integers(0, 70), st.integers(0, 70))
-def test_take_is_a_slice_of_the_positions(
-    ranges: Ranges, start: int, stop: int
-) -> None:
-    assert positions(take(ranges, start, stop)) == positions(ranges)[start:stop]
-
-
-@settings(deadline=None)
-@given(disjoint_ranges(), st.integers(1, 9))
-def test_split_parts_differ_by_one_at_most(ranges: Ranges, num: int) -> None:
-    parts = split(ranges, num)
-    assert list(chain.from_iterable(map(positions, parts))) == positions(ranges)
-    sizes = [count(part) for part in parts]
-    assert max(sizes) - min(sizes) <= 1
-
-
-@settings(deadline=None)
-@given(disjoint_ranges(), st.randoms())
-def test_merging_keeps_positions_and_leaves_no_neighbours(
-    ranges: Ranges, random: Any
-) -> None:
-    pieces = [(position, position + 1) for position in positions(ranges)]
-    random.shuffle(pieces)
-    result = merged(pieces)
-    assert positions(result) == positions(ranges)
-    assert all(a[1] < b[0] for a, b in pairwise(result))
+def every(units: WorkUnits) -> list[list[Ranges]]:
+    return [units[index] for index in range(len(units))]
 
 
 @settings(deadline=None)
@@ -85,7 +39,7 @@ def test_merging_keeps_positions_and_leaves_no_neighbours(
     size_n=st.integers(1, 4),
     ranges=st.none() | disjoint_ranges(),
 )
-def test_portions_hold_every_position_once_and_no_empty_batch(
+def test_units_hold_every_position_once_and_no_empty_batch(
     num_samples: int, batch_size: int, count_s: int, size_n: int, ranges: Ranges | None
 ) -> None:
     epoch = regular(num_samples, batch_size)
@@ -93,37 +47,37 @@ def test_portions_hold_every_position_once_and_no_empty_batch(
     left = tuple((a, min(b, num_samples)) for a, b in left if a < num_samples)
     if 0 < count(left) < count_s * size_n:
         with pytest.raises(ValueError, match="at least as many samples as learners"):
-            Portions(left, epoch, count_s, size_n)
+            WorkUnits(left, epoch, count_s, size_n)
         return
-    portions = Portions(left, epoch, count_s, size_n)
-    batches = list(chain.from_iterable(every(portions)))
-    assert sorted(chain.from_iterable(map(positions, batches))) == positions(left)
+    units = WorkUnits(left, epoch, count_s, size_n)
+    batches = list(chain.from_iterable(every(units)))
+    assert sorted(chain.from_iterable(map(numbers, batches))) == numbers(left)
     assert all(0 < count(batch) <= batch_size + 1 for batch in batches)
-    assert all(len(portion) == size_n for portion in every(portions))
-    assert not left or len(portions) >= count_s
-    for index in range(len(portions) + 1):
-        rest = chain.from_iterable(chain.from_iterable(every(portions)[index:]))
-        assert portions.left_from(index) == merged(rest)
+    assert all(len(unit) == size_n for unit in every(units))
+    assert not left or len(units) >= count_s
+    for index in range(len(units) + 1):
+        rest = chain.from_iterable(every(units)[index:])
+        assert units.positions(((index, len(units)),)) == union(*rest)
 
 
-def test_portions_of_whole_epochs_are_the_users_batches() -> None:
-    portions = Portions(((0, 20),), regular(20, 3), 2, 2)
-    assert every(portions)[:3] == [
+def test_units_of_whole_epochs_are_the_users_batches() -> None:
+    units = WorkUnits(((0, 20),), regular(20, 3), 2, 2)
+    assert every(units)[:3] == [
         [((0, 3),), ((3, 6),)],
         [((6, 9),), ((9, 12),)],
         [((12, 15),), ((15, 18),)],
     ]
     # One batch of two samples is left for two learners.
-    assert every(portions)[3:] == [[((18, 19),), ((19, 20),)]]
+    assert every(units)[3:] == [[((18, 19),), ((19, 20),)]]
 
 
 def test_drop_last_leaves_full_batches_alone() -> None:
     epoch = regular(31, 4, drop_last=True)
-    portions = Portions(epoch.everything(), epoch, 2, 2, drop_last=True)
-    batches = list(chain.from_iterable(every(portions)))
+    units = WorkUnits(epoch.everything(), epoch, 2, 2, drop_last=True)
+    batches = list(chain.from_iterable(every(units)))
     assert [count(batch) for batch in batches] == [4] * 6
     with pytest.raises(ValueError, match=r"full batches as learners in an epoch, 8, "):
-        Portions(epoch.everything(), epoch, 4, 2, drop_last=True)
+        WorkUnits(epoch.everything(), epoch, 4, 2, drop_last=True)
 
 
 def user_samplers() -> dict[str, Any]:
@@ -177,8 +131,8 @@ class Buckets(Sampler[list[int]]):
 
 def test_batches_of_a_users_batch_sampler_stay_together() -> None:
     epoch = draw_epoch(Buckets(), 0, 1)
-    portions = Portions(epoch.everything(), epoch, 2, 1)
-    drawn = [epoch.samples(portion[0]) for portion in every(portions)]
+    units = WorkUnits(epoch.everything(), epoch, 2, 1)
+    drawn = [epoch.samples(unit[0]) for unit in every(units)]
     assert drawn == [[3], [4, 5], [6, 7, 8, 9], [0, 1, 2]]
 
 

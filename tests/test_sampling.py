@@ -1,5 +1,6 @@
 """Claims from a store: every sample once, for any interleaving of the learners."""
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore, PrefixStore
 from torch.utils.data import BatchSampler, RandomSampler
 
+from lightning_adpsgd.islands.batches import SharedBatches
+from lightning_adpsgd.portions import EpochState, Terms
 from lightning_adpsgd.sampling import (
-    Claims,
-    EpochState,
-    Pace,
-    Place,
-    SharedBatches,
+    ClaimCounter,
+    ClaimRate,
+    LeaderBroadcast,
+    LearnerIndex,
 )
 from tests.helpers import together
 
@@ -32,15 +34,18 @@ class Learner:
     """Trains as fast as it is told: `step` takes one batch, and reads one ahead."""
 
     def __init__(
-        self, place: Place, store: Any, num_samples: int, batch_size: int, ahead: int
+        self,
+        index: LearnerIndex,
+        store: Any,
+        num_samples: int,
+        batch_size: int,
+        ahead: int,
     ) -> None:
         sampler = BatchSampler(RandomSampler(range(num_samples)), batch_size, False)
+        broadcast = LeaderBroadcast(PrefixStore("loader", store), index, never)
+        counter = ClaimCounter(store, index, lambda name: None)
         self.shared = SharedBatches(
-            sampler,
-            place,
-            SEED,
-            lambda epoch: PrefixStore(f"epoch/{epoch}", store),
-            never,
+            sampler, index, SEED, broadcast, lambda: counter, lambda: False
         )
         self.trained: list[int] = []
         self._ahead = ahead
@@ -48,7 +53,7 @@ class Learner:
         self._fetched: list[list[int]] = []
 
     def start_epoch(self, epoch: int) -> None:
-        self.shared.epoch = epoch
+        self.shared.start_epoch(epoch)
         self._batches = iter(self.shared)
         self._fetched = []
 
@@ -62,8 +67,7 @@ class Learner:
         if not self._fetched:
             return False
         self.trained += self._fetched.pop(0)
-        if self.shared.under_way is not None:
-            self.shared.under_way.begin_batch()
+        self.shared.begin_batch()
         return True
 
 
@@ -75,7 +79,13 @@ class Sharing:
     ) -> None:
         self.num, self.size, self.store = num, size, HashStore()
         self.learners = [
-            Learner(Place(s, num, n, size), self.store, num_samples, batch_size, ahead)
+            Learner(
+                LearnerIndex(s, num, n, size),
+                self.store,
+                num_samples,
+                batch_size,
+                ahead,
+            )
             for s in range(num)
             for n in range(size)
         ]
@@ -103,11 +113,9 @@ class Sharing:
 
     def state(self) -> EpochState:
         """What learner 0 writes down: it is the last to come, and so has all news."""
-        state = None
-        for learner in reversed(self.learners):
-            assert learner.shared.under_way is not None
-            state = learner.shared.under_way.gather(self.store, lambda name: None)
+        *others, state = [learner.shared.state() for learner in reversed(self.learners)]
         assert state is not None
+        assert others == [None] * len(others)
         return state
 
 
@@ -199,12 +207,16 @@ def test_learners_of_a_super_learner_hear_its_first_in_any_order() -> None:
     store = HashStore()
 
     def claims(rank: int) -> list[int]:
-        place = Place(rank // 3, 2, rank % 3, 3)
-        mine = Claims(store, place, 40, Pace(), "same", lambda: None)
+        index = LearnerIndex(rank // 3, 2, rank % 3, 3)
+        broadcast = LeaderBroadcast(store, index, lambda: None)
+        counter = opened(store, index, 40)
         numbers = []
-        while (number := mine.next(0)) is not None:
+        while True:
+            word = broadcast.share(lambda: json.dumps(counter.next(0, False)))
+            number, _, is_last = json.loads(word)
+            if is_last:
+                return numbers
             numbers.append(number)
-        return numbers
 
     ranks = list(range(6))
     random.shuffle(ranks)
@@ -213,29 +225,35 @@ def test_learners_of_a_super_learner_hear_its_first_in_any_order() -> None:
     )
     assert by_rank[0] == by_rank[1] == by_rank[2]
     assert by_rank[3] == by_rank[4] == by_rank[5]
-    assert sorted(by_rank[0] + by_rank[3]) == list(range(2, 40))
+    assert sorted(by_rank[0] + by_rank[3]) == list(range(40))
     # Nothing but the counter and the checksum stays, and who has left.
     assert store.num_keys() <= 2 + 1
+
+
+def opened(store: Any, index: LearnerIndex, num_units: int) -> ClaimCounter:
+    counter = ClaimCounter(store, index, lambda name: None)
+    counter.open(0, Terms(SEED, (), "same"), lambda terms: num_units, lambda: 0)
+    return counter
 
 
 def test_the_last_to_leave_stays() -> None:
     store, ends = HashStore(), []
     for super_learner in range(3):
-        pace = Pace()
-        claims = Claims(store, Place(super_learner, 3), 40, pace, "same", lambda: None)
+        counter = opened(store, LearnerIndex(super_learner, 3), 40)
         # As if each were very slow: all others together make 30 steps in one of its.
-        for ticket in (0, 31):
-            pace.note(ticket)
-        ends.append(claims.next(1))
+        for number in (0, 31):
+            counter._rate.note(number)
+        assert counter.next(0, False).number == super_learner
+        ends.append(counter.next(1, False).number)
     assert ends == [None, None, 3]
 
 
-def test_the_pace_compares_with_what_the_others_would_do_meanwhile() -> None:
-    def leaves(numbers_per_step: int, num_portions: int, num_held: int) -> bool:
-        pace = Pace()
+def test_the_rate_compares_with_what_the_others_would_do_meanwhile() -> None:
+    def leaves(numbers_per_step: int, num_units: int, num_held: int) -> bool:
+        rate = ClaimRate()
         for step in range(4):
-            pace.note(step * numbers_per_step)
-        return pace.others_end_first(num_portions, 4, num_held)
+            rate.note(step * numbers_per_step)
+        return rate.others_end_first(num_units, 4, num_held)
 
     # One of four, five times slower than the others: 16 numbers to a step. In two of
     # its steps the others make 30, of which the last three may come late.
@@ -248,12 +266,11 @@ def test_the_pace_compares_with_what_the_others_would_do_meanwhile() -> None:
 
 
 def test_learners_with_other_data_are_told() -> None:
-    store = HashStore()
-    good = Claims(store, Place(0, 2), 9, Pace(), "12 samples", lambda: None)
-    other = Claims(store, Place(1, 2), 9, Pace(), "13 samples", lambda: None)
-    assert good.next(1) == 2
-    with pytest.raises(ValueError, match=r"13 samples .* learner 1 and 12 samples in"):
-        other.next(1)
+    sharing = Sharing(2, 1, 12)
+    other = Learner(LearnerIndex(1, 2), sharing.store, 13, 2, 1)
+    sharing.learners[0].start_epoch(0)
+    with pytest.raises(ValueError, match=r"13 samples.* here and 12 samples.* in oth"):
+        other.start_epoch(0)
 
 
 def test_a_checkpoint_of_other_data_is_refused() -> None:

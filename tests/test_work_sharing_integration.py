@@ -61,7 +61,7 @@ class Slow(Records):
         epoch = self.trainer.strategy.work_sharing.under_way  # pyright: ignore
         if self.global_rank == self.trainer.world_size - 1:
             num = epoch.num_claimed()
-            enough = min(num + 16, self.point(), epoch.num_portions)
+            enough = min(num + 16, self.point(), epoch.num_units)
             until(lambda: epoch.num_claimed() >= enough, "the others' steps")
         return super().training_step(batch, batch_idx)
 

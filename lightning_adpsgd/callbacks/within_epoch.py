@@ -67,7 +67,7 @@ class SaveWithinEpoch(Callback):
 def _num_due(sharing: WorkSharing, every: int, at_last: bool) -> int:
     """Points of the epoch to which this learner has to have come, equal for all."""
     assert sharing.under_way is not None
-    in_epoch = (sharing.under_way.num_portions - 1) // every
+    in_epoch = (sharing.under_way.num_units - 1) // every
     if at_last:
         return in_epoch
     return min(in_epoch, sharing.under_way.num_claimed() // every)

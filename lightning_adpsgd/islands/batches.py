@@ -1,180 +1,234 @@
-"""The batches that an island gets from the pool of all islands: a batch sampler.
+"""The batches that a learner gets from the pool: the batch sampler of its loader.
 
-Epoch for epoch it hands out what the first learner of the island claims (`pool`)
-and remembers it until training on it begins, so that an iterator can be thrown away and
-made anew. Everything happens in the training thread.
+Epoch for epoch it hands out what the first learner of the super-learner, the leader,
+claims from the pool, and remembers it until training on it begins. So an iterator can
+be thrown away and made anew. Everything happens in the training thread.
 
-Who asks for a batch holds one already, or two where workers of a loader read ahead. The
-sampler ends only when nothing can come back; who still holds more than that is told
-that there is nothing for now.
+Among islands work units may come back. A learner that asks for a batch holds one
+already, or two where workers of a loader read ahead. The sampler ends only when nothing
+can come back; a learner that holds more than that is told that there is nothing at
+present.
 """
 
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
-from torch._C._distributed_c10d import Store
 from typing_extensions import override
 
-from lightning_adpsgd.islands.ledger import Terms, as_ranges, union
-from lightning_adpsgd.islands.pool import IslandPool
-from lightning_adpsgd.portions import Epoch, Portions, draw_epoch
-from lightning_adpsgd.sampling import EpochState, Place, Relay, remaining_of
+from lightning_adpsgd.portions import (
+    Epoch,
+    EpochState,
+    Terms,
+    WorkUnits,
+    draw_epoch,
+    remaining_of,
+)
+from lightning_adpsgd.ranges import Ranges, as_ranges
+from lightning_adpsgd.sampling import Claim, LeaderBroadcast, LearnerIndex
 
 
-class IslandEpoch:
-    """One epoch of one learner of an island.
+class Pool(Protocol):
+    """Hands out the work units of an epoch; the leader of a super-learner asks."""
+
+    def open(
+        self,
+        number: int,
+        terms: Terms,
+        num_units: Callable[[Terms], int],
+        num_finished: Callable[[], int],
+    ) -> Terms:
+        """Begins an epoch, and ends the one before.
+
+        Args:
+            number: number of the epoch.
+            terms: terms that this super-learner would have.
+            num_units: function that gives the units of the epoch on any terms.
+            num_finished: function that gives how many of the units handed out here were
+                trained on to the end; any thread may call it.
+
+        Returns:
+            The terms that all learners have.
+        """
+        ...
+
+    def next(self, num_held: int, waits: bool) -> Claim:
+        """Claims the next unit.
+
+        Args:
+            num_held: units that this learner has claimed and not begun.
+            waits: whether to wait, at the end of an epoch, until nothing can come back.
+        """
+        ...
+
+    @property
+    def num_claimed(self) -> int:
+        """Units of the epoch that learners have claimed, as far as is known."""
+        ...
+
+    def remaining(self, held: Ranges) -> Ranges | None:
+        """Units on which no learner has trained, given those held here.
+
+        Returns:
+            None where another learner knows them.
+        """
+        ...
+
+
+class EpochUnderWay:
+    """One epoch of one learner.
 
     Args:
-        number: Of the epoch.
-        epoch: Its samples.
-        portions: As all islands number them.
-        terms: On which they do.
+        number: number of the epoch.
+        terms: terms on which all learners number its units.
+        epoch: samples of the epoch.
+        units: units of the epoch.
+        pool: pool of the epoch, where this learner alone makes up its super-learner.
 
     Attributes:
-        number: Of the epoch.
-        num_begun: Portions on which training has begun.
-        num_seen_claimed: Portions that anybody had claimed when this island last did.
+        num_begun: units on which training has begun.
+        last_claim: the last answer of the pool.
     """
 
     def __init__(
-        self, number: int, epoch: Epoch, portions: Portions, terms: Terms
+        self,
+        number: int,
+        terms: Terms,
+        epoch: Epoch,
+        units: WorkUnits,
+        pool: Pool | None,
     ) -> None:
-        self.number, self.epoch, self.portions = number, epoch, portions
-        self.terms, self.num_begun, self.num_seen_claimed = terms, 0, 0
+        self.number, self.terms, self.epoch, self.units = number, terms, epoch, units
+        self._pool, self.num_begun = pool, 0
+        self.last_claim = Claim(None, 0, is_last=False)
 
     @property
-    def num_portions(self) -> int:
-        """What the epoch had to hand out when its pool was made."""
-        return len(self.portions)
+    def num_units(self) -> int:
+        """Work units that the epoch had to hand out when this job began with it."""
+        return len(self.units)
 
     def num_claimed(self) -> int:
-        """Portions that anybody has claimed; equal in all learners of the island."""
-        return self.num_seen_claimed
+        """Units that learners have claimed.
+
+        The learners of a super-learner must not disagree about what has happened: where
+        there are several, this is what was so at their last claim.
+        """
+        return self._pool.num_claimed if self._pool else self.last_claim.num_claimed
 
     def samples(self, number: int, learner: int) -> list[int]:
-        """Indices of the samples of a learner's batch in a portion."""
-        return self.epoch.samples(self.portions[number][learner])
+        """Indices of the samples of a learner's batch in a unit."""
+        return self.epoch.samples(self.units[number][learner])
+
+    def state(self, remaining: Ranges) -> EpochState:
+        """What a checkpoint keeps if these units remain."""
+        positions = self.units.positions(remaining)
+        num_samples = len(self.epoch.order)
+        return EpochState(self.number, self.terms.seed, num_samples, positions)
 
 
-class IslandBatches:
-    """The batches of one learner of an island.
+class SharedBatches:
+    """The batches of one learner.
 
     Args:
-        batches: The batch sampler of the user's loader.
-        place: Of this learner in its island.
-        seed: Of the order of samples, unless others have another.
-        store: Of this island alone.
-        raise_if_failed: Called while this learner waits.
-        is_training: Whether a batch is being trained on.
-        reads_ahead: Whether the loader has workers.
+        batches: batch sampler of the user's loader.
+        index: index of this learner.
+        seed: seed of the order of samples, unless other islands have another.
+        broadcast: broadcast from the leader to this learner.
+        pool: function that gives the pool; none while there is none to draw from.
+        is_training: function that tells whether a batch is being trained on.
+        reads_ahead: whether the loader has workers.
 
     Attributes:
-        epoch: The number of the epoch to hand out from.
+        epoch: number of the epoch to hand out from.
+        seed: seed of the order of samples, as agreed.
+        under_way: epoch whose batches were last asked for.
     """
 
     def __init__(
         self,
         batches: Any,
-        place: Place,
+        index: LearnerIndex,
         seed: int,
-        store: Store,
-        raise_if_failed: Callable[[], None],
+        broadcast: LeaderBroadcast,
+        pool: Callable[[], Pool | None],
         is_training: Callable[[], bool],
         reads_ahead: bool = False,
     ) -> None:
-        self._batches, self._place, self._seed = batches, place, seed
-        self._relay = Relay(store, place, raise_if_failed)
+        self._batches, self._index, self.seed = batches, index, seed
+        self._broadcast, self._pool = broadcast, pool
         self._is_training, self._most_held = is_training, 2 if reads_ahead else 1
-        self._pool: IslandPool | None = None
-        self._begun, self._num_words = False, 0
         self._loaded: EpochState | None = None
         self._last: EpochState | None = None
-        self._held = deque[tuple[IslandEpoch, int]]()
-        self.under_way: IslandEpoch | None = None
+        self._is_closed = False
+        self._held = deque[tuple[EpochUnderWay, int]]()
+        self.under_way: EpochUnderWay | None = None
         self.epoch = 0
 
-    # --- from start to end
-
     def load(self, state: EpochState) -> None:
-        """Goes on with an epoch that was begun before, if the others are not in one."""
-        self._loaded, self._seed, self.epoch = state, state.seed, state.epoch
+        """Goes on with an epoch that another job began, if islands are in no other."""
+        self._loaded, self.seed, self.epoch = state, state.seed, state.epoch
 
-    def begin(self, pool: IslandPool | None) -> None:
-        """The island is among the others: from here on there are batches.
-
-        Args:
-            pool: Started; of the first learner alone.
-        """
-        self._pool, self._begun = pool, True
-
-    def leave(self, seconds: float) -> None:
-        """Gives back what was not trained on; waits that long at most."""
-        self._last, self._begun = self.state(), False
-        if self._pool is not None:
-            self._pool.leave(seconds)
-
-    # --- the epoch
+    def close(self) -> None:
+        """Hands out no more; `state` stays what it is."""
+        self._last, self._is_closed = self.state(), True
 
     def start_epoch(self, number: int) -> None:
-        """What is in hand of another epoch is not trained on."""
+        """Hands out from another epoch; what is held of the one before is dropped."""
         self.epoch = number
         if self.under_way is not None and self.under_way.number != number:
             self._held.clear()
 
-    @property
-    def seed(self) -> int:
-        """Of the order of samples, as agreed."""
-        return self._seed
-
     def begin_batch(self) -> None:
         """Training begins on the batch that was handed out first."""
         if self._held:
-            self._held.popleft()[0].num_begun += 1
+            epoch, _ = self._held.popleft()
+            epoch.num_begun += 1
 
     def state(self) -> EpochState | None:
-        """What remains for everybody, as the first learner knows it; elsewhere none."""
-        pool, current = self._pool, self.under_way
-        if pool is None or current is None or not self._begun:
+        """What remains of the epoch, in one learner; all learners of the job come."""
+        pool, current = self._pool(), self.under_way
+        if self._is_closed or pool is None or current is None:
             return self._last
-        own = as_ranges(n for epoch, n in self._held if epoch is current)
-        remaining = current.portions.positions(union(pool.remaining(), own))
-        order, seed = current.epoch.order, current.terms.seed
-        return EpochState(current.number, seed, len(order), remaining)
+        held = as_ranges(number for epoch, number in self._held if epoch is current)
+        remaining = pool.remaining(held)
+        return None if remaining is None else current.state(remaining)
 
     def __iter__(self) -> Iterator[list[int]]:
-        return _Handing(self, [self._samples(*held) for held in self._held])
+        if (pool := self._pool()) is not None and not self._is_closed:
+            self._current(pool)
+        learner = self._index.learner
+        return _Handing(self, [epoch.samples(n, learner) for epoch, n in self._held])
 
     def draw(self) -> list[int] | None:
         """The samples of one batch more; none at the end of the epoch, or for now."""
-        if not self._begun:
+        pool = self._pool()
+        if pool is None or self._is_closed:
             return None
-        current = self.under_way
-        if current is None or current.number != self.epoch:
-            current = self.under_way = self._begin_epoch(self.epoch)
-        number, current.num_seen_claimed = self._claim()
+        current = self._current(pool)
+        if current.last_claim.is_last:
+            return None
+        current.last_claim = self._claim(pool)
+        number = current.last_claim.number
         if number is None:
             return None
         self._held.append((current, number))
-        return self._samples(current, number)
+        return current.samples(number, self._index.learner)
 
     # --- private
 
-    def _samples(self, epoch: IslandEpoch, number: int) -> list[int]:
-        return epoch.samples(number, self._place.learner)
+    def _current(self, pool: Pool) -> EpochUnderWay:
+        if self.under_way is None or self.under_way.number != self.epoch:
+            self.under_way = self._begin_epoch(pool, self.epoch)
+        return self.under_way
 
-    def _claim(self) -> tuple[int | None, int]:
-        waits = len(self._held) <= self._most_held
+    def _claim(self, pool: Pool) -> Claim:
+        num_held = len(self._held)
+        waits = num_held <= self._most_held
+        words = self._broadcast.share(lambda: json.dumps(pool.next(num_held, waits)))
+        return Claim(*json.loads(words))
 
-        def claim() -> str:
-            assert self._pool is not None
-            return json.dumps([self._pool.next(waits), self._pool.num_claimed])
-
-        number, num_claimed = json.loads(self._word(claim))
-        return number, num_claimed
-
-    def _begin_epoch(self, number: int) -> IslandEpoch:
+    def _begin_epoch(self, pool: Pool, number: int) -> EpochUnderWay:
         drawn: dict[int, Epoch] = {}
 
         def draw(seed: int) -> Epoch:
@@ -183,32 +237,36 @@ class IslandBatches:
             return drawn[seed]
 
         def agree() -> str:
-            assert self._pool is not None
-            own = draw(self._seed)
+            own = draw(self.seed)
             base = remaining_of(own, number, self._loaded)
-            agreed = self._pool.open(
+            agreed = pool.open(
                 number,
-                Terms(self._seed, base, own.fingerprint()),
+                Terms(self.seed, base, own.fingerprint()),
                 lambda terms: len(self._cut(draw(terms.seed), terms)),
                 lambda: self._num_finished(number),
             )
             return json.dumps(agreed)
 
-        terms = Terms.from_row(json.loads(self._word(agree)))
-        self._seed, epoch = terms.seed, draw(terms.seed)
-        return IslandEpoch(number, epoch, self._cut(epoch, terms), terms)
+        terms = Terms.from_row(json.loads(self._broadcast.share(agree)))
+        self.seed, epoch = terms.seed, draw(terms.seed)
+        live = pool if self._index.super_learner_size == 1 else None
+        return EpochUnderWay(number, terms, epoch, self._cut(epoch, terms), live)
 
-    def _cut(self, epoch: Epoch, terms: Terms) -> Portions:
+    def _cut(self, epoch: Epoch, terms: Terms) -> WorkUnits:
         if epoch.fingerprint() != terms.fingerprint:
             raise ValueError(
                 "`work_sharing` needs the same samples in the same order in all "
-                f"islands, got {epoch.fingerprint()} (checksum) here and "
-                f"{terms.fingerprint} in others: give every island the whole data set, "
-                "and samplers that draw from torch's or Python's common generators"
+                f"learners, got {epoch.fingerprint()} (checksum) here and "
+                f"{terms.fingerprint} in others: give every learner the whole data "
+                "set, and samplers that draw from torch's or Python's common generators"
             )
-        size = self._place.super_learner_size
-        drop_last = bool(getattr(self._batches, "drop_last", False))
-        return Portions(terms.base, epoch, 1, size, drop_last)
+        return WorkUnits(
+            terms.base,
+            epoch,
+            self._index.num_super_learners,
+            self._index.super_learner_size,
+            drop_last=bool(getattr(self._batches, "drop_last", False)),
+        )
 
     def _num_finished(self, number: int) -> int:
         """Called by the thread of the pool too: never more than is so."""
@@ -218,15 +276,11 @@ class IslandBatches:
         num_begun = current.num_begun  # before it is asked whether that one has ended
         return num_begun - self._is_training()
 
-    def _word(self, speak: Callable[[], str]) -> str:
-        self._num_words += 1
-        return self._relay.word(f"pool/{self._num_words}", speak)
-
 
 class _Handing(Iterator[list[int]]):
-    """Goes on after an end that was one for now."""
+    """Goes on after an end that was one for the present."""
 
-    def __init__(self, batches: IslandBatches, held: list[list[int]]) -> None:
+    def __init__(self, batches: SharedBatches, held: list[list[int]]) -> None:
         self._batches, self._held = batches, deque(held)
 
     @override

@@ -1,6 +1,6 @@
-"""What one island has of one epoch: what it holds, has finished, and would claim next.
+"""A lease on work units: what one island holds, has finished, and would claim next.
 
-It computes, from the ledger that it finds, the one that should be there (`ledger`). It
+From the ledger that it finds it computes the one that should be there (`ledger`). It
 has no thread and communicates nothing.
 """
 
@@ -8,21 +8,22 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lightning_adpsgd.islands.ledger import (
-    Ledger,
-    OtherTerms,
+from lightning_adpsgd.islands.ledger import Ledger, OtherTerms
+from lightning_adpsgd.ranges import (
+    Ranges,
     as_ranges,
     common,
+    count,
     numbers,
     union,
+    without,
 )
-from lightning_adpsgd.portions import Ranges, count, without
-from lightning_adpsgd.sampling import Pace
+from lightning_adpsgd.sampling import ClaimRate
 
 _AHEAD = 2
-# Of an epoch for each island, where each goes on alone.
+# Stretches of an epoch for each island that goes on alone.
 _STRETCHES = 16
-# Portions left for each island, below which the end of the epoch is near.
+# Units left for each island, below which the end of the epoch is near.
 _NEAR = 8
 
 
@@ -30,11 +31,11 @@ class Plan(NamedTuple):
     """What a look at the ledger leads to.
 
     Attributes:
-        ledger: That should be there.
-        claimed: What this island gets by it.
-        lost: Of what it had claimed ahead, what others have.
-        twice: What it trains on, or has, though others had it.
-        num_finished: So many of its finished portions are written down.
+        ledger: ledger that should be there.
+        claimed: units that this island gets by it.
+        lost: units claimed ahead that others have.
+        twice: units that this island trains on, or has, though others had them.
+        num_finished: finished units of this island that it writes down.
     """
 
     ledger: Ledger
@@ -44,25 +45,25 @@ class Plan(NamedTuple):
     num_finished: int
 
 
-class Holding:
+class Lease:
     """What this island has of one epoch; every use is under the lock of its pool.
 
     Args:
-        number: Of the epoch.
-        ledger: As it begins, should nobody have another.
-        name: Of this island.
-        pace: Of its claims.
-        num_finished: How many of those handed out it has trained on to the end.
+        number: number of the epoch.
+        ledger: ledger as the epoch begins, if no other island has another.
+        name: name of this island.
+        rate: rate of its claims.
+        num_finished: function that gives how many of the units handed out are finished.
 
     Attributes:
-        ledger: As last known.
-        num_portions: Of the epoch.
-        out: Claimed and handed out, in the order of training, not finished.
-        ahead: Claimed and not handed out.
-        is_fresh: Whether it may still take over any ledger that it finds.
-        consults: Whether the training thread waits for more.
-        has_ended: Whether it has been told that there is no more.
-        is_leaving: Whether this island ends altogether.
+        ledger: ledger as last known.
+        num_units: units of the epoch.
+        out: units claimed and handed out, in the order of training, not finished.
+        ahead: units claimed and not handed out.
+        is_fresh: whether it may still take over any ledger that it finds.
+        is_awaited: whether the training thread waits for more.
+        has_ended: whether it has been told that there is no more.
+        is_leaving: whether this island ends altogether.
     """
 
     def __init__(
@@ -70,45 +71,45 @@ class Holding:
         number: int,
         ledger: Ledger,
         name: str,
-        pace: Pace,
+        rate: ClaimRate,
         num_finished: Callable[[], int],
     ) -> None:
-        self.number, self.ledger, self._name, self._pace = number, ledger, name, pace
-        self.num_portions = count(ledger.left)
+        self.number, self.ledger, self._name, self._rate = number, ledger, name, rate
+        self.num_units = count(ledger.left)
         self.out, self.ahead = deque[int](), deque[int]()
-        self.is_fresh, self.consults, self.has_ended = True, False, False
+        self.is_fresh, self.is_awaited, self.has_ended = True, False, False
         self.is_leaving = False
         self._finished: list[int] = []
         self._num_finished, self._num_noted = num_finished, 0
         self._told_twice = set[int]()
         self._share: Ranges | None = None
-        pace.start_epoch()
+        rate.start_epoch()
 
     @property
     def num_claimed(self) -> int:
-        """Portions that anybody has claimed, as far as is known."""
-        return self.num_portions - count(self.ledger.left)
+        """Units that islands have claimed, as far as is known."""
+        return self.num_units - count(self.ledger.left)
 
     @property
     def is_near_its_end(self) -> bool:
-        """Whether what one takes alone may soon be taken by others."""
+        """Whether other islands may soon take what this one takes alone."""
         return count(self.ledger.left) <= _NEAR * max(1, len(self.ledger.held))
 
-    # --- the training thread's
+    # --- used by the training thread
 
     def hand_out(self) -> int:
-        """The first of those that were claimed ahead."""
+        """The first unit of those claimed ahead."""
         number = self.ahead.popleft()
         self.out.append(number)
-        self._pace.note(self.num_claimed)
+        self._rate.note(self.num_claimed)
         return number
 
     def take_alone(self, place: int, num: int) -> int | None:
-        """The last that is left of the own share, where nobody can be asked.
+        """The last unit left of this island's share, while no island can be asked.
 
         Args:
-            place: Of this island among those on the roll.
-            num: Of those on the roll.
+            place: place of this island among the members.
+            num: number of members.
         """
         if self._share is None:
             self._share = common(self.ledger.left, self._stretches(place, num))
@@ -123,58 +124,58 @@ class Holding:
         return number
 
     def _stretches(self, place: int, num: int) -> Ranges:
-        """A share of all portions; of whom each is does not depend on what is left."""
-        end = self.num_portions
+        """A share of all units, which does not depend on what is left."""
+        end = self.num_units
         length = max(1, -(-end // (_STRETCHES * num)))
         begins = range(place * length, end, num * length)
         return union(tuple((begin, min(begin + length, end)) for begin in begins))
 
     def close(self, leaves: bool) -> None:
-        """What was not trained on goes back."""
+        """Gives back what was not trained on."""
         self._note_finished()
         self._give_back(self.ahead)
         self._give_back(self.out)
-        self.has_ended, self.is_leaving, self.consults = True, leaves, False
+        self.has_ended, self.is_leaving, self.is_awaited = True, leaves, False
 
-    # --- the pool's thread's
+    # --- used by the thread of the pool
 
     def plan(self, found: Ledger, gone: set[str]) -> Plan:
         """What should take the place of the ledger that was found.
 
         Args:
-            found: In the rendezvous.
-            gone: Who has a part in it, and is not there any more.
+            found: ledger in the rendezvous.
+            gone: islands that have a part in it, and have left or died.
 
         Raises:
-            OtherTerms: It is of other samples.
+            OtherTerms: The ledger is about other samples.
         """
         name = self._name
         self._note_finished()
-        if found.anybody_waits(name) and not self.consults:
+        if found.another_waits(name) and not self.is_awaited:
             self._give_back(self.ahead)
         ahead, finished = as_ranges(self.ahead), as_ranges(self._finished)
         holds = union(as_ranges(self.out), ahead)
         if found.life != self.ledger.life and not self.is_fresh:
             found = found.joined(self.ledger, name, union(holds, finished))
         ledger, twice = found.report(name, holds, finished)
-        lost, claimed = common(ahead, twice), list[int]()
+        lost, claimed = common(ahead, twice), ()
         ledger = ledger.without_names(gone | ({name} if self.is_leaving else set()))
         if ledger.is_settled and not self.has_ended:
             ledger, claimed = ledger.claim(name, self._wanted(ledger, lost))
         if not self.is_leaving:
-            rests = self.consults and not (claimed or without(ahead, lost))
+            rests = self.is_awaited and not (claimed or without(ahead, lost))
             ledger = ledger.rest(name, rests or self.has_ended)
         twice = without(twice, ahead)
-        return Plan(ledger, claimed, lost, twice, len(self._finished))
+        return Plan(ledger, numbers(claimed), lost, twice, len(self._finished))
 
     def apply(self, plan: Plan) -> int:
         """Takes note that a plan has been carried out.
 
         Returns:
-            How many portions are found only now to be trained on twice.
+            How many units are newly found to be trained on twice.
 
         Raises:
-            OtherTerms: It is of other samples.
+            OtherTerms: The ledger is about other samples.
         """
         if plan.ledger.terms != self.ledger.terms and not self.is_fresh:
             raise OtherTerms("the answer came after the epoch had begun without it")
@@ -192,22 +193,22 @@ class Holding:
             self._finished.append(self.out.popleft())
             self._num_noted += 1
 
-    def _give_back(self, portions: deque[int]) -> None:
-        """As if they had never been claimed: the next report says so."""
-        back = as_ranges(portions)
+    def _give_back(self, units: deque[int]) -> None:
+        """Forgets that they were claimed: the next report says so."""
+        back = as_ranges(units)
         held = {**self.ledger.held}
         held[self._name] = without(held.get(self._name, ()), back)
         left = union(self.ledger.left, back)
         self.ledger = self.ledger._replace(left=left, held=held)
-        portions.clear()
+        units.clear()
 
     def _wanted(self, ledger: Ledger, lost: Ranges) -> int:
         num_ahead = len(self.ahead) - count(lost)
-        slow = self._pace.others_end_first(
-            self.num_portions, len(ledger.held), len(self.out) + num_ahead
+        slow = self._rate.others_end_first(
+            self.num_units, len(ledger.held), len(self.out) + num_ahead
         )
-        # Whoever would be the last to leave the rest to others stays.
+        # The one that would be the last to leave the rest to others stays.
         if slow and not ledger.others_rest(self._name):
             return 0
-        needs = int(self.consults and not num_ahead)
-        return needs if ledger.anybody_waits(self._name) else _AHEAD - num_ahead
+        needs = int(self.is_awaited and not num_ahead)
+        return needs if ledger.another_waits(self._name) else _AHEAD - num_ahead

@@ -1,17 +1,17 @@
-"""One pool of batches for all islands: a ledger for each epoch, in the rendezvous.
+"""One pool of work units for all islands: a ledger for each epoch, in the rendezvous.
 
 A thread of its own keeps this island's part of the ledger (`ledger`) and claims ahead
 of need; the training thread takes what is there.
 
-An epoch ends when nothing is left and everybody has asked in vain for more: until then
-what a dead island held may come back. So the training thread waits once in an epoch,
-with one batch still in hand, for those who have not come as far. It waits for no dead
-one (the roll tells), for no rendezvous, and not for ever.
+An epoch ends when nothing is left and every island has asked for more in vain. Until
+then, what a dead island held may come back. So the training thread waits once in an
+epoch, with one batch still in hand, for the islands that have not come as far. It does
+not wait for a dead island (the member list tells), for the rendezvous, or for ever.
 
-Where the rendezvous cannot be reached, an island goes on alone: the epoch is cut into
-stretches, which belong to the islands on the roll in turn, and of what it knows to be
-left it takes its own from the end backwards, while those who have the pool take from
-the beginning. Once it is back, each tells what it has done.
+While the rendezvous cannot be reached, an island goes on alone. The epoch is cut into
+stretches, which belong to the members in turn. Of the units that it knows to be left
+the island takes its own, from the end backwards, while those that have the pool take
+from the beginning. Once the rendezvous is back, each island tells what it has done.
 """
 
 import logging
@@ -24,17 +24,12 @@ from dataclasses import dataclass
 from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.islands.following import Members
-from lightning_adpsgd.islands.holding import Holding, Plan
-from lightning_adpsgd.islands.ledger import (
-    Ledger,
-    OtherTerms,
-    Terms,
-    as_ranges,
-    union,
-)
+from lightning_adpsgd.islands.holding import Lease, Plan
+from lightning_adpsgd.islands.ledger import Ledger, OtherTerms
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAway
-from lightning_adpsgd.portions import Ranges
-from lightning_adpsgd.sampling import Pace
+from lightning_adpsgd.portions import Terms
+from lightning_adpsgd.ranges import Ranges, as_ranges, union
+from lightning_adpsgd.sampling import Claim, ClaimRate
 
 _log = logging.getLogger(__name__)
 
@@ -42,18 +37,19 @@ _TRIES = 200
 
 
 @dataclass(frozen=True)
-class Times:
+class PoolTimeouts:
     """For how long the pool waits, and for what.
 
     Args:
-        look_s: Between two looks at the ledger without need.
-        wait_s: Between two looks while the training thread waits for something.
-        answer_s: Without an answer of the rendezvous, after which the training goes on
-            alone.
-        end_s: The same near the end of an epoch, where what it takes alone is soon
-            taken by others too; and for one whom nobody has seen on the roll.
-        start_s: At the first epoch, for the ledger that the others have.
-        slowest_s: For those who do not come to the end of an epoch though they live.
+        look_s: seconds between two looks at the ledger without need.
+        wait_s: seconds between two looks while the training thread waits.
+        answer_s: seconds without an answer of the rendezvous, after which the training
+            goes on alone.
+        end_s: the same near the end of an epoch, where others soon take what this
+            island takes alone; also for an island never seen among the members.
+        start_s: seconds to wait, at the first epoch, for the ledger of other islands.
+        slowest_s: seconds to wait for islands that live and do not come to the end of
+            an epoch.
     """
 
     look_s: float = 0.5
@@ -64,24 +60,24 @@ class Times:
     slowest_s: float = 300.0
 
 
-_TIMES = Times()
+_DEFAULT = PoolTimeouts()
 
 
 class IslandPool:
-    """This island's part in the pool; of the first learner of the island alone.
+    """This island's part in the pool; its first learner uses it, the others cannot.
 
-    Everything below `_state` is shared by the training thread and the thread of the
-    pool, which alone uses the rendezvous.
+    The training thread and the thread of the pool share everything below `_state`. The
+    thread alone uses the rendezvous.
 
     Args:
-        rendezvous: Used by the thread alone.
-        members: The roll.
-        raise_if_failed: Called while the training thread waits.
-        times: For how long to wait.
+        rendezvous: rendezvous of all islands.
+        members: member list as this island knows it.
+        raise_if_failed: function that is called while the training thread waits.
+        times: durations of waiting.
 
     Attributes:
-        num_twice: Portions that this island has trained on though another had, too.
-        away: Why the pool cannot be reached at present; empty if it can.
+        num_twice: units that this island has trained on though another had, too.
+        away: reason why the pool cannot be reached at present; empty if it can.
     """
 
     def __init__(
@@ -89,13 +85,13 @@ class IslandPool:
         rendezvous: Rendezvous,
         members: Members,
         raise_if_failed: Callable[[], None],
-        times: Times = _TIMES,
+        times: PoolTimeouts = _DEFAULT,
     ) -> None:
         self._rendezvous, self._members, self._times = rendezvous, members, times
-        self._raise_if_failed, self._pace = raise_if_failed, Pace()
+        self._raise_if_failed, self._rate = raise_if_failed, ClaimRate()
         self._state = threading.Condition()
-        self._holding: Holding | None = None
-        self._closed: list[Holding] = []
+        self._lease: Lease | None = None
+        self._closed: list[Lease] = []
         self._asked, self._ending = False, False
         self._is_alone, self._told_alone = False, False
         self._last_turn = 0.0
@@ -108,89 +104,73 @@ class IslandPool:
 
     @property
     def name(self) -> str:
-        """Of this island in the ledger: its incarnation."""
+        """Name of this island in the ledger: its incarnation."""
         return self._members.member.incarnation
 
-    # --- the training thread's
+    # --- used by the training thread
 
     def start(self) -> None:
-        """Begins to look; the island is on the roll."""
+        """Begins to look; the island is a member."""
         self._thread.start()
 
     def open(
         self,
         number: int,
         terms: Terms,
-        num_portions: Callable[[Terms], int],
+        num_units: Callable[[Terms], int],
         num_finished: Callable[[], int],
     ) -> Terms:
-        """Begins an epoch, and ends the one before.
-
-        Args:
-            number: Of the epoch.
-            terms: That this island would have.
-            num_portions: Of the epoch on any terms.
-            num_finished: How many portions were trained on to the end.
-
-        Returns:
-            The terms that all have.
-        """
-        ledger = Ledger(uuid.uuid4().hex, terms, _all(num_portions(terms)))
-        is_first = self._holding is None
+        """Begins an epoch; see `SharedBatches`."""
+        ledger = Ledger(uuid.uuid4().hex, terms, _all(num_units(terms)))
+        is_first = self._lease is None
         with self._state:
             self._close(leaves=False)
-            holding = Holding(number, ledger, self.name, self._pace, num_finished)
-            self._holding = holding
+            lease = Lease(number, ledger, self.name, self._rate, num_finished)
+            self._lease = lease
             self._ask()
         limit = self._times.start_s if is_first else self._times.end_s
-        self._wait(lambda: not holding.is_fresh or (self.away and not is_first), limit)
+        self._wait(lambda: not lease.is_fresh or (self.away and not is_first), limit)
         with self._state:
-            holding.is_fresh = False
-            agreed = holding.ledger.terms
-        holding.num_portions = num_portions(agreed)
+            lease.is_fresh = False
+            agreed = lease.ledger.terms
+        lease.num_units = num_units(agreed)
         return agreed
 
-    def next(self, waits: bool) -> int | None:
-        """The next portion to train on.
-
-        Args:
-            waits: Whether to wait, at the end of an epoch, until nothing can come back;
-                to be asked by who has but one batch in hand.
-
-        Returns:
-            None at the end of the epoch, or, of those who do not wait, for now.
-        """
-        holding, begin = self._current, time.monotonic()
+    def next(self, num_held: int, waits: bool) -> Claim:
+        """The next unit; see `SharedBatches`."""
+        lease, begin = self._current, time.monotonic()
         with self._state:
-            holding.consults, self._is_alone = waits, False
+            lease.is_awaited, self._is_alone = waits, False
             self._ask()
             try:
                 self._wait(
-                    lambda: self._has_answer(holding, waits, begin),
+                    lambda: self._has_answer(lease, waits, begin),
                     self._times.slowest_s,
                 )
                 # Under the lock still, or what is ahead might be given back.
-                return self._answer(holding, waits)
+                number = self._answer(lease, waits)
             finally:
-                holding.consults = False
+                lease.is_awaited = False
+        return Claim(number, lease.num_claimed, lease.has_ended)
 
-    def remaining(self) -> Ranges:
-        """Portions that are not finished, but for those that are handed out here."""
+    def remaining(self, held: Ranges) -> Ranges | None:
+        """Units that are not finished; see `SharedBatches`."""
         with self._state:
-            holding = self._current
-            others = holding.ledger.of_others(self.name).values()
-            return union(holding.ledger.left, *others, as_ranges(holding.ahead))
+            if (lease := self._lease) is None:
+                return None
+            others = lease.ledger.of_others(self.name).values()
+            return union(lease.ledger.left, *others, as_ranges(lease.ahead), held)
 
     @property
     def num_claimed(self) -> int:
-        """Portions of the epoch that anybody has claimed, as far as is known."""
-        return self._current.num_claimed
+        """Units of the epoch that islands have claimed, as far as is known."""
+        return self._lease.num_claimed if self._lease is not None else 0
 
     def leave(self, seconds: float) -> None:
         """Gives back what was not trained on, and ends the thread; once or twice.
 
         Args:
-            seconds: To wait for it.
+            seconds: seconds to wait for the thread.
         """
         with self._state:
             self._close(leaves=True)
@@ -200,16 +180,16 @@ class IslandPool:
             self._thread.join(seconds)
 
     @property
-    def _current(self) -> Holding:
-        assert self._holding is not None
-        return self._holding
+    def _current(self) -> Lease:
+        assert self._lease is not None
+        return self._lease
 
     def _close(self, leaves: bool) -> None:
-        if self._holding is not None:
-            self._holding.close(leaves)
-            # One before it that is not reported yet will not be any more.
-            self._closed = [self._holding]
-        self._holding = None
+        if self._lease is not None:
+            self._lease.close(leaves)
+            # An earlier one that is not reported yet never will be.
+            self._closed = [self._lease]
+        self._lease = None
 
     def _ask(self) -> None:
         self._asked = True
@@ -222,30 +202,30 @@ class IslandPool:
                 self._state.wait(self._times.wait_s)
                 self._raise_if_failed()
 
-    def _has_answer(self, holding: Holding, waits: bool, begin: float) -> bool:
-        ledger = holding.ledger
-        if holding.ahead or ledger.is_over:
+    def _has_answer(self, lease: Lease, waits: bool, begin: float) -> bool:
+        ledger = lease.ledger
+        if lease.ahead or ledger.is_over:
             return True
         if not waits and (not ledger.left or self._last_turn > begin):
-            return True  # nothing is to be had, or it was left to others
-        self._is_alone = bool(self.away) or self._hears_nothing(holding, begin)
+            return True  # nothing is left, or it was left to others
+        self._is_alone = bool(self.away) or self._hears_nothing(lease, begin)
         return self._is_alone
 
-    def _hears_nothing(self, holding: Holding, begin: float) -> bool:
+    def _hears_nothing(self, lease: Lease, begin: float) -> bool:
         silent_s = time.monotonic() - max(begin, self._last_turn)
-        near, times = holding.is_near_its_end, self._times
+        near, times = lease.is_near_its_end, self._times
         return silent_s > (times.end_s if near else times.answer_s)
 
-    def _answer(self, holding: Holding, waits: bool) -> int | None:
+    def _answer(self, lease: Lease, waits: bool) -> int | None:
         number: int | None = None
-        if holding.ahead:
-            number = holding.hand_out()
+        if lease.ahead:
+            number = lease.hand_out()
         elif self._is_alone:
             self._say_it_is_alone()
-            number = holding.take_alone(*self._place())
-        elif waits and not holding.ledger.is_over:
-            self._say_who_did_not_come(holding)
-        holding.has_ended = waits and number is None
+            number = lease.take_alone(*self._place())
+        elif waits and not lease.ledger.is_over:
+            self._say_who_did_not_come(lease)
+        lease.has_ended = waits and number is None
         self._ask()
         return number
 
@@ -263,18 +243,18 @@ class IslandPool:
             )
         self._told_alone = True
 
-    def _say_who_did_not_come(self, holding: Holding) -> None:
-        ledger = holding.ledger
+    def _say_who_did_not_come(self, lease: Lease) -> None:
+        ledger = lease.ledger
         late = [name for name in ledger.held if name not in ledger.resting]
         _log.warning(
             "epoch %d ends here without super-learners %s, which hold batches of it "
             "and have not come to its end for %g s",
-            holding.number,
+            lease.number,
             late,
             self._times.slowest_s,
         )
 
-    # --- the thread
+    # --- used by the thread
 
     def _work(self) -> None:
         while True:
@@ -289,8 +269,8 @@ class IslandPool:
         self._rendezvous.close()
 
     def _pause(self) -> float:
-        """Until the next look, if nobody asks for one."""
-        waits = self._holding is not None and self._holding.consults
+        """Seconds until the next look, if none is asked for."""
+        waits = self._lease is not None and self._lease.is_awaited
         return self._times.wait_s if waits else self._times.look_s
 
     def _take_turn(self) -> None:
@@ -304,22 +284,22 @@ class IslandPool:
             self._store, self._written = store, set()
         if not self._members.is_in and not self._ending:
             return
-        for holding in self._closed:
-            self._update(store, holding)
+        for lease in self._closed:
+            self._update(store, lease)
             with self._state:
-                self._closed = [one for one in self._closed if one is not holding]
-            store.delete_key(_key(holding.number - 2))
-        if (holding := self._holding) is not None:
-            self._update(store, holding)
-            self._note_presence(holding)
+                self._closed = [one for one in self._closed if one is not lease]
+            store.delete_key(_key(lease.number - 2))
+        if (lease := self._lease) is not None:
+            self._update(store, lease)
+            self._note_presence(lease)
 
-    def _update(self, store: Store, holding: Holding) -> None:
-        key = _key(holding.number)
-        text = self._stored(store, key, holding)
+    def _update(self, store: Store, lease: Lease) -> None:
+        key = _key(lease.number)
+        text = self._stored(store, key, lease)
         for _ in range(_TRIES):
             found = _parsed(text)
             with self._state:
-                plan = holding.plan(found, self._gone(found))
+                plan = lease.plan(found, self._gone(found))
             wanted = plan.ledger.to_json()
             if wanted != text:
                 stored = store.compare_set(key, text, wanted).decode()
@@ -328,40 +308,40 @@ class IslandPool:
                 if stored != wanted:
                     text = stored
                     continue
-            self._applied(holding, plan)
+            self._applied(lease, plan)
             return
         raise RendezvousAway(f"the pool changed under {_TRIES} changes of ours")
 
-    def _stored(self, store: Store, key: str, holding: Holding) -> str:
-        if holding.number in self._written:
+    def _stored(self, store: Store, key: str, lease: Lease) -> str:
+        if lease.number in self._written:
             # This one has a time limit of its own, also where the link is cut.
             return store.multi_get([key])[0].decode()
         with self._state:
-            known = holding.ledger.begun_anew(self.name, uuid.uuid4().hex)
+            known = lease.ledger.begun_anew(self.name, uuid.uuid4().hex)
         text = store.compare_set(key, "", known.to_json()).decode()
-        self._written.add(holding.number)
+        self._written.add(lease.number)
         return text
 
-    def _applied(self, holding: Holding, plan: Plan) -> None:
+    def _applied(self, lease: Lease, plan: Plan) -> None:
         with self._state:
-            num_twice = holding.apply(plan)
+            num_twice = lease.apply(plan)
             self.num_twice += num_twice
             self._state.notify_all()
         if num_twice:
             _log.warning(
                 "%d batches of epoch %d were trained on by another super-learner too",
                 num_twice,
-                holding.number,
+                lease.number,
             )
 
     def _gone(self, ledger: Ledger) -> set[str]:
-        """Who has a part in it and is on the roll no more."""
+        """Islands that have a part in it and are no members any more."""
         live = {m.incarnation for m in self._members.roll.members.values()}
         self._seen |= live
         absent, now = ledger.names - live - {self.name}, time.monotonic()
         since = {name: self._absent_since.get(name, now) for name in absent}
         self._absent_since = since
-        # One that was never seen may be newer than the roll that is known here.
+        # One that was never seen may be newer than the member list known here.
         late = self._times.end_s
         return {n for n in absent if n in self._seen or now - since[n] > late}
 
@@ -369,12 +349,12 @@ class IslandPool:
         with self._state:
             self.away = reason
             self._state.notify_all()
-            # Nobody is in a hurry to hear the same once more.
+            # There is no hurry to hear the same once more.
             self._state.wait_for(lambda: self._ending, self._times.look_s)
 
-    def _note_presence(self, holding: Holding) -> None:
+    def _note_presence(self, lease: Lease) -> None:
         with self._state:
-            if holding.ledger.is_settled:
+            if lease.ledger.is_settled:
                 self._last_turn, self.away = time.monotonic(), ""
                 told, self._told_alone = self._told_alone, False
                 self._state.notify_all()
@@ -385,7 +365,7 @@ class IslandPool:
 
 
 def _key(epoch: int) -> str:
-    """Of the ledger of an epoch, in the store of the job."""
+    """Key of the ledger of an epoch, in the store of the job."""
     return f"pool/{epoch}"
 
 

@@ -20,7 +20,7 @@ from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.exchange import Position
 from lightning_adpsgd.job import Job, set_up_job
-from lightning_adpsgd.sampling import Place
+from lightning_adpsgd.sampling import LearnerIndex
 from lightning_adpsgd.trainer.clocks import follow_clocks
 from lightning_adpsgd.trainer.overrides import Overrides
 from lightning_adpsgd.trainer.pruning import prune_together
@@ -169,8 +169,9 @@ def set_up_run(
     sharing = None
     if shares_work(trainer, dials):
         super_learner, learner = divmod(trainer.global_rank, size)
-        place = Place(super_learner, trainer.world_size // size, learner, size)
-        sharing = WorkSharing(trainer, job, place, resumed.epoch, dials.islands)
+        num_super_learners = trainer.world_size // size
+        index = LearnerIndex(super_learner, num_super_learners, learner, size)
+        sharing = WorkSharing(trainer, job, index, resumed.epoch, dials.islands)
     return TrainingRun(trainer, job, dials, size, sharing)
 
 

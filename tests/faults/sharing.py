@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy, work_sharing
-from lightning_adpsgd.islands.pool import IslandPool, Times
+from lightning_adpsgd.islands.pool import IslandPool, PoolTimeouts
 from tests.faults.world import World, of_torchrun
 from tests.learners import Rows
 
-PATIENT = Times(answer_s=60.0, end_s=60.0, start_s=60.0)
+PATIENT = PoolTimeouts(answer_s=60.0, end_s=60.0, start_s=60.0)
 """For tests that count: a machine that stalls is no rendezvous that is away."""
 
 
@@ -71,7 +71,7 @@ class Diary(pl.Callback):
 
 
 def share(
-    url: str, folder: str, name: str, settings: dict[str, Any], times: Times
+    url: str, folder: str, name: str, settings: dict[str, Any], times: PoolTimeouts
 ) -> None:
     """Trains; `settings` are those of `SharingWorld.share`."""
     place, options = Path(folder), dict(settings)
@@ -104,14 +104,14 @@ def share(
 class SharingWorld(World):
     """Islands that share one pool."""
 
-    def share(self, name: str, times: Times = PATIENT, **settings: Any) -> None:
+    def share(self, name: str, times: PoolTimeouts = PATIENT, **settings: Any) -> None:
         """Starts an island.
 
         Args:
-            name: Of its diary.
-            times: Of its pool.
+            name: name of its diary.
+            times: durations of waiting of its pool.
             settings: `rows` of the data set, seconds of a step `step_s`, `learners`,
-                workers that `read`; the rest is the Trainer's.
+                workers that `read`; the rest goes to the Trainer.
         """
         self._processes[name] = []
         variables = of_torchrun(settings.get("learners", 1))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightning_adpsgd.islands.pool import Times
+from lightning_adpsgd.islands.pool import PoolTimeouts
 from tests.faults.sharing import SharingWorld
 from tests.faults.world import until
 
@@ -107,7 +107,7 @@ def test_without_a_rendezvous_islands_share_what_is_left(tmp_path: Path) -> None
 
 def test_a_rendezvous_that_hangs_does_not_stop_the_training(tmp_path: Path) -> None:
     with sharing(tmp_path) as islands:
-        all_begin(islands, "ab", times=Times(), rows=1200)
+        all_begin(islands, "ab", times=PoolTimeouts(), rows=1200)
         islands.signal("rendezvous", signal.SIGSTOP)
         for name in "ab":
             has_begun(islands, name, len(islands.rows(name)) + 40)

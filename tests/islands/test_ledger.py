@@ -1,4 +1,4 @@
-"""Every portion is trained on, once, whatever islands and their rendezvous do."""
+"""Every unit is trained on, once, whatever islands and their rendezvous do."""
 
 from collections import Counter
 from typing import Any
@@ -7,31 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_adpsgd.islands.holding import Holding
-from lightning_adpsgd.islands.ledger import (
-    Ledger,
-    OtherTerms,
-    Terms,
-    as_ranges,
-    common,
-    numbers,
-    union,
-)
-from lightning_adpsgd.portions import Ranges, without
-from lightning_adpsgd.sampling import Pace
+from lightning_adpsgd.islands.holding import Lease
+from lightning_adpsgd.islands.ledger import Ledger, OtherTerms
+from lightning_adpsgd.portions import Terms
+from lightning_adpsgd.ranges import Ranges, as_ranges, numbers
+from lightning_adpsgd.sampling import ClaimRate
 
 TERMS = Terms(3, ((0, 100),), "100 samples")
 SETS = st.sets(st.integers(0, 20))
-
-
-@given(one=SETS, other=SETS)
-def test_ranges_are_sets_of_positions(one: set[int], other: set[int]) -> None:
-    a, b = as_ranges(one), as_ranges(other)
-    assert numbers(a) == sorted(one)
-    assert numbers(union(a, b)) == sorted(one | other)
-    assert numbers(common(a, b)) == sorted(one & other)
-    assert numbers(without(a, b)) == sorted(one - other)
-    assert union(a) == a
 
 
 HOLDINGS = st.dictionaries(st.text(max_size=4), SETS.map(as_ranges), max_size=3)
@@ -68,44 +51,44 @@ class Sailor:
         self.name, self._sea = name, sea
         self.trained: list[int] = []
         self.has_ended, self._in_hand = False, list[int]()
-        ledger = Ledger(f"alone {name}", TERMS, ((0, sea.num_portions),))
-        self.holding = Holding(0, ledger, name, Pace(), lambda: len(self.trained))
+        ledger = Ledger(f"alone {name}", TERMS, ((0, sea.num_units),))
+        self.lease = Lease(0, ledger, name, ClaimRate(), lambda: len(self.trained))
 
     def look(self) -> None:
         """One turn of the thread of its pool."""
         key_is_gone = self._sea.text == ""
         if key_is_gone:
-            begun = self.holding.ledger.begun_anew(self.name, self._sea.new_life())
+            begun = self.lease.ledger.begun_anew(self.name, self._sea.new_life())
             self._sea.text = begun.to_json()
         found = Ledger.from_json(self._sea.text)
-        plan = self.holding.plan(found, found.names - set(self._sea.live))
+        plan = self.lease.plan(found, found.names - set(self._sea.live))
         self._sea.text = plan.ledger.to_json()
-        self._sea.num_twice += self.holding.apply(plan)
+        self._sea.num_twice += self.lease.apply(plan)
 
     def ask(self) -> None:
         """What the training thread does at a batch; one more is in hand already."""
         if self.has_ended:
             return self._train()
-        self.holding.consults = True
-        if not self.holding.ahead:
+        self.lease.is_awaited = True
+        if not self.lease.ahead:
             self.look()
-        if self.holding.ahead:
-            self._in_hand.append(self.holding.hand_out())
-        elif self.holding.ledger.is_over:
-            self.has_ended = self.holding.has_ended = True
-        self.holding.consults = bool(not self.holding.ahead and not self.has_ended)
+        if self.lease.ahead:
+            self._in_hand.append(self.lease.hand_out())
+        elif self.lease.ledger.is_over:
+            self.has_ended = self.lease.has_ended = True
+        self.lease.is_awaited = bool(not self.lease.ahead and not self.has_ended)
         if len(self._in_hand) > 1 or self.has_ended:
             self._train()
         return None
 
     def ask_alone(self) -> None:
         """The same where the rendezvous cannot be reached."""
-        if not self.has_ended and not self.holding.ahead:
+        if not self.has_ended and not self.lease.ahead:
             live = sorted(self._sea.live)
-            number = self.holding.take_alone(live.index(self.name), len(live))
+            number = self.lease.take_alone(live.index(self.name), len(live))
             self._in_hand += [] if number is None else [number]
         elif not self.has_ended:
-            self._in_hand.append(self.holding.hand_out())
+            self._in_hand.append(self.lease.hand_out())
         if len(self._in_hand) > 1:
             self._train()
 
@@ -117,8 +100,8 @@ class Sailor:
 class Sea:
     """Islands around a rendezvous that is a text."""
 
-    def __init__(self, num_islands: int, num_portions: int) -> None:
-        self.num_portions, self.text, self.num_twice = num_portions, "", 0
+    def __init__(self, num_islands: int, num_units: int) -> None:
+        self.num_units, self.text, self.num_twice = num_units, "", 0
         self._num_lives = 0
         self.dead: list[Sailor] = []
         self.live: dict[str, Sailor] = {}
@@ -147,7 +130,7 @@ class Sea:
         self.text = ""
 
     def run_to_the_end(self) -> None:
-        for _ in range(20 * self.num_portions + 100):
+        for _ in range(20 * self.num_units + 100):
             for sailor in self.live.values():
                 sailor.look()
                 sailor.ask()
@@ -164,29 +147,27 @@ picks = st.lists(st.integers(0, 5), max_size=60)
 
 
 @settings(deadline=None)
-@given(num=st.integers(1, 5), portions=st.integers(0, 40), picks=picks)
-def test_every_portion_is_trained_on_once(
-    num: int, portions: int, picks: list[int]
-) -> None:
-    sea = Sea(num, portions)
+@given(num=st.integers(1, 5), units=st.integers(0, 40), picks=picks)
+def test_every_unit_is_trained_on_once(num: int, units: int, picks: list[int]) -> None:
+    sea = Sea(num, units)
     for pick in picks:
         sea.one(pick).ask()
     sea.run_to_the_end()
-    assert sea.trained() == Counter(range(portions))
+    assert sea.trained() == Counter(range(units))
     assert sea.num_twice == 0
 
 
 @settings(deadline=None)
 @given(
-    portions=st.integers(1, 40),
+    units=st.integers(1, 40),
     before=picks,
     between=picks,
     deaths=st.lists(st.integers(0, 5), max_size=3),
 )
 def test_what_the_dead_held_is_trained_on_by_others(
-    portions: int, before: list[int], between: list[int], deaths: list[int]
+    units: int, before: list[int], between: list[int], deaths: list[int]
 ) -> None:
-    sea = Sea(4, portions)
+    sea = Sea(4, units)
     for pick in before:
         sea.one(pick).ask()
     unreported, last_steps = set[int](), set[int]()
@@ -200,7 +181,7 @@ def test_what_the_dead_held_is_trained_on_by_others(
             sea.one(pick).ask()
     sea.run_to_the_end()
     trained = sea.trained()
-    assert set(range(portions)) - set(trained) <= last_steps
+    assert set(range(units)) - set(trained) <= last_steps
     # All that the ledger knew to be finished is not done again.
     assert {n for n, times in trained.items() if times > 1} <= unreported
 
@@ -221,7 +202,7 @@ def test_a_death_in_the_middle_of_an_epoch_loses_nothing() -> None:
 @settings(deadline=None)
 @given(
     num=st.integers(1, 4),
-    portions=st.integers(1, 60),
+    units=st.integers(1, 60),
     steps=st.lists(
         st.tuples(
             st.sampled_from(["ask", "ask", "lose", "join", "alone"]), st.integers(0, 5)
@@ -229,10 +210,10 @@ def test_a_death_in_the_middle_of_an_epoch_loses_nothing() -> None:
         max_size=60,
     ),
 )
-def test_a_rendezvous_that_forgets_loses_no_portion(
-    num: int, portions: int, steps: list[tuple[str, int]]
+def test_a_rendezvous_that_forgets_loses_no_unit(
+    num: int, units: int, steps: list[tuple[str, int]]
 ) -> None:
-    sea = Sea(num, portions)
+    sea = Sea(num, units)
     for step, pick in steps:
         if step == "lose":
             sea.lose_its_memory()
@@ -243,7 +224,7 @@ def test_a_rendezvous_that_forgets_loses_no_portion(
         else:
             sea.one(pick).ask()
     sea.run_to_the_end()
-    assert set(sea.trained()) == set(range(portions))
+    assert set(sea.trained()) == set(range(units))
 
 
 @settings(deadline=None)

@@ -12,15 +12,16 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from lightning_adpsgd.islands.batches import IslandBatches
+from lightning_adpsgd.islands.batches import SharedBatches
 from lightning_adpsgd.islands.membership import Member, Roll
-from lightning_adpsgd.islands.pool import IslandPool, Times
+from lightning_adpsgd.islands.pool import IslandPool, PoolTimeouts
 from lightning_adpsgd.islands.rendezvous import Rendezvous
-from lightning_adpsgd.sampling import EpochState, Place
+from lightning_adpsgd.portions import EpochState
+from lightning_adpsgd.sampling import LeaderBroadcast, LearnerIndex
 from tests.helpers import together, until
 from tests.islands.archipelago import Server, rendezvous
 
-QUICK = Times(look_s=0.02, wait_s=0.01, answer_s=60.0, end_s=60.0)
+QUICK = PoolTimeouts(look_s=0.02, wait_s=0.01, answer_s=60.0, end_s=60.0)
 
 
 class Members:
@@ -40,23 +41,22 @@ class Island:
     """Trains as a Trainer does: one batch in hand beyond the one that it trains on."""
 
     def __init__(
-        self, server: Server, number: int, num: int, times: Times, seed: int = 7
+        self, server: Server, number: int, num: int, times: PoolTimeouts, seed: int = 7
     ) -> None:
         self.members: Any = Members(number, [f"name {n}" for n in range(num)])
         self.pool = IslandPool(
             Rendezvous(server.place), self.members, lambda: None, times
         )
         self._is_training = False
-        self.batches = IslandBatches(
+        self.batches = SharedBatches(
             BatchSampler(SequentialSampler(range(60)), 3, False),
-            Place(0, 1),
+            LearnerIndex(0, 1),
             seed,
-            HashStore(),
-            lambda: None,
+            LeaderBroadcast(HashStore(), LearnerIndex(0, 1), lambda: None),
+            lambda: self.pool,
             lambda: self._is_training,
         )
         self.pool.start()
-        self.batches.begin(self.pool)
         self.trained: list[list[int]] = []
         self._in_hand: list[list[int]] = []
         self._iterator: Iterator[list[int]] = iter(())
@@ -88,13 +88,16 @@ class Island:
 
 
 @contextmanager
-def pools(server: Server, num: int, times: Times = QUICK) -> Iterator[list[Island]]:
+def pools(
+    server: Server, num: int, times: PoolTimeouts = QUICK
+) -> Iterator[list[Island]]:
     made = [Island(server, number, num, times, seed=number) for number in range(num)]
     try:
         yield made
     finally:
         for island in made:
-            island.batches.leave(5.0)
+            island.batches.close()
+            island.pool.leave(5.0)
 
 
 def rows(islands: list[Island]) -> Counter[int]:
@@ -129,7 +132,7 @@ def test_what_a_dead_one_holds_is_waited_for_and_trained_on() -> None:
 
 
 def test_a_rendezvous_that_hangs_is_not_waited_for() -> None:
-    hangs, times = threading.Event(), Times(0.02, 0.01, 0.05, 0.05)
+    hangs, times = threading.Event(), PoolTimeouts(0.02, 0.01, 0.05, 0.05)
     with rendezvous() as server, pools(server, 1, times) as (one,):
         one.begin()
         ask = one.pool._rendezvous.ask
@@ -148,7 +151,7 @@ def test_an_island_that_never_finds_the_rendezvous_trains_by_itself() -> None:
     with rendezvous() as server:
         place = server.place
     server.place = place
-    with pools(server, 1, Times(0.02, 0.01, 0.05, 0.05, start_s=0.05)) as (one,):
+    with pools(server, 1, PoolTimeouts(0.02, 0.01, 0.05, 0.05, start_s=0.05)) as (one,):
         one.run()
         assert rows([one]) == Counter(range(60))
         one.run(1)
