@@ -14,7 +14,7 @@ from recipes.batch_size.settings import (
     SPEECH,
     Settings,
 )
-from recipes.switchboard.command import status_of
+from recipes.hybrid.pipeline.command import status_of
 
 
 def parser() -> argparse.ArgumentParser:

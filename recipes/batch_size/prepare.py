@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from recipes.generated.corpus import write_corpus
-from recipes.switchboard.pipeline import run_stages
-from recipes.switchboard.settings import Settings
-from recipes.switchboard.stages import STAGES
+from recipes.hybrid.pipeline.runner import run_stages
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.stages import STAGES
 
 
 def prepared_speech(

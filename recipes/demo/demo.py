@@ -12,9 +12,9 @@ from recipes.demo.facts import facts_of
 from recipes.demo.report import write_report
 from recipes.demo.results import Result, as_text, read_baseline, read_result, table
 from recipes.generated.corpus import write_corpus
-from recipes.switchboard.pipeline import run_stages
-from recipes.switchboard.settings import Settings
-from recipes.switchboard.stages import STAGES
+from recipes.hybrid.pipeline.runner import run_stages
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.stages import STAGES
 
 STRATEGIES = ("ddp", "hadpsgd")
 

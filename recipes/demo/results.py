@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_adpsgd.asr.scoring import Errors
-from recipes.switchboard.metrics import Row, read_rows
-from recipes.switchboard.settings import Settings
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.training.metrics import Row, read_rows
 
 
 @dataclass(frozen=True)
