@@ -14,10 +14,11 @@ def prepared_speech(
     """Folders of features and alignment, prepared if they are not there.
 
     Args:
-        data: Of a finished `recipes.demo` or `recipes.switchboard`; none: generate.
-        out: Below which the generated corpus and its stages lie.
-        minutes: Of training speech to generate.
-        cores: To do it with.
+        data: folder of a finished `recipes.demo` or `recipes.switchboard`; none:
+            generate.
+        out: folder of the generated corpus and its stages.
+        minutes: minutes of training speech to generate.
+        cores: number of processes.
 
     Raises:
         ValueError: `data` has no features or no alignment.

@@ -25,9 +25,9 @@ def run_demo(
     """Runs what is not finished, prints the table, writes `settings.out/report.html`.
 
     Args:
-        settings: Of all runs; each replaces the run's name and the strategy.
-        generated_minutes: Training and test speech to generate at `settings.corpus`;
-            None if the corpus is there.
+        settings: settings of all runs; each run replaces its name and the strategy.
+        generated_minutes: minutes of training and of test speech to generate at
+            `settings.corpus`; None if the corpus is there.
 
     Returns:
         The results in the order of the table.

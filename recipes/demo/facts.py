@@ -23,8 +23,8 @@ def facts_of(runs: Sequence[Settings], corpus: str) -> dict[str, str]:
     """Everything that a reader needs to measure again.
 
     Args:
-        runs: The settings of each; they differ in name and strategy alone.
-        corpus: What the speech is, in words.
+        runs: settings of each run; they differ in name and strategy alone.
+        corpus: description of the speech.
     """
     train = runs[0].train
     return {

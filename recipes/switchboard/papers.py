@@ -75,7 +75,7 @@ RUNS = {
     "ddp": Algorithm("ddp", "allreduce of gradients at every step (SSGD)"),
     "sdpsgd": Algorithm("sdpsgd", "averages on a ring, all wait (SD-PSGD)"),
     "adpsgd": Algorithm("adpsgd", "averages on a ring in the background (AD-PSGD)"),
-    "adpsgd_random": Algorithm("adpsgd_random", "the same on rings drawn anew"),
+    "adpsgd_random": Algorithm("adpsgd_random", "the same on random rings"),
     "d1psgd": Algorithm("d1psgd", "all average behind the next gradient (D1)"),
     "hadpsgd": Algorithm("hadpsgd", "groups that allreduce gossip (H-ADPSGD)"),
     SINGLE: Algorithm("ddp", "one learner, batch 256: the papers' baseline"),

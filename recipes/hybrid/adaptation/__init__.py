@@ -1,1 +1,1 @@
-"""What is told of a speaker beside the frames: fMLLR and i-vectors."""
+"""What the network is told of a speaker beside the frames: fMLLR and i-vectors."""

@@ -1,14 +1,14 @@
 """fMLLR of every conversation side: the first half of stage `adapt`.
 
-The states of a training side come from the alignment with its transcript. Those of a
-development or test side come from decoding it, with the mixtures of the alignment first
-and then with adapted ones: its words are never looked at, so what a network makes of
-`dev` holds for the test sets.
-Silence says more about the line than about the speaker and is left out of the estimate.
+The states of a training side come from the alignment with its transcript. The states of
+a development or test side come from decoding it, first with the mixtures of the
+alignment and then with adapted ones. Its transcript is never read, so a network's
+errors on `dev` hold for the test sets. Silence says more about the line than about the
+speaker and is left out of the estimate.
 
-Adapting to mixtures that were trained on unadapted speech asks too much of one map, so
-the mixtures are trained anew on the adapted training speech, for some rounds
-(speaker-adaptive training); the last ones are left in `mixtures.npz`.
+A map to mixtures of unadapted speech would have to do too much. So the mixtures are
+trained for some rounds on the adapted training speech (speaker-adaptive training). The
+last ones are left in `mixtures.npz`.
 """
 
 import functools
@@ -47,11 +47,11 @@ from recipes.hybrid.recognition.decoder import own_decoder
 _MAX_PARTS = 64  # of the training sides, whatever the number of processes
 
 Listener = Callable[[Speaker, Sequence[np.ndarray]], Estimate]
-"""From a side and what the mixtures see of its utterances to the side's map."""
+"""Estimates a side's map from its utterances as the mixtures see them."""
 
 
 def make_fmllr(settings: Settings, output: Path) -> dict[str, Any]:
-    """Writes the stream of every split; returns what there is to tell."""
+    """Writes the stream of every split; returns the report."""
     if not (output / "mixtures.npz").exists():
         _train(settings, output)
     mixtures = GaussianMixtures.load(output / "mixtures.npz")
@@ -219,7 +219,7 @@ def _with_transcripts(
 
 
 def _with_decodings(settings: Settings, mixtures: GaussianMixtures) -> Listener:
-    """Decodes as often as `adapt.decodings` says, from the second time on adapted."""
+    """Decodes `adapt.decodings` times, adapted from the second time on."""
     maps = DecodedMaps(
         own_decoder(settings),
         _silence(settings),

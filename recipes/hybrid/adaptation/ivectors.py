@@ -1,9 +1,9 @@
 """I-vectors of every conversation side: the second half of stage `adapt`.
 
-A mixture of all speech and the total-variability model are trained on `train`; every
-split gets the i-vectors of its sides, one for all of a side, or one every
-`adapt.ivector_period` frames from what was heard before. No words are needed. What a
-side occupies of the mixture is kept on disk, not in memory, while the model is trained.
+A mixture of all speech and the total-variability model are trained on `train`. Every
+split gets the i-vectors of its sides: one for the whole side, or one every
+`adapt.ivector_period` frames from what was heard before. No words are needed. The
+occupancies of the sides stay on disk, not in memory, while the model is trained.
 """
 
 import json
@@ -26,12 +26,12 @@ from recipes.hybrid.pipeline.settings import Settings
 
 _ITERATIONS = 6  # of the mixture, at each size
 _BLOCK = 64  # sides whose i-vectors are found at a time
-_SPREAD = 10  # times the frames wanted are those of the utterances they are taken from
+_SPREAD = 10  # frames of the sampled utterances, per frame that is taken
 _OCCUPANCIES = ".occupancies"
 
 
 def make_ivectors(settings: Settings, output: Path) -> dict[str, Any]:
-    """Writes the stream of every split; returns what there is to tell."""
+    """Writes the stream of every split; returns the report."""
     if not (output / "ubm.npz").exists():
         _train_ubm(settings, output)
     ubm = GaussianMixtures.load(output / "ubm.npz")
@@ -67,7 +67,7 @@ def _train_ubm(settings: Settings, output: Path) -> None:
 
 
 def _sample(speakers: Speakers, most: int) -> np.ndarray:
-    """At most so many frames, evenly from utterances that are evenly taken."""
+    """At most `most` frames, evenly from utterances that are evenly taken."""
     lengths = speakers.lengths
     fraction = min(1.0, _SPREAD * most / lengths.sum())
     number = max(1, round(fraction * len(lengths)))
@@ -91,7 +91,7 @@ def _occupancies(
     speakers: Speakers,
     ubm: GaussianMixtures,
 ) -> _Occupancies:
-    """Those of an earlier call, or new ones."""
+    """The occupancies of a split, from an earlier call or computed."""
     folder = output / _OCCUPANCIES / split
     paths = folder / "counts.npy", folder / "deviations.npy"
     if not (folder / "complete").exists():

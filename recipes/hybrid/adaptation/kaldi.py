@@ -1,9 +1,9 @@
 """Streams of stage `adapt` from archives of Kaldi: fMLLR frames and i-vectors.
 
-Archives are named by tables (`feats.scp`) or by themselves, with the names that
-utterances have here. fMLLR is fitted to the frames as alignments are. I-vectors that
-are up to two rows longer or shorter are cut, or end with their last row repeated. An
-utterance that no archive has gets zeros, and is counted.
+Tables (`feats.scp`) name archives, or archives are named directly. Utterances have the
+same names as here. fMLLR is fitted to the frames as alignments are. I-vectors that are
+up to two rows too long are cut; up to two rows too short, they repeat their last row.
+An utterance that no archive has gets zeros, and is counted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ class _Found(NamedTuple):
 
 
 def make_fmllr(settings: Settings, output: Path) -> dict[str, Any]:
-    """Writes `fmllr` of every split; returns what there is to tell.
+    """Writes `fmllr` of every split; returns the report.
 
     Raises:
         KaldiError: An archive is damaged, or has nothing for a split.
@@ -66,7 +66,7 @@ def _frames(
 
 
 def make_ivectors(settings: Settings, output: Path) -> dict[str, Any]:
-    """Writes `ivector` of every split; returns what there is to tell.
+    """Writes `ivector` of every split; returns the report.
 
     Raises:
         KaldiError: An archive is damaged, or has nothing for a split.
@@ -119,13 +119,13 @@ def _chained(first: _Found, others: Iterator[_Found]) -> Iterator[_Found]:
 
 def _nothing(split: str, setting: str, sources: Sequence[str]) -> KaldiError:
     return KaldiError(
-        f"{split}: {setting} ({', '.join(sources)}) has none of its utterances; names "
+        f"{split}: {setting} ({', '.join(sources)}) has none of its utterances; name "
         "further archives after a comma"
     )
 
 
 def _fit(found: _Found, dims: int, skipped: Skipped) -> np.ndarray | None:
-    """A row for every frame, or None where the archive has too many or few."""
+    """A row for every frame, or None if the archive has too many or too few."""
     _check_dims(found, dims)
     rows = fit_frames(found.rows, found.num_frames)
     if found.num_frames - len(found.rows) != SNIPPED:
@@ -136,7 +136,7 @@ def _fit(found: _Found, dims: int, skipped: Skipped) -> np.ndarray | None:
 def _fit_periods(
     found: _Found, count: int, dims: int, skipped: Skipped
 ) -> np.ndarray | None:
-    """As many rows as are wanted, or None where the archive has too many or few."""
+    """The wanted number of rows, or None if the archive has too many or too few."""
     _check_dims(found, dims)
     missing = count - len(found.rows)
     fits = abs(missing) <= TOLERANCE
@@ -164,7 +164,7 @@ def _count_fitted(found: _Found, count: int, fits: bool, skipped: Skipped) -> No
 
 
 class _Progress:
-    """Which utterances of a split have got their rows."""
+    """The utterances of a split that have their rows."""
 
     def __init__(self, store: FrameStore, split: str) -> None:
         self.skipped = Skipped()
@@ -176,7 +176,7 @@ class _Progress:
         self._present[found.position] = True
 
     def report(self) -> dict[str, Any]:
-        """Says what is missing; the number of utterances that have rows."""
+        """Prints what is missing; returns the number of utterances that have rows."""
         for position in np.flatnonzero(~self._present).tolist():
             start, end = self._store.spans[position]
             name, seconds = str(self._store.ids[position]), float(end - start) / 100

@@ -13,7 +13,7 @@ REPORT = "report.json"
 
 
 def discs_of(settings: Settings, problems: Skipped) -> Discs:
-    """What lies below the folders of the settings.
+    """The discs below the folders of the settings.
 
     Raises:
         StageError: One is not a folder, or a source has no such name.

@@ -1,4 +1,4 @@
-"""What a stored utterance is recognised from: its frames and the streams beside."""
+"""The inputs of a stored utterance: its frames and its streams."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 class Inputs(NamedTuple):
-    """Of one utterance; streams that there are not have no dims.
+    """The inputs of one utterance; a missing stream has 0 dims.
 
     Attributes:
-        log_mel: [time, mel].
-        fmllr: [time, dims].
-        ivectors: [time, dims].
+        log_mel: log-mel frames, [time, mel].
+        fmllr: fMLLR frames, [time, dims].
+        ivectors: i-vectors, [time, dims].
     """
 
     log_mel: Tensor
@@ -41,10 +41,10 @@ class StoredInputs:
     """The inputs of a split, by the positions of its utterances.
 
     Args:
-        settings: Where they are, and which streams there are.
+        settings: settings that name the folders and the streams.
         split: "train", "dev" or a test set.
-        labels: Of the same frames, or None.
-        adapted: Whether streams are taken along where there are some.
+        labels: file of the frames' labels, or None.
+        adapted: whether streams are read, if there are any.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ Load = Callable[[], Inputs]
 
 
 def evenly(spoken: Sequence[T], most: int) -> list[T]:
-    """At most so many, from the first to the last at equal distances."""
+    """At most `most` of them, from the first to the last at equal distances."""
     if len(spoken) <= most:
         return list(spoken)
     return [spoken[index * len(spoken) // most] for index in range(most)]
 
 
 def spoken_inputs(settings: Settings, split: str) -> list[tuple[Utterance, Load]]:
-    """The utterances of a split that have frames, each with what reads its inputs."""
+    """The utterances of a split that have frames, each with a reader of its inputs."""
     inputs = StoredInputs(settings, split)
     utterances = read_utterances(settings.directory("prepare") / f"{split}.jsonl")
     return [

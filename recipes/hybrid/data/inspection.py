@@ -1,9 +1,9 @@
-"""Looking at every file of the discs: which are right, and what is wrong with others.
+"""The inspection of every file of the discs, with what is wrong and its remedy.
 
-Of recordings the headers are read and compared with the size of the file, and seconds
-of those that are 16-bit PCM, of transcripts every line; both by several processes, with
-a bar. What is wrong is counted by kind, with file and line, the hours it costs and what
-can be done about it.
+It reads the header of each recording, compares it with the size of the file, and
+listens to some seconds if the samples are 16-bit PCM. It reads every line of the
+transcripts. Several processes share the work. Problems are counted by kind, with file
+and line, the hours that they cost and their remedy.
 """
 
 import shutil
@@ -63,9 +63,9 @@ class Recording(NamedTuple):
     """A recording whose header and size are right.
 
     Attributes:
-        path: The SPHERE file.
-        seconds: Its length.
-        num_channels: Usually two.
+        path: SPHERE file.
+        seconds: length of the recording.
+        num_channels: number of channels, usually two.
     """
 
     path: Path
@@ -74,14 +74,14 @@ class Recording(NamedTuple):
 
 
 class Sound(NamedTuple):
-    """What was found of one recording: the copy to use, if any, and its problems."""
+    """One recording: the copy to use, if any, and its problems."""
 
     recording: Recording | None
     problems: Skipped
 
 
 class Speech(NamedTuple):
-    """What the transcripts of one conversation hold."""
+    """The contents of the transcripts of one conversation."""
 
     num_turns: int
     seconds: float
@@ -157,7 +157,7 @@ class _Conversation(NamedTuple):
 def inspect_transcripts(
     holding: Holding, recordings: dict[str, Recording], cores: int, problems: Skipped
 ) -> dict[str, Speech]:
-    """What was said in each conversation that has transcripts."""
+    """The speech of each conversation that has transcripts."""
     jobs = [
         _Conversation(holding.source, stem, files, recordings.get(stem))
         for stem, files in sorted(holding.transcripts.items())

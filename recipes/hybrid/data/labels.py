@@ -1,4 +1,4 @@
-"""What every stage that aligns leaves: a numbering of the states, and labels.
+"""The output of every stage that aligns: numbered states, and labels.
 
 `tree.json` has the decision tree that numbers the HMM states, `states.json` their names
 and how often each occurs in training, `train/labels.npy` and `dev/labels.npy` the state
@@ -37,10 +37,10 @@ ALIGNED_SPLITS = ("train", "dev")
 _BLOCK = 4096  # utterances that are in memory at a time
 
 Stored = tuple[Utterance, np.ndarray]
-"""An utterance and what its states are told from, [time, dims]."""
+"""An utterance and the features that its states are found from, [time, dims]."""
 
 Reader = Callable[[Settings, str], Iterator[Stored]]
-"""From a split to the utterances that have frames."""
+"""Reads the utterances of a split that have frames."""
 
 
 def stored_utterances(settings: Settings, split: str) -> Iterator[Stored]:
@@ -52,7 +52,7 @@ def stored_utterances(settings: Settings, split: str) -> Iterator[Stored]:
 
 
 def alignment_options(settings: Settings, **others: Any) -> AlignmentOptions:
-    """The search and its bounds, as the group `align` has them, but for `others`."""
+    """The bounds of the search, from the group `align` except for `others`."""
     chosen = settings.align
     options = AlignmentOptions(
         acoustic_scale=chosen.acoustic_scale,
@@ -68,7 +68,7 @@ def alignment_options(settings: Settings, **others: Any) -> AlignmentOptions:
 def training_utterances(
     settings: Settings, lexicon: Lexicon
 ) -> list[AlignmentUtterance]:
-    """At most `align.max_training_utterances` of the training set, evenly taken."""
+    """Training utterances, evenly taken, at most `align.max_training_utterances`."""
     count = sum(1 for _ in stored_utterances(settings, "train"))
     most = settings.align.max_training_utterances
     chosen = set(evenly(range(count), most))
@@ -132,14 +132,14 @@ def label_splits(
     """Aligns `train` and `dev`; writes labels and the numbering of the states.
 
     Args:
-        settings: Of the experiment.
-        output: Gets a folder for each split.
-        lexicon: Words and pronunciations.
-        graphs: Of the words of utterances.
-        scorer: What the states say of what `read` has read.
-        options: The search and its bounds.
-        read: The utterances of a split.
-        block: So many of them are in memory at a time.
+        settings: settings of the experiment.
+        output: folder that gets a folder for each split.
+        lexicon: words and pronunciations.
+        graphs: graphs of the words of utterances.
+        scorer: log-likelihoods of states, for what `read` has read.
+        options: bounds of the search.
+        read: reader of the utterances of a split.
+        block: number of utterances that are in memory at a time.
 
     Raises:
         StageError: No utterance of a split can be aligned.
@@ -164,7 +164,7 @@ def _described(topology: Topology, counts: np.ndarray) -> dict[str, Any]:
 
 
 class _Split:
-    """The labels of one split, and what is told of them."""
+    """The labels of one split, and the report on them."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class _Split:
                     yield from labelled
 
     def _aligned(self, block: list[Stored]) -> Iterator[list[tuple[str, np.ndarray]]]:
-        """Of each utterance its labels, or none with the reason noted."""
+        """The labels of each utterance, or none with the reason noted."""
         utterances = [_to_align(stored, self._lexicon) for stored in block]
         for index, result in align(utterances, *self._search):
             spoken = block[index][0]

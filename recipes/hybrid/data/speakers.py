@@ -1,8 +1,8 @@
-"""Conversation sides as speakers: their frames, and what the mixtures see of them.
+"""Conversation sides as speakers, with their frames as the mixtures see them.
 
 A side is the unit of adaptation: what is known of a speaker comes from all utterances
-of one side, and holds for all of them. The copies of a training side at another speed
-are a side of their own.
+of one side, and holds for all of them. Copies of a training side at another speed are a
+side of their own.
 """
 
 from pathlib import Path
@@ -20,8 +20,8 @@ class Speaker(NamedTuple):
     """One conversation side.
 
     Attributes:
-        name: Recording and channel, and the speed of copies.
-        positions: Of its utterances in the store, in the order of time.
+        name: recording and channel, and the speed of copies.
+        positions: positions of its utterances in the store, in the order of time.
     """
 
     name: str
@@ -32,9 +32,9 @@ class Speakers(NamedTuple):
     """All sides of one split.
 
     Attributes:
-        store: Their log-mel frames.
-        sides: In the order of their first utterances.
-        front_end: What the mixtures see of them.
+        store: log-mel frames of all sides.
+        sides: sides in the order of their first utterances.
+        front_end: transform from log-mel frames to what the mixtures see.
     """
 
     store: FrameStore
@@ -62,7 +62,7 @@ class Speakers(NamedTuple):
         return self.store.frames(position).numpy()
 
     def frames(self, position: int) -> np.ndarray:
-        """What the mixtures see of an utterance, [time, dims]."""
+        """The frames of an utterance as the mixtures see them, [time, dims]."""
         return self.front_end(self.log_mel(position))
 
     @property

@@ -33,7 +33,7 @@ def utterances(settings: Settings, split: str) -> list[Utterance]:
 
 
 def speeds_of(settings: Settings, split: str) -> tuple[float, ...]:
-    """Of the copies of a split; none but for `train`."""
+    """The speeds of a split's copies; none but for `train`."""
     return settings.features.speeds if split == "train" else ()
 
 

@@ -228,7 +228,7 @@ class AlignSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptSettings:
-    """What is told of the speaker beside the log-mel energies, per conversation side.
+    """What the network is told of the speaker, per conversation side.
 
     The papers' 260 inputs are 120 of log-mel with differences, 40 of fMLLR (the
     dimensions of the mixtures) and 100 of an i-vector.

@@ -126,9 +126,10 @@ class Settings:
         Args:
             name: name of the stage, or of what several stages can leave: "mixtures"
                 (numbered states and their Gaussian mixtures), "states" (numbered states
-                and labels), "streams" (what is told of the speakers; the features if
-                nothing is), "aligner" (the training run that realigns), "search" (the
-                graph that a training recognises with; the features if it does not).
+                and labels), "streams" (what the network is told of speakers; the
+                features if nothing), "aligner" (the training run that realigns),
+                "search" (the graph that a training recognises with; the features if it
+                does not).
         """
         stage = self.stage_of(name)
         folder = self.out / "exp" / stage

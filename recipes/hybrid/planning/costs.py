@@ -1,6 +1,6 @@
-"""What one core does of each stage, measured on runs and kept in `costs.json`.
+"""The speed of one core at each stage, measured on runs and kept in `costs.json`.
 
-The real corpora are described here as well, as projections are of both.
+The sizes of the real corpora are here too: a projection needs both.
 """
 
 import json
@@ -19,7 +19,7 @@ UNITS = {
     "align": "frames",
 }
 
-# Of parts of stages: the first two and `graph` by `python -m benchmarks tree`.
+# Parts of stages; `python -m benchmarks tree` measures the first two and `graph`.
 STATISTICS, LEAVES_GROWN = "triphone: statistics", "triphone: tree"
 ALIGNING = "triphone: a realignment"
 FMLLR, IVECTORS = "adapt: a round of fMLLR", "adapt: an iteration of i-vectors"
@@ -31,11 +31,11 @@ class Corpus(NamedTuple):
     """Sizes of a corpus.
 
     Attributes:
-        name: Of its recipe.
-        hours: Of speech that is trained on.
-        recordings: Files.
-        utterances: Of the training.
-        disc_hours: Of recordings on the discs, both sides of a call being one.
+        name: name of its recipe.
+        hours: hours of training speech.
+        recordings: number of files.
+        utterances: number of training utterances.
+        disc_hours: hours of recordings on the discs; both sides of a call are one.
     """
 
     name: str
@@ -63,11 +63,11 @@ CORPORA = (
 
 
 class Cost(NamedTuple):
-    """What one core does of a stage, or of a part of one.
+    """The speed of one core at a stage, or at a part of one.
 
     Attributes:
         unit: "recordings", "utterances", "frames" and so on.
-        per_second: So many of them.
+        per_second: units that one core does in a second.
     """
 
     unit: str
@@ -78,10 +78,10 @@ def measured(exp: Path, stage: str, cores: int, iterations: int) -> Cost:
     """Cost of a stage of a run.
 
     Args:
-        exp: Folder of the stages.
-        stage: One of `UNITS`.
-        cores: Processes that it used; `prepare` uses one.
-        iterations: Realignments of its flat start (`align.num_iterations`).
+        exp: folder of the stages.
+        stage: stage, one of `UNITS`.
+        cores: number of processes that it used; `prepare` uses one.
+        iterations: number of realignments of its flat start (`align.num_iterations`).
     """
     passes = iterations + 2  # and the equal parts, and the labels
     count = {

@@ -1,8 +1,8 @@
-"""What one core does of the work that depends on models, measured on a finished run.
+"""The speed of one core at work that depends on models, measured on a finished run.
 
-The run's own features, mixtures and graph, with models as large as the papers' where
-size decides the cost: 2,048 Gaussians and 100 dimensions behind i-vectors, and the
-network of 43 million parameters. Seconds are those of the processor, of one thread.
+It uses the run's own features, mixtures and graph, with models as large as the papers'
+where size decides the cost: 2,048 Gaussians and 100 dimensions behind i-vectors, and
+the network of 43 million parameters. Seconds are processor time of one thread.
 """
 
 import time
@@ -46,7 +46,7 @@ def rates(settings: Settings) -> Iterator[tuple[str, Cost]]:
     """Name and rate, one after the other.
 
     Args:
-        settings: Of a run whose stage `adapt` is finished.
+        settings: settings of a run whose stage `adapt` is finished.
     """
     torch.set_num_threads(1)
     labels = settings.directory("mixtures") / "train" / "labels.npy"
@@ -131,7 +131,7 @@ def _network() -> Cost:
 
 
 def _search(settings: Settings) -> Cost:
-    """By what the mixtures say of unknown speakers: harder than by a network."""
+    """Search by the mixtures for unknown speakers: harder than by a network."""
     folder = settings.directory("mixtures")
     scorer = GaussianMixtures.load(folder / "gmm.npz").scorer()
     speakers = Speakers.of(settings, "dev", None)

@@ -180,7 +180,7 @@ def _dev_errors(
 def _with_larger_model(
     task: _Task, decoder: Lister, scale: float
 ) -> tuple[_Task, dict[str, Any]]:
-    """The task with n-best lists, weighed as is best on dev; and what that is.
+    """The task with n-best lists and the weights that are best on dev, and a report.
 
     Raises:
         StageError: A language model cannot be read.

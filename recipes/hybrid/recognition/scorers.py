@@ -12,7 +12,7 @@ from recipes.hybrid.data.inputs import Inputs
 from recipes.hybrid.pipeline.runner import StageError
 
 Scorer = Callable[[Inputs], np.ndarray]
-"""From the inputs of an utterance to log-likelihoods [time, num_states]."""
+"""Maps the inputs of an utterance to log-likelihoods [time, num_states]."""
 
 
 def mixtures(folder: Path) -> Scorer:

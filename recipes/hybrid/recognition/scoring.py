@@ -1,11 +1,11 @@
-"""What was recognised against what was said, by the rules of Hub5.
+"""Recognised words against the reference, by the rules of Hub5.
 
-NIST's `hubscr.pl` gives the figures where it is installed, the package's own scorer
-elsewhere; where both are there, both count and must agree. As in Kaldi's recipes,
-noises, hesitations and broken-off words are taken out of the hypothesis before.
+NIST's `hubscr.pl` counts where it is installed, and the package's own scorer elsewhere.
+With both, both count and must agree. As in Kaldi's recipes, noises, hesitations and
+broken-off words are first taken out of the hypothesis.
 
-Leaves `score.json`, `speakers.txt`, `alignments.txt` and `confusions.txt`, and beside
-them what was compared: `reference.stm` and `hypothesis.ctm`.
+The output is `score.json`, `speakers.txt`, `alignments.txt` and `confusions.txt`,
+beside what was compared: `reference.stm` and `hypothesis.ctm`.
 """
 
 import json

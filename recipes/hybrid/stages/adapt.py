@@ -1,9 +1,9 @@
-"""Stage `adapt`: what is told of each speaker beside the log-mel energies.
+"""Stage `adapt`: what the network is told of each speaker beside log-mel energies.
 
-Per split it leaves the streams that are asked for, `fmllr/` (a map of the frames to
-where the mixtures expect them) and `ivector/` (who speaks, in a hundred numbers), and
-`report.json`. Both know a training speaker from its transcripts; development and test
-speakers only from what is heard, and from decoding it.
+For each split it leaves the streams that are asked for: `fmllr/` (the frames, mapped to
+where the mixtures expect them) and `ivector/` (the speaker in a hundred numbers). It
+also leaves `report.json`. Training speakers are known from their transcripts,
+development and test speakers only from their sound and from decoding it.
 """
 
 from pathlib import Path

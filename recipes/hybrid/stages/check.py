@@ -1,9 +1,9 @@
 """Stage `check`: look at every file of the corpus before anything is computed.
 
-A missing disc, a copy that was cut short, or a transcript that nobody can read is known
-in the first minutes and not in the tenth hour. What is found is said per source, with
-hours and those of the whole corpus, then what is missing or damaged, with file, line
-and remedy. The usable recordings are written down for `prepare`, with their lengths.
+A missing disc, a truncated copy or an unreadable transcript is known in the first
+minutes and not in the tenth hour. The report says for each source what was found, with
+the hours here and of the whole corpus, then what is missing or damaged, with file, line
+and remedy. It also lists the usable recordings for `prepare`, with their lengths.
 """
 
 from collections.abc import Iterator
@@ -132,7 +132,7 @@ def _unused(settings: Settings, discs: Discs) -> Iterator[str]:
 def _wrong_dictionary(
     settings: Settings, discs: Discs, problems: Skipped
 ) -> str | None:
-    """Why the dictionary cannot be used, None if it can; broken lines are counted."""
+    """The reason why the dictionary cannot be used, if any; counts broken lines."""
     if discs.dictionary is None:
         return (
             f"{settings.corpus}: expected the dictionary sw-ms98-dict.text, which "

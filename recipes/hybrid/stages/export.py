@@ -1,6 +1,6 @@
 """Stage `export`: a trained model with all that turns sound into words, in one folder.
 
-What is in it is described in `lightning_adpsgd.asr.recogniser`.
+`lightning_adpsgd.asr.recogniser` describes what is in it.
 """
 
 import json
@@ -45,7 +45,7 @@ def export(settings: Settings, output: Path) -> None:
 
 
 def states_of(settings: Settings) -> OwnStates | KaldiStates:
-    """What the graph reads."""
+    """The states that the graph reads."""
     mixtures, graph = settings.directory("mixtures"), settings.directory("graph")
     if settings.uses_kaldi:
         transitions = mixtures / "transitions.npz"
@@ -55,7 +55,7 @@ def states_of(settings: Settings) -> OwnStates | KaldiStates:
 
 
 def adaptation_of(settings: Settings) -> Adaptation | None:
-    """What streams of a call are found with; None for a model without them."""
+    """The means to find the streams of a call; None for a model without streams."""
     if settings.streams is None:
         return None
     chosen = settings.adapt

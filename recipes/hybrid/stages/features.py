@@ -1,9 +1,9 @@
 """Stage `features`: turn the sound of every utterance into stored log-mel frames.
 
-One conversation side is one piece of work: its channel is read once, its utterances are
-cut out and normalised together; its copies at another speed are a piece of their own.
-Sides are done by several processes into one array per split; a journal of finished
-sides lets an interrupted stage go on.
+One conversation side is one piece of work: its channel is read once, and its utterances
+are cut out and normalised together. Its copies at another speed are a piece of their
+own. Several processes write into one array per split. A journal of finished sides lets
+an interrupted stage go on.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,8 +35,8 @@ class Side(NamedTuple):
     """The utterances of one conversation side.
 
     Attributes:
-        spoken: All of one recording and channel at one speed.
-        positions: Their places in the list of the split.
+        spoken: all utterances of one recording and channel at one speed.
+        positions: places of these utterances in the list of the split.
     """
 
     spoken: list[Utterance]
@@ -63,7 +63,7 @@ class Job(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """What is added to the sound of some training sides; see `FeatureSettings`."""
+    """Noise that is added to some training sides; see `FeatureSettings`."""
 
     files: list[Path]
     share: float
@@ -72,7 +72,7 @@ class Noise(NamedTuple):
 
     @classmethod
     def of(cls, settings: FeatureSettings) -> "Noise | None":
-        """What the settings ask for; none by default."""
+        """The noise that the settings ask for; none by default."""
         if not settings.noise_share:
             return None
         folder = settings.noise_files
@@ -93,7 +93,7 @@ def features(settings: Settings, output: Path) -> None:
     """Write a frame store per split.
 
     Raises:
-        StageError: Not one side of a split could be read.
+        StageError: No side of a split could be read.
     """
     for split in settings.splits():
         if not is_stored(output / split):
@@ -123,7 +123,7 @@ def _split(settings: Settings, split: str, folder: Path) -> None:
 
 
 def _say_copies(settings: Settings, split: str, spoken: list[Utterance]) -> None:
-    """Print the hours of the copies, if any; `prepare` has told those of the rest."""
+    """Print the hours of the copies, if any; `prepare` has printed all others."""
     if speeds := speeds_of(settings, split):
         recorded = sum(u.duration_s for u in spoken if u.speed == 1) / 3600
         hours = sum(u.duration_s for u in spoken) / 3600

@@ -44,11 +44,11 @@ def complete_lexicon(
     """Write a dictionary with the words of the training that it lacks.
 
     Args:
-        settings: Name the other places where pronunciations are looked for.
-        output: Folder of the lexicon.
-        dictionary: What comes first.
-        skipped: Gets lines that cannot be read.
-        default: A dictionary in CMUdict's form, if `lexicon.cmudict` is not set.
+        settings: settings that name further sources of pronunciations.
+        output: folder of the lexicon.
+        dictionary: pronunciations that come first.
+        skipped: count of the lines that cannot be read.
+        default: dictionary in CMUdict's form, if `lexicon.cmudict` is not set.
 
     Raises:
         StageError: The other dictionary cannot be read, or most words have no
@@ -92,7 +92,7 @@ def _dictionary(settings: Settings, skipped: Skipped) -> Dictionary:
 
 
 Pronouncer = Callable[[str, int], tuple[Pronunciation, ...]]
-"""From a word and how often it is heard to its pronunciations, none if unknown."""
+"""Maps a word and its number of occurrences to its pronunciations, none if unknown."""
 
 
 def _more(
@@ -131,7 +131,7 @@ def synthesiser(min_count: int) -> Pronouncer:
 
 
 def say_lexicon(settings: Settings, words: Lexicon, skipped: Skipped) -> None:
-    """Print the size of the lexicon and the words that splits have and it has not."""
+    """Print the size of the lexicon, and the words of splits that it lacks."""
     lines = [f"{len(words.pronunciations)} words, {len(words.phones)} phones"]
     lines += [f"WARNING: left out: {line}" for line in skipped.report()]
     for split in settings.splits():

@@ -1,7 +1,7 @@
 """Stages `check`, `prepare`, `lexicon` for LibriSpeech; the others are Switchboard's.
 
-All splits whose names begin with `train` are trained on, the others are tested. `dev`,
-on which the acoustic scale is chosen, are the last readers of the training, as always.
+All splits whose names begin with `train` are trained on, the others are tested. The
+acoustic scale is chosen on `dev`: the last readers of the training, as always.
 """
 
 import json

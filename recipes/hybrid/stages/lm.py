@@ -49,7 +49,7 @@ def _sentences(words: Lexicon, spoken: Iterable[Utterance]) -> list[tuple[str, .
 
 
 def perplexity(model: NgramModel, sentences: Iterable[tuple[str, ...]]) -> float:
-    """Of the words that the model knows and of the ends of sentences."""
+    """The perplexity of the words that the model knows and of the ends of sentences."""
     logs = []
     for sentence in sentences:
         history = ("<s>",)

@@ -1,9 +1,9 @@
 """Stage `prepare`: cut the recordings into utterances for training and test.
 
-Held out as `dev`, on which the acoustic scale is chosen and the held-out loss measured,
-are the last speakers by name, of whom nobody is in `train`; or, as in Kaldi's recipe,
-the first so many utterances. Whatever cannot be used is counted with its file and line,
-and the count is said at the end.
+The acoustic scale is chosen and the held-out loss measured on the split `dev`. It has
+the last speakers by name, none of whom is in `train`; or, as in Kaldi's recipe, the
+first utterances by id. What cannot be used is counted with its file and line, and the
+report at the end shows the counts.
 """
 
 import dataclasses
@@ -58,8 +58,8 @@ def prepare(settings: Settings, output: Path) -> None:
     """Write one list of utterances per split, and copies of the reference.
 
     Raises:
-        StageError: No usable utterance, too few speakers to hold some out, or rules of
-            scoring that are no text.
+        StageError: There is no usable utterance, there are too few speakers to hold
+            some out, or the rules of scoring are not a text file.
     """
     skipped = Skipped()
     discs = discs_of(settings, skipped)
@@ -90,8 +90,8 @@ def _copy_text(source: Path, target: Path) -> None:
     It becomes UTF-8 with the line ends of this system; on others NIST's tools stumble.
 
     Raises:
-        StageError: The rules are no text. A reference that is none is not copied, as
-            nothing is tested by it.
+        StageError: The rules are not a text file. A reference that is not one is left
+            out, because nothing is tested by it.
     """
     try:
         lines = all_lines(source, Skipped())
@@ -111,7 +111,7 @@ def _callers(settings: Settings, discs: Discs, skipped: Skipped) -> Callers:
 
 
 def _write_sexes(path: Path, callers: Callers, spoken: Iterable[Utterance]) -> None:
-    """Write `speaker m|f` for those of whom it is known, as Kaldi's spk2gender."""
+    """Write `speaker m|f` where the sex is known, in the form of Kaldi's spk2gender."""
     used = {utterance.speaker for utterance in spoken}
     known = {c.name: c.sex for c in callers.values() if c.name in used and c.sex}
     with written_whole(path) as file:
@@ -171,7 +171,7 @@ def _spoken(
 
 
 def _utterance(stem: str, turn: Turn, callers: Callers, path: Path) -> Utterance:
-    """Of a turn whose recording is not known yet.
+    """The utterance of a turn, without its recording.
 
     A second talker at one telephone, `A1`, is a speaker of its own.
     """

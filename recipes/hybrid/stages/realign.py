@@ -1,8 +1,8 @@
 """Stage `realign`: labels from the network of an earlier training run.
 
-The states and their graph stay; only which frame belongs to which state is found anew,
-with what the network of `realign.run` says in place of the mixtures. A network that was
-trained with streams (stage `adapt`) is asked with them, one that was not without.
+The states and their graph stay. Only the state of each frame is found again, by the
+network of `realign.run` in place of the mixtures. The network gets streams (stage
+`adapt`) if it was trained with them.
 """
 
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def realign(settings: Settings, output: Path) -> None:
 
 
 def _is_adapted(settings: Settings, model: AcousticModel) -> bool:
-    """Whether the network takes streams; if so they must be those of the settings."""
+    """Whether the network takes streams; if so, they must match the settings."""
     expected, mels = model.hparams["input_size"], settings.features.num_mels
     if expected in (mels, 3 * mels):
         return False
@@ -67,7 +67,7 @@ def _is_adapted(settings: Settings, model: AcousticModel) -> bool:
 
 
 def _with_inputs(settings: Settings, split: str, adapted: bool) -> Iterator[Stored]:
-    """The utterances of a split, each with its inputs beside each other."""
+    """The utterances of a split, each with its inputs side by side."""
     inputs = StoredInputs(settings, split, adapted=adapted)
     for utterance in with_copies(settings, split):
         if utterance.id in inputs.store:

@@ -1,8 +1,8 @@
-"""Stage `triphone`: from the labels of monophones to those of phones in context.
+"""Stage `triphone`: the HMM state of every frame, for phones in context.
 
-All labelled frames are counted once per context, a decision tree says which contexts
-share a state, and mixtures of these states are trained from the monophones' labels on.
-What the stage leaves is what `align` leaves.
+All labelled frames are counted by context, and a decision tree says which contexts
+share a state. The mixtures of these states are trained from the monophones' labels on.
+The stage leaves the same files as `align`.
 """
 
 import time
@@ -83,11 +83,11 @@ def triphone(settings: Settings, output: Path) -> None:
 
 
 def num_gaussians(settings: Settings, store: FrameStore) -> int:
-    """As many as asked for, if there is speech for them.
+    """The number of Gaussians: as many as asked for, if there is speech for them.
 
     Args:
-        settings: Say how many at most, and how many frames each should have.
-        store: Of the training; the mixtures may see a part of it only.
+        settings: settings with the largest number, and the frames for each.
+        store: training frames, of which the mixtures may see a part only.
     """
     share = min(1.0, settings.align.max_training_utterances / len(store))
     enough = round(share * store.num_frames / settings.triphone.frames_per_gaussian)

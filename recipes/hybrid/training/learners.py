@@ -53,15 +53,15 @@ def make_strategy(train: TrainSettings) -> Strategy:
     if train.strategy not in NAMES:
         names = ", ".join(["ddp", *NAMES])
         raise ValueError(f"`strategy` must be one of {names}, got {train.strategy!r}")
-    dials: dict[str, Any] = {
+    options: dict[str, Any] = {
         **NAMES[train.strategy],
         "order": train.order,
         "mixing_gain": train.mixing_gain,
         "cpu_share": train.cpu_share,
     }
-    if dials["super_learner_size"] == "node":
-        dials["super_learner_size"] = train.super_learner_size
-    return HADPSGDStrategy(**dials, start_method=start_method)
+    if options["super_learner_size"] == "node":
+        options["super_learner_size"] = train.super_learner_size
+    return HADPSGDStrategy(**options, start_method=start_method)
 
 
 def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
@@ -163,9 +163,9 @@ def make_loggers(folder: Path, name: str) -> list[Logger]:
     """A CSV logger that writes `folder/metrics.csv`, and one for Weights & Biases.
 
     Args:
-        folder: Made when the first figure is written; must not hold figures already,
+        folder: folder, made with the first figure; must not hold figures already,
             the CSV logger would delete them.
-        name: Of the run.
+        name: name of the run.
     """
     csv_logger = CSVLogger(folder, name="", version="", flush_logs_every_n_steps=20)
     wandb_logger = make_wandb_logger(folder, name)
@@ -196,7 +196,7 @@ def _callbacks(settings: Settings, output: Path) -> list[Callback]:
 
 
 def _keep_quiet() -> None:
-    """Leaves out what Lightning says to users of its API, not to those of a recipe."""
+    """Silences Lightning's hints, which are for users of its API, not of a recipe."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (

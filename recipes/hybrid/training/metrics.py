@@ -70,7 +70,7 @@ def staleness_histogram(figures: Row) -> dict[int, float]:
 
 
 def summarize_run(rows: Iterable[Row]) -> dict[str, object]:
-    """What `summary.json` holds: the last figures of a run, by plain names.
+    """The contents of `summary.json`: the last figures of a run, by plain names.
 
     `frame_loss` (nats) and `frame_accuracy` are those of the consensus model on the
     held-out speakers; consensus distances are means over the validations; what a
