@@ -3,7 +3,7 @@
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -283,6 +283,26 @@ WITHIN_ASR = {
         "__init__",
     ),
 }
+# Recipes from the ground up, and the rooms of `hybrid`, which does what they choose.
+RECIPES = (
+    "generated",
+    "hybrid",
+    "switchboard",
+    "swb300",
+    "swb2000",
+    "librispeech",
+    "demo",
+    "batch_size",
+)
+HYBRID = (
+    "pipeline",
+    "data",
+    "recognition",
+    "adaptation",
+    "training",
+    "stages",
+    "planning",
+)
 # A module of the first kinds imports none of the later ones.
 ASR_TOWER = ("scoring", "frames", "search", "model")
 SPEECH_LIBRARIES = {
@@ -405,10 +425,41 @@ def test_the_tower_of_speech_has_no_circles() -> None:
         needs = own_imports(path, f"{NAME}.asr") - {module, "__init__"}
         graph[module] = graph.get(module, set()) | needs
     del graph["__init__"]
-    while graph:
-        ground = {module for module, needs in graph.items() if not needs & set(graph)}
-        assert ground, f"modules import one another: {sorted(graph)}"
-        graph = {module: graph[module] for module in set(graph) - ground}
+    assert circular(graph) == set()
+
+
+@pytest.mark.parametrize(
+    ("folder", "floors"), [("recipes", RECIPES), ("recipes/hybrid", HYBRID)]
+)
+def test_recipes_have_floors(folder: str, floors: tuple[str, ...]) -> None:
+    rooms = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
+    assert rooms == set(floors)
+    prefix = folder.replace("/", ".")
+    for floor, room in enumerate(floors):
+        for path in (ROOT / folder / room).rglob("*.py"):
+            names = (name for name in imports(path) if name.startswith(f"{prefix}."))
+            needs = {
+                name.removeprefix(f"{prefix}.").partition(".")[0] for name in names
+            }
+            assert needs <= {*floors[: floor + 1]}, path
+
+
+def test_no_modules_of_recipes_import_one_another() -> None:
+    files = [*(ROOT / "recipes").rglob("*.py")]
+    dotted = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files}
+    graph = {
+        name: set(imports(ROOT.joinpath(*name.split(".")).with_suffix(".py"))) & dotted
+        for name in dotted
+    }
+    assert circular(graph) == set()
+
+
+def circular(graph: Mapping[str, set[str]]) -> set[str]:
+    """The modules that import one another, or stand above those that do."""
+    left = dict(graph)
+    while ground := {name for name, needs in left.items() if not needs & left.keys()}:
+        left = {name: left[name] for name in left.keys() - ground}
+    return set(left)
 
 
 def test_public_names_are_these() -> None:

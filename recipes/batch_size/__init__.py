@@ -1,1 +1,1 @@
-"""How large a batch does each algorithm bear? A sweep over virtual learners."""
+"""The largest batch each algorithm scales to: a sweep over virtual learners."""

@@ -14,14 +14,14 @@ from recipes.batch_size.settings import (
     SPEECH,
     Settings,
 )
-from recipes.switchboard.command import status_of
+from recipes.hybrid.pipeline.command import status_of
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     arguments = argparse.ArgumentParser(
         prog="python -m recipes.batch_size",
-        description="How large a batch does each algorithm bear? Trains virtual "
+        description="How large a batch does each algorithm scale to? Trains virtual "
         "learners on one core. Interrupted, the same command goes on; finished, it "
         "writes tables and plots again.",
     )
@@ -70,7 +70,7 @@ _DIALS: tuple[tuple[str, Callable[[str], object], str], ...] = (
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """Those of the workload, with what the command line changes.
+    """The workload's settings, with what the command line changes.
 
     Raises:
         ValueError: A value is out of its bounds.

@@ -30,12 +30,12 @@ _PROBED = 1024  # samples
 
 
 class Shares(NamedTuple):
-    """Of one run.
+    """The effective rate of one run.
 
     Attributes:
-        least: The smallest share after the start.
-        last: At the end.
-        loss: Held-out, at the end.
+        least: smallest share after the start.
+        last: share at the end.
+        loss: held-out loss at the end.
     """
 
     least: float
@@ -47,8 +47,8 @@ def effective_share(cluster: VirtualCluster, workload: Workload) -> float:
     """alpha_e / alpha of a cluster whose consensus was just taken.
 
     Args:
-        cluster: Its module holds the consensus afterwards.
-        workload: Whose first training samples the gradients are taken over.
+        cluster: cluster whose module holds the consensus afterwards.
+        workload: workload whose first training samples the gradients are taken over.
     """
     probe = (workload.train[0][:_PROBED], workload.train[1][:_PROBED])
     own = []

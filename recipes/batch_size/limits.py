@@ -21,8 +21,8 @@ class Limit(NamedTuple):
     """How large a batch may be.
 
     Attributes:
-        batch: The largest within the margin; 0 if none is.
-        open: Whether it is the largest that was tried, so that the limit may be larger.
+        batch: largest batch within the margin; 0 if none is.
+        open: whether it is the largest that was tried, so that the limit may be larger.
     """
 
     batch: float
@@ -41,8 +41,8 @@ def limit(curve: Mapping[int, float], largest_loss: float) -> Limit:
     """The batch at which a curve of losses first exceeds a loss.
 
     Args:
-        curve: Loss by batch; infinite where training diverged.
-        largest_loss: That is still within the margin.
+        curve: loss by batch; infinite where training diverged.
+        largest_loss: largest loss that is within the margin.
     """
     batches = sorted(curve)
     if not batches or not curve[batches[0]] <= largest_loss:
@@ -60,10 +60,10 @@ def limits(
     """The limit of each algorithm, its losses the means over these seeds.
 
     Args:
-        bests: Each cell at its best learning rate.
-        baseline: The cell whose loss may be exceeded by the margin.
+        bests: cells, each at its best learning rate.
+        baseline: cell whose loss may be exceeded by the margin.
         margin: 0.05 for 5 %.
-        seeds: Repeated as often as they count.
+        seeds: seeds, each as often as it counts.
     """
     largest_loss = (1 + margin) * _mean(bests[baseline], seeds)
     curves: dict[str, dict[int, float]] = {}
@@ -82,11 +82,11 @@ def ratio(
     """An algorithm's limit over SSGD's, with its interval.
 
     Args:
-        bests: Each cell at its best learning rate.
-        baseline: The cell whose loss may be exceeded by the margin.
+        bests: cells, each at its best learning rate.
+        baseline: cell whose loss may be exceeded by the margin.
         margin: 0.05 for 5 %.
-        algorithm: Whose limit.
-        draws: Of the bootstrap.
+        algorithm: algorithm whose limit is estimated.
+        draws: number of draws of the bootstrap.
     """
     seeds = sorted(bests[baseline].losses)
     dice = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What runs came to: one file for each, written whole or not at all, and one table."""
+"""The outcomes of runs: one file for each, written whole, and one table."""
 
 import csv
 import json
@@ -17,19 +17,19 @@ class Outcome:
     """One run.
 
     Attributes:
-        algorithm: Its name.
-        batch: Global.
-        step: Of the grid of learning rates.
-        seed: Of the run.
-        rate: Peak learning rate.
-        loss: Held-out, of the consensus model at the end; infinite after divergence.
-        diverged: Why the run is called so; empty otherwise.
-        staleness: Mean over the merges, in optimizer steps.
-        distance: Relative consensus distance, the largest on the curve.
-        simulated_seconds: In units of the mean time of a learner's step.
-        wall_seconds: Of the machine that computed it.
-        samples: Of all learners, at each point of the curve.
-        losses: Held-out, at each point of the curve.
+        algorithm: name of the algorithm.
+        batch: global batch.
+        step: step of the grid of learning rates.
+        seed: seed of the run.
+        rate: peak learning rate.
+        loss: held-out loss of the final consensus model; infinite after divergence.
+        diverged: reason why the run counts as diverged; empty otherwise.
+        staleness: mean staleness of the merges, in optimizer steps.
+        distance: largest relative consensus distance on the curve.
+        simulated_seconds: duration in units of the mean time of a learner's step.
+        wall_seconds: duration on the machine that computed the run.
+        samples: samples of all learners at each point of the curve.
+        losses: held-out loss at each point of the curve.
     """
 
     algorithm: str
@@ -48,7 +48,7 @@ class Outcome:
 
     @property
     def run(self) -> Run:
-        """What it is the outcome of."""
+        """The run that had this outcome."""
         return Run(Cell(self.algorithm, self.batch), self.step, self.seed)
 
 
@@ -73,7 +73,7 @@ def write_table(path: Path, outcomes: Iterable[Outcome]) -> None:
 
 
 def read_table(path: Path) -> list[Outcome]:
-    """What `write_table` has written."""
+    """The outcomes that `write_table` has written."""
     with path.open(newline="", encoding="utf-8") as file:
         return [_from_text(row) for row in csv.DictReader(file)]
 

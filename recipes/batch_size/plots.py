@@ -32,8 +32,8 @@ def loss_against_batch(sweep: Sweep, cells: Mapping[Cell, Best]) -> Figure:
     """Held-out loss at a learning rate of each cell, mean and range over the seeds.
 
     Args:
-        sweep: With all its runs.
-        cells: Each at the learning rate that is shown.
+        sweep: sweep with all its runs.
+        cells: cells, each at the learning rate that is shown.
     """
     figure, axes = _axes("global batch (samples)", "held-out loss (nats)")
     _draw_margins(axes, sweep)

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from recipes.generated.corpus import write_corpus
-from recipes.switchboard.pipeline import run_stages
-from recipes.switchboard.settings import Settings
-from recipes.switchboard.stages import STAGES
+from recipes.hybrid.pipeline.runner import run_stages
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.stages import STAGES
 
 
 def prepared_speech(
@@ -14,10 +14,11 @@ def prepared_speech(
     """Folders of features and alignment, prepared if they are not there.
 
     Args:
-        data: Of a finished `recipes.demo` or `recipes.switchboard`; none: generate.
-        out: Below which the generated corpus and its stages lie.
-        minutes: Of training speech to generate.
-        cores: To do it with.
+        data: folder of a finished `recipes.demo` or `recipes.switchboard`; none:
+            generate.
+        out: folder of the generated corpus and its stages.
+        minutes: minutes of training speech to generate.
+        cores: number of processes.
 
     Raises:
         ValueError: `data` has no features or no alignment.

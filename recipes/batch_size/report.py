@@ -17,9 +17,9 @@ def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
     """Writes RESULTS.md, its figures as PNG and SVG, and prints the tables.
 
     Args:
-        out: Folder.
-        sweep: With all its runs.
-        workload: What was trained.
+        out: folder of the report.
+        sweep: sweep with all its runs.
+        workload: name of what was trained.
     """
     batches = sweep.settings.batches
     figures = {
@@ -68,8 +68,8 @@ def loss_table(sweep: Sweep, cells: Mapping[Cell, Best]) -> str:
     """Losses by algorithm and batch, as Markdown.
 
     Args:
-        sweep: Says which algorithms and batches.
-        cells: Each at a learning rate.
+        sweep: sweep that names the algorithms and batches.
+        cells: cells, each at a learning rate.
     """
     batches = sweep.settings.all_batches
     rows = [
@@ -83,8 +83,8 @@ def limit_table(sweep: Sweep, cells: Mapping[Cell, Best]) -> str:
     """Limits and their ratios to SSGD's, as Markdown.
 
     Args:
-        sweep: Says which algorithms and margins.
-        cells: Each at a learning rate; the baseline's cell among them.
+        sweep: sweep that names the algorithms and margins.
+        cells: cells, each at a learning rate, with the baseline's.
     """
     margins = sweep.settings.margins
     heads = [f"{what}, {m:.0%}" for m in margins for what in ("limit", "ratio")]

@@ -17,7 +17,7 @@ from recipes.batch_size.outcomes import Outcome
 from recipes.batch_size.settings import BASELINE, Cell, Run, Settings
 
 Losses = dict[int, dict[int, float]]
-"""Of one cell: step of the grid, seed, loss."""
+"""Losses of one cell, by step of the grid and by seed."""
 
 # A neighbour whose loss is larger than this times the best is not trained further.
 _CLOSE = 1.03
@@ -27,9 +27,9 @@ class Best(NamedTuple):
     """A cell at its best learning rate.
 
     Attributes:
-        step: Of the grid.
-        losses: By seed; infinite where a run diverged.
-        at_edge: Whether the grid ends there, so that a better rate may lie beyond it.
+        step: step of the grid.
+        losses: loss by seed; infinite where a run diverged.
+        at_edge: whether the grid ends there, so that a better rate may lie beyond it.
     """
 
     step: int
@@ -139,7 +139,7 @@ def _is_close(losses: Mapping[int, float], best: Mapping[int, float]) -> bool:
 
 
 def _best_step(losses: Losses) -> int:
-    """Of equal ones, as of those that all diverge, the lowest."""
+    """The best step; the lowest of equal ones, as when all diverge."""
     return min(losses, key=lambda step: (_mean(losses[step]), step))
 
 

@@ -34,9 +34,9 @@ class Run(NamedTuple):
     """One training.
 
     Attributes:
-        cell: Algorithm and global batch.
-        step: Peak learning rate, as a step of the grid: the rate is 2^(step / 2).
-        seed: Of start, order of samples, times and topology.
+        cell: algorithm and global batch.
+        step: peak learning rate as a step of the grid: the rate is 2^(step / 2).
+        seed: seed of start, order of samples, times and topology.
     """
 
     cell: Cell
@@ -56,29 +56,29 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Of a sweep.
+    """Settings of a sweep.
 
     Args:
-        algorithms: Names of the strategies, "ssgd" (one super-learner of all) among
+        algorithms: names of the strategies, "ssgd" (one super-learner of all) among
             them.
-        baseline_batch: Global batch at which SSGD alone is trained: the loss that the
+        baseline_batch: global batch at which SSGD alone is trained: the loss that the
             others are held against.
-        batches: Global batches of all algorithms, from small to large.
-        seeds: How many, from 0.
-        min_rate: The lowest peak learning rate; the grid goes on by factors of sqrt(2).
-        max_rate: The highest.
-        num_learners: Of every algorithm.
-        super_learner_size: Of "hadpsgd".
-        epochs: Passes over the training samples, for every batch.
-        warmup_epochs: Of them, until the peak rate.
-        rise: Peak rate over the rate at the start.
-        decay: Factor of the rate per epoch afterwards.
-        spread: Of the logarithm of the time that a learner computes for a step.
-        exchange: Time in which the weights of a model cross a link, in steps.
-        gradient_clip: Largest norm of a super-learner's gradient; none: any.
-        mixing_gain: Part of each average that the asynchronous algorithms take.
-        points: Of a learning curve, the start not counted.
-        margins: Above the baseline's loss, within which a batch is not too large.
+        batches: global batches of all algorithms, from small to large.
+        seeds: number of seeds, counted from 0.
+        min_rate: lowest peak learning rate; the grid goes on by factors of sqrt(2).
+        max_rate: highest peak learning rate.
+        num_learners: number of learners of every algorithm.
+        super_learner_size: number of learners per super-learner of "hadpsgd".
+        epochs: number of passes over the training samples, for every batch.
+        warmup_epochs: number of these epochs until the peak rate.
+        rise: peak rate divided by the rate at the start.
+        decay: factor on the rate per epoch afterwards.
+        spread: deviation of the logarithm of a learner's computing time per step.
+        exchange: time in which the weights of a model cross a link, in steps.
+        gradient_clip: largest norm of a super-learner's gradient; none: any.
+        mixing_gain: share of each average that the asynchronous algorithms take.
+        points: number of points of a learning curve, without the start.
+        margins: parts by which a loss may exceed the baseline's at a usable batch.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -136,7 +136,7 @@ class Settings:
         return range(_step(self.min_rate), _step(self.max_rate) + 1)
 
     def cells(self) -> Iterator[Cell]:
-        """In the order of work: small batches first, SSGD before the others."""
+        """The cells in the order of work: small batches first, SSGD before others."""
         yield (baseline := Cell(BASELINE, self.baseline_batch))
         for batch in self.batches:
             for algorithm in sorted(self.algorithms, key=lambda name: name != BASELINE):
@@ -144,7 +144,7 @@ class Settings:
                     yield cell
 
     def in_common(self) -> dict[str, Any]:
-        """What runs must have in common in order to be compared."""
+        """The settings that runs must share to be comparable."""
         varied = ("algorithms", "batches", "seeds", "min_rate", "max_rate", "margins")
         named = {k: v for k, v in asdict(self).items() if k not in varied}
         return {**named, "largest_batch": self.largest_batch}

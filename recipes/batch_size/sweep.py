@@ -22,11 +22,11 @@ class SettingsChanged(ValueError):
 
 
 class Sweep(NamedTuple):
-    """What a sweep has come to.
+    """The state of a sweep.
 
     Attributes:
-        settings: Of all runs.
-        outcomes: All that there are.
+        settings: settings of all runs.
+        outcomes: outcomes of all runs so far.
     """
 
     settings: Settings
@@ -62,9 +62,9 @@ def run_sweep(workload: Workload, settings: Settings, out: Path) -> Sweep:
     """Trains every run that is missing and writes `results.csv`.
 
     Args:
-        workload: Its training samples are cut to a multiple of the largest batch.
-        settings: Of all runs.
-        out: Folder; a run that is there is not trained again.
+        workload: workload, whose samples are cut to a multiple of the largest batch.
+        settings: settings of all runs.
+        out: folder of the runs; a run that is there is not trained again.
 
     Raises:
         SettingsChanged: The folder holds runs of other settings.
@@ -85,7 +85,7 @@ def run_sweep(workload: Workload, settings: Settings, out: Path) -> Sweep:
 
 
 def next_runs(outcomes: Sequence[Outcome], settings: Settings) -> list[Run]:
-    """Those of the first cell that is not finished; none at the end."""
+    """The runs of the first cell that is not finished; none at the end."""
     cells = by_cell(outcomes)
     todo = (missing(cell, cells, settings) for cell in settings.cells())
     return next(filter(None, todo), [])

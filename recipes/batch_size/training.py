@@ -28,9 +28,9 @@ def train(run: Run, workload: Workload, settings: Settings) -> Outcome:
     """Trains once; the same arguments give the same losses, bit for bit.
 
     Args:
-        run: Which.
-        workload: Its number of training samples is a multiple of the batch.
-        settings: What all runs have in common.
+        run: run to train.
+        workload: data and model; its training samples are a multiple of the batch.
+        settings: settings that all runs have in common.
     """
     points: list[Point] = []
     begin = time.perf_counter()
@@ -66,7 +66,7 @@ def make_cluster(run: Run, workload: Workload, settings: Settings) -> VirtualClu
     bandwidth = num_bytes / settings.exchange
     return VirtualCluster(
         model,
-        **dials_of(run.cell.algorithm, settings),
+        **options_of(run.cell.algorithm, settings),
         loss=workload.loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
         compute=Compute(spread=settings.spread),
@@ -77,18 +77,18 @@ def make_cluster(run: Run, workload: Workload, settings: Settings) -> VirtualClu
     )
 
 
-def dials_of(algorithm: str, settings: Settings) -> dict[str, Any]:
-    """Sizes and dials of an algorithm."""
+def options_of(algorithm: str, settings: Settings) -> dict[str, Any]:
+    """Sizes and options of an algorithm."""
     if algorithm == BASELINE:
         return {"num_super_learners": 1}
-    dials = {**NAMES, **EXTRA}[algorithm]
+    options = {**NAMES, **EXTRA}[algorithm]
     size = settings.super_learner_size if algorithm == "hadpsgd" else 1
-    gain = settings.mixing_gain if dials["communication"] == "async" else 1.0
+    gain = settings.mixing_gain if options["communication"] == "async" else 1.0
     return {
         "num_super_learners": settings.num_learners // size,
         "super_learner_size": size,
-        "topology": dials["topology"],
-        "communication": dials["communication"],
+        "topology": options["topology"],
+        "communication": options["communication"],
         "mixing_gain": gain,
     }
 

@@ -24,10 +24,10 @@ class Workload:
 
     Args:
         name: "speech" or "classifier".
-        train: Inputs and labels, `[sample, ...]` each.
-        held_out: The same of other samples.
-        make: A model at its start; drawn from the common generator.
-        loss: Of the model on inputs and labels, a mean.
+        train: inputs and labels, `[sample, ...]` each.
+        held_out: inputs and labels of other samples.
+        make: function that makes a model, drawn from the common generator.
+        loss: mean loss of the model on inputs and labels.
         num_classes: C; a model that has learnt nothing has the loss ln C.
     """
 
@@ -67,10 +67,10 @@ def batches_of(
     same steps, whatever the number of shares.
 
     Args:
-        samples: A multiple of `batch` of them.
-        batch: Global.
-        num_shares: Learners; 1 takes whole batches.
-        seed: Of the order.
+        samples: samples, whose number is a multiple of `batch`.
+        batch: global batch.
+        num_shares: number of learners; 1 takes whole batches.
+        seed: seed of the order.
     """
     inputs, labels = samples
     share = batch // num_shares
@@ -89,10 +89,10 @@ def speech(features: Path, alignment: Path, num_layers: int, hidden: int) -> Wor
     """Frames of speech to HMM states, by the acoustic model of the papers in small.
 
     Args:
-        features: Folder of the stage `features` of `recipes/switchboard`.
-        alignment: Folder of its stage `align`.
-        num_layers: Bidirectional LSTM layers.
-        hidden: Their cells per direction, and the width of the bottleneck.
+        features: folder of the stage `features` of `recipes/hybrid`.
+        alignment: folder of its stage `align`.
+        num_layers: number of bidirectional LSTM layers.
+        hidden: number of cells per direction, and the width of the bottleneck.
     """
     data = SpeechData(features, alignment)
     train, held_out = (_chunks(data.dataset(split)) for split in ("train", "dev"))
@@ -130,8 +130,8 @@ def classifier(num_train: int = 16_384, num_held_out: int = 2_048) -> Workload:
     around a mean that is not zero, which makes one direction of the loss steep.
 
     Args:
-        num_train: Training samples.
-        num_held_out: Others, all with their right labels.
+        num_train: number of training samples.
+        num_held_out: number of other samples, all with their right labels.
     """
     dice = torch.Generator().manual_seed(0)
     teacher = _teacher(dice)

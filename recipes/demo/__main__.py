@@ -4,8 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from recipes.switchboard.command import status_of
-from recipes.switchboard.settings import Settings, override
+from recipes.hybrid.pipeline.command import status_of
+from recipes.hybrid.pipeline.overrides import override
+from recipes.hybrid.pipeline.settings import Settings
 
 
 def parser() -> argparse.ArgumentParser:

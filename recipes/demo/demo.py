@@ -12,9 +12,9 @@ from recipes.demo.facts import facts_of
 from recipes.demo.report import write_report
 from recipes.demo.results import Result, as_text, read_baseline, read_result, table
 from recipes.generated.corpus import write_corpus
-from recipes.switchboard.pipeline import run_stages
-from recipes.switchboard.settings import Settings
-from recipes.switchboard.stages import STAGES
+from recipes.hybrid.pipeline.runner import run_stages
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.stages import STAGES
 
 STRATEGIES = ("ddp", "hadpsgd")
 
@@ -25,9 +25,9 @@ def run_demo(
     """Runs what is not finished, prints the table, writes `settings.out/report.html`.
 
     Args:
-        settings: Of all runs; each replaces the run's name and the strategy.
-        generated_minutes: Training and test speech to generate at `settings.corpus`;
-            None if the corpus is there.
+        settings: settings of all runs; each run replaces its name and the strategy.
+        generated_minutes: minutes of training and of test speech to generate at
+            `settings.corpus`; None if the corpus is there.
 
     Returns:
         The results in the order of the table.

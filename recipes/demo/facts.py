@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from recipes.switchboard.pipeline import STAMP
-from recipes.switchboard.settings import RUN_STAGES, Settings, TrainSettings
-from recipes.switchboard.stages import STAGES
+from recipes.hybrid.pipeline.groups import TrainSettings
+from recipes.hybrid.pipeline.runner import STAMP
+from recipes.hybrid.pipeline.settings import RUN_STAGES, Settings
+from recipes.hybrid.stages import STAGES
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("torch", "lightning", "torchaudio", "kaldifst", "kaldi-decoder")
@@ -22,8 +23,8 @@ def facts_of(runs: Sequence[Settings], corpus: str) -> dict[str, str]:
     """Everything that a reader needs to measure again.
 
     Args:
-        runs: The settings of each; they differ in name and strategy alone.
-        corpus: What the speech is, in words.
+        runs: settings of each run; they differ in name and strategy alone.
+        corpus: description of the speech.
     """
     train = runs[0].train
     return {

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from recipes.demo.results import Result
-from recipes.switchboard.metrics import (
+from recipes.hybrid.training.metrics import (
     by_step,
     last_figures,
     series,

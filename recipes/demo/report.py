@@ -72,10 +72,10 @@ def write_report(
     """Writes the report, whole or not at all.
 
     Args:
-        path: Of the HTML file.
-        results: In the order of the table.
-        facts: How it was measured: machine, commit, command ...; shown as given.
-        title: Of the page.
+        path: path of the HTML file.
+        results: results in the order of the table.
+        facts: how it was measured: machine, commit, command ...; shown as given.
+        title: title of the page.
     """
     parts = [
         f"<h1>{html.escape(title)}</h1>",

@@ -1,4 +1,4 @@
-"""What the runs of a demo came to, and the table of it."""
+"""The results of a demo's runs, and their table."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_adpsgd.asr.scoring import Errors
-from recipes.switchboard.metrics import Row, read_rows
-from recipes.switchboard.settings import Settings
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.training.metrics import Row, read_rows
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class Result:
     """One run.
 
     Attributes:
-        name: Of the run.
-        errors: By test part ("SWB", "CH", "total").
-        frame_accuracy: On whole utterances of held-out speakers.
-        summary: What `summary.json` of the training holds; empty without training.
-        rows: The rows of its `metrics.csv`.
+        name: name of the run.
+        errors: errors by test part ("SWB", "CH", "total").
+        frame_accuracy: share of right frames in whole utterances of held-out speakers.
+        summary: contents of the training's `summary.json`; empty without training.
+        rows: rows of its `metrics.csv`.
     """
 
     name: str

@@ -2,8 +2,8 @@
 
 The library is the one inside the `espeakng-loader` wheel, so that no system package is
 needed. It keeps its state in C globals and a sentence depends a little on those spoken
-before it; whoever needs the same samples every time speaks the same sentences in the
-same order from a process of its own (see corpus.py).
+before it. To get the same samples every time, speak the same sentences in the same
+order in a process of its own (see corpus.py).
 """
 
 import ctypes

@@ -11,7 +11,7 @@ _FAR_MEN = ("m8", "max", "edward", "boris", "Andy", "Reed")
 _FAR_WOMEN = ("Annie", "Andrea", "grandma", "aunty")
 
 #: eSpeak's variants of a voice, men's and women's, by part of the corpus. The en_ files
-#: have variants that nobody in training has, as CallHome's callers are unlike
+#: have variants that no training speaker has, as CallHome's callers are unlike
 #: Switchboard's.
 VARIANTS = {
     "train": (_NEAR_MEN, _NEAR_WOMEN),

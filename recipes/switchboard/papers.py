@@ -1,16 +1,17 @@
 """The papers' acoustic model, schedule and algorithms, as settings of the stages.
 
-Six bidirectional LSTM layers of 512 cells a direction, a bottleneck of 256, chunks of
-21 frames; plain SGD for 16 epochs, whose rate rises for 10 epochs in proportion to the
-batch, 0.1 at 256, and then falls by sqrt(1/2) an epoch. The states are those of phones
-in context, 32,000; the 260 inputs are 120 of log-mel with differences, 40 of fMLLR and
-100 of an i-vector. Runs differ in the algorithm and in nothing else, but for `single`,
-the papers' baseline: one learner, batch 256.
+The model has six bidirectional LSTM layers of 512 cells a direction, a bottleneck of
+256, and reads chunks of 21 frames. Plain SGD trains it for 16 epochs. The rate rises
+for 10 epochs in proportion to the batch, 0.1 at 256, and then falls by sqrt(1/2) an
+epoch. The states are 32,000, of phones in context. The 260 inputs are 120 of log-mel
+with differences, 40 of fMLLR and 100 of an i-vector. Runs differ in the algorithm
+alone, except `single`, the papers' baseline: one learner, batch 256.
 """
 
 from typing import NamedTuple
 
-from recipes.switchboard.settings import Settings, override
+from recipes.hybrid.pipeline.overrides import override
+from recipes.hybrid.pipeline.settings import Settings
 
 GLOBAL_BATCH = 8192
 SINGLE = "single"
@@ -63,7 +64,7 @@ class Algorithm(NamedTuple):
 
     Attributes:
         strategy: "ddp", or a name that `lightning_adpsgd` registers.
-        meaning: One line for the reader of the screen.
+        meaning: one line for the screen.
     """
 
     strategy: str
@@ -74,7 +75,7 @@ RUNS = {
     "ddp": Algorithm("ddp", "allreduce of gradients at every step (SSGD)"),
     "sdpsgd": Algorithm("sdpsgd", "averages on a ring, all wait (SD-PSGD)"),
     "adpsgd": Algorithm("adpsgd", "averages on a ring in the background (AD-PSGD)"),
-    "adpsgd_random": Algorithm("adpsgd_random", "the same on rings drawn anew"),
+    "adpsgd_random": Algorithm("adpsgd_random", "the same on random rings"),
     "d1psgd": Algorithm("d1psgd", "all average behind the next gradient (D1)"),
     "hadpsgd": Algorithm("hadpsgd", "groups that allreduce gossip (H-ADPSGD)"),
     SINGLE: Algorithm("ddp", "one learner, batch 256: the papers' baseline"),
@@ -85,12 +86,13 @@ def with_papers(settings: Settings, num_learners: int, super_learners: int) -> S
     """The settings with the papers' model, schedule and data.
 
     Args:
-        settings: Folders, sources and the name of the run, one of `RUNS`.
-        num_learners: GPUs of this machine; the global batch of 8,192 is shared out.
-        super_learners: Groups that `hadpsgd` makes of them.
+        settings: folders, sources and the name of the run, one of `RUNS`.
+        num_learners: number of GPUs on this machine, which share the global batch of
+            8,192.
+        super_learners: number of groups that `hadpsgd` makes of them.
 
     Raises:
-        ValueError: No such run, or a number that does not divide.
+        ValueError: There is no such run, or a number does not divide.
     """
     if settings.run not in RUNS:
         raise ValueError(

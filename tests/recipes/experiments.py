@@ -7,7 +7,7 @@ import numpy as np
 
 from lightning_adpsgd.asr.frames.store import FrameWriter
 from lightning_adpsgd.asr.language.lexicon import SPECIAL_WORDS, Lexicon
-from recipes.switchboard.settings import Settings
+from recipes.hybrid.pipeline.settings import Settings
 from tests.asr import digits
 
 

@@ -1,7 +1,7 @@
 """References of made-up test sets."""
 
 from lightning_adpsgd.asr.corpora.corpus import read_utterances
-from recipes.switchboard.settings import Settings
+from recipes.hybrid.pipeline.settings import Settings
 
 
 def write_reference(settings: Settings) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipes.switchboard.decode_stages import beyond_the_best
+from recipes.hybrid.recognition.recognise import beyond_the_best
 
 
 @pytest.mark.parametrize(

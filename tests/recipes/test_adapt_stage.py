@@ -33,30 +33,31 @@ from lightning_adpsgd.asr.search.decoding import Decoder, SearchOptions
 from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
 from lightning_adpsgd.asr.sound.segments import find_segments
 from lightning_adpsgd.asr.speakers.adaptation import Adapter, silent_states
-from recipes.switchboard import rates, realign_stage, resources
-from recipes.switchboard.adapt_stage import adapt
-from recipes.switchboard.decode_stages import (
-    adapted_baseline,
-    baseline,
-    decode,
-    make_decoder,
-    network,
-)
-from recipes.switchboard.export_stage import adaptation_of, export
-from recipes.switchboard.hmm_stages import align, graph
-from recipes.switchboard.inputs import Inputs, StoredInputs
-from recipes.switchboard.pipeline import StageError
-from recipes.switchboard.realign_stage import realign
-from recipes.switchboard.score_stage import score
-from recipes.switchboard.settings import (
+from recipes.hybrid.data.inputs import Inputs, StoredInputs
+from recipes.hybrid.pipeline.groups import (
     AdaptSettings,
     AlignSettings,
     DecodeSettings,
     RealignSettings,
-    Settings,
     TrainSettings,
 )
-from recipes.switchboard.train_stage import train
+from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.planning import __main__ as planning
+from recipes.hybrid.planning import costs, rates
+from recipes.hybrid.recognition.decoder import make_decoder
+from recipes.hybrid.recognition.scorers import network
+from recipes.hybrid.stages import realign as realign_stage
+from recipes.hybrid.stages.adapt import adapt
+from recipes.hybrid.stages.adapted_baseline import adapted_baseline
+from recipes.hybrid.stages.align import align
+from recipes.hybrid.stages.baseline import baseline
+from recipes.hybrid.stages.decode import decode
+from recipes.hybrid.stages.export import adaptation_of, export
+from recipes.hybrid.stages.graph import graph
+from recipes.hybrid.stages.realign import realign
+from recipes.hybrid.stages.score import score
+from recipes.hybrid.stages.train import train
 from tests.asr import digits
 from tests.recipes.experiments import digits_and_noises, run_stage, write_frames
 from tests.recipes.references import write_reference
@@ -325,18 +326,18 @@ def test_rates_are_measured_on_a_finished_run(settings, monkeypatch, tmp_path):
     }
     for name, size in smaller.items():
         monkeypatch.setattr(rates, name, size)
-    kept = tmp_path / "resources.json"
-    shutil.copy(resources.INPUTS, kept)
+    kept = tmp_path / "costs.json"
+    shutil.copy(costs.KEPT, kept)
     before = json.loads(kept.read_text())["costs"]
-    monkeypatch.setattr(resources, "INPUTS", kept)
-    monkeypatch.setattr(resources, "_as_the_papers", lambda _: settings)
-    assert resources.main(["--rates", str(settings.out), "--machine", "a test"]) == 0
+    monkeypatch.setattr(costs, "KEPT", kept)
+    monkeypatch.setattr(planning, "_as_the_papers", lambda _: settings)
+    assert planning.main(["--rates", str(settings.out), "--machine", "a test"]) == 0
     told = json.loads(kept.read_text())
     assert told["from"].endswith("; a test")
     assert told["costs"].keys() == before.keys()
     changed = {name for name in before if told["costs"][name] != before[name]}
     parts = [name for name in before if ": " in name]
-    assert changed == {*parts} - {resources.STATISTICS, resources.LEAVES_GROWN}
+    assert changed == {*parts} - {costs.STATISTICS, costs.LEAVES_GROWN}
     assert all(told["costs"][name][1] > 0 for name in changed)
 
 

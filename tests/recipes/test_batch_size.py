@@ -24,7 +24,7 @@ from recipes.batch_size.report import loss_table
 from recipes.batch_size.search import Best, at_rule, best_of, by_cell, missing
 from recipes.batch_size.settings import QUICK, Cell, Run, Settings
 from recipes.batch_size.sweep import SettingsChanged, Sweep, next_runs, run_sweep
-from recipes.batch_size.training import dials_of, make_cluster, schedule_of, train
+from recipes.batch_size.training import make_cluster, options_of, schedule_of, train
 from recipes.batch_size.workloads import Workload, batches_of, classifier
 
 BASELINE = Cell("ssgd", 64)
@@ -208,7 +208,7 @@ def test_all_algorithms_begin_at_the_same_weights() -> None:
 
 
 def test_super_learners_are_of_hadpsgd_alone() -> None:
-    sizes = {a: dials_of(a, Settings()) for a in Settings().algorithms}
+    sizes = {a: options_of(a, Settings()) for a in Settings().algorithms}
     assert sizes["hadpsgd"]["num_super_learners"] == 4
     assert sizes["ssgd"] == {"num_super_learners": 1}
     assert {sizes[a]["num_super_learners"] for a in sizes} == {1, 4, 16}

@@ -10,11 +10,12 @@ import pytest
 from lightning_adpsgd.asr.corpora.corpus import Utterance, write_utterances
 from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.language.lexicon import write_lexicon
-from recipes.switchboard.copies import speeds_of, with_copies
-from recipes.switchboard.hmm_stages import align
-from recipes.switchboard.labels import stored_utterances
-from recipes.switchboard.settings import AlignSettings, FeatureSettings, Settings
-from recipes.switchboard.speakers import Speakers
+from recipes.hybrid.data.labels import stored_utterances
+from recipes.hybrid.data.speakers import Speakers
+from recipes.hybrid.data.splits import speeds_of, with_copies
+from recipes.hybrid.pipeline.groups import AlignSettings, FeatureSettings
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.stages.align import align
 from tests.asr import digits
 from tests.recipes.experiments import digits_and_noises, run_stage, write_frames
 

@@ -16,15 +16,17 @@ from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.language.lexicon import read_lexicon
 from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
 from lightning_adpsgd.asr.sound.sphere import read_channel
-from recipes.switchboard import feature_stage
-from recipes.switchboard.pipeline import StageError, run_stages
-from recipes.switchboard.selection import (
+from recipes.hybrid.data.selection import (
     first_utterances,
     hold_out,
     limit_repeats,
 )
-from recipes.switchboard.settings import PrepareSettings, Settings, override
-from recipes.switchboard.stages import STAGES
+from recipes.hybrid.pipeline.groups import PrepareSettings
+from recipes.hybrid.pipeline.overrides import override
+from recipes.hybrid.pipeline.runner import StageError, run_stages
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.stages import STAGES
+from recipes.hybrid.stages import features as feature_stage
 from tests.asr.tiny import (
     noise,
     write_corpus,

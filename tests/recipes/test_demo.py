@@ -23,14 +23,14 @@ from recipes.demo.results import (
     read_result,
     table,
 )
-from recipes.switchboard.metrics import (
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.training.metrics import (
     by_step,
     read_rows,
     series,
     summarize_run,
     write_rows,
 )
-from recipes.switchboard.settings import Settings
 
 
 def made_up_rows(gossips: bool) -> list[dict[str, float]]:

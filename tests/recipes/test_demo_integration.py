@@ -11,9 +11,11 @@ import torch
 
 from recipes.demo.__main__ import main
 from recipes.demo.results import read_result
-from recipes.switchboard.metrics import read_rows
-from recipes.switchboard.settings import Settings, override
-from recipes.switchboard.train_stage import make_model, train
+from recipes.hybrid.pipeline.overrides import override
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.stages.train import train
+from recipes.hybrid.training.learners import make_model
+from recipes.hybrid.training.metrics import read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -1,7 +1,5 @@
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +8,18 @@ import pytest
 import soundfile
 
 from recipes.generated import corpus, layout
+from recipes.generated.__main__ import main
 from recipes.generated.grammar import NOISES, laughed_word
 from recipes.generated.speakers import VARIANTS
+from tests.recipes.conftest import DISCS, SEED
 
 ROOT = Path(__file__).parents[2]
-MINUTE: dict[str, Any] = {"minutes": 1.0, "test_minutes": 0.4, "seed": 7}
+MINUTE: dict[str, Any] = {**DISCS, "seed": SEED}
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("generated")
-    corpus.write_corpus(folder / "corpus", **MINUTE, processes=2)
-    return folder / "corpus"
+def tree(discs: Path) -> Path:
+    return discs
 
 
 def files(tree: Path) -> dict[str, bytes]:
@@ -102,10 +100,10 @@ def test_every_word_of_the_transcripts_is_in_the_dictionary(tree):
 
 def test_there_is_at_least_as_much_speech_as_asked_for(tree):
     train = [f"sw{2001 + k:05d}" for k in range(20)]
-    assert 1.0 <= speech_minutes(tree, train) < 3.0
+    assert DISCS["minutes"] <= speech_minutes(tree, train) < 3.0
     test = [path.stem for path in tree.glob("LDC2002S09/hub5e_00/english/*.sph")]
     assert len(test) == 6
-    assert 0.4 <= speech_minutes(tree, test) < 1.2
+    assert DISCS["test_minutes"] <= speech_minutes(tree, test) < 1.2
 
 
 def test_segments_reference_and_text_of_the_test_set_agree(tree):
@@ -203,8 +201,8 @@ def test_an_interrupted_corpus_is_completed_without_touching_what_is_whole(
 
 
 def test_a_corpus_of_other_arguments_is_refused(tree):
-    with pytest.raises(FileExistsError, match=r"'minutes': 1\.0.*'minutes': 2\.0"):
-        corpus.write_corpus(tree, minutes=2.0, test_minutes=0.4, seed=7)
+    with pytest.raises(FileExistsError, match=r"'minutes': 0\.5.*'minutes': 2\.0"):
+        corpus.write_corpus(tree, **{**MINUTE, "minutes": 2.0})
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
@@ -220,13 +218,12 @@ def test_impossible_amounts_of_speech_are_refused(tmp_path, minutes):
     assert not (tmp_path / "c").exists()
 
 
-def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
+def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
     (tmp_path / "thesis.txt").write_text("precious")
-    command = [sys.executable, "-m", "recipes.generated", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.startswith("recipes.generated: `tree`")
-    assert done.stderr.count("\n") == 1
+    assert main(["--out", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("recipes.generated: `tree`")
+    assert told.count("\n") == 1
 
 
 def test_the_record_of_a_call_says_who_spoke(tree):

@@ -16,20 +16,23 @@ from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
 from lightning_adpsgd.asr.hmm.states import read_topology
 from lightning_adpsgd.asr.language.lexicon import write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
-from recipes.switchboard import realign_stage, triphone_stage
-from recipes.switchboard.decode_stages import baseline, decode
-from recipes.switchboard.hmm_stages import align, graph
-from recipes.switchboard.pipeline import StageError
-from recipes.switchboard.realign_stage import realign
-from recipes.switchboard.score_stage import score
-from recipes.switchboard.settings import (
+from recipes.hybrid.pipeline.groups import (
     AlignSettings,
     DecodeSettings,
     RealignSettings,
-    Settings,
     TriphoneSettings,
 )
-from recipes.switchboard.triphone_stage import triphone
+from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.stages import realign as realign_stage
+from recipes.hybrid.stages import triphone as triphone_stage
+from recipes.hybrid.stages.align import align
+from recipes.hybrid.stages.baseline import baseline
+from recipes.hybrid.stages.decode import decode
+from recipes.hybrid.stages.graph import graph
+from recipes.hybrid.stages.realign import realign
+from recipes.hybrid.stages.score import score
+from recipes.hybrid.stages.triphone import triphone
 from tests.asr import digits
 from tests.recipes.experiments import digits_and_noises, run_stage, write_frames
 from tests.recipes.references import write_reference

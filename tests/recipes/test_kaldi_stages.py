@@ -19,22 +19,25 @@ from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.recogniser import Parts, Recogniser, export
 from lightning_adpsgd.asr.search.decoding import SearchOptions
 from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
-from recipes.switchboard import decode_stages, kaldi_stages
-from recipes.switchboard.adapt_stage import adapt
-from recipes.switchboard.export_stage import states_of
-from recipes.switchboard.inputs import Inputs
-from recipes.switchboard.kaldi_stages import check, graph, labels
-from recipes.switchboard.pipeline import StageError
-from recipes.switchboard.score_stage import score
-from recipes.switchboard.settings import (
+from recipes.hybrid.data.inputs import Inputs
+from recipes.hybrid.data.kaldi import find_kaldi
+from recipes.hybrid.pipeline.groups import (
     AdaptSettings,
     DecodeSettings,
     KaldiSettings,
     LmSettings,
-    Settings,
-    override,
 )
-from recipes.switchboard.stages import STAGES
+from recipes.hybrid.pipeline.overrides import override
+from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.recognition.kaldi import decoder
+from recipes.hybrid.stages import STAGES
+from recipes.hybrid.stages import decode as decode_stage
+from recipes.hybrid.stages.adapt import adapt
+from recipes.hybrid.stages.export import states_of
+from recipes.hybrid.stages.graph import graph
+from recipes.hybrid.stages.kaldi import kaldi as labels
+from recipes.hybrid.stages.score import score
 from tests.asr import digits
 from tests.asr.kaldi_files import NUM_PDFS, PDFS, write_experiment
 from tests.recipes.experiments import run_stage, write_frames
@@ -105,9 +108,9 @@ def named(frames: np.ndarray) -> np.ndarray:
 def test_kaldis_graph_is_decoded_scored_and_exported(settings, monkeypatch, capsys):
     run_stage(labels, settings, "kaldi")
     run_stage(graph, settings, "graph")
-    monkeypatch.setattr(decode_stages, "network", lambda _: sharp)
-    monkeypatch.setattr(decode_stages, "_check_outputs", lambda _: None)
-    decoded = run_stage(decode_stages.decode, settings, "decode")
+    monkeypatch.setattr(decode_stage, "network", lambda _: sharp)
+    monkeypatch.setattr(decode_stage, "_check_outputs", lambda _: None)
+    decoded = run_stage(decode_stage.decode, settings, "decode")
     report = json.loads((decoded / "decode.json").read_text())
     assert report["frame_accuracy"] == 1.0
     assert report["dev_wer"] == {"1.0": 0.0}
@@ -133,8 +136,8 @@ def test_alternatives_of_kaldis_graph_are_weighed_with_a_larger_model(
 ):
     run_stage(labels, settings, "kaldi")
     run_stage(graph, settings, "graph")
-    monkeypatch.setattr(decode_stages, "network", lambda _: sharp)
-    monkeypatch.setattr(decode_stages, "_check_outputs", lambda _: None)
+    monkeypatch.setattr(decode_stage, "network", lambda _: sharp)
+    monkeypatch.setattr(decode_stage, "_check_outputs", lambda _: None)
     folder = settings.directory("lm")
     folder.mkdir()
     small = digits.loop_arpa(tmp_path / "kaldi.arpa", ["a", "b"])
@@ -145,7 +148,7 @@ def test_alternatives_of_kaldis_graph_are_weighed_with_a_larger_model(
         lm=LmSettings(large_order=4),
         decode=DecodeSettings(acoustic_scales=(1.0,), nbest=5),
     )
-    decoded = run_stage(decode_stages.decode, asked, "decode")
+    decoded = run_stage(decode_stage.decode, asked, "decode")
     report = json.loads((decoded / "decode.json").read_text())
     assert report["rescored"]["dev_wer"] == 0.0
     times = (decoded / "swb.ctm").read_text().splitlines()
@@ -154,8 +157,8 @@ def test_alternatives_of_kaldis_graph_are_weighed_with_a_larger_model(
 
 def test_a_language_model_that_is_not_there_is_named_before_anything_starts(settings):
     kaldi = dataclasses.replace(settings.kaldi, arpa=settings.corpus / "sw1.arpa")
-    with pytest.raises(StageError, match=r"kaldi\.arpa: .*sw1\.arpa is no file"):
-        check(dataclasses.replace(settings, kaldi=kaldi))
+    with pytest.raises(StageError, match=r"kaldi\.arpa: .*sw1\.arpa is not a file"):
+        find_kaldi(dataclasses.replace(settings, kaldi=kaldi))
 
 
 def test_alternatives_need_the_model_of_kaldis_graph(settings):
@@ -185,7 +188,7 @@ def test_a_model_with_kaldis_graph_is_exported_and_says_the_same(settings, tmp_p
     samples, _ = soundfile.read(str(call), dtype="float32")
     [spoken] = normalise_side([log_mel(samples)])  # as loud from end to end
     matrix = model.log_likelihoods(spoken).numpy()
-    heard = kaldi_stages.decoder(settings, search).decode(matrix, 1.0)
+    heard = decoder(settings, search).decode(matrix, 1.0)
     assert [said[0] for said in found] == list(heard.text)
     assert found
     assert found[0][1] == pytest.approx(heard.words[0].start_s)
@@ -203,7 +206,7 @@ def test_a_network_has_as_many_outputs_as_kaldi_has_pdfs(settings):
     settings.directory("train").mkdir(parents=True)
     trainer.save_checkpoint(settings.directory("train") / "model.ckpt")
     with pytest.raises(StageError, match=r"5 outputs, .* 4 states"):
-        run_stage(decode_stages.decode, settings, "decode")
+        run_stage(decode_stage.decode, settings, "decode")
 
 
 def test_missing_files_are_named_before_anything_starts(settings):
@@ -211,7 +214,7 @@ def test_missing_files_are_named_before_anything_starts(settings):
     shutil.rmtree(experiment / "graph")
     (experiment / "ali.1.gz").unlink()
     with pytest.raises(StageError) as caught:
-        check(settings)
+        find_kaldi(settings)
     assert "ali.1.gz" in str(caught.value)
     assert "kaldi.graph=DIR" in str(caught.value)
 

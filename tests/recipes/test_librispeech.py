@@ -11,9 +11,10 @@ from lightning_adpsgd.asr.corpora.corpus import read_utterances
 from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.language.lexicon import read_lexicon
 from recipes.generated.corpus import write_librispeech
+from recipes.hybrid.pipeline.command import parser, settings_from
+from recipes.hybrid.pipeline.settings import Settings
 from recipes.librispeech import download
-from recipes.librispeech.__main__ import main, parser, settings_from
-from recipes.switchboard.settings import Settings
+from recipes.librispeech.__main__ import RECIPE, main
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def _arguments(tree: Path, last: str) -> list[str]:
 
 
 def _settings(tree: Path) -> Settings:
-    return settings_from(parser().parse_args(_arguments(tree, "lm")))
+    return settings_from(RECIPE, parser(RECIPE).parse_args(_arguments(tree, "lm")))
 
 
 def _chapter(tree: Path) -> Path:

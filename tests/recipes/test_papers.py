@@ -1,4 +1,4 @@
-"""The recipes of the papers: thin choices over the stages of recipes/switchboard."""
+"""The recipes of the papers: thin choices over the stages of recipes/hybrid."""
 
 import dataclasses
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from lightning_adpsgd.asr.corpora.corpus import read_utterances
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.training.learners import make_strategy
 from recipes.swb300.__main__ import RECIPE as SWB300
 from recipes.swb300.__main__ import main
 from recipes.swb2000.__main__ import RECIPE as SWB2000
 from recipes.switchboard.command import Recipe, parser, settings_from
 from recipes.switchboard.papers import GLOBAL_BATCH, RUNS, SINGLE
-from recipes.switchboard.settings import Settings
-from recipes.switchboard.train_stage import make_strategy
 from tests.asr.tiny import write_callhome_call, write_corpus, write_fisher_call
 
 

@@ -11,7 +11,6 @@ from lightning_adpsgd.asr.corpora.hub5 import read_stm
 from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.frames.streams import Streams
 from lightning_adpsgd.asr.hmm.states import read_topology
-from recipes.generated import corpus
 from recipes.swb300.__main__ import main as swb300
 from recipes.swb2000.__main__ import main as swb2000
 
@@ -47,21 +46,6 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module")
-def discs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Discs of all sources, with a minute of speech."""
-    tree = tmp_path_factory.mktemp("discs")
-    corpus.write_corpus(
-        tree,
-        minutes=0.5,
-        test_minutes=0.2,
-        fisher_minutes=0.2,
-        callhome_minutes=0.2,
-        seed=3,
-    )
-    return tree
-
-
 def _arguments(discs: Path, out: Path, *more: str) -> list[str]:
     sizes = [f"--set={name}={value}" for name, value in SMALL.items()]
     return ["--corpus", str(discs), "--out", str(out), "--cores", "1", *sizes, *more]
@@ -79,29 +63,52 @@ def _is_scored(discs: Path, out: Path, run: str) -> None:
     assert found == {**words, "total": sum(words.values())}
 
 
-def test_swb2000_goes_from_the_discs_of_all_sources_to_the_table(
-    discs: Path, tmp_path: Path
-):
+@pytest.fixture(scope="module")
+def finished(discs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SWB-2000, with copies at another speed, by two learners that gossip."""
+    out = tmp_path_factory.mktemp("swb2000")
     learners = ("--learners", "2", "--super-learners", "2", "--run", "hadpsgd")
-    assert swb2000(_arguments(discs, tmp_path, *learners)) == 0
-    train = read_utterances(tmp_path / "exp/prepare/train.jsonl")
+    copies = ("--set", "features.speeds=0.9")
+    assert swb2000(_arguments(discs, out, *learners, *copies)) == 0
+    return out
+
+
+def test_swb2000_goes_from_the_discs_of_all_sources_to_the_table(
+    discs: Path, finished: Path
+):
+    train = read_utterances(finished / "exp/prepare/train.jsonl")
     assert {u.id[:2] for u in train} == {"sw", "fe", "en"}
-    _is_scored(discs, tmp_path, "hadpsgd")
+    _is_scored(discs, finished, "hadpsgd")
 
 
-def test_swb300_trains_triphones_on_260_inputs(discs: Path, tmp_path: Path):
-    """Of the recordings, and of copies at another speed."""
-    more = ("--run", "single", "--set", "features.speeds=0.9")
-    assert swb300(_arguments(discs, tmp_path, *more)) == 0
-    labels = tmp_path / "exp/triphone/train/labels.npy"
-    store = FrameStore(tmp_path / "exp/features/train", labels)
-    train = [u.id for u in read_utterances(tmp_path / "exp/prepare/train.jsonl")]
+def test_triphones_are_trained_on_260_inputs_of_recordings_and_copies(finished: Path):
+    labels = finished / "exp/triphone/train/labels.npy"
+    store = FrameStore(finished / "exp/features/train", labels)
+    train = [u.id for u in read_utterances(finished / "exp/prepare/train.jsonl")]
     assert store.ids.tolist() == [*train, *(f"sp0.9-{name}" for name in train)]
     assert store.labelled.mean() > 0.8
-    assert 3 * 40 + Streams(tmp_path / "exp/adapt/train", store).dims == 260
-    tree = read_topology(tmp_path / "exp/triphone/tree.json")
+    assert 3 * 40 + Streams(finished / "exp/adapt/train", store).dims == 260
+    tree = read_topology(finished / "exp/triphone/tree.json")
     assert 3 * len(tree.phones) <= np.load(labels).max() < tree.num_states
-    with np.load(tmp_path / "exp/adapt/train/transforms.npz") as adapted:
+    with np.load(finished / "exp/adapt/train/transforms.npz") as adapted:
         is_copy = [name.endswith(" sp0.9") for name in adapted["sides"]]
     assert 2 * sum(is_copy) == len(is_copy)
-    _is_scored(discs, tmp_path, "single")
+
+
+def test_the_papers_baseline_is_trained_on_the_alignment_of_another_run(
+    discs: Path, finished: Path
+):
+    before = (finished / "exp/triphone/.done").read_text()
+    more = ("--run", "single", "--set", "features.speeds=0.9", "--to", "train")
+    assert swb2000(_arguments(discs, finished, *more)) == 0
+    assert (finished / "exp/triphone/.done").read_text() == before
+    summary = json.loads((finished / "exp/train/single/summary.json").read_text())
+    assert summary["num_learners"] == 1
+    assert summary["steps"] > 0
+
+
+def test_swb300_takes_switchboard_alone(discs: Path, tmp_path: Path):
+    assert swb300(_arguments(discs, tmp_path, "--to", "lm")) == 0
+    train = read_utterances(tmp_path / "exp/prepare/train.jsonl")
+    assert {u.id[:2] for u in train} == {"sw"}
+    assert (tmp_path / "exp/lm/lm.arpa").exists()

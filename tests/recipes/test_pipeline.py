@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from recipes.switchboard.pipeline import Stage, StageError, run_stages
-from recipes.switchboard.settings import LmSettings, Settings
-from recipes.switchboard.stages import STAGES
+from recipes.hybrid.pipeline.groups import LmSettings
+from recipes.hybrid.pipeline.runner import Stage, StageError, run_stages
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.stages import STAGES
 
 
 @pytest.fixture

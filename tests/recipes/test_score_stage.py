@@ -6,10 +6,10 @@ import pytest
 from lightning_adpsgd.asr.corpora.corpus import Utterance, write_utterances
 from lightning_adpsgd.asr.scoring import Errors
 from lightning_adpsgd.asr.scoring.nist import find_hubscr
-from recipes.switchboard import score_stage
-from recipes.switchboard.pipeline import StageError
-from recipes.switchboard.score_stage import score
-from recipes.switchboard.settings import Settings
+from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.recognition import scoring
+from recipes.hybrid.stages.score import score
 
 STM = """;; LABEL "O" "Overall" "Overall"
 sw_1 A s1 0.0 2.0 <O,sw,M> SO ((UH)) U S <B_ASIDE> IS LARGE
@@ -63,7 +63,7 @@ def errors_of(report: dict) -> dict[str, Errors]:
 
 
 def test_parts_are_counted_without_hubscr(settings, monkeypatch, capsys):
-    monkeypatch.setattr(score_stage, "find_hubscr", lambda: None)
+    monkeypatch.setattr(scoring, "find_hubscr", lambda: None)
     report = run(settings)
     assert errors_of(report) == EXPECTED
     assert report["acoustic_scale"] == 0.1
@@ -82,9 +82,9 @@ def test_hubscr_and_the_own_scorer_agree_and_nist_is_named(settings):
 
 def test_a_disagreement_is_said_aloud(settings, monkeypatch, capsys):
     wrong = {("s1", "sw_1"): Errors(6, 2, 0, 0, 1, 1), ("s2", "en_2"): EXPECTED["CH"]}
-    monkeypatch.setattr(score_stage, "find_hubscr", lambda: Path("hubscr.pl"))
-    monkeypatch.setattr(score_stage, "run_hubscr", lambda *_: Path("x.sgml"))
-    monkeypatch.setattr(score_stage, "read_sgml", lambda _: wrong)
+    monkeypatch.setattr(scoring, "find_hubscr", lambda: Path("hubscr.pl"))
+    monkeypatch.setattr(scoring, "run_hubscr", lambda *_: Path("x.sgml"))
+    monkeypatch.setattr(scoring, "read_sgml", lambda _: wrong)
     report = run(settings)
     assert report["parts"]["total"]["substitutions"] == 2
     assert "DIFFERS" in report["scorer"]
@@ -92,7 +92,7 @@ def test_a_disagreement_is_said_aloud(settings, monkeypatch, capsys):
 
 
 def test_speakers_and_alignments_can_be_read(settings, monkeypatch):
-    monkeypatch.setattr(score_stage, "find_hubscr", lambda: None)
+    monkeypatch.setattr(scoring, "find_hubscr", lambda: None)
     run(settings)
     folder = settings.directory("score")
     assert "| s2 " in (folder / "speakers.txt").read_text()

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from recipes.switchboard.__main__ import main, parser, settings_from
-from recipes.switchboard.settings import Settings, override
+from recipes.hybrid.pipeline.command import parser, settings_from
+from recipes.hybrid.pipeline.overrides import override
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.switchboard.__main__ import RECIPE, main
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +90,8 @@ def test_the_last_of_several_values_holds(settings: _Extended):
         ("inf", "got inf"),
         ("0.9,2.5", r"got 2\.5"),
         ("0.905", r"in steps of 0\.01, got 0\.905"),
-        ("1", r"each once; 1 is always there without being named; got 1\.0"),
-        ("0.9,1.1,0.9", r"each once.*got 0\.9,1\.1,0\.9"),
+        ("1", r"copy's speed once, without the recorded speed 1, got 1\.0"),
+        ("0.9,1.1,0.9", r"speed once.*got 0\.9,1\.1,0\.9"),
     ],
 )
 def test_speeds_at_which_there_are_no_copies_are_refused(
@@ -130,7 +132,7 @@ def test_states_are_those_of_the_last_stage_that_is_asked_for(tmp_path: Path):
 
 def test_the_command_line_becomes_settings(tmp_path: Path):
     words = f"--corpus {tmp_path} --out {tmp_path} --seed 3 --set lm.order=2 --cores 1"
-    settings = settings_from(parser().parse_args(words.split()))
+    settings = settings_from(RECIPE, parser(RECIPE).parse_args(words.split()))
     assert (settings.seed, settings.lm.order, settings.cores) == (3, 2, 1)
 
 

@@ -7,10 +7,12 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.registration import NAMES
-from recipes.switchboard.metrics import write_rows
-from recipes.switchboard.pipeline import StageError
-from recipes.switchboard.settings import Settings, TrainSettings
-from recipes.switchboard.train_stage import gather_figures, make_strategy, train
+from recipes.hybrid.pipeline.groups import TrainSettings
+from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.stages.train import train
+from recipes.hybrid.training.learners import make_strategy
+from recipes.hybrid.training.metrics import gather_figures, write_rows
 
 
 @pytest.mark.parametrize("name", NAMES)

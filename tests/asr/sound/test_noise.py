@@ -8,8 +8,8 @@ import soundfile
 
 from lightning_adpsgd.asr.sound.audio import AudioError
 from lightning_adpsgd.asr.sound.noise import add_noise, dice_of, noise_files
-from recipes.switchboard.feature_stage import Noise
-from recipes.switchboard.settings import FeatureSettings
+from recipes.hybrid.pipeline.groups import FeatureSettings
+from recipes.hybrid.stages.features import Noise
 
 SPEECH = np.random.default_rng(0).normal(0, 0.1, 20_000).astype(np.float32)
 

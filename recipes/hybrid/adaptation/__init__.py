@@ -1,0 +1,1 @@
+"""What the network is told of a speaker beside the frames: fMLLR and i-vectors."""

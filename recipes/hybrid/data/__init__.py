@@ -1,0 +1,1 @@
+"""What stages read and leave: discs, utterances, frames, labels."""

@@ -1,0 +1,1 @@
+"""How stages are set up, run and continued."""

@@ -1,0 +1,128 @@
+"""The command line that all recipes of speech share."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from recipes.hybrid.pipeline.overrides import override
+from recipes.hybrid.pipeline.runner import Stage, StageError, run_stages
+from recipes.hybrid.pipeline.settings import Settings
+
+
+class Recipe(NamedTuple):
+    """What one recipe chooses.
+
+    Attributes:
+        name: name of the package: `python -m recipes.<name>`.
+        description: one line.
+        corpus: help of `--corpus`.
+        stages: stages in the order in which they run.
+        settings: assignments `group.name=value` beside the defaults.
+        cores: default of `--cores`.
+    """
+
+    name: str
+    description: str
+    corpus: str
+    stages: Sequence[Stage]
+    settings: tuple[str, ...] = ()
+    cores: int = 2
+
+
+def parser(recipe: Recipe) -> argparse.ArgumentParser:
+    """The command line of one recipe; its help lists the stages."""
+    names = [stage.name for stage in recipe.stages]
+    arguments = argparse.ArgumentParser(
+        prog=f"python -m recipes.{recipe.name}",
+        description=recipe.description,
+        epilog=listed("stages", {s.name: s.purpose for s in recipe.stages}),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = arguments.add_argument
+    add("--corpus", type=Path, required=True, help=recipe.corpus)
+    add("--out", type=Path, required=True, help="experiment folder, made if absent")
+    add("--run", default="hadpsgd", help="name of the training run (%(default)s)")
+    add("--from", dest="first", choices=names, metavar="STAGE", help="first stage")
+    add("--to", dest="last", choices=names, metavar="STAGE", help="last stage")
+    add("--redo", action="store_true", help="run these stages even if finished")
+    add("--seed", type=int, default=0, help="default %(default)s")
+    cores = "processes of a stage (%(default)s)"
+    add("--cores", type=int, default=recipe.cores, help=cores)
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="GROUP.NAME=VALUE",
+        help="change one setting of recipes/hybrid/pipeline/groups.py, for instance "
+        "lm.order=2; repeatable",
+    )
+    return arguments
+
+
+def listed(title: str, lines: dict[str, str]) -> str:
+    """Names and what they mean, for the end of a help."""
+    return "\n".join([f"{title}:", *(f"  {n:<17}{m}" for n, m in lines.items())])
+
+
+def experiment(options: argparse.Namespace) -> Settings:
+    """The settings that the options name, without those of `--set`."""
+    return Settings(
+        corpus=options.corpus.resolve(),
+        out=options.out.resolve(),
+        run=options.run,
+        seed=options.seed,
+        cores=options.cores,
+    )
+
+
+def settings_from(recipe: Recipe, options: argparse.Namespace) -> Settings:
+    """The settings that the recipe and its command line ask for.
+
+    Raises:
+        ValueError: A setting does not exist, or a value does not fit.
+    """
+    return override(experiment(options), *recipe.settings, *options.set)
+
+
+def main(recipe: Recipe, arguments: Sequence[str] | None = None) -> int:
+    """Run the stages; 0 when they finished, 1 with a message when they cannot."""
+    chosen = partial(settings_from, recipe)
+    return run(parser(recipe), chosen, recipe.stages, arguments)
+
+
+def run(
+    command_line: argparse.ArgumentParser,
+    settings_from: Callable[[argparse.Namespace], Settings],
+    stages: Sequence[Stage],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Run the stages that a command line chooses; the exit status."""
+    options = command_line.parse_args(arguments)
+    try:
+        settings = settings_from(options)
+    except ValueError as error:
+        command_line.error(str(error))
+    first, last, redo = options.first, options.last, options.redo
+    return status_of(lambda: run_stages(settings, stages, first, last, redo))
+
+
+def status_of(work: Callable[[], object], *refusals: type[Exception]) -> int:
+    """The exit status of a command that can be continued.
+
+    Args:
+        work: function that does the command's work.
+        refusals: errors whose message is all that a reader needs, besides those of
+            stages and of the system, such as a full disk.
+    """
+    try:
+        work()
+    except (StageError, OSError, *refusals) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 130
+    return 0

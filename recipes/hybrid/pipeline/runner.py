@@ -1,0 +1,263 @@
+"""The machinery of resumable stages: skip what is finished, continue what is not.
+
+A stage is a function `stage(settings, output)`. It writes its files into `output` and
+reads those of other stages from `settings.directory(name)`. `output` is a temporary
+folder. When the function returns, it gets a `.done` stamp and its final name, so a
+finished stage is there whole or not at all. An interrupted stage finds its files in
+`output` at its next attempt, if nothing that it depends on has changed. It may go on
+from them, or write everything again.
+
+The stamp holds a fingerprint: the settings that the stage depends on and the stamps of
+the stages that it reads. If they differ at a later call, the run stops and says which.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
+from lightning_adpsgd.asr.corpora.discs import find_files
+from recipes.hybrid.pipeline.settings import Settings
+
+STAMP = ".done"
+_CLAIM = ".fingerprint"
+
+
+class StageError(RuntimeError):
+    """A stage cannot run: missing inputs, changed settings, or another process."""
+
+
+class Stage(NamedTuple):
+    """One step of the way from audio to word error rate.
+
+    Attributes:
+        name: name of the stage and of its folder below `exp`.
+        purpose: one line for the screen.
+        run: function that writes the stage's files into the given folder.
+        inputs: names of the stages whose output it reads.
+        depends: names of the settings that it depends on, besides its inputs.
+        wanted: whether the settings ask for the stage; it is skipped otherwise.
+    """
+
+    name: str
+    purpose: str
+    run: Callable[[Settings, Path], None]
+    inputs: tuple[str, ...] = ()
+    depends: tuple[str, ...] = ()
+    wanted: Callable[[Settings], bool] = lambda _: True
+
+
+def run_stages(
+    settings: Settings,
+    stages: Sequence[Stage],
+    first: str | None = None,
+    last: str | None = None,
+    redo: bool = False,
+) -> None:
+    """Run the stages from `first` to `last`, both included, that are not finished.
+
+    Args:
+        settings: what to run, and where.
+        stages: all stages, in the order in which they run.
+        first: name of the first stage to run. The earlier ones must be finished if the
+            chosen ones read them.
+        last: name of the last stage to run.
+        redo: whether the chosen stages run even if they are finished.
+
+    Raises:
+        StageError: An input is missing, or a finished stage does not fit `settings`.
+    """
+    chosen = _chosen(stages, first, last)
+    for stage in stages[: chosen[0][0]]:
+        if stage.wanted(settings):
+            _check_earlier(stage, settings)
+    for position, stage in chosen:
+        label = f"[{position + 1}/{len(stages)}] {stage.name}"
+        if not stage.wanted(settings):
+            print(f"{label}: not asked for, skipped", flush=True)
+            continue
+        fingerprint = fingerprint_of(stage, settings)
+        if not redo and _is_finished(stage, settings, fingerprint):
+            print(f"{label}: finished, skipped", flush=True)
+            continue
+        print(f"{label}: {stage.purpose}", flush=True)
+        seconds = _run(stage, settings, fingerprint)
+        print(f"{label}: done in {seconds:.1f} s", flush=True)
+
+
+def _chosen(
+    stages: Sequence[Stage], first: str | None, last: str | None
+) -> list[tuple[int, Stage]]:
+    names = [stage.name for stage in stages]
+    for argument, name in (("first", first), ("last", last)):
+        if name is not None and name not in names:
+            raise StageError(f"`{argument}` must be one of {names}, got {name!r}")
+    start = names.index(first) if first else 0
+    end = names.index(last) if last else len(names) - 1
+    if start > end:
+        raise StageError(f"stage {first!r} comes after {last!r}: nothing to run")
+    return list(enumerate(stages))[start : end + 1]
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print the lines of a stage's report; undecodable bytes of a path are escaped."""
+    text = "\n".join(f"  {line}" for line in lines)
+    print(text.encode(errors="backslashreplace").decode(), flush=True)
+
+
+def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
+    """Everything that decides the output of `stage`, as plain JSON values.
+
+    Raises:
+        StageError: A stage that it reads is not finished.
+    """
+    values = _settings_of(stage, settings)
+    if "corpus" in values:
+        files = _tree_digest(settings)
+        values["corpus"] = {"path": str(settings.corpus), "files": files}
+    inputs = {name: _input_digest(name, stage, settings) for name in stage.inputs}
+    return {"settings": values, "inputs": inputs}
+
+
+def _settings_of(stage: Stage, settings: Settings) -> dict[str, Any]:
+    return {name: _plain(getattr(settings, name)) for name in stage.depends}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    return json.loads(json.dumps(value, default=str))
+
+
+def _tree_digest(settings: Settings) -> str:
+    # Names and sizes, not contents: 30 GB of audio would take minutes at every call.
+    try:
+        files = find_files(settings.roots, Skipped())
+    except CorpusError as error:
+        raise StageError(f"--corpus: {error}") from error
+    lines = [f"{file.path} {file.path.stat().st_size}" for file in files]
+    content = "\n".join(lines).encode(errors="surrogateescape")
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _input_digest(name: str, stage: Stage, settings: Settings) -> str:
+    stamp = settings.directory(name) / STAMP
+    made_by = settings.stage_of(name)
+    if not stamp.exists():
+        raise StageError(
+            f"stage `{stage.name}` reads `{made_by}`, which is not finished in "
+            f"{settings.directory(name)}; start with --from {made_by}"
+        )
+    return hashlib.sha256(stamp.read_bytes()).hexdigest()[:16]
+
+
+def _is_finished(stage: Stage, settings: Settings, wanted: dict[str, Any]) -> bool:
+    stamp = settings.directory(stage.name) / STAMP
+    if not stamp.exists():
+        return False
+    _refuse_changes(stage, stamp, json.loads(stamp.read_text())["fingerprint"], wanted)
+    return True
+
+
+def _check_earlier(stage: Stage, settings: Settings) -> None:
+    """Refuse changed settings of a stage before the chosen ones, if it is finished.
+
+    Its corpus may be gone by then, and so may stages that are no longer read.
+    """
+    stamp = settings.directory(stage.name) / STAMP
+    if not stamp.exists():
+        return
+    found = json.loads(stamp.read_text())["fingerprint"]
+    wanted = {
+        "settings": {**_settings_of(stage, settings), "corpus": None},
+        "inputs": {
+            name: _input_digest(name, stage, settings)
+            for name in stage.inputs
+            if (settings.directory(name) / STAMP).exists()
+        },
+    }
+    comparable = {
+        "settings": {**found["settings"], "corpus": None},
+        "inputs": {name: found["inputs"].get(name) for name in wanted["inputs"]},
+    }
+    _refuse_changes(stage, stamp, comparable, wanted)
+
+
+def _refuse_changes(
+    stage: Stage, stamp: Path, found: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    if found == wanted:
+        return
+    changes = "; ".join(_differences(found, wanted))
+    raise StageError(
+        f"stage `{stage.name}` in {stamp.parent} was finished with something else: "
+        f"{changes}. Run it again with --from {stage.name} --redo, "
+        "or choose another --out"
+    )
+
+
+def _differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
+    if not isinstance(found, dict) or not isinstance(wanted, dict):
+        if found != wanted:
+            yield f"{name} was {found}, is {wanted}"
+        return
+    for key in sorted({*found, *wanted}):
+        path = f"{name}.{key}" if name else key
+        yield from _differences(
+            found.get(key, "absent"), wanted.get(key, "absent"), path
+        )
+
+
+def _run(stage: Stage, settings: Settings, fingerprint: dict[str, Any]) -> float:
+    start = time.monotonic()
+    target = settings.directory(stage.name)
+    partial = target.parent / f".{target.name}.partial"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _exclusive(target.parent / f".{target.name}.lock"):
+        _claim(partial, fingerprint)
+        stage.run(settings, partial)
+        seconds = time.monotonic() - start
+        _publish(partial, target, fingerprint, seconds)
+    return seconds
+
+
+def _claim(partial: Path, fingerprint: dict[str, Any]) -> None:
+    claim = partial / _CLAIM
+    text = json.dumps(fingerprint, sort_keys=True)
+    if partial.exists() and not (claim.exists() and claim.read_text() == text):
+        shutil.rmtree(partial)  # left by an attempt with other settings or inputs
+    partial.mkdir(exist_ok=True)
+    claim.write_text(text)
+
+
+def _publish(
+    partial: Path, target: Path, fingerprint: dict[str, Any], seconds: float
+) -> None:
+    stamp = {"fingerprint": fingerprint, "seconds": seconds, "finished": time.time()}
+    (partial / _CLAIM).unlink()
+    (partial / STAMP).write_text(json.dumps(stamp, indent=1))
+    old = target.parent / f".{target.name}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    partial.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _exclusive(lock: Path) -> Iterator[None]:
+    with lock.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StageError(
+                f"another process runs this stage (it holds {lock})"
+            ) from None
+        yield

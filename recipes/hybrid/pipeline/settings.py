@@ -1,0 +1,165 @@
+"""The settings of one experiment, and where its stages leave their output."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recipes.hybrid.pipeline.groups import (
+    AdaptSettings,
+    AlignSettings,
+    DecodeSettings,
+    ExportSettings,
+    FeatureSettings,
+    GraphSettings,
+    KaldiSettings,
+    LexiconSettings,
+    LmSettings,
+    PrepareSettings,
+    RealignSettings,
+    TrainSettings,
+    TriphoneSettings,
+)
+
+RUN_STAGES = ("train", "decode", "score", "export")
+TRAINING_SPLITS = ("train", "dev")
+TEST_SPLITS = (
+    *("swb", "ch"),
+    *("dev-clean", "dev-clean-2", "test-clean", "dev-other", "test-other"),
+)
+STATES = ("monophone", "triphone")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One experiment.
+
+    Attributes:
+        corpus: folder that holds the LDC folders (`LDC97S62`, `LDC2002S09`, ...).
+        discs: further folders that hold discs.
+        sources: training sources, of "switchboard", "fisher" and "callhome"; `dev` is
+            taken from the first.
+        out: experiment folder; every stage writes below `out/exp`.
+        run: name of the training run. `train`, `decode` and `score` exist once per
+            run, so that several strategies share one alignment and one graph.
+        seed: seed of everything drawn at random.
+        cores: number of processes that a stage may use.
+        states: kind of the HMM states, "monophone" or "triphone".
+    """
+
+    corpus: Path
+    out: Path
+    discs: tuple[Path, ...] = ()
+    sources: tuple[str, ...] = ("switchboard",)
+    run: str = "hadpsgd"
+    seed: int = 0
+    cores: int = 2
+    states: str = "monophone"
+    prepare: PrepareSettings = field(default_factory=PrepareSettings)
+    lexicon: LexiconSettings = field(default_factory=LexiconSettings)
+    lm: LmSettings = field(default_factory=LmSettings)
+    features: FeatureSettings = field(default_factory=FeatureSettings)
+    align: AlignSettings = field(default_factory=AlignSettings)
+    triphone: TriphoneSettings = field(default_factory=TriphoneSettings)
+    realign: RealignSettings = field(default_factory=RealignSettings)
+    kaldi: KaldiSettings = field(default_factory=KaldiSettings)
+    adapt: AdaptSettings = field(default_factory=AdaptSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    graph: GraphSettings = field(default_factory=GraphSettings)
+    decode: DecodeSettings = field(default_factory=DecodeSettings)
+    export: ExportSettings = field(default_factory=ExportSettings)
+
+    def __post_init__(self) -> None:
+        if self.cores < 1:
+            raise ValueError(f"`cores` must be at least 1, got {self.cores}")
+        for name, run in (("run", self.run), ("realign.run", self.realign.run)):
+            if run is not None and (not run or "/" in run or run.startswith(".")):
+                raise ValueError(f"`{name}` must be a plain folder name, got {run!r}")
+        if self.states not in STATES:
+            raise ValueError(f"`states` must be one of {STATES}, got {self.states!r}")
+        if self.realign.run == self.run:
+            raise ValueError(
+                f"`realign.run` must be another run than {self.run!r}, which learns "
+                "from the labels"
+            )
+        if self.uses_kaldi:
+            self._check_streams()
+            if self.decode.nbest and self.kaldi.arpa is None:
+                raise ValueError(
+                    f"`decode.nbest={self.decode.nbest}` with `kaldi.experiment` needs "
+                    "the language model of its graph: name it with `kaldi.arpa`, or "
+                    "set `decode.nbest=0`"
+                )
+        if self.decode.export_likelihoods and not self.uses_kaldi:
+            raise ValueError("`decode.export_likelihoods` needs `kaldi.experiment`")
+        if self.uses_kaldi and self.realign.run is not None:
+            raise ValueError(
+                "`realign.run` must be none with `kaldi.experiment`: Kaldi's labels "
+                "stay as they are"
+            )
+
+    def _check_streams(self) -> None:
+        """Refuse fMLLR of our own, whose mixtures a Kaldi experiment lacks."""
+        if self.adapt.fmllr and not self.kaldi.fmllr:
+            raise ValueError(
+                f"`adapt.streams={self.adapt.streams}` with `kaldi.experiment` takes "
+                "fMLLR from Kaldi; name its archives with `kaldi.fmllr`"
+            )
+
+    @property
+    def uses_kaldi(self) -> bool:
+        """Whether labels and graph are Kaldi's."""
+        return self.kaldi.experiment is not None
+
+    @property
+    def finds_streams_itself(self) -> bool:
+        """Whether a new call can be adapted to, or need not be."""
+        taken = bool(self.kaldi.fmllr or self.kaldi.ivectors or self.uses_kaldi)
+        return self.streams is None or not taken
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """All folders that hold discs."""
+        return self.corpus, *self.discs
+
+    def directory(self, name: str) -> Path:
+        """The folder of a stage's finished output.
+
+        Args:
+            name: name of the stage, or of what several stages can leave: "mixtures"
+                (numbered states and their Gaussian mixtures), "states" (numbered states
+                and labels), "streams" (what the network is told of speakers; the
+                features if nothing), "aligner" (the training run that realigns),
+                "search" (the graph that a training recognises with; the features if it
+                does not).
+        """
+        stage = self.stage_of(name)
+        folder = self.out / "exp" / stage
+        if name == "aligner" or stage == "realign":
+            return folder / str(self.realign.run)
+        return folder / self.run if stage in RUN_STAGES else folder
+
+    def stage_of(self, name: str) -> str:
+        """The stage that leaves what `directory` calls by this name."""
+        mixtures = "align" if self.states == "monophone" else "triphone"
+        mixtures = "kaldi" if self.uses_kaldi else mixtures
+        states = "realign" if self.realign.run else mixtures
+        streams = "features" if self.adapt.streams == "none" else "adapt"
+        search = "graph" if self.train.wer_utterances else "features"
+        others = {
+            "mixtures": mixtures,
+            "states": states,
+            "streams": streams,
+            "search": search,
+            "aligner": "train",
+        }
+        return others.get(name, name)
+
+    @property
+    def streams(self) -> Path | None:
+        """The folder that holds a folder of streams per split; None without streams."""
+        return None if self.adapt.streams == "none" else self.directory("streams")
+
+    def splits(self) -> tuple[str, ...]:
+        """The splits that `prepare` found: `train`, `dev`, and parts of the test."""
+        prepared = self.directory("prepare")
+        splits = TRAINING_SPLITS + TEST_SPLITS
+        return tuple(s for s in splits if (prepared / f"{s}.jsonl").exists())

@@ -1,0 +1,1 @@
+"""What a corpus will need: hours, disk and memory, from costs measured on a run."""

@@ -1,0 +1,28 @@
+"""How much disk and memory a corpus will need, as projections."""
+
+from recipes.hybrid.planning.costs import Corpus
+
+NUM_PARAMETERS = 43_154_944
+_MEL_BYTES = 40 * 2
+_FMLLR_BYTES = 40 * 2
+_LABEL_BYTES = 4
+_UTTERANCE_BYTES = 1330  # growth of a process that read 100,000 of Fisher's shape
+
+
+def disk_gb(corpus: Corpus) -> dict[str, float]:
+    """Gigabytes that stages leave, and that the discs hold as mu-law."""
+    return {
+        "discs, not compressed": corpus.disc_hours * 3600 * 8000 * 2 / 1e9,
+        "features, float16": corpus.frames * _MEL_BYTES / 1e9,
+        "fMLLR, float16": corpus.frames * _FMLLR_BYTES / 1e9,
+        "labels": corpus.frames * _LABEL_BYTES / 1e9,
+        "weights in a checkpoint": NUM_PARAMETERS * 4 / 1e9,
+    }
+
+
+def memory_gb(corpus: Corpus) -> dict[str, float]:
+    """Gigabytes of memory, of which frames are mapped and need not be in it."""
+    return {
+        "prepare: utterances": corpus.utterances * _UTTERANCE_BYTES / 1e9,
+        "training, each GPU: weights, gradients, gossip": NUM_PARAMETERS * 4 * 4 / 1e9,
+    }

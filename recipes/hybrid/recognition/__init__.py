@@ -1,0 +1,1 @@
+"""From stored frames to words, and their errors."""

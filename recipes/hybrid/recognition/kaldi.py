@@ -1,0 +1,63 @@
+"""Recognition with Kaldi's graph, and log-likelihoods for Kaldi's decoders."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from lightning_adpsgd.asr.kaldi import graph as graphs
+from lightning_adpsgd.asr.kaldi.decoding import KaldiDecoder
+from lightning_adpsgd.asr.kaldi.errors import KaldiError
+from lightning_adpsgd.asr.kaldi.export import latgen_command, write_likelihoods
+from lightning_adpsgd.asr.kaldi.language import read_boundaries, read_words
+from lightning_adpsgd.asr.kaldi.model import Transitions
+from lightning_adpsgd.asr.search.decoding import SearchOptions
+from recipes.hybrid.data.kaldi import find_kaldi
+from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.settings import Settings
+
+
+def decoder(settings: Settings, options: SearchOptions) -> KaldiDecoder:
+    """The search through the graph that stage `graph` left."""
+    folder = settings.directory("graph")
+    return KaldiDecoder(
+        graphs.load(folder),
+        Transitions.load(settings.directory("mixtures") / "transitions.npz"),
+        read_words(folder / "words.txt"),
+        read_boundaries(folder / "phones"),
+        options,
+    )
+
+
+def export(
+    settings: Settings,
+    output: Path,
+    split: str,
+    utterances: Iterable[tuple[str, np.ndarray]],
+    acoustic_scale: float,
+) -> None:
+    """Writes log-likelihoods for Kaldi and says with which command it decodes them.
+
+    Raises:
+        StageError: They do not fit the model.
+    """
+    found, transitions = find_kaldi(settings)
+    # Kaldi's table names the archive, which lies elsewhere once the stage is finished.
+    archive = output / f"{split}.loglikes.ark"
+    try:
+        table = write_likelihoods(archive, utterances, transitions.num_pdfs)
+    except KaldiError as error:
+        raise StageError(str(error)) from error
+    final = settings.directory("decode").resolve()
+    text = table.read_text().replace(str(output.resolve()), str(final))
+    table.write_text(text)
+    command = latgen_command(
+        found.model.resolve(),
+        found.graph.resolve(),
+        final / table.name,
+        acoustic_scale=acoustic_scale,
+        beam=settings.decode.beam,
+        max_active=settings.decode.max_active,
+    )
+    (output / f"{split}.latgen.sh").write_text(f"#!/bin/sh\n{command}\n")
+    print(f"  {split}, for Kaldi:\n{command}", flush=True)

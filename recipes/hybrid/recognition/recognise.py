@@ -1,0 +1,276 @@
+"""Recognition of dev and the test sets, with what is chosen on dev.
+
+It leaves for each test set the words (`swb.txt`) and their times (`swb.ctm`), and
+`decode.json`. The acoustic scale is chosen on `dev`, never on the test sets: `dev` has
+speakers of the training discs that training does not see.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import product, starmap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from lightning_adpsgd.asr.corpora.acronyms import letters_of
+from lightning_adpsgd.asr.corpora.corpus import Utterance
+from lightning_adpsgd.asr.language.ngram import read_arpa
+from lightning_adpsgd.asr.parallel import fork_map
+from lightning_adpsgd.asr.scoring import Errors, ScoringError
+from lightning_adpsgd.asr.scoring import score as score_words
+from lightning_adpsgd.asr.search.decoding import (
+    Hypothesis,
+    Lister,
+    Search,
+    decode_all,
+)
+from lightning_adpsgd.asr.search.nbest import NBestOptions
+from lightning_adpsgd.asr.search.rescoring import (
+    RescoringDecoder,
+    Weighed,
+    Weights,
+    best,
+)
+from lightning_adpsgd.files import write_json, written_whole
+from recipes.hybrid.data.inputs import Load, StoredInputs, evenly, spoken_inputs
+from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
+from recipes.hybrid.recognition import kaldi
+from recipes.hybrid.recognition.decoder import make_decoder
+from recipes.hybrid.recognition.scorers import Scorer
+from recipes.hybrid.recognition.scoring import read_rules
+
+_MOST_WIDENINGS = 4
+
+
+class _Task(NamedTuple):
+    settings: Settings
+    output: Path
+    scorer: Scorer
+    decoder: Search
+
+
+def recognise(
+    settings: Settings,
+    output: Path,
+    scorer: Scorer,
+    scales: Sequence[float],
+    nbest: int = 0,
+) -> None:
+    """Recognises dev and the test sets, with the scale that is best on dev.
+
+    Args:
+        settings: settings of the experiment.
+        output: folder of the words.
+        scorer: log-likelihoods of an utterance.
+        scales: acoustic scales to try on dev.
+        nbest: number of word sequences to rescore for each utterance; 0 for none.
+    """
+    decoder = make_decoder(settings)
+    task = _Task(settings, output, scorer, decoder)
+    report: dict[str, Any] = {"frame_accuracy": _frame_accuracy(task)}
+    sweep = _widening_sweep(task, scales)
+    chosen = min(sweep, key=lambda scale: sweep[scale].wer)
+    report |= {
+        "acoustic_scale": chosen,
+        "dev_wer": {str(scale): errors.wer for scale, errors in sweep.items()},
+    }
+    print(
+        f"  dev: {report['frame_accuracy']:.1%} of frames right, "
+        f"WER {sweep[chosen].wer:.1%} at acoustic scale {chosen}",
+        flush=True,
+    )
+    if nbest:
+        task, weights = _with_larger_model(task, decoder, chosen)
+        report |= weights
+    report["incomplete"] = {
+        split: _decode_split(task, split, chosen)
+        for split in settings.splits()
+        if split in TEST_SPLITS
+    }
+    if settings.decode.export_likelihoods:
+        _export(task, chosen)
+    write_json(output / "decode.json", report)
+
+
+def _export(task: _Task, acoustic_scale: float) -> None:
+    """Leaves the log-likelihoods of the test sets for Kaldi's decoders."""
+    for split in task.settings.splits():
+        if split in TEST_SPLITS:
+            spoken = spoken_inputs(task.settings, split)
+            matrices = ((one.id, task.scorer(load())) for one, load in spoken)
+            kaldi.export(task.settings, task.output, split, matrices, acoustic_scale)
+
+
+def _dev(settings: Settings) -> list[tuple[Utterance, Load]]:
+    """Held-out utterances, evenly taken, for the choice of the acoustic scale."""
+    spoken = [pair for pair in spoken_inputs(settings, "dev") if pair[0].words]
+    return evenly(spoken, settings.decode.max_dev_utterances)
+
+
+def _hypotheses(
+    task: _Task,
+    name: str,
+    spoken: Sequence[tuple[Utterance, Load]],
+    scales: Sequence[float],
+) -> list[list[Hypothesis]]:
+    """A hypothesis per scale of each utterance, in the order of `spoken`."""
+    loads = [load for _, load in spoken]
+
+    def log_likelihoods(load: Load) -> np.ndarray:
+        return task.scorer(load())
+
+    cores = task.settings.cores
+    found = decode_all(loads, log_likelihoods, task.decoder, scales, cores)
+    bar = tqdm(found, desc=f"decode {name}", total=len(loads), unit="utt")
+    return [hypotheses for _, hypotheses in sorted(bar, key=lambda pair: pair[0])]
+
+
+def _widening_sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
+    """The errors on dev by scale; goes on beyond the ends while an end is the best."""
+    sweep = _sweep(task, scales)
+    for _ in range(_MOST_WIDENINGS):
+        beyond = beyond_the_best({scale: e.wer for scale, e in sweep.items()})
+        if beyond is None:
+            break
+        sweep |= _sweep(task, [beyond])
+    return dict(sorted(sweep.items()))
+
+
+def beyond_the_best(rates: Mapping[float, float]) -> float | None:
+    """The next scale to try if the best one has nothing on one of its sides.
+
+    None where its neighbour is as good: then more of the same is no better.
+    """
+    scales = sorted(rates)
+    best = min(scales, key=lambda scale: rates[scale])
+    if len(scales) < 2 or best not in (scales[0], scales[-1]):
+        return None
+    neighbour = scales[1] if best == scales[0] else scales[-2]
+    if rates[neighbour] == rates[best]:
+        return None
+    return float(f"{best * best / neighbour:.2g}")
+
+
+def _sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
+    spoken = _dev(task.settings)
+    hypotheses = _hypotheses(task, "dev", spoken, scales)
+    return {
+        scale: _dev_errors(task, spoken, [several[position] for several in hypotheses])
+        for position, scale in enumerate(scales)
+    }
+
+
+def _dev_errors(
+    task: _Task,
+    spoken: Sequence[tuple[Utterance, Load]],
+    hypotheses: Sequence[Hypothesis],
+) -> Errors:
+    pairs = zip(spoken, hypotheses, strict=True)
+    found = {utterance.id: hypothesis.text for (utterance, _), hypothesis in pairs}
+    references = {utterance.id: utterance.words for utterance, _ in spoken}
+    try:
+        return score_words(references, found, glm=read_rules(task.settings))
+    except ScoringError as error:
+        raise StageError(f"dev cannot be scored: {error}") from error
+
+
+def _with_larger_model(
+    task: _Task, decoder: Lister, scale: float
+) -> tuple[_Task, dict[str, Any]]:
+    """The task with n-best lists and the weights that are best on dev, and a report.
+
+    Raises:
+        StageError: A language model cannot be read.
+    """
+    settings, lm = task.settings.decode, task.settings.directory("lm")
+    options = NBestOptions(
+        most=settings.nbest, beam=settings.beam, lattice_beam=settings.lattice_beam
+    )
+    paths = task.settings.kaldi.arpa or lm / "lm.arpa", lm / "large.arpa"
+    try:
+        small, large = map(read_arpa, paths)
+    except (OSError, ValueError) as error:
+        raise StageError(f"`decode.nbest`: {error}") from error
+    rescoring = RescoringDecoder(decoder, options, small, large)
+    spoken = _dev(task.settings)
+
+    def weighed(load: Load) -> list[Weighed]:
+        return rescoring.weighed(task.scorer(load()), scale)
+
+    loads = [load for _, load in spoken]
+    found = fork_map(weighed, loads, task.settings.cores)
+    bar = tqdm(found, desc="n-best dev", total=len(loads), unit="utt")
+    several = [one for _, one in sorted(bar, key=lambda pair: pair[0])]
+    errors = {
+        weights: _dev_errors(task, spoken, [best(one, weights) for one in several])
+        for weights in starmap(
+            Weights, product(settings.lm_weights, settings.word_penalties)
+        )
+    }
+    rescoring.weights = min(errors, key=lambda weights: errors[weights].wer)
+    wer = errors[rescoring.weights].wer
+    print(f"  dev: WER {wer:.1%} with {rescoring.weights}", flush=True)
+    report = {"rescored": {"dev_wer": wer, **rescoring.weights._asdict()}}
+    return task._replace(decoder=rescoring), report
+
+
+def _frame_accuracy(task: _Task) -> float:
+    """Fraction of dev frames whose most likely state is the label."""
+    states = task.settings.directory("states")
+    counts = np.array(json.loads((states / "states.json").read_text())["counts"])
+    priors = np.log(np.maximum(counts, 1) / counts.sum()).astype(np.float32)
+    labels = states / "dev" / "labels.npy"
+    inputs = StoredInputs(task.settings, "dev", labels)
+    store = inputs.store
+    positions = np.flatnonzero(store.labelled).tolist()
+
+    def num_right(position: int) -> tuple[int, int]:
+        likelihoods = task.scorer(inputs(position))
+        found = (likelihoods + priors).argmax(axis=1)
+        return int((found == store.labels(position).numpy()).sum()), len(found)
+
+    pairs = [pair for _, pair in fork_map(num_right, positions, task.settings.cores)]
+    return sum(right for right, _ in pairs) / sum(total for _, total in pairs)
+
+
+def _decode_split(task: _Task, split: str, scale: float) -> int:
+    """Writes words and times; returns how many hypotheses are incomplete."""
+    spoken = spoken_inputs(task.settings, split)
+    found = [several[0] for several in _hypotheses(task, split, spoken, [scale])]
+    texts, times = [], []
+    for (utterance, _), hypothesis in zip(spoken, found, strict=True):
+        spelled = (letter for word in hypothesis.text for letter in letters_of(word))
+        texts.append(" ".join((utterance.id, *spelled)))
+        times += _ctm_lines(utterance, hypothesis)
+    _write_lines(task.output / f"{split}.txt", texts)
+    _write_lines(task.output / f"{split}.ctm", times)
+    incomplete = sum(not hypothesis.is_complete for hypothesis in found)
+    if incomplete:
+        print(
+            f"  WARNING: {split}: no sentence ends with the last frame in {incomplete} "
+            f"of {len(found)} utterances; their best unfinished path is taken. A "
+            "larger decode.beam may help",
+            flush=True,
+        )
+    return incomplete
+
+
+def _ctm_lines(utterance: Utterance, hypothesis: Hypothesis) -> list[str]:
+    recording, channel = utterance.conversation, "AB"[utterance.channel]
+    lines = []
+    for word in hypothesis.words:
+        letters = letters_of(word.word)  # references have those of `i._b._m.` apart
+        duration_s = word.duration_s / len(letters)
+        for place, letter in enumerate(letters):
+            start_s = utterance.start_s + word.start_s + place * duration_s
+            times = f"{start_s:.2f} {duration_s:.2f}"
+            lines.append(f"{recording} {channel} {times} {letter}")
+    return lines
+
+
+def _write_lines(path: Path, lines: Sequence[str]) -> None:
+    with written_whole(path) as file:
+        file.writelines(f"{line}\n" for line in lines)

@@ -1,0 +1,254 @@
+"""Recognised words against the reference, by the rules of Hub5.
+
+NIST's `hubscr.pl` counts where it is installed, and the package's own scorer elsewhere.
+With both, both count and must agree. As in Kaldi's recipes, noises, hesitations and
+broken-off words are first taken out of the hypothesis.
+
+The output is `score.json`, `speakers.txt`, `alignments.txt` and `confusions.txt`,
+beside what was compared: `reference.stm` and `hypothesis.ctm`.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lightning_adpsgd.asr.corpora.corpus import Utterance, read_utterances
+from lightning_adpsgd.asr.scoring import (
+    Errors,
+    Glm,
+    Scores,
+    ScoringError,
+    read_glm,
+    score_files,
+    total_of,
+)
+from lightning_adpsgd.asr.scoring.glm import NO_RULES
+from lightning_adpsgd.asr.scoring.nist import (
+    NistError,
+    find_hubscr,
+    read_sgml,
+    run_hubscr,
+)
+from lightning_adpsgd.asr.scoring.reports import alignments, confusions, table
+from lightning_adpsgd.asr.scoring.utterances import reference_text, written_words
+from lightning_adpsgd.files import write_json, written_whole
+from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
+
+PART_NAMES = {"swb": "SWB", "ch": "CH"}
+_ASIDE = re.compile(r"<[be]_aside>", re.IGNORECASE)
+_LABEL = re.compile(r';;\s*LABEL\s+"([^"]*)"', re.IGNORECASE)
+_LABELS = re.compile(r"\s*\S+\s+\S+\s+\S+\s+\S+\s+\S+\s+<([^>]*)>")
+
+BySpeaker = dict[tuple[str, str], Errors]
+"""Errors of each speaker and file."""
+
+
+def read_rules(settings: Settings) -> Glm:
+    """The rules of the test set's GLM; none where it has none.
+
+    Raises:
+        StageError: A rule cannot be read.
+    """
+    path = _glm_path(settings)
+    try:
+        return NO_RULES if path is None else read_glm(path)
+    except ScoringError as error:
+        raise StageError(str(error)) from error
+
+
+def _glm_path(settings: Settings) -> Path | None:
+    path = settings.directory("prepare") / "eval.glm"
+    return path if path.exists() else None
+
+
+def score_decoded(settings: Settings, decoded: Path, output: Path, name: str) -> None:
+    """Scores the `*.ctm` of a folder of decoded test sets.
+
+    Raises:
+        StageError: There is no test set, or it cannot be scored.
+    """
+    spoken = _spoken(settings)
+    stm, ctm = output / "reference.stm", output / "hypothesis.ctm"
+    _write(stm, _reference(settings, spoken))
+    _write(ctm, _hypothesis(decoded, spoken))
+    try:
+        scores = score_files(stm, ctm, read_rules(settings))
+    except ScoringError as error:
+        raise StageError(f"the test set cannot be scored: {error}") from error
+    counted = _counted(settings, stm, ctm, scores)
+    errors = _by_part(counted.errors, spoken)
+    _write_reports(output, name, scores, errors)
+    report = json.loads((decoded / "decode.json").read_text())
+    figures = {part: {"wer": e.wer, **e._asdict()} for part, e in errors.items()}
+    summary = {"name": name, "scorer": counted.by, "parts": figures}
+    write_json(output / "score.json", {**summary, **report})
+    print(f"  counted by {counted.by}")
+    print(_indented(table(name, errors, "total")), flush=True)
+
+
+Spoken = dict[str, list[Utterance]]
+"""The utterances of each test set."""
+
+
+def _spoken(settings: Settings) -> Spoken:
+    prepared = settings.directory("prepare")
+    spoken = {
+        split: read_utterances(prepared / f"{split}.jsonl")
+        for split in settings.splits()
+        if split in TEST_SPLITS
+    }
+    if not spoken:
+        raise StageError("there is no test set to score: neither SWB nor CH was found")
+    return spoken
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    with written_whole(path) as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.split("\n"))
+
+
+def _reference(settings: Settings, spoken: Spoken) -> Iterator[str]:
+    """The lines of the reference for the sides that could be decoded.
+
+    Test sets without a reference of their own have that of their utterances.
+    """
+    path = settings.directory("prepare") / "eval.stm"
+    with_stm = PART_NAMES.keys() & spoken.keys() if path.exists() else set()
+    if with_stm:
+        sides = {_side(one) for split in with_stm for one in spoken[split]}
+        yield from _official(path.read_text("utf-8", "replace"), sides)
+    for split in spoken.keys() - with_stm:
+        yield from map(_as_reference, spoken[split])
+
+
+def _as_reference(utterance: Utterance) -> str:
+    file, channel = _side(utterance)
+    times = f"{utterance.start_s:.3f} {utterance.end_s:.3f}"
+    words = " ".join(reference_text(utterance.words))
+    return f"{file} {channel.upper()} {utterance.speaker} {times} <O> {words}"
+
+
+def _official(text: str, sides: set[tuple[str, str]]) -> Iterator[str]:
+    lines = [_repaired(line) for line in text.split("\n")]
+    missing = {_line_side(line) for line in lines if _is_data(line)} - sides
+    _warn_of_missing(sorted(missing))
+    yield from _undefined_labels(lines)
+    for line in lines:
+        if not _is_data(line) or _line_side(line) in sides:
+            yield line
+
+
+def _side(utterance: Utterance) -> tuple[str, str]:
+    return utterance.conversation.lower(), "ab"[utterance.channel]
+
+
+def _is_data(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith(";;")
+
+
+def _line_side(line: str) -> tuple[str, str]:
+    file, channel, *_ = [*line.lower().split(), ""]
+    return file, channel
+
+
+def _repaired(line: str) -> str:
+    """Without asides and doubled parentheses, as in Kaldi; channels A and B."""
+    if not _is_data(line):
+        return line
+    line = _ASIDE.sub(" ", line.replace("((", "(").replace("))", ")"))
+    fields = line.split(maxsplit=2)
+    channel = {"1": "A", "2": "B"}.get(fields[1]) if len(fields) == 3 else None
+    file = fields[0].lower()
+    return " ".join([file, channel or "".join(fields[1:2]), *fields[2:]])
+
+
+def _warn_of_missing(sides: Sequence[tuple[str, str]]) -> None:
+    if sides:
+        print(
+            f"  WARNING: {len(sides)} sides of the reference have no utterance that "
+            f"could be decoded, for example {sides[0][0]} {sides[0][1].upper()}; they "
+            "are left out, so this is not the figure of the whole test set",
+            flush=True,
+        )
+
+
+def _undefined_labels(lines: Sequence[str]) -> Iterator[str]:
+    """Definitions of the labels that have none, without which hubscr.pl breaks off."""
+    defined = {match[1].lower() for line in lines if (match := _LABEL.match(line))}
+    used = (match[1] for line in lines if (match := _LABELS.match(line)))
+    names = dict.fromkeys(name for several in used for name in several.split(","))
+    for name in names:
+        if name.lower() not in defined:
+            yield f';; LABEL "{name}" "{name}" "{name}"'
+
+
+def _hypothesis(decoded: Path, parts: Iterable[str]) -> Iterator[str]:
+    """The recognised words that are scored."""
+    for part in parts:
+        path = decoded / f"{part}.ctm"
+        for line in path.read_text(encoding="utf-8").splitlines():
+            file, channel, start, duration, word = line.split(maxsplit=4)
+            written = written_words(word)
+            share = float(duration) / max(1, len(written))
+            for place, one in enumerate(written):
+                begin = float(start) + place * share
+                yield f"{file.lower()} {channel} {begin:.3f} {share:.3f} {one}"
+
+
+class _Counted(NamedTuple):
+    """The errors that are reported, and who has counted them."""
+
+    errors: BySpeaker
+    by: str
+
+
+def _counted(settings: Settings, stm: Path, ctm: Path, scores: Scores) -> _Counted:
+    own = _Counted(scores.by_speaker_of_file, "the own scorer")
+    hubscr = find_hubscr()
+    if hubscr is None:
+        return _Counted(own.errors, f"{own.by}; NIST's hubscr.pl is not installed")
+    try:
+        errors = read_sgml(run_hubscr(hubscr, stm, ctm, _glm_path(settings)))
+    except NistError as error:
+        print(f"  WARNING: {error}", flush=True)
+        return _Counted(own.errors, f"{own.by}, because hubscr.pl failed")
+    different = [key for key in own.errors if own.errors[key] != errors.get(key)]
+    if different or errors.keys() != own.errors.keys():
+        print(
+            f"  WARNING: the own scorer counts other errors for {len(different)} "
+            f"speakers, the first: {different[:1]}; please report it",
+            flush=True,
+        )
+        return _Counted(errors, f"NIST's {hubscr}; the own scorer DIFFERS")
+    return _Counted(errors, f"NIST's {hubscr}; the own scorer agrees")
+
+
+def _by_part(errors: BySpeaker, spoken: Spoken) -> dict[str, Errors]:
+    part_of = {_side(one)[0]: split for split in spoken for one in spoken[split]}
+    sums = {
+        PART_NAMES.get(part, part): total_of(
+            counts for (_, file), counts in errors.items() if part_of[file] == part
+        )
+        for part in spoken
+    }
+    total = total_of(sums.values())
+    if total.num_words == 0:
+        raise StageError("the reference of the test sets has no word that counts")
+    return {**sums, "total": total}
+
+
+def _write_reports(
+    output: Path, name: str, scores: Scores, errors: dict[str, Errors]
+) -> None:
+    speakers = {**scores.by_speaker, "total": scores.total}
+    tables = [table(name, errors, "total"), "", table(name, speakers, "total")]
+    _write(output / "speakers.txt", tables)
+    _write(output / "alignments.txt", [alignments(scores)])
+    _write(output / "confusions.txt", [confusions(scores)])

@@ -1,0 +1,165 @@
+"""The table of stages: in which order, for what, reading which, depending on what.
+
+Each stage is a function of its own name in a module of its own name. The module is
+imported when the stage runs: skipping stages or printing the help needs no torch.
+"""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+from recipes.hybrid.pipeline.runner import Stage
+from recipes.hybrid.pipeline.settings import Settings
+
+SPOKEN = ("prepare", "lexicon")
+
+
+def _function(module: str, name: str) -> Callable[[Settings, Path], None]:
+    def run(settings: Settings, output: Path) -> None:
+        loaded = importlib.import_module(f"{__name__}.{module}")
+        getattr(loaded, name)(settings, output)
+
+    return run
+
+
+def _stage(
+    name: str,
+    purpose: str,
+    *,
+    inputs: tuple[str, ...] = (),
+    depends: tuple[str, ...] = (),
+    wanted: Callable[[Settings], bool] = lambda _: True,
+) -> Stage:
+    return Stage(name, purpose, _function(name, name), inputs, depends, wanted)
+
+
+STAGES = (
+    _stage(
+        "check",
+        "look at every file of the corpus before anything is computed",
+        depends=("corpus", "discs", "sources"),
+    ),
+    _stage(
+        "prepare",
+        "cut the recordings into utterances for training, development and test",
+        inputs=("check",),
+        depends=("corpus", "discs", "sources", "prepare"),
+    ),
+    _stage(
+        "lexicon",
+        "give every word its pronunciations",
+        inputs=("prepare",),
+        depends=("corpus", "discs", "lexicon"),
+    ),
+    _stage(
+        "lm",
+        "count which words follow which: the n-gram language model",
+        inputs=SPOKEN,
+        depends=("lm",),
+    ),
+    _stage(
+        "features",
+        "turn sound into normalised log-mel frames, 100 a second",
+        inputs=("prepare",),
+        depends=("features",),
+    ),
+    _stage(
+        "align",
+        "find the HMM state of each frame, from a flat start",
+        inputs=(*SPOKEN, "features"),
+        depends=("seed", "align"),
+        wanted=lambda settings: not settings.uses_kaldi,
+    ),
+    _stage(
+        "kaldi",
+        "take the state of each frame from Kaldi's alignments",
+        inputs=("prepare", "features"),
+        depends=("kaldi",),
+        wanted=lambda settings: settings.uses_kaldi,
+    ),
+    _stage(
+        "triphone",
+        "grow a decision tree: HMM states of phones in context",
+        inputs=(*SPOKEN, "features", "align"),
+        depends=("seed", "align", "triphone"),
+        wanted=lambda settings: (
+            settings.states == "triphone" and not settings.uses_kaldi
+        ),
+    ),
+    _stage(
+        "graph",
+        "compose states, phones, words and sentences into one search graph",
+        inputs=("lexicon", "lm", "mixtures"),
+        depends=("graph",),
+    ),
+    _stage(
+        "adapt",
+        "find what tells each speaker from the others: fMLLR and i-vectors",
+        inputs=(*SPOKEN, "features", "mixtures", "graph"),
+        depends=("seed", "adapt", "kaldi"),
+        wanted=lambda settings: settings.adapt.streams != "none",
+    ),
+    _stage(
+        "realign",
+        "find the state of each frame again, by the network of another run",
+        inputs=(*SPOKEN, "features", "mixtures", "streams", "aligner"),
+        depends=("align", "realign"),
+        wanted=lambda settings: settings.realign.run is not None,
+    ),
+    _stage(
+        "adapted_baseline",
+        "recognise frames that are adapted to their speakers, by the mixtures",
+        inputs=(*SPOKEN, "features", "states", "graph", "streams", "mixtures"),
+        depends=("decode",),
+        wanted=lambda settings: settings.adapt.fmllr and not settings.kaldi.fmllr,
+    ),
+    _stage(
+        "baseline",
+        "recognise by the Gaussian mixtures, for comparison",
+        inputs=(*SPOKEN, "features", "mixtures", "states", "graph"),
+        depends=("decode",),
+        wanted=lambda settings: not settings.uses_kaldi,
+    ),
+    _stage(
+        "train",
+        "train the acoustic model to name the state of each frame",
+        inputs=("prepare", "features", "states", "streams", "search"),
+        depends=("seed", "train"),
+    ),
+    _stage(
+        "decode",
+        "search the most likely words of every test utterance",
+        inputs=(
+            *SPOKEN,
+            "lm",
+            "features",
+            "mixtures",
+            "states",
+            "graph",
+            "streams",
+            "train",
+        ),
+        depends=("decode",),
+    ),
+    _stage(
+        "score",
+        "compare with the reference: the word error rate",
+        inputs=("prepare", "decode"),
+    ),
+    _stage(
+        "export",
+        "put the model and all that it needs to transcribe into one folder",
+        inputs=("lexicon", "mixtures", "graph", "streams", "train", "decode"),
+        depends=("adapt", "decode", "export"),
+        wanted=lambda settings: settings.finds_streams_itself,
+    ),
+)
+
+_OF_LIBRISPEECH = ("check", "prepare", "lexicon")
+LIBRISPEECH = tuple(
+    stage._replace(run=_function("librispeech", stage.name))
+    if stage.name in _OF_LIBRISPEECH
+    else stage
+    for stage in STAGES
+)
+"""The same stages for a corpus in LibriSpeech's layout."""

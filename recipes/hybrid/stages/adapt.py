@@ -1,0 +1,38 @@
+"""Stage `adapt`: what the network is told of each speaker beside log-mel energies.
+
+For each split it leaves the streams that are asked for: `fmllr/` (the frames, mapped to
+where the mixtures expect them) and `ivector/` (the speaker in a hundred numbers). It
+also leaves `report.json`. Training speakers are known from their transcripts,
+development and test speakers only from their sound and from decoding it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from lightning_adpsgd.files import write_json
+from recipes.hybrid.adaptation import kaldi
+from recipes.hybrid.adaptation.fmllr import make_fmllr
+from recipes.hybrid.adaptation.ivectors import make_ivectors
+from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.settings import Settings
+
+
+def adapt(settings: Settings, output: Path) -> None:
+    """Writes the streams of every split; interrupted, it goes on with the next split.
+
+    Raises:
+        StageError: There is too little speech for what is asked for.
+    """
+    report: dict[str, Any] = {"streams": settings.adapt.streams}
+    try:
+        if settings.adapt.fmllr:
+            of_kaldi = bool(settings.kaldi.fmllr)
+            make = kaldi.make_fmllr if of_kaldi else make_fmllr
+            report["fmllr"] = make(settings, output)
+        if settings.adapt.ivectors:
+            of_kaldi = bool(settings.kaldi.ivectors)
+            make = kaldi.make_ivectors if of_kaldi else make_ivectors
+            report["ivectors"] = make(settings, output)
+    except ValueError as error:
+        raise StageError(f"the speakers cannot be adapted to: {error}") from error
+    write_json(output / "report.json", report)

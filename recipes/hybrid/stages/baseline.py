@@ -1,0 +1,15 @@
+"""Stage `baseline`: words and errors of the mixtures that made the alignment."""
+
+from pathlib import Path
+
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.recognition.recognise import recognise
+from recipes.hybrid.recognition.scorers import mixtures
+from recipes.hybrid.recognition.scoring import score_decoded
+
+
+def baseline(settings: Settings, output: Path) -> None:
+    """Recognises and scores with the Gaussian mixtures that made the alignment."""
+    scorer = mixtures(settings.directory("mixtures"))
+    recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
+    score_decoded(settings, output, output, f"{settings.states} GMM")

@@ -1,0 +1,216 @@
+"""Stage `features`: turn the sound of every utterance into stored log-mel frames.
+
+One conversation side is one piece of work: its channel is read once, and its utterances
+are cut out and normalised together. Its copies at another speed are a piece of their
+own. Several processes write into one array per split. A journal of finished sides lets
+an interrupted stage go on.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance
+from lightning_adpsgd.asr.frames.store import FramePlace, FrameWriter, is_stored
+from lightning_adpsgd.asr.parallel import fork_map
+from lightning_adpsgd.asr.sound.audio import AudioError
+from lightning_adpsgd.asr.sound.channels import read_channel
+from lightning_adpsgd.asr.sound.features import log_mel, normalise_side, num_frames
+from lightning_adpsgd.asr.sound.noise import add_noise, dice_of, noise_files
+from lightning_adpsgd.asr.sound.speeds import at_speed, samples_at
+from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
+from recipes.hybrid.data.splits import speeds_of, with_copies
+from recipes.hybrid.pipeline.groups import FeatureSettings
+from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.settings import Settings
+
+_JOURNAL = ".sides.done"
+
+
+class Side(NamedTuple):
+    """The utterances of one conversation side.
+
+    Attributes:
+        spoken: all utterances of one recording and channel at one speed.
+        positions: places of these utterances in the list of the split.
+    """
+
+    spoken: list[Utterance]
+    positions: list[int]
+
+    @property
+    def name(self) -> str:
+        """Recording and channel, and the speed of copies."""
+        return self.spoken[0].side
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of speech."""
+        return sum(u.duration_s for u in self.spoken)
+
+
+class Job(NamedTuple):
+    """One conversation side to compute, with where its frames go."""
+
+    side: Side
+    places: list[FramePlace]
+    num_mels: int
+    noise: "Noise | None" = None
+
+
+class Noise(NamedTuple):
+    """Noise that is added to some training sides; see `FeatureSettings`."""
+
+    files: list[Path]
+    share: float
+    decibels: tuple[float, float]
+    seed: int
+
+    @classmethod
+    def of(cls, settings: FeatureSettings) -> "Noise | None":
+        """The noise that the settings ask for; none by default."""
+        if not settings.noise_share:
+            return None
+        folder = settings.noise_files
+        files = [] if folder is None else noise_files(folder)
+        return cls(
+            files, settings.noise_share, settings.noise_decibels, settings.noise_seed
+        )
+
+    def added_to(self, cuts: list[np.ndarray], name: str) -> list[np.ndarray]:
+        """The utterances of a side, all of them with noise or none."""
+        dice = dice_of(self.seed, name)
+        if dice.random() >= self.share:
+            return cuts
+        return [add_noise(cut, self.files, self.decibels, dice) for cut in cuts]
+
+
+def features(settings: Settings, output: Path) -> None:
+    """Write a frame store per split.
+
+    Raises:
+        StageError: No side of a split could be read.
+    """
+    for split in settings.splits():
+        if not is_stored(output / split):
+            _split(settings, split, output / split)
+
+
+def _split(settings: Settings, split: str, folder: Path) -> None:
+    spoken = list(with_copies(settings, split))
+    _say_copies(settings, split, spoken)
+    writer = _writer(folder, spoken, settings.features)
+    if not writer.is_begun():
+        (folder / _JOURNAL).unlink(missing_ok=True)
+    writer.create()
+    lost = Skipped()
+    present = [True] * len(spoken)
+    for side, problem in _work(settings, split, sides_of(spoken), writer):
+        if problem is not None:
+            lost.add("unreadable conversation side", problem, side.duration_s)
+            for position in side.positions:
+                present[position] = False
+    if not any(present):
+        raise StageError(f"{split}: nothing could be read: {lost.report()[0]}")
+    writer.finish(present)
+    (folder / _JOURNAL).unlink(missing_ok=True)
+    for line in lost.report():
+        print(f"  WARNING: {split}: left out: {line}", flush=True)
+
+
+def _say_copies(settings: Settings, split: str, spoken: list[Utterance]) -> None:
+    """Print the hours of the copies, if any; `prepare` has printed all others."""
+    if speeds := speeds_of(settings, split):
+        recorded = sum(u.duration_s for u in spoken if u.speed == 1) / 3600
+        hours = sum(u.duration_s for u in spoken) / 3600
+        named = ", ".join(f"{speed:g}" for speed in speeds)
+        print(
+            f"  {split}: {recorded:.2f} h as recorded and {hours - recorded:.2f} h of "
+            f"copies at speeds {named}",
+            flush=True,
+        )
+
+
+def _writer(
+    folder: Path, spoken: list[Utterance], settings: FeatureSettings
+) -> FrameWriter:
+    lengths = [num_frames(_num_samples(utterance)) for utterance in spoken]
+    ids = [utterance.id for utterance in spoken]
+    return FrameWriter(folder, ids, lengths, settings.num_mels, settings.dtype)
+
+
+def _samples(utterance: Utterance) -> tuple[int, int]:
+    return round(utterance.start_s * SAMPLE_RATE), round(utterance.end_s * SAMPLE_RATE)
+
+
+def _num_samples(utterance: Utterance) -> int:
+    start, end = _samples(utterance)
+    return samples_at(end - start, utterance.speed)
+
+
+def sides_of(spoken: Sequence[Utterance]) -> list[Side]:
+    """The utterances by conversation side, in the order of their first ones."""
+    sides: dict[str, Side] = {}
+    for position, utterance in enumerate(spoken):
+        side = sides.setdefault(utterance.side, Side([], []))
+        side.spoken.append(utterance)
+        side.positions.append(position)
+    return list(sides.values())
+
+
+def _work(
+    settings: Settings, split: str, sides: list[Side], writer: FrameWriter
+) -> Iterator[tuple[Side, str | None]]:
+    """Every side with what was wrong with it, or None; finished ones are noted."""
+    journal = writer.folder / _JOURNAL
+    done = set(journal.read_text().splitlines()) if journal.exists() else set()
+    todo = [side for side in sides if side.name not in done]
+    num_mels = settings.features.num_mels
+    noise = _noise(settings) if split == "train" else None
+    jobs = [
+        Job(side, [*map(writer.place, side.positions)], num_mels, noise)
+        for side in todo
+    ]
+    work = write_side if settings.cores == 1 else _write_side_alone
+    bar = tqdm(total=len(sides), initial=len(done), desc=f"{split} sound", unit="side")
+    with bar, journal.open("a") as file:
+        for index, problem in fork_map(work, jobs, settings.cores):
+            if problem is None:
+                file.write(f"{todo[index].name}\n")
+                file.flush()
+            bar.update()
+            yield todo[index], problem
+
+
+def _noise(settings: Settings) -> Noise | None:
+    try:
+        return Noise.of(settings.features)
+    except AudioError as error:
+        raise StageError(f"`features.noise_files`: {error}") from error
+
+
+def _write_side_alone(job: Job) -> str | None:
+    # A forked process has none of the threads that torch believes it has.
+    torch.set_num_threads(1)
+    return write_side(job)
+
+
+def write_side(job: Job) -> str | None:
+    """Compute and store the frames of one side; what was wrong, or None."""
+    first = job.side.spoken[0]
+    try:
+        channel = read_channel(first.recording, first.channel)
+        spoken = job.side.spoken
+        cuts = [at_speed(channel[slice(*_samples(u))], u.speed) for u in spoken]
+        if job.noise is not None:
+            cuts = job.noise.added_to(cuts, job.side.name)
+        frames = normalise_side([log_mel(cut, job.num_mels) for cut in cuts])
+        for place, utterance in zip(job.places, frames, strict=True):
+            place.put(utterance.numpy())
+    except (OSError, ValueError) as error:
+        return f"{job.side.name}: {error}"
+    return None

@@ -1,0 +1,74 @@
+"""Stage `graph`: states, phones, words and sentences as one search graph.
+
+It leaves `HCLG.fst` and `words.txt`. With `kaldi.experiment` they are Kaldi's, over
+pdfs, with `pairs.npy` and Kaldi's `phones` beside them.
+"""
+
+import shutil
+from pathlib import Path
+
+from lightning_adpsgd.asr.hmm.states import read_topology
+from lightning_adpsgd.asr.kaldi import graph as kaldi_graphs
+from lightning_adpsgd.asr.kaldi.errors import KaldiError
+from lightning_adpsgd.asr.kaldi.model import Transitions
+from lightning_adpsgd.asr.language.lexicon import read_lexicon
+from lightning_adpsgd.asr.search.decoding import write_graph
+from lightning_adpsgd.asr.search.graphs import decoding_graph, symbols_of
+from recipes.hybrid.data.kaldi import find_kaldi
+from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.settings import Settings
+
+
+def graph(settings: Settings, output: Path) -> None:
+    """Makes the search graph, or reads Kaldi's.
+
+    Raises:
+        StageError: What it is made from is damaged, or does not belong together.
+    """
+    (_of_kaldi if settings.uses_kaldi else _own)(settings, output)
+
+
+def _own(settings: Settings, output: Path) -> None:
+    """Composes HMM states, pronunciations and n-grams into one search graph.
+
+    Raises:
+        StageError: The language model or the lexicon cannot be used.
+    """
+    lexicon = read_lexicon(settings.directory("lexicon"))
+    try:
+        topology = read_topology(settings.directory("mixtures") / "tree.json")
+        hclg = decoding_graph(
+            lexicon,
+            topology,
+            settings.directory("lm") / "lm.arpa",
+            silence_probability=settings.graph.silence_probability,
+        )
+    except (ValueError, OSError) as error:
+        raise StageError(str(error)) from error
+    words = symbols_of(lexicon, topology).words
+    table = "".join(f"{word} {label}\n" for word, label in words.items())
+    (output / "words.txt").write_text(table, encoding="utf-8")
+    write_graph(hclg, output / "HCLG.fst")
+    print(f"  {hclg.num_states} states", flush=True)
+
+
+def _of_kaldi(settings: Settings, output: Path) -> None:
+    """Reads Kaldi's search graph as one over pdfs.
+
+    Raises:
+        StageError: It is damaged, or does not belong to the model.
+    """
+    folder = find_kaldi(settings)[0].graph
+    transitions = Transitions.load(settings.directory("mixtures") / "transitions.npz")
+    try:
+        hclg = kaldi_graphs.read_hclg(folder / "HCLG.fst")
+        over_pdfs = kaldi_graphs.over_pdfs(hclg, transitions, folder / "HCLG.fst")
+    except (KaldiError, ValueError) as error:
+        raise StageError(str(error)) from error
+    kaldi_graphs.save(over_pdfs, output)
+    shutil.copyfile(folder / "words.txt", output / "words.txt")
+    (output / "phones").mkdir(exist_ok=True)
+    for name in ("word_boundary.int", "align_lexicon.int"):
+        if (folder / "phones" / name).exists():
+            shutil.copyfile(folder / "phones" / name, output / "phones" / name)
+    print(f"  {over_pdfs.fst.num_states} states", flush=True)

@@ -1,0 +1,1 @@
+"""The training of an acoustic model: its learners and its figures."""
