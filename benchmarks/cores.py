@@ -30,8 +30,7 @@ NUM_HOSTS, RATE, TURNS = 4, "200mbit", 3
 TASK = Task(seconds=10.0)
 WAYS: dict[str, dict[str, Any]] = {
     "gloo": {},
-    "links": {"transport": "links"},
-    "links, bfloat16": {"transport": "links", "wire_dtype": torch.bfloat16},
+    "gloo, bfloat16": {"wire_dtype": torch.bfloat16},
 }
 _NAME, _TICK_S = "adpsgd-", 1 / os.sysconf("SC_CLK_TCK")
 

@@ -83,13 +83,10 @@ def learn(
     super_learner_size: int | Literal["node"] = "node",
     seed: int = 0,
     width: int = 3,
-    transport: Literal["gloo", "links"] = "gloo",
 ) -> None:
     """Trains as one learner and prints what became of it."""
     torch.set_num_threads(1)
-    strategy = HADPSGDStrategy(
-        "random_ring", "async", super_learner_size, seed=seed, transport=transport
-    )
+    strategy = HADPSGDStrategy("random_ring", "async", super_learner_size, seed=seed)
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=devices,
@@ -204,7 +201,6 @@ _PORTS = "allow TCP between the hosts of the job on ports 32768-60999"
 SCENARIOS = {
     "static": Scenario(_static),
     "c10d": Scenario(_c10d),
-    "links": Scenario(_static, of_all=["--transport=links"]),
     "loopback": Scenario(
         _static,
         [
@@ -356,11 +352,10 @@ def main() -> int:
     parser.add_argument("--devices", type=int, default=2, help=argparse.SUPPRESS)
     parser.add_argument("--nodes", type=int, default=4, help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--transport", default="gloo", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.learn:
         shape = arguments.devices, arguments.nodes, arguments.size or "node"
-        learn(*shape, arguments.seed, arguments.width, arguments.transport)
+        learn(*shape, arguments.seed, arguments.width)
         return 0
     failed = 0
     for name in arguments.scenarios or SCENARIOS:

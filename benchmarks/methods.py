@@ -249,12 +249,6 @@ def through_trainer(strategy: str) -> Callable[[Place, Task], Trace]:
     return program
 
 
-def over_links(place: Place, task: Task) -> Trace:
-    """`adpsgd` whose exchanges do without Gloo."""
-    strategy = HADPSGDStrategy("ring", "async", 1, transport="links")
-    return train(place, task, strategy, 1, place.world_size)
-
-
 def alone(place: Place, task: Task) -> Trace:
     """Through a Trainer that is to see none of the other learners."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
@@ -510,7 +504,7 @@ def peers_missing() -> str | None:
     return None
 
 
-SOLO, SOLO_LOOP, LINKS = "solo", "solo, plain loop", "adpsgd, links"
+SOLO, SOLO_LOOP = "solo", "solo, plain loop"
 WITHIN_HOST = "ddp within each host"
 PROGRAMS: dict[str, Callable[[Place, Task], Trace]] = {
     SOLO: alone,
@@ -521,7 +515,6 @@ PROGRAMS: dict[str, Callable[[Place, Task], Trace]] = {
     "adpsgd": through_trainer("adpsgd"),
     "adpsgd_random": through_trainer("adpsgd_random"),
     "hadpsgd": through_trainer("hadpsgd"),
-    LINKS: over_links,
     SOLO_LOOP: in_plain_loop(solo, gloo=False),
     "torch post-local": in_plain_loop(post_local(hierarchical=False)),
     "torch hierarchical": in_plain_loop(post_local(hierarchical=True)),

@@ -24,11 +24,11 @@ from benchmarks.hidden import (
     speed,
 )
 from benchmarks.hosts import Hosts
-from benchmarks.methods import LINKS, SOLO, Task
+from benchmarks.methods import SOLO, Task
 from benchmarks.results import Report, Target
 from benchmarks.timing import spread
 
-METHODS = "adpsgd", LINKS
+METHODS = ("adpsgd",)
 LAYOUT = Layout(num_hosts=4, per_host=1)
 TASK = Task(seconds=15.0)
 TURNS = 3
@@ -43,7 +43,7 @@ Speeds = dict[str, list[Speed]]
 
 
 def measure(quick: bool = False) -> Report:
-    """Solo and `adpsgd` over Gloo and over links in turn, at both rates."""
+    """Solo and `adpsgd` in turn, at both rates."""
     report = Report(
         f"Speed kept over windows of {TASK.seconds:g} s.",
         limit="solo",

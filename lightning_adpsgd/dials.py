@@ -16,7 +16,6 @@ DEFAULT_TIMEOUT = timedelta(minutes=5)
 """For how long a peer may say nothing."""
 
 CommunicationName = Literal["sync", "delay_by_one", "async"]
-TransportName = Literal["gloo", "links"]
 _WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16, torch.int8)
 _ORDERS = (None, "step_then_average", "average_then_step")
 
@@ -46,14 +45,12 @@ class Dials:
     work_sharing: bool = False
     islands: str | None = None
     max_reloads: int | None = 3
-    transport: TransportName = "gloo"
 
     def __post_init__(self) -> None:
         communications = ("sync", "delay_by_one", "async")
         _check_one_of("communication", self.communication, communications)
         _check_one_of("order", self.order, _ORDERS)
         _check_one_of("wire_dtype", self.wire_dtype, _WIRE_DTYPES)
-        _check_one_of("transport", self.transport, ("gloo", "links"))
         _check_one_of("after_evaluation", self.after_evaluation, ("restore", "adopt"))
         if not 0 < self.mixing_gain <= 1:
             raise ValueError(f"`mixing_gain` must be in (0, 1], got {self.mixing_gain}")
@@ -114,12 +111,6 @@ class Dials:
 
     def _check_combinations(self) -> None:
         if self.communication != "async":
-            if self.transport == "links":
-                raise ValueError(
-                    '`transport` must be "gloo" with `communication='
-                    f'"{self.communication}"`, got "links": rounds in which all take '
-                    "part are collectives of a process group"
-                )
             for name in ("wire_dtype", "link_budget", "max_staleness"):
                 if getattr(self, name) is not None:
                     raise ValueError(

@@ -41,7 +41,6 @@ from lightning_adpsgd.dials import (
     DEFAULT_TIMEOUT,
     CommunicationName,
     Dials,
-    TransportName,
 )
 from lightning_adpsgd.fresh import FreshState
 from lightning_adpsgd.gossip.exchange import Position
@@ -86,8 +85,6 @@ class HADPSGDFabricStrategy(DDPStrategy):
         cpu_share: In "async", what exchanges may take of a learner's processor time,
             if that is more than what a hundredth of the training's time pays for, as
             on idle cores or a GPU; 1: there is no bound.
-        transport: In "async", what carries exchanges: "gloo", or "links", TCP
-            connections of its own that take less of the cores. Islands use links.
         max_staleness: In "async", steps after which a learner without a completed
             exchange waits for one; none: it never waits.
         max_reloads: How often a super-learner whose weights turn infinite, not a number
@@ -127,7 +124,6 @@ class HADPSGDFabricStrategy(DDPStrategy):
         wire_dtype: torch.dtype | None = None,
         link_budget: float | None = None,
         cpu_share: float = 0.05,
-        transport: TransportName = "gloo",
         max_staleness: int | None = None,
         max_reloads: int | None = 3,
         after_evaluation: Literal["restore", "adopt"] = "restore",
@@ -151,7 +147,6 @@ class HADPSGDFabricStrategy(DDPStrategy):
             wire_dtype=wire_dtype,
             link_budget=link_budget,
             cpu_share=cpu_share,
-            transport=transport,
             max_staleness=max_staleness,
             max_reloads=max_reloads,
             after_evaluation=after_evaluation,

@@ -29,7 +29,7 @@ from lightning_adpsgd.gossip.exchange import BEGINNING, Position
 from lightning_adpsgd.groups import Groups, has_nccl, make_groups
 from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.islands.rendezvous import Place
-from lightning_adpsgd.links import Credentials, LinkTransport
+from lightning_adpsgd.links import Credentials
 from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.schedule import Schedule
@@ -39,7 +39,6 @@ from lightning_adpsgd.node import Node
 from lightning_adpsgd.parameters import FlatParameters
 from lightning_adpsgd.plain import gather_plain, number_from_learner_0
 from lightning_adpsgd.startup.checks import check_same_layout
-from lightning_adpsgd.startup.linking import link
 from lightning_adpsgd.streams import side_stream, wait_for_stream
 from lightning_adpsgd.ties import Ties
 from lightning_adpsgd.transport import (
@@ -92,7 +91,7 @@ def set_up_job(module: nn.Module, dials: Dials, super_learner_size: int) -> "Job
     Raises:
         ValueError: There is no such topology of that many super-learners, or the model
             cannot be flattened.
-        StartUpError: The models of the learners differ, or links could not be made.
+        StartUpError: The models of the learners differ.
     """
     dials.topology.check_size(dist.get_world_size() // super_learner_size)
     flat = FlatParameters(module, shards=super_learner_size)
@@ -103,27 +102,10 @@ def set_up_job(module: nn.Module, dials: Dials, super_learner_size: int) -> "Job
     on_device = _mixes_on_device(dials, super_learner_size, flat.device)
     groups = make_groups(super_learner_size, dials.timeout, flat.device, on_device)
     _take_weights_of_learner_0(module)
-    links = _make_links(dials, super_learner_size, store)
     ties = Ties(module, flat)
     coordinator = Coordinator(store, rank, num_learners, dials.timeout)
     coordinator.start()
-    return Job(dials, super_learner_size, flat, ties, groups, store, coordinator, links)
-
-
-def _make_links(dials: Dials, size: int, store: Store) -> LinkTransport | None:
-    """What carries exchanges in the place of Gloo; none where Gloo does."""
-    if dials.transport != "links" or dials.islands is not None:
-        return None
-    rank, num_learners = dist.get_rank(), dist.get_world_size()
-    return link(
-        PrefixStore("links", store),
-        rank,
-        num_learners,
-        size,
-        dials.topology.peers(rank // size, num_learners // size),
-        dials.timeout,
-        dials.start_patience,
-    )
+    return Job(dials, super_learner_size, flat, ties, groups, store, coordinator)
 
 
 def _let_go_of_groups(process: int) -> None:
@@ -201,7 +183,6 @@ class Job:
         groups: The process groups of this learner.
         store: Keys of this job alone, shared by all learners.
         coordinator: Watches already.
-        links: What carries exchanges; none: `groups`.
 
     Attributes:
         on_reload: Called when the weights were replaced by those of a peer, because
@@ -217,10 +198,8 @@ class Job:
         groups: Groups,
         store: Store,
         coordinator: Coordinator,
-        links: LinkTransport | None = None,
     ) -> None:
         self._dials, self._super_learner_size = dials, super_learner_size
-        self._links = links
         self.flat, self.groups, self._ties = flat, groups, ties
         self.store, self.coordinator = store, coordinator
         self._rank, self._num_learners = dist.get_rank(), dist.get_world_size()
@@ -399,8 +378,6 @@ class Job:
         """Lets go of everything, whether it ended well or not; waits for nobody."""
         atexit.unregister(self._close_at_exit)
         self.abort()
-        if self._links is not None:
-            self._links.close()
         self._closed = True
         self.coordinator.stop()
 
@@ -560,8 +537,6 @@ class Job:
         return BehindGradient(mixer, dials.gossip_every)
 
     def _transport(self) -> Transport:
-        if self._links is not None:
-            return self._links
         carrier = DeviceTransport if self.groups.on_device else DistributedTransport
         return carrier(self.groups.counterparts)
 

@@ -119,7 +119,6 @@ WITHIN = {
     "startup": (
         "reachability",
         "rollcall",
-        "linking",
         "introductions",
         "checks",
         "__init__",

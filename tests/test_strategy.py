@@ -49,11 +49,6 @@ from tests.learners import (
             {"communication": "sync", "wire_dtype": torch.bfloat16},
             r"`wire_dtype` applies to.*async.*'sync'",
         ),
-        ({"transport": "mpi"}, r"`transport` must be one of.*'links'.*got 'mpi'"),
-        (
-            {"communication": "sync", "transport": "links"},
-            r"`transport` must be \"gloo\" with `communication=\"sync\"`",
-        ),
         (
             {"communication": "delay_by_one", "max_staleness": 3},
             r"`max_staleness` applies to.*async.*'delay_by_one'",

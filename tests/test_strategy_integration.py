@@ -161,7 +161,6 @@ def test_a_topology_of_another_size_is_refused_at_set_up() -> None:
         {"wire_dtype": torch.bfloat16},
         {"wire_dtype": torch.int8},
         {"link_budget": 1e4},
-        {"transport": "links"},
         {"max_staleness": 1},
         {"gossip_every": 3, "mixing_gain": 0.5},
         {"after_evaluation": "adopt"},
@@ -176,21 +175,16 @@ def test_no_dial_of_async_moves_the_mean(dials: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("topology", "communication", "transport"),
+    ("topology", "communication"),
     [
-        ("ring", "sync", "gloo"),
-        ("complete", "delay_by_one", "gloo"),
-        ("ring", "async", "gloo"),
-        ("ring", "async", "links"),
+        ("ring", "sync"),
+        ("complete", "delay_by_one"),
+        ("ring", "async"),
     ],
 )
-def test_super_learners_of_two(
-    topology: str, communication: Any, transport: Any
-) -> None:
+def test_super_learners_of_two(topology: str, communication: Any) -> None:
     def strategy() -> HADPSGDStrategy:
-        return gossip(
-            topology, communication, super_learner_size=2, transport=transport
-        )
+        return gossip(topology, communication, super_learner_size=2)
 
     results = fit(4, strategy, 40)
     expect_super_learners_of_two(results)
@@ -528,12 +522,11 @@ def test_learners_that_step_together_need_equally_many_batches(
         assert "give all learners equally many batches" in outcome.error
 
 
-@pytest.mark.parametrize("transport", ["gloo", "links"])
-def test_two_fits_in_one_process_and_no_thread_is_left(transport: Any) -> None:
+def test_two_fits_in_one_process_and_no_thread_is_left() -> None:
     def program(rank: int) -> Any:
         module = Linear()
         for _ in range(2):
-            trainer_of(gossip(transport=transport), 2).fit(module, loader(8, rank, 2))
+            trainer_of(gossip(), 2).fit(module, loader(8, rank, 2))
         return module.weight.detach(), [t.name for t in threading.enumerate()]
 
     for final, threads in values(learners(2, program)):
@@ -566,15 +559,11 @@ def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def failing(
-    mode: Any, rank: int, action: Callable[[], Any], transport: Any = "gloo"
-) -> list[Any]:
+def failing(mode: Any, rank: int, action: Callable[[], Any]) -> list[Any]:
     topology, communication, size = mode
 
     def program(own: int) -> None:
-        strategy = gossip(
-            topology, communication, super_learner_size=size, transport=transport
-        )
+        strategy = gossip(topology, communication, super_learner_size=size)
         # Without end: whoever is not told goes on until the test's patience is over.
         trainer = trainer_of(strategy, 4, max_epochs=-1)
         trainer.fit(Fails(rank, action), loader(40, own, 4))
@@ -599,16 +588,6 @@ def test_an_exception_ends_all_and_is_named(mode: Any, rank: int) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_learner_ends_the_rest_and_is_named(mode: Any) -> None:
     expect_death_named(failing(mode, 2, kill))
-
-
-@pytest.mark.parametrize("mode", MODES[2:])
-def test_over_links_an_exception_ends_all_and_is_named(mode: Any) -> None:
-    expect_error_named(failing(mode, 1, raise_error, "links"), 1)
-
-
-@pytest.mark.parametrize("mode", MODES[2:])
-def test_over_links_a_killed_learner_ends_the_rest_and_is_named(mode: Any) -> None:
-    expect_death_named(failing(mode, 2, kill, "links"))
 
 
 def test_the_death_of_the_host_of_the_store_ends_the_rest() -> None:
@@ -729,10 +708,9 @@ import torch
 from tests.learners import Sampled, gossip, trainer_of
 
 if __name__ == "__main__":
-    name, start_method, folder = sys.argv[1:]
-    links = {"transport": "links", "start_method": start_method}
+    name, folder = sys.argv[1:]
     module = Sampled()
-    trainer = trainer_of(gossip(**links) if start_method else name, 2)
+    trainer = trainer_of(name, 2)
     trainer.fit(module)
     path = Path(folder) / f"{trainer.global_rank}.pt"
     torch.save(module.weight.detach(), path)
@@ -744,31 +722,24 @@ TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "name", "start_method", "num_files"),
+    ("launcher", "name", "num_files"),
     [
-        ("", "adpsgd", "", 2),
-        # The weights of learner 0 come back to the process that spawned it.
-        ("", "sdpsgd_spawn", "", 1),
-        (TORCHRUN, "d1psgd", "", 2),
-        ("", "", "popen", 2),
-        ("", "", "spawn", 1),
-        ("", "", "fork", 1),
-        (TORCHRUN, "", "popen", 2),
-    ],
-    ids=[
-        *("popen", "spawn", "torchrun"),
-        *("links, popen", "links, spawn", "links, fork", "links, torchrun"),
+        ("", "adpsgd", 2),
+        # The weights of learner 0 come back to the process that made it.
+        ("", "sdpsgd_spawn", 1),
+        ("", "adpsgd_fork", 1),
+        (TORCHRUN, "d1psgd", 2),
     ],
 )
-def test_names_and_links_train_by_the_other_launchers(
-    tmp_path: Path, launcher: str, name: str, start_method: str, num_files: int
+def test_names_train_by_the_other_launchers(
+    tmp_path: Path, launcher: str, name: str, num_files: int
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     root = str(Path(__file__).parents[1])
     quick = {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     environment = {**os.environ, **quick, "MASTER_PORT": str(free_port())}
-    words = [*launcher.split(), str(script), name, start_method, str(tmp_path)]
+    words = [*launcher.split(), str(script), name, str(tmp_path)]
     result = subprocess.run(
         [sys.executable, *words],
         capture_output=True,

@@ -3,14 +3,13 @@
 from lightning_adpsgd.links.credentials import BadCredentials, Certificates, Credentials
 from lightning_adpsgd.links.facts import Facts
 from lightning_adpsgd.links.handshake import Malformed, Refused
-from lightning_adpsgd.links.listener import Bounds, Listener
+from lightning_adpsgd.links.listener import Listener
 from lightning_adpsgd.links.sockets import Address, evidence_of, knock
 from lightning_adpsgd.links.transport import LinkTransport
 
 __all__ = [
     "Address",
     "BadCredentials",
-    "Bounds",
     "Certificates",
     "Credentials",
     "Facts",

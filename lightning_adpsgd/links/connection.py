@@ -57,9 +57,6 @@ class Connection:
         sock: Connected, with its handshake behind it.
         peer: Number of the member at the other end.
         on_broken: Called in the thread that is told of the break.
-        notices_cuts: Whether a cut of the link breaks it within seconds; otherwise it
-            goes on when the link is whole again, if nobody's timeout is over by then.
-        whom: What messages call the learner at the other end.
     """
 
     def __init__(
@@ -67,11 +64,8 @@ class Connection:
         sock: socket.socket,
         peer: int,
         on_broken: Callable[[], None] = lambda: None,
-        notices_cuts: bool = True,
-        whom: str = "it",
     ) -> None:
         sock.setblocking(False)
-        self._notices_cuts, self._whom = notices_cuts, whom
         self._socket, self._peer, self._on_broken = sock, peer, on_broken
         self._sends: deque[_Operation] = deque()
         self._receives: deque[_Operation] = deque()
@@ -83,12 +77,12 @@ class Connection:
 
     def post_receive(self, into: Tensor) -> "Posted":
         """Posts a receive into a contiguous tensor of the host."""
-        doing = f"receiving from {self._whom}"
+        doing = "receiving from it"
         return self._post(self._receives, _Receive(_memory_of(into)), doing)
 
     def post_send(self, tensor: Tensor) -> "Posted":
         """Posts a send; what the kernel takes at once is on its way."""
-        doing = f"sending to {self._whom}"
+        doing = "sending to it"
         posted = self._post(self._sends, _Send(_memory_of(tensor)), doing)
         with self._turn:
             while self._sends and not self._broken:
@@ -165,9 +159,7 @@ class Connection:
             enough = min(self._receives[0].num_left, _WORTH_WAKING_FOR)
             wake_after(self._socket, enough)
         self._selector.modify(self._socket, events)
-        if not self._notices_cuts:
-            self._selector.select(seconds)
-        elif not self._selector.select(min(seconds, _SECONDS_BETWEEN_LOOKS)):
+        if not self._selector.select(min(seconds, _SECONDS_BETWEEN_LOOKS)):
             self._look(time.monotonic() - begin)
         return True
 

@@ -72,19 +72,16 @@ class Deadline:
         return seconds
 
 
-def tune(sock: socket.socket, notices_silence: bool = True) -> None:
-    """Small messages leave at once.
+def tune(sock: socket.socket) -> None:
+    """Small messages leave at once, and a peer whose host is gone is soon lost.
 
     The sizes of the buffers stay with the kernel, which lets them grow with the link,
     and further than a process may ask for.
 
     Args:
         sock: Connected.
-        notices_silence: Whether a peer whose host is gone is lost within seconds.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if not notices_silence:
-        return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
         if hasattr(socket, name):

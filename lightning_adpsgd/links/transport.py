@@ -23,7 +23,7 @@ from lightning_adpsgd.links.handshake import (
     greet_dialer,
     greet_listener,
 )
-from lightning_adpsgd.links.listener import BOUNDS, Bounds, Knock, Listener
+from lightning_adpsgd.links.listener import BOUNDS, Knock, Listener
 from lightning_adpsgd.links.sockets import (
     Address,
     Deadline,
@@ -45,10 +45,6 @@ class LinkTransport(Transport):
         facts: Of this learner; `facts.member` is its super-learner's number.
         credentials: What it shows and demands.
         size: Number of super-learners, as far as it is known.
-        notices_cuts: Whether a peer behind a cut link is lost within seconds, for the
-            others to close the ring around it; otherwise it is when a wait for it
-            times out, and a cut that heals before has cost time and nothing else.
-        whom: What messages call the learner of a peer at the other end.
 
     Attributes:
         size: May be changed by whoever knows the members.
@@ -63,13 +59,10 @@ class LinkTransport(Transport):
         facts: Facts,
         credentials: Credentials,
         size: int = 1,
-        notices_cuts: bool = True,
-        whom: Callable[[int], str] = lambda peer: "it",
     ) -> None:
         self.index, self.size = facts.member, size
         self.facts, self._credentials = facts, credentials
-        self._notices_cuts = notices_cuts
-        self._lanes = _Lanes(notices_cuts, whom)
+        self._lanes = _Lanes()
 
     def connect(
         self, number: int, address: Address, timeout: timedelta = timedelta(seconds=5)
@@ -97,7 +90,6 @@ class LinkTransport(Transport):
         address: Address,
         on_lane: Callable[[int, int, Facts], None],
         admit: Callable[[Facts], str] = lambda facts: "",
-        bounds: Bounds = BOUNDS,
     ) -> Listener:
         """Lets peers connect the lanes on which they ask.
 
@@ -108,7 +100,6 @@ class LinkTransport(Transport):
             on_lane: Called with a peer's number, the lane and the peer's facts when a
                 lane is ready, in a thread that it may not hold for long.
             admit: Why a peer that fits is not let in; empty if it is.
-            bounds: On those who are not let in yet.
 
         Returns:
             The listener, already started.
@@ -128,7 +119,7 @@ class LinkTransport(Transport):
                 raise
 
         check = self._credentials.check_place
-        listener = Listener(address, check, welcome, bounds)
+        listener = Listener(address, check, welcome, BOUNDS)
         listener.start()
         return listener
 
@@ -202,7 +193,7 @@ class LinkTransport(Transport):
     def _prepare(
         self, sock: socket.socket, deadline: Deadline, server_side: bool
     ) -> socket.socket:
-        tune(sock, self._notices_cuts)
+        tune(sock)
         sock.settimeout(deadline.left())
         if self._credentials.tls is None:
             return sock
@@ -229,8 +220,7 @@ class _Lanes:
     that followed. `_used` holds for each thread what it used last.
     """
 
-    def __init__(self, notices_cuts: bool, whom: Callable[[int], str]) -> None:
-        self._notices_cuts, self._whom = notices_cuts, whom
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._connections: dict[tuple[int, int], Connection] = {}
         self._used = _Used()
@@ -257,9 +247,7 @@ class _Lanes:
                 raise ConnectionAbortedError("this end has closed its links")
             old = self._connections.get(key)
             tell = functools.partial(self._was_told, key)
-            self._connections[key] = Connection(
-                sock, peer, tell, self._notices_cuts, self._whom(peer)
-            )
+            self._connections[key] = Connection(sock, peer, tell)
         if old is not None:
             old.break_off("it was connected anew")
 

@@ -240,20 +240,6 @@ def test_a_link_that_is_cut_is_a_loss_though_nothing_is_said(
     assert lost.value.evidence == "silence"
 
 
-def test_a_cut_that_is_not_to_be_noticed_lasts_until_the_timeout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        "lightning_adpsgd.links.connection.is_cut", lambda sock, waited_s: True
-    )
-    with tcp_pair() as (first, _):
-        connection = Connection(first, 1, notices_cuts=False)
-        # More than the pause after which who notices cuts looks for one.
-        with pytest.raises(PeerLost, match=r"within 0\.4 s"):
-            connection.post_receive(torch.zeros(1)).wait(timedelta(seconds=0.4))
-        connection.break_off("the test is over")
-
-
 def test_a_slow_reader_holds_the_sender_and_nothing_else() -> None:
     with half() as (connection, other):
         send = connection.post_send(torch.zeros(16 * MANY))

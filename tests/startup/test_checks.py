@@ -86,7 +86,6 @@ def test_every_dial_must_agree() -> None:
         ({"super_learner_size": 2}, "`super_learner_size` differs: 'node' .* and 2 in"),
         ({"gossip_every": 3}, "`gossip_every` differs: 1 in .* and 3 in"),
         ({"mixing_gain": 0.5}, r"`mixing_gain` differs: 1\.0 in .* and 0\.5 in"),
-        ({"transport": "links"}, "`transport` differs: 'gloo' in .* and 'links' in"),
         ({"seed": 7}, "`seed` differs: 0 in .* and 7 in"),
         ({"wire_dtype": torch.bfloat16}, r"`wire_dtype` .* None in .*torch\.bfloat16"),
         ({"order": "average_then_step"}, "`order` differs: None in .*average_then"),
