@@ -11,6 +11,11 @@ QUICK ?=
 ONLY ?=
 MINUTES ?= 30
 SEED ?= 0
+NUMBER ?= 320
+WORKERS ?= 3
+# A file stays with one worker, for its fixtures; tests/conftest.py puts slow files first.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+	-n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The first interpreter that runs, is recent enough and can make an environment. A name
 # on the path is not enough: version managers leave names of interpreters that are absent.
@@ -20,10 +25,10 @@ PYTHON ?= $(shell for name in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench soak notebooks peers clean
+.PHONY: help demo test test-core mutants lint ci bench soak notebooks peers clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-10s%s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s%s\n", $$1, $$2}' Makefile
 
 demo: $(STAMP) ## from audio to word error rate; CORPUS=path/to/tree for your own speech
 ifeq ($(strip $(CORPUS)),)
@@ -33,13 +38,21 @@ else
 		--out "runs/demo-$$(basename "$(CORPUS)")"
 endif
 
-test: $(STAMP) ## all tests, in two processes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(STAMP) ## all tests; WORKERS=3 processes, of which a third of the time waits
+	$(PYTEST)
+
+test-core: $(STAMP) ## all tests but those of speech and of its recipes
+	$(PYTEST) --ignore tests/asr --ignore tests/recipes
+
+mutants: $(STAMP) ## do tests notice changes of the code? NUMBER=320 SEED=0; up to an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants --number $(NUMBER) --seed $(SEED)
 
 lint: $(STAMP) ## formatting, rules, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+ci: lint test ## what continuous integration runs
 
 bench: $(STAMP) ## measurements, each beside its limit: benchmarks/results; QUICK=1 for few
 	$(BIN)/python -m benchmarks $(if $(strip $(QUICK)),--quick)

@@ -1,7 +1,9 @@
-"""On which devices the tests of the engine run; and what no test may leave behind."""
+"""In which order tests run and on which devices; and what none may leave behind."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,16 +54,58 @@ STARTERS = {
 }
 
 
+# Seconds that files of tests take, if more than a few; written by `--record-seconds`.
+SECONDS = Path(__file__).with_name("seconds.txt")
+# Of a file that starts processes and is not in the list.
+SECONDS_OF_PROCESSES = 10.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-seconds",
+        action="store_true",
+        help=f"write how long each file takes to {SECONDS.name}",
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start processes are run once more if they fail.
+    """Slow files come first, and tests that start processes run again if they fail.
+
+    Dealt by file to several workers, a slow file at the end would leave all but one of
+    them without work.
 
     What the system does with several processes on a machine that has other work is not
     in a test's hands: it stops one for seconds, or has no memory for another. The rest
-    is deterministic, and fails at once. The summary names who was run again.
+    is deterministic, and fails at once. The summary names what ran again.
     """
+    recorded = recorded_seconds()
+    seconds: dict[pytest.Item, float] = {}
     for item in items:
+        guess = 0.0
         if isinstance(item, pytest.Function) and starts_processes(item.module):
             item.add_marker(pytest.mark.flaky(reruns=1))
+            guess = SECONDS_OF_PROCESSES
+        seconds[item] = recorded.get(item.nodeid.partition("::")[0], guess)
+    items.sort(key=lambda item: -seconds[item])
+
+
+def recorded_seconds() -> dict[str, float]:
+    """Seconds of each file that is in the list; a file that is not takes few."""
+    lines = SECONDS.read_text().splitlines() if SECONDS.exists() else []
+    return {file: float(seconds) for seconds, file in map(str.split, lines)}
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Writes the list anew after a run of all tests that was to record it."""
+    if not config.getoption("--record-seconds"):
+        return
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    slow = [(file, s) for file, s in seconds.most_common() if s >= 2]
+    SECONDS.write_text("".join(f"{s:.0f} {file}\n" for file, s in slow))
 
 
 def starts_processes(module: Any) -> bool:

@@ -14,13 +14,14 @@ from lightning_adpsgd.registration import NAMES
 from tests.helpers import PROGRAM_S
 
 TRAINER = """
+import lightning.pytorch as pl
 trainer = pl.Trainer(strategy={name!r}, accelerator="cpu", devices=2, logger=False)
-print(type(trainer.strategy).__name__)
+assert type(trainer.strategy).__name__ == "HADPSGDStrategy"
 """
 FABRIC = """
 from lightning.fabric import Fabric
 fabric = Fabric(strategy={name!r}, accelerator="cpu", devices=2)
-print(type(fabric.strategy).__name__)
+assert type(fabric.strategy).__name__ == "HADPSGDFabricStrategy"
 """
 LIGHTNING = "import lightning.pytorch as pl"
 PACKAGE = "import lightning_adpsgd"
@@ -35,26 +36,7 @@ def in_clean_process(program: str, **environment: str) -> str:
         env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **environment},
     )
     assert result.returncode == 0, result.stderr
-    return result.stdout.strip().splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    "imports",
-    [f"{PACKAGE}\n{LIGHTNING}", f"{LIGHTNING}\n{PACKAGE}"],
-    ids=["before lightning", "after lightning"],
-)
-def test_an_import_in_any_order_makes_the_names_known(imports: str) -> None:
-    printed = in_clean_process(imports + TRAINER.format(name="hadpsgd"))
-    assert printed == "HADPSGDStrategy"
-
-
-def test_an_installed_package_makes_the_names_known_without_an_import() -> None:
-    """Torch calls the entry point in the middle of its own import."""
-    if not entry_points(group="torch.backends", name=PACKAGE.split()[1]):
-        pytest.skip("the package is not installed")
-    program = LIGHTNING + TRAINER.format(name="adpsgd_random")
-    printed = in_clean_process(program, TORCH_DEVICE_BACKEND_AUTOLOAD="1")
-    assert printed == "HADPSGDStrategy"
+    return result.stdout.strip()
 
 
 @pytest.mark.parametrize(
@@ -62,23 +44,23 @@ def test_an_installed_package_makes_the_names_known_without_an_import() -> None:
     [PACKAGE, f"{LIGHTNING}\n{PACKAGE}", f"import lightning.fabric\n{PACKAGE}"],
     ids=["before lightning", "after lightning", "after fabric"],
 )
-def test_an_import_in_any_order_makes_the_names_known_to_fabric(imports: str) -> None:
-    printed = in_clean_process(imports + FABRIC.format(name="hadpsgd"))
-    assert printed == "HADPSGDFabricStrategy"
+def test_an_import_in_any_order_makes_the_names_known(imports: str) -> None:
+    """To Fabric first and then to the Trainer."""
+    programs = [FABRIC.format(name="hadpsgd"), TRAINER.format(name="hadpsgd")]
+    in_clean_process("\n".join([imports, *programs]))
 
 
-def test_both_registries_know_the_names_whichever_is_imported_first() -> None:
-    first = f"{PACKAGE}\n{FABRIC.format(name='sdpsgd')}\n{LIGHTNING}"
-    printed = in_clean_process(first + TRAINER.format(name="sdpsgd"))
-    assert printed == "HADPSGDStrategy"
+def test_the_registry_of_the_trainer_can_come_first() -> None:
+    programs = [TRAINER.format(name="sdpsgd"), FABRIC.format(name="sdpsgd")]
+    in_clean_process("\n".join([PACKAGE, *programs]))
 
 
-def test_an_installed_package_makes_the_names_known_to_fabric_too() -> None:
+def test_an_installed_package_makes_the_names_known_without_an_import() -> None:
+    """Torch calls the entry point in the middle of its own import."""
     if not entry_points(group="torch.backends", name=PACKAGE.split()[1]):
         pytest.skip("the package is not installed")
-    program = FABRIC.format(name="adpsgd_random")
-    printed = in_clean_process(program, TORCH_DEVICE_BACKEND_AUTOLOAD="1")
-    assert printed == "HADPSGDFabricStrategy"
+    programs = [make.format(name="adpsgd_random") for make in (TRAINER, FABRIC)]
+    in_clean_process("\n".join(programs), TORCH_DEVICE_BACKEND_AUTOLOAD="1")
 
 
 def test_an_import_costs_nothing() -> None:

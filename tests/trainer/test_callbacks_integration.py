@@ -470,8 +470,6 @@ if __name__ == "__main__":
     ("options", "gain"),
     [
         (["--trainer.strategy=adpsgd_fork"], 1.0),
-        (["--trainer.strategy=sdpsgd_fork"], 1.0),
-        (["--trainer.strategy=d1psgd_fork"], 1.0),
         (
             [
                 "--trainer.strategy=lightning_adpsgd.HADPSGDStrategy",
@@ -483,7 +481,7 @@ if __name__ == "__main__":
             0.5,
         ),
     ],
-    ids=["async", "sync", "delay_by_one", "class path"],
+    ids=["name", "class path"],
 )
 def test_the_command_line_takes_names_and_typed_arguments(
     tmp_path: Path, options: list[str], gain: float
