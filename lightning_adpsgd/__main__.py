@@ -203,7 +203,8 @@ def _compute(chosen: argparse.Namespace, found: Calibration) -> Compute:
     step_s = chosen.step_s or found.step_seconds
     if step_s is None:
         raise ValueError(
-            "how long is a step? Give `--step-s`, to `predict` or to `calibrate`"
+            "the seconds of a step are missing. Give `--step-s` to `predict` or "
+            "`calibrate`"
         )
     slow = {chosen.learners - 1: chosen.slow}
     return Compute(step_s, chosen.spread, slow if chosen.slow != 1 else {})

@@ -1,8 +1,7 @@
-"""A few numbers of a machine and its link, from which `prediction` says the rest.
+"""A few numbers of a machine and its link, the input of `prediction`.
 
-They are measured with the engine's own functions: alone what arithmetic takes, with one
-peer what the link carries and what a round takes beside it. They are kept as a small
-JSON file, in the units that their names say.
+They are measured with the engine's own functions: arithmetic alone; with one peer, the
+speed of the link and what a round takes beside it. A small JSON file keeps them.
 """
 
 import json
@@ -43,19 +42,19 @@ _CHUNK_ELEMENTS = 1 << 20  # as of an exchange of the engine
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a machine and its link can do.
+    """The speed of a machine and its link.
 
     Args:
-        bandwidth: Of the link, bytes per second each way while both ends send.
-        latency: Of the link, seconds from one end to the other.
-        copy: Seconds per byte copied in memory.
-        exchange: Seconds per byte that the arithmetic of an exchange takes.
-        merge: Seconds per byte that the merge of an exchange takes.
-        round: Seconds per byte that a round of two takes beside its link.
-        gradient: Seconds per byte that an all-reduce of two takes beside its link.
-        cores: Of this machine, which its learners share.
-        step_seconds: Of a learner's step, if it was measured.
-        step_processor_seconds: That such a step keeps its cores busy.
+        bandwidth: bytes per second of the link, each way while both ends send.
+        latency: seconds from one end of the link to the other.
+        copy: seconds per byte copied in memory.
+        exchange: seconds per byte of the arithmetic of an exchange.
+        merge: seconds per byte of the merge of an exchange.
+        round: seconds per byte of a round of two, beside its link.
+        gradient: seconds per byte of an all-reduce of two, beside its link.
+        cores: number of cores of this machine, which its learners share.
+        step_seconds: seconds of a learner's step, if it was measured.
+        step_processor_seconds: seconds for which such a step keeps a core busy.
 
     Raises:
         ValueError: A number is negative or not finite, or one that must be positive
@@ -84,12 +83,12 @@ class Calibration:
         return Link(self.bandwidth, self.latency)
 
     def costs(self, learners_per_machine: int = 1) -> Costs:
-        """Of the processor, for learners that share a machine.
+        """Processor work of communication, for learners that share a machine.
 
-        Where all wait for one another, they also want their cores at the same moment:
-        to copy weights before a round and to merge after it, or to copy gradients into
-        buckets and back. What else a round takes beside its link is waiting. Exchanges
-        find what cores a step leaves, if it was measured; else as many as they want.
+        Learners that wait for one another also want their cores at the same moment: to
+        copy weights before a round and to merge after it, or to copy gradients into
+        buckets and back. The rest of a round beside its link is waiting. Exchanges find
+        the cores that a step leaves, if it was measured; else as many as they want.
         """
         crowd = max(1.0, learners_per_machine / self.cores) - 1
         return Costs(
@@ -114,10 +113,10 @@ class Calibration:
 
 
 def read(path: str | Path) -> Calibration:
-    """What `Calibration.write` has written.
+    """Reads the file that `Calibration.write` has written.
 
     Raises:
-        ValueError: The file is not such a file; it says in which line.
+        ValueError: The file is no calibration; the message names the line.
         OSError: It cannot be read.
     """
     path = Path(path)
@@ -173,7 +172,7 @@ def _line(text: str, name: str) -> int:
 
 
 def num_cores() -> int:
-    """That this process may use."""
+    """Number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -188,10 +187,10 @@ class Arithmetic(NamedTuple):
 
 
 def measure_arithmetic(num_bytes: int) -> Arithmetic:
-    """What memory and the engine's arithmetic take here.
+    """Measures memory and the engine's arithmetic on this machine.
 
     Args:
-        num_bytes: Of the float32 weights; larger than caches, as models are.
+        num_bytes: bytes of the float32 weights; larger than caches, as models are.
     """
     weights, other = (torch.randn(num_bytes // 4) for _ in range(2))
     replica = Replica([weights], _CHUNK_ELEMENTS, threading.Condition())
@@ -231,13 +230,13 @@ class Wire(NamedTuple):
 
 
 def measure_wire(num_bytes: int) -> Wire:
-    """What the default process group carries, of two processes that both call this.
+    """Measures the default process group of two processes that both call this.
 
     Args:
-        num_bytes: Of the float32 weights, the same at both ends.
+        num_bytes: bytes of the float32 weights, the same at both ends.
 
     Raises:
-        ValueError: The group has not two members.
+        ValueError: The group does not have two members.
     """
     if dist.get_world_size() != 2:
         raise ValueError(f"a link has two ends, got {dist.get_world_size()} processes")

@@ -1,9 +1,9 @@
 """How fast training will be: samples per second of a cluster that need not exist.
 
-`predict` runs no model. In the modes that keep step it follows the time of every
-super-learner, all of them at once as rows of a tensor; without synchronisation nobody
-waits, so that the speed is arithmetic, and the event clock of `timeline` is asked only
-how often exchanges end and how stale they are. The equations are in docs/prediction.md.
+`predict` runs no model, only the event clock of the virtual cluster (`timeline`). It
+follows all super-learners in modes that wait. Without synchronisation each is as fast
+as alone, and the clock of a neighbourhood says how often exchanges end and how stale
+they are. The equations are in docs/prediction.md.
 """
 
 import itertools
@@ -44,10 +44,10 @@ class Workload:
     """What a learner computes and sends.
 
     Args:
-        weight_bytes: Of the model, in float32.
-        local_batch_size: Samples of a step of one learner.
-        wire_dtype: What travels in "async"; none: the weights as they are.
-        backward: Share of a step's time in which gradients become ready.
+        weight_bytes: bytes of the model, in float32.
+        local_batch_size: samples of a step of one learner.
+        wire_dtype: dtype on the wire in "async"; None: the weights as they are.
+        backward: share of a step's time in which gradients become ready.
 
     Raises:
         ValueError: Bytes or samples are not positive, or `backward` is no share.
@@ -76,16 +76,16 @@ class Costs:
     """What communication takes of the processor, in seconds per byte of the weights.
 
     Args:
-        round: Of a round in which all wait: what its links do not hide.
-        gradient: Of a DDP step: what links and the backward pass do not hide.
-        exchange: Of the arithmetic of an exchange, which a fast link waits for.
-        merge: Of a step boundary that has something to merge.
-        step: Seconds, of no bytes, by which a step is longer where learners that share
+        round: work of a round in which all wait that its links do not hide.
+        gradient: work of a DDP step that links and the backward pass do not hide.
+        exchange: arithmetic of an exchange, which a fast link waits for.
+        merge: work of a step boundary that has something to merge.
+        step: seconds, not per byte, by which a step is longer where learners that share
             cores make it at the same moment.
-        work: Of all that an exchange takes at one end, beside training.
-        cores: No bytes either: that a learner has, those that it shares in part.
-        busy: Nor this: how many of them a step keeps busy, on average.
-        machine_cores: Nor this: of its machine, those of other learners too.
+        work: all that an exchange takes at one end, beside training.
+        cores: number, not per byte, of cores of a learner; a fraction where it shares.
+        busy: number of these cores that a step keeps busy, on average.
+        machine_cores: number of cores of its machine, including other learners'.
     """
 
     round: float = 0.0
@@ -104,13 +104,14 @@ class Prediction:
     """What to expect, once the start is over.
 
     Attributes:
-        samples_per_second: Of all learners.
-        steps_per_second: Of a learner, on average.
-        exposed: Share of the time in which a learner waits for communication or, where
+        samples_per_second: samples of all learners per second.
+        steps_per_second: steps of a learner per second, on average.
+        exposed: share of the time in which a learner waits for communication or, where
             learners wait for one another, for slower ones.
-        exchanges_per_step: That a super-learner takes part in; rounds where all wait.
-        staleness: Optimizer steps between what was read and its merge, and the share
-            of exchanges or rounds that were so old.
+        exchanges_per_step: exchanges of a super-learner per step; rounds where all
+            wait.
+        staleness: share of exchanges or rounds by their age, the optimizer steps
+            between what was read and its merge.
     """
 
     samples_per_second: float
@@ -149,19 +150,19 @@ def predict(
     """The speed of S super-learners of N learners.
 
     Args:
-        workload: What each learner computes and sends.
+        workload: what each learner computes and sends.
         num_super_learners: S.
         super_learner_size: N.
-        compute: How long a step of a learner takes: forward, backward and update.
-        link: Of each learner, to its counterparts in other super-learners.
-        inner_link: Of each learner, to the others of its super-learner.
-        topology: Who averages with whom.
-        communication: As of the strategies; "allreduce" is DDP over all learners.
-        gossip_every: Optimizer steps per round.
-        cpu_share: In "async", what exchanges may take of a learner's processor time,
-            if that is more than what a hundredth of the training's time pays for.
-        costs: Of the processor.
-        seed: Of random times and topologies.
+        compute: time of a learner's step: forward, backward and update.
+        link: link of each learner to its counterparts in other super-learners.
+        inner_link: link of each learner to the others of its super-learner.
+        topology: topology of the averages.
+        communication: as for the strategies; "allreduce" is DDP over all learners.
+        gossip_every: optimizer steps per round.
+        cpu_share: share of a learner's processor time that exchanges may take in
+            "async", if that is more than a hundredth of the training's time pays for.
+        costs: processor work of communication.
+        seed: seed of random times and topologies.
 
     Raises:
         ValueError: An argument is out of its bounds, or has no meaning with another.
@@ -278,7 +279,7 @@ def _mean_factor(scenario: Scenario) -> float:
     return (num - len(slow) + sum(slow)) / num
 
 
-# --- where nobody waits
+# --- where no learner waits
 
 
 class _Seen(NamedTuple):
@@ -305,7 +306,7 @@ def _without_waiting(
     merge = seen.merging * costs.merge * workload.weight_bytes
     kept = cores.kept(seen.exchanges, merge, cpu_share)
     added = kept * merge + cores.taken_from_training(kept * seen.exchanges)
-    # What links take of a gradient that was computed.
+    # The same without links: the rest of a gradient is exposed.
     free = replace(scenario, inner_link=Link(), gradient_seconds=0.0)
     computed = _alone(free, workload.weight_bytes)
     rate = sum(1 / (g + added) for g in gradients) / len(gradients)
@@ -334,7 +335,7 @@ def _alone(scenario: Scenario, num_bytes: float) -> list[float]:
         return end / num_steps
 
     slow = {learner // size for learner in compute.slow}
-    # All without a slow learner are alike.
+    # All super-learners without a slow learner are alike.
     usual = mean_of(next(i for i in itertools.count() if i not in slow))
     numbers = range(scenario.num_super_learners)
     return [mean_of(i) if i in slow else usual for i in numbers]
@@ -399,8 +400,8 @@ def _observe(
     num, size = local.num_super_learners, local.super_learner_size
     crossing = local.link.seconds(workload.message_bytes / size)
     num_peers = len(local.topology.part(0, num, 0).takes) - 1
-    anybody = local.topology.period(num) == 0
-    if anybody and num_peers * crossing > step * scenario.gossip_every:
+    is_random = local.topology.period(num) == 0
+    if is_random and num_peers * crossing > step * scenario.gossip_every:
         # Each asks another peer at each step, until all pairs are under way at once.
         num_peers = scenario.num_super_learners - 1
         if num_peers >= num:

@@ -1,8 +1,8 @@
 """Simulated time: what happens next, how long a step takes, how links are shared.
 
-Seconds here pass in no clock of this machine. The same seed gives the same times, and
-the times of a learner do not depend on what others do. Nothing here knows weights,
-topologies or modes: what happens is in `timeline`.
+Seconds here are simulated. The same seed gives the same times, and the times of a
+learner do not depend on what others do. Nothing here knows weights, topologies or
+modes: `timeline` has what happens.
 """
 
 import heapq
@@ -24,11 +24,11 @@ class Compute:
     """How long learners compute for a step: forward, backward and optimizer.
 
     Args:
-        seconds: Of a step, on average.
-        spread: Standard deviation of the logarithm: times are lognormal, of mean
-            `seconds`; 0: all steps take as long.
-        slow: By what factor a learner is slower than the others.
-        pauses: Spans of simulated time in which a learner computes nothing.
+        seconds: mean seconds of a step.
+        spread: standard deviation of the logarithm: times are lognormal, of mean
+            `seconds`; 0: all steps take equally long.
+        slow: factor by which a learner is slower than the others.
+        pauses: spans of simulated time in which a learner computes nothing.
 
     Raises:
         ValueError: A time or factor is not positive, or the pauses of a learner are
@@ -52,11 +52,12 @@ class Compute:
 
 @dataclass(frozen=True)
 class Link:
-    """What connects a learner to the others.
+    """The connection of a learner to the others.
 
     Args:
-        bandwidth: Bytes per second, each way; what a learner has under way shares it.
-        latency: Seconds from one end to the other.
+        bandwidth: bytes per second, each way, shared by all that a learner has under
+            way.
+        latency: seconds from one end to the other.
 
     Raises:
         ValueError: The bandwidth is not positive, or the latency negative or infinite.
@@ -72,16 +73,16 @@ class Link:
             raise ValueError(f"`latency` must not be negative, got {self.latency}")
 
     def seconds(self, num_bytes: float) -> float:
-        """Until that many bytes have crossed, alone on the link."""
+        """Seconds until that many bytes have crossed, alone on the link."""
         return self.latency + num_bytes / self.bandwidth
 
     def allreduce_seconds(self, num_bytes: float, num_learners: int) -> float:
-        """Of a ring all-reduce: 2 (n - 1) turns, each with one n-th of the bytes."""
+        """Seconds of a ring all-reduce: 2 (n - 1) turns, each with 1/n of the bytes."""
         turns = 2 * (num_learners - 1)
         return turns * self.seconds(num_bytes / num_learners)
 
     def allgather_seconds(self, num_bytes: float, num_learners: int) -> float:
-        """Of a ring all-gather of that many bytes in all: n - 1 such turns."""
+        """Seconds of a ring all-gather of so many bytes in all: n - 1 such turns."""
         return (num_learners - 1) * self.seconds(num_bytes / num_learners)
 
 
@@ -106,8 +107,8 @@ class StepTimes:
     """Draws the times of the steps of all learners.
 
     Args:
-        compute: How long they compute.
-        seed: Each learner has a stream of its own, which nothing else draws from.
+        compute: time that they compute.
+        seed: seed of all learners' streams; nothing else draws from these.
     """
 
     def __init__(self, compute: Compute, seed: int) -> None:
@@ -132,13 +133,12 @@ class StepTimes:
 
 
 class Agenda:
-    """What is to happen, in the order of simulated time.
+    """Future actions, in the order of simulated time.
 
-    Of what happens at the same time the lower rank comes first, then what was entered
-    first.
+    Of actions at the same time the lower rank comes first, then the one entered first.
 
     Attributes:
-        now: The time of what was taken last.
+        now: time of the last action.
     """
 
     def __init__(self) -> None:
@@ -166,10 +166,10 @@ class Crossing:
     """Bytes on their way between two ends, as many in either direction.
 
     Args:
-        ends: Whose links they take.
-        num_bytes: Each way.
-        now: When they begin.
-        done: Called when the last byte has crossed.
+        ends: learners whose links they take.
+        num_bytes: bytes each way.
+        now: time at which they begin.
+        done: function called when the last byte has crossed.
     """
 
     def __init__(
@@ -198,9 +198,9 @@ class Network:
     A crossing goes as fast as the busier of its ends allows.
 
     Args:
-        bandwidth: Of each end, in bytes per second each way.
-        agenda: Where the ends of crossings are entered.
-        rank: Of these entries.
+        bandwidth: bytes per second of each end, each way.
+        agenda: agenda in which the ends of crossings are entered.
+        rank: rank of these entries.
     """
 
     def __init__(self, bandwidth: float, agenda: Agenda, rank: int) -> None:
@@ -242,10 +242,10 @@ class Network:
 
 
 def check_positive(name: str, value: float) -> None:
-    """Refuses what is not a positive number.
+    """Refuses a value that is not positive and finite.
 
     Raises:
-        ValueError: Names the argument and the value.
+        ValueError: The value is not positive and finite.
     """
     if not 0 < value < math.inf:
         raise ValueError(f"`{name}` must be positive and finite, got {value}")

@@ -16,11 +16,11 @@ class Shares:
     same seed, and so of Lightning's training with as many processes.
 
     Args:
-        dataset: Has a length.
-        batch_size: Of each learner.
+        dataset: data set with a length.
+        batch_size: batch size of each learner.
         num_learners: S N.
-        seed: Of the order.
-        **loading: What torch's `DataLoader` takes, `collate_fn` say.
+        seed: seed of the order.
+        **loading: arguments of torch's `DataLoader`, such as `collate_fn`.
 
     Raises:
         ValueError: The data set has no length, or fewer samples than there are
@@ -61,9 +61,10 @@ class Shares:
         )
 
     def _order_of(self, epoch: int) -> list[int]:
-        """Of all samples, and of as many again as make the shares equally long.
+        """Order of all samples, with some repeated to make the shares equally long.
 
-        Drawn once for all learners of an epoch, who are rarely further apart than two.
+        It is drawn once for all learners of an epoch. They are rarely more than two
+        epochs apart.
         """
         if epoch not in self._orders:
             generator = torch.Generator().manual_seed(self._seed + epoch)
@@ -78,7 +79,7 @@ class Source:
     """The batches of one learner, epoch after epoch.
 
     Attributes:
-        epochs: How many have ended.
+        epochs: number of epochs that have ended.
     """
 
     def __init__(self, batches_of: BatchesOf, learner: int) -> None:
@@ -110,10 +111,11 @@ def shares_of(
     """Deals the samples of a data set or of a loader's.
 
     Args:
-        data: Of a loader the data set, `collate_fn` and `drop_last` are taken.
-        batch_size: Of each learner; by default the loader's.
+        data: data set, or a loader, whose data set, `collate_fn` and `drop_last` are
+            taken.
+        batch_size: batch size of each learner; by default the loader's.
         num_learners: S N.
-        seed: Of the order.
+        seed: seed of the order.
 
     Raises:
         ValueError: There is no batch size.

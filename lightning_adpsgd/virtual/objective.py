@@ -26,7 +26,7 @@ Loss = Callable[[nn.Module, Any], Tensor]
 Score = Callable[[nn.Module], float]
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
-# Of a LightningModule, what changes a batch, a gradient or a step; a Trainer calls it.
+# Hooks that change a batch, a gradient or a step, and that only a Trainer calls.
 _HOOKS = (
     "transfer_batch_to_device",
     "on_before_batch_transfer",
@@ -50,8 +50,8 @@ class Update:
     """An optimizer of one super-learner, with the schedulers of its learning rate.
 
     Args:
-        optimizer: Has state of this super-learner alone.
-        schedulers: Of that optimizer.
+        optimizer: optimizer with the state of this super-learner alone.
+        schedulers: schedulers of that optimizer.
     """
 
     optimizer: torch.optim.Optimizer
@@ -77,7 +77,7 @@ class Objective:
     """The module, and how it is trained.
 
     Args:
-        module: A LightningModule, or any other with the two functions.
+        module: LightningModule, or any other module with the two functions.
         loss: ``loss(module, batch)`` of a plain module: a mean over the batch.
         optimizer: ``optimizer(parameters)`` of a plain module.
 
@@ -85,8 +85,8 @@ class Objective:
         ValueError: Names what is missing, too many, or not supported.
 
     Attributes:
-        module: As given.
-        device: Where it is.
+        module: module as given.
+        device: device of the module.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class Objective:
         """The mean loss of a batch, with its graph.
 
         Args:
-            batch: On any device.
-            number: Of the batch, as a training step is told.
+            batch: batch on any device.
+            number: number of the batch, which a training step is told.
 
         Raises:
             TypeError: The module's `training_step` gave no loss.
@@ -141,7 +141,7 @@ class Objective:
     def score(
         self, evaluate: Score | Iterable[Any] | None, samples_in: Callable[[Any], int]
     ) -> Score | None:
-        """A function of the module as it is; of batches, their mean loss per sample."""
+        """The function as given, or one for the mean loss per sample of batches."""
         if evaluate is None or callable(evaluate):
             return evaluate
         batches = list(evaluate)
@@ -171,7 +171,7 @@ class Objective:
 
 @contextmanager
 def own_generators(device: torch.device) -> Iterator[None]:
-    """What is drawn inside leaves the generators of this process as they were."""
+    """Leaves the generators of this process as they were."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         yield
@@ -204,7 +204,7 @@ def _check_lightning(module: pl.LightningModule) -> None:
         )
     if own := [name for name in _HOOKS if is_overridden(name, module)]:
         raise ValueError(
-            f"`module` must not define `{own[0]}`, which nobody calls without a "
+            f"`module` must not define `{own[0]}`, which is not called without a "
             f"Trainer, got {type(module).__name__}; train it by "
             '`Trainer(strategy="hadpsgd_virtual")`, or give `loss` and `optimizer`'
         )
@@ -215,7 +215,7 @@ def _of_batch(module: nn.Module, loss: Loss) -> Callable[[Any, int], Any]:
 
 
 def _training_step(module: pl.LightningModule) -> Callable[[Any, int], Any]:
-    """Its training step, told the number of the batch if it has room for it."""
+    """Its training step, with the number of the batch if it takes one."""
     # By place and not by name, as the Trainer does.
     if is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2):
         return lambda batch, number: module.training_step(batch, number)

@@ -1,4 +1,4 @@
-"""What a run on the virtual cluster has done: a curve, and what was counted."""
+"""The report of a run on the virtual cluster: a curve and counters."""
 
 import csv
 import math
@@ -14,20 +14,20 @@ class Point:
     """Where a run stood at one moment.
 
     Attributes:
-        samples: That all learners have seen.
-        steps: Optimizer steps, mean over the super-learners.
-        seconds: Simulated.
-        loss: Training loss, mean over all steps since the last point; NaN at the start.
-        held_out_loss: What `evaluate` says of the consensus model; NaN without it.
+        samples: number of samples that all learners have seen.
+        steps: optimizer steps, mean over the super-learners.
+        seconds: simulated time.
+        loss: training loss, mean over all steps since the last point; NaN at the start.
+        held_out_loss: score of the consensus model by `evaluate`; NaN without it.
         consensus_distance: ``sqrt(mean_i |w_i - mean w|^2)``.
-        relative_distance: The same over ``|mean w|``.
-        local_min: Least of what `evaluate` says of each super-learner's own weights;
-            NaN, as the next two, where `local_losses` did not ask for it.
-        local_mean: Their mean.
-        local_max: The largest of them.
-        learning_rate: Of the step made last, in the first parameter group.
-        wall_seconds: Of this machine, since `fit` began; not compared, because it alone
-            differs from run to run.
+        relative_distance: the same over ``|mean w|``.
+        local_min: least score of a super-learner's own weights; NaN, as the next two,
+            without `local_losses`.
+        local_mean: their mean score.
+        local_max: their largest score.
+        learning_rate: learning rate of the last step, in the first parameter group.
+        wall_seconds: seconds on this machine since `fit` began; not compared, because
+            it alone differs from run to run.
     """
 
     samples: int
@@ -49,12 +49,12 @@ class Report:
     """What a run has done, as of its end.
 
     Attributes:
-        points: The curve, from the start to the end.
-        samples: That all learners have seen.
-        seconds: Simulated.
-        steps: Optimizer steps of each super-learner.
-        totals: Exchanges, merges, bytes, staleness.
-        diverged: Why the run ended early, if it did: a loss that is not finite.
+        points: curve from the start to the end.
+        samples: number of samples that all learners have seen.
+        seconds: simulated time.
+        steps: optimizer steps of each super-learner.
+        totals: exchanges, merges, bytes, staleness.
+        diverged: reason why the run ended early, a non-finite loss; empty otherwise.
     """
 
     points: list[Point]
@@ -66,7 +66,7 @@ class Report:
 
     @property
     def samples_per_second(self) -> float:
-        """Of simulated time; NaN before any has passed."""
+        """Samples per simulated second; NaN before any time has passed."""
         return self.samples / self.seconds if self.seconds else math.nan
 
     def column(self, name: str) -> list[float]:

@@ -1,9 +1,9 @@
 """What super-learners do when, on a simulated clock: steps, exchanges, rounds.
 
-The rules are those of the engine: whom a super-learner asks in which round is its
-schedule's word, who may ask and with what weight is in `protocol`, what `link_budget`
-allows is in `pacing`. Here they run in simulated time, without weights, so that the
-same events carry weights in `virtual` and only counters in a prediction of throughput.
+The rules are those of the engine: the schedule says whom a super-learner asks in which
+round, `protocol` who may ask and with what weight, `pacing` what `link_budget` allows.
+Here they run in simulated time, without weights. `learners` adds weights to the events;
+a prediction of throughput only counts them.
 """
 
 import itertools
@@ -27,8 +27,8 @@ from lightning_adpsgd.virtual.clock import (
     overlapped,
 )
 
-# Of what happens at the same time: what was on its way lands, then steps end, and then
-# exchanges begin, which find the weights of all who stepped at that time.
+# At the same time messages land first, then steps end, and then exchanges begin, which
+# find the weights of all that stepped at that time.
 _LANDING, _STEPPING, _ASKING = range(3)
 
 
@@ -36,12 +36,12 @@ class Change(NamedTuple):
     """A super-learner that fails or joins.
 
     Attributes:
-        seconds: When, in simulated time.
-        super_learner: Its number.
+        seconds: simulated time of the change.
+        super_learner: its number.
         what: "fails": its edges are dropped, exchanges under way with it change
             nothing, and the topology is that of the remaining ones in their order.
             "joins": it takes the mean of its neighbours' weights and begins once these
-            have crossed. Whose first change is to join is absent before.
+            have crossed. It is absent before a join that is its first change.
     """
 
     seconds: float
@@ -51,22 +51,22 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Scenario:
-    """Who takes part, and what they are made of.
+    """The super-learners that take part, and their speed.
 
     Args:
-        topology: Who averages with whom.
-        num_super_learners: S, those that join later counted.
+        topology: topology of the averages.
+        num_super_learners: S, including those that join later.
         super_learner_size: N; learner n of super-learner i has number i N + n.
         mixing_gain: gamma.
-        gossip_every: Optimizer steps per round.
-        compute: How long learners compute for a step.
-        link: Of each learner, to its counterparts in other super-learners.
-        inner_link: Of each learner, to the others of its super-learner.
-        seed: Of the times and of topologies drawn at random.
-        changes: Failures and joins.
+        gossip_every: optimizer steps per round.
+        compute: time that learners compute for a step.
+        link: link of each learner to its counterparts in other super-learners.
+        inner_link: link of each learner to the others of its super-learner.
+        seed: seed of the times and of topologies drawn at random.
+        changes: failures and joins.
         backward: share of a step in which gradients become ready, and beside which the
             all-reduce inside a super-learner runs.
-        gradient_seconds: what else the mean of a super-learner's gradients takes.
+        gradient_seconds: further seconds that a super-learner's mean gradient takes.
 
     Raises:
         ValueError: There is no such topology of so many, at the start or after one of
@@ -99,7 +99,7 @@ class Scenario:
         return sorted(self.changes, key=lambda change: change.seconds)
 
     def first_members(self) -> list[int]:
-        """Those that are there from the start, in ascending order."""
+        """Numbers of the super-learners present at the start, in ascending order."""
         first: dict[int, str] = {}
         for change in self.in_order():
             first.setdefault(change.super_learner, change.what)
@@ -142,7 +142,7 @@ class Scenario:
 
 @lru_cache(maxsize=32)
 def parts_of(schedule: Schedule, round: int) -> tuple[Part, ...]:
-    """What each super-learner takes and gives in a round, checked."""
+    """Checked parts of a round: what each super-learner takes and gives."""
     period = schedule.topology.period(schedule.num_super_learners)
     if period and round >= period:
         return parts_of(schedule, round % period)
@@ -161,16 +161,16 @@ def lockstep(
 ) -> Iterator[list[float]]:
     """When each super-learner has made its k-th step, for k = 1, 2, ..., without end.
 
-    Nobody waits for more than it must: for those that it takes from or gives to in a
-    round, and in a round of exact means, which is an all-reduce, for all.
+    In a round a super-learner waits for those that it takes from or gives to. In a
+    round of exact means, which is an all-reduce, it waits for all.
 
     Args:
-        scenario: Who takes part.
-        num_bytes: Of the weights, as they travel.
-        hidden: Whether a round runs beside the gradient of the next step and is joined
+        scenario: super-learners that take part.
+        num_bytes: bytes of the weights, as they travel.
+        hidden: whether a round runs beside the gradient of the next step and is joined
             before its update; otherwise it comes after the update.
-        from_start: Whether the first gradient has a hidden round beside it.
-        boundary_seconds: what a step boundary takes, beside which nothing is hidden.
+        from_start: whether the first gradient has a hidden round beside it.
+        boundary_seconds: seconds of a step boundary, beside which nothing is hidden.
     """
     times = StepTimes(scenario.compute, scenario.seed)
     ends, round = [0.0] * scenario.num_super_learners, 0
@@ -210,7 +210,7 @@ def _averaged_at(
 
 @lru_cache(maxsize=32)
 def _meetings(schedule: Schedule, round: int) -> list[tuple[list[int], int]]:
-    """Whom each waits for in a round, itself included, and messages one way."""
+    """For each, those that it waits for, itself included, and messages one way."""
     return [
         (
             sorted({i, *part.takes, *part.gives}),
@@ -227,11 +227,11 @@ class Exchange:
     """One exchange of two super-learners.
 
     Attributes:
-        asker: Who asked.
-        asked: Who answers.
+        asker: super-learner that asked.
+        asked: super-learner that answers.
         weight: a in ``d += a (theirs - mine)``.
-        begun: Whether the weights of both were read.
-        crossing: Its bytes, while they are on the links.
+        begun: whether the weights of both were read.
+        crossing: its bytes, while they are on the links.
     """
 
     crossing: Crossing | None
@@ -297,14 +297,16 @@ Event = Stepped | Begun | Ended | Dropped | Failed | Joined
 
 
 class _Member:
-    """What a super-learner remembers on the asynchronous timeline.
+    """The state of a super-learner on the asynchronous timeline.
 
     Attributes:
-        steps: Optimizer steps.
-        last_exchange_step: How many these were when an exchange last ended.
-        waiting: Whether it waits for an exchange, as `max_staleness` asks.
-        asking: Peers that it has asked, or is about to, and that have not finished.
-        due: Those of them that are to be asked once more after that.
+        pacer: its budget of bytes.
+        under_way: its exchanges under way.
+        steps: number of optimizer steps.
+        last_exchange_step: number of steps when an exchange last ended.
+        waiting: whether it waits for an exchange, as `max_staleness` asks.
+        asking: peers that it has asked, or is about to, until the exchange ends.
+        due: peers among them that are to be asked once more after that.
     """
 
     def __init__(self, pacer: Pacer) -> None:
@@ -318,19 +320,19 @@ class Asynchronous:
     """The asynchronous timeline: an endless iterator of events.
 
     A super-learner steps as fast as it computes. After its step it asks those that its
-    schedule names; an exchange takes two latencies (question and answer) and the time
-    that its bytes need on the links that it shares, and holds nobody up.
+    schedule names. An exchange takes two latencies (question and answer) and the time
+    that its bytes need on the links that it shares. No step waits for it.
 
     Args:
-        scenario: Who takes part.
-        weight_bytes: Of the weights as they are, which gradients and joins take.
-        message_bytes: Of the weights as they travel in an exchange, in one direction.
-        link_budget: Bytes per second that a learner sends on average; none: no bound.
-        max_staleness: Steps after which a super-learner without an exchange waits for
-            one; none: it never waits.
+        scenario: super-learners that take part.
+        weight_bytes: bytes of the weights as they are, for gradients and joins.
+        message_bytes: bytes of the weights as they travel in an exchange, one way.
+        link_budget: bytes per second that a learner sends on average; None: no bound.
+        max_staleness: steps after which a super-learner without an exchange waits for
+            one; None: it never waits.
 
     Attributes:
-        members: The numbers of those that take part at present, in ascending order.
+        members: numbers of those that take part at present, in ascending order.
     """
 
     def __init__(
@@ -472,7 +474,7 @@ class Asynchronous:
         weight = exchange_weight(self._scenario.mixing_gain, mine, theirs)
         exchange = Exchange(index, peer, weight)
         self._exchanges[exchange] = None
-        # Who asks waits until its budget allows, who is asked sends at once.
+        # The asker waits until its budget allows; the asked sends at once.
         delay = state.pacer.charge(self._shard_bytes)
         other.pacer.charge(self._shard_bytes)
         self._agenda.enter(self._agenda.now + delay, _ASKING, self._begin, exchange)

@@ -65,7 +65,7 @@ def test_a_training_step_is_told_the_number_of_its_batch_by_place() -> None:
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (WithHook, "`on_after_batch_transfer`, which nobody calls .* got WithHook; "),
+        (WithHook, "`on_after_batch_transfer`, which is not called .* got WithHook; "),
         (AsksTheTrainer, "must not ask for a Trainer, .* got AsksTheTrainer; train "),
     ],
 )
