@@ -44,7 +44,7 @@ from lightning_adpsgd.dials import (
     TransportName,
 )
 from lightning_adpsgd.fresh import FreshState
-from lightning_adpsgd.gossip.exchange import Position
+from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE
 from lightning_adpsgd.job import NAMESPACE, Job, has_peers, learner_of, set_up_job
 from lightning_adpsgd.mixing.statistics import Statistics

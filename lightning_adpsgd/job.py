@@ -25,7 +25,7 @@ from lightning_adpsgd.coordination import Coordinator
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.failures import FailureReport
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.exchange import BEGINNING, Position
+from lightning_adpsgd.gossip.protocol import BEGINNING, Position
 from lightning_adpsgd.groups import Groups, has_nccl, make_groups
 from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.islands.rendezvous import Place

@@ -43,7 +43,7 @@ from lightning_adpsgd.dials import (
     TransportName,
 )
 from lightning_adpsgd.fresh import FreshState
-from lightning_adpsgd.gossip.exchange import Position
+from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE
 from lightning_adpsgd.job import (
     NAMESPACE,

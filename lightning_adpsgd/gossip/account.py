@@ -3,8 +3,8 @@
 import logging
 import threading
 
-from lightning_adpsgd.gossip.exchange import Outcome
 from lightning_adpsgd.gossip.health import Health
+from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.replica import Replica
 

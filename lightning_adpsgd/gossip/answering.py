@@ -3,7 +3,8 @@
 import threading
 from collections.abc import Callable
 
-from lightning_adpsgd.gossip.exchange import ASK, LEAVE, PULL, Lane, Position
+from lightning_adpsgd.gossip.exchange import ASK, LEAVE, PULL, Lane
+from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.gossip.traffic import Traffic
 from lightning_adpsgd.transport import PeerLost
 

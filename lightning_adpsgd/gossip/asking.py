@@ -5,7 +5,8 @@ from collections import deque
 from concurrent.futures import Future
 from datetime import timedelta
 
-from lightning_adpsgd.gossip.exchange import ALIVE, LEAVE, Lane, Pulled
+from lightning_adpsgd.gossip.exchange import ALIVE, LEAVE, Lane
+from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.gossip.threads import Threads
 from lightning_adpsgd.gossip.traffic import Traffic
 from lightning_adpsgd.transport import PeerLost

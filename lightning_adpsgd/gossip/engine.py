@@ -45,9 +45,9 @@ from lightning_adpsgd.coordination import LearnerFailed
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.answering import Answerer
 from lightning_adpsgd.gossip.asking import Asker
-from lightning_adpsgd.gossip.exchange import Buffers, Lane, Position, Pulled
+from lightning_adpsgd.gossip.exchange import Buffers, Channel, Lane
 from lightning_adpsgd.gossip.merging import Merging
-from lightning_adpsgd.gossip.protocol import due_round
+from lightning_adpsgd.gossip.protocol import Position, Pulled, due_round
 from lightning_adpsgd.gossip.recovery import Recovery
 from lightning_adpsgd.gossip.threads import Threads
 from lightning_adpsgd.gossip.traffic import Traffic
@@ -434,14 +434,11 @@ class Gossip(Communication):
 
     def _lane(self, peer: int, number: int) -> Lane:
         return Lane(
-            self._transport,
-            peer,
-            number,
+            Channel(self._transport, peer, number, self._options.timeout),
             self._replica,
             self._buffers,
             self._options.wire_dtype,
             self._gain,
-            self._options.timeout,
         )
 
     def _leave(self) -> None:

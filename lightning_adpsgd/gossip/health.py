@@ -1,6 +1,6 @@
 """Whether a learner's own weights are what its peers refuse."""
 
-from lightning_adpsgd.gossip.exchange import Outcome
+from lightning_adpsgd.gossip.protocol import Outcome
 
 PATIENCE = 8
 """Exchanges in a row that find a learner's weights too far away, before it is ill."""

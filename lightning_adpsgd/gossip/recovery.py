@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.gossip.account import Account
-from lightning_adpsgd.gossip.exchange import Pulled
 from lightning_adpsgd.gossip.merging import Merging
+from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.gossip.threads import Threads
 from lightning_adpsgd.node import Node, gather_shards
 from lightning_adpsgd.replica import Replica

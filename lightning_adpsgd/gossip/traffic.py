@@ -4,9 +4,8 @@ import threading
 from collections.abc import Callable
 
 from lightning_adpsgd.gossip.account import Account
-from lightning_adpsgd.gossip.exchange import Outcome
 from lightning_adpsgd.gossip.pacing import CoreShare, Pacer
-from lightning_adpsgd.gossip.protocol import UnderWay
+from lightning_adpsgd.gossip.protocol import Outcome, UnderWay
 
 
 class Traffic:

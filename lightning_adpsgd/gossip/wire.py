@@ -78,10 +78,6 @@ class Codec(ABC):
         after `change`, and of any message of this codec's kind.
         """
 
-    @abstractmethod
-    def restore(self, mine: Tensor, theirs: Tensor) -> None:
-        """Undoes what `change` has done to their message, to call it once more."""
-
 
 class Cast(Codec):
     """Each number in a floating-point type; stateless.
@@ -113,10 +109,6 @@ class Cast(Codec):
     def norm(self, message: Tensor) -> float:
         # Not in half precision, whose squares overflow, nor in one that did.
         return torch.linalg.vector_norm(message, dtype=torch.float64).item()
-
-    @override
-    def restore(self, mine: Tensor, theirs: Tensor) -> None:
-        """There is nothing to undo."""
 
 
 class Lattice(Codec):
@@ -196,10 +188,6 @@ class Lattice(Codec):
             return math.inf
         largest = _power(least.int() + _PRECISION_BITS, torch.float64)
         return math.sqrt(BLOCK) * torch.linalg.vector_norm(largest).item()
-
-    @override
-    def restore(self, mine: Tensor, theirs: Tensor) -> None:
-        _fields(theirs)[3].add_(_fields(mine)[3])
 
 
 def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:

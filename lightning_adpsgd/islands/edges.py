@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from lightning_adpsgd.circle import Circle
 from lightning_adpsgd.gossip.engine import Gossip
-from lightning_adpsgd.gossip.exchange import Pulled
+from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.islands.following import Members
 from lightning_adpsgd.islands.membership import Member
 from lightning_adpsgd.links import (

@@ -31,7 +31,7 @@ from typing_extensions import override
 from lightning_adpsgd.circle import Circle
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.exchange import BEGINNING, Position, Pulled
+from lightning_adpsgd.gossip.protocol import BEGINNING, Position, Pulled
 from lightning_adpsgd.interfaces import VARIABLE, gloo_addresses
 from lightning_adpsgd.islands.edges import Edges
 from lightning_adpsgd.islands.following import Follower, Members, Teller

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_adpsgd import sickness
 from lightning_adpsgd.consensus import Consensus
-from lightning_adpsgd.gossip.exchange import Pulled
+from lightning_adpsgd.gossip.protocol import Pulled
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lightning_adpsgd.gossip.exchange import Lane
+from lightning_adpsgd.gossip.exchange import Channel, Lane, _Exchange
 from lightning_adpsgd.islands.rendezvous import Place
 from lightning_adpsgd.replica import Part
 from tests.helpers import PATIENCE_S, until
@@ -150,15 +150,15 @@ MOMENTS: dict[str, Moment] = {
     "before it asks": before(Lane, "ask"),
     "asks, and is not granted yet": before(Lane, "_end_greeting"),
     "is asked, and has not granted yet": before(Lane, "answer"),
-    "between two chunks": before(Lane, "_land", 5),
-    "a chunk has come and is not averaged": before(Lane, "_take_in", 5),
-    "a chunk is averaged at this end": after(Lane, "_take_in", 5),
-    "all are averaged, the last verdicts are not sent": before(Lane, "_close"),
+    "between two chunks": before(_Exchange, "land", 5),
+    "a chunk has come and is not averaged": before(_Exchange, "_average", 5),
+    "a chunk is averaged at this end": after(_Exchange, "_average", 5),
+    "the last verdicts are not sent": before(_Exchange, "close"),
     "the exchange is over": after(Lane, "_exchange"),
     "before a part is merged": before(Part, "merge"),
     "a part is merged": after(Part, "merge"),
     "gives its weights": before(Lane, "give"),
-    "takes the weights of another": before(Lane, "_receive", 2),
+    "takes the weights of another": before(Channel, "receive", 2),
 }
 """When a victim dies, in its own words."""
 

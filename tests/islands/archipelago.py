@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.gossip.engine import GossipOptions
-from lightning_adpsgd.gossip.exchange import Position
+from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.following import Members
 from lightning_adpsgd.islands.island import Island, Patience
 from lightning_adpsgd.islands.membership import Membership, Pace

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.gossip.exchange import Lane, Position
+from lightning_adpsgd.gossip.exchange import Lane, _Exchange
 from lightning_adpsgd.gossip.pacing import CoreShare
+from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.edges import Edges
 from lightning_adpsgd.islands.membership import Pace, Roll
 from lightning_adpsgd.links import Credentials, Refused
@@ -108,15 +109,16 @@ def test_a_death_in_the_middle_of_an_exchange_costs_that_exchange_alone(
         at_once(trained, rows)
         dead, rest = trained[1], [trained[0], trained[2]]
         killed = threading.Event()
-        land = Lane._land
+        land = _Exchange.land
 
-        def land_or_die(lane: Lane, *arguments: Any) -> Any:
-            if lane._transport is dead.island._transport and not killed.is_set():
+        def land_or_die(exchange: _Exchange, *arguments: Any) -> Any:
+            is_its = exchange._channel.transport is dead.island._transport
+            if is_its and not killed.is_set():
                 killed.set()
                 dead.cut_off()
-            return land(lane, *arguments)
+            return land(exchange, *arguments)
 
-        monkeypatch.setattr(Lane, "_land", land_or_die)
+        monkeypatch.setattr(_Exchange, "land", land_or_die)
         train_until(trained, killed.is_set, "an exchange of the one who dies")
         dead.die()
         all_see(rest, 2)
@@ -299,7 +301,7 @@ def test_a_mean_waits_for_nobody_who_says_nothing(
         give = Lane.give
 
         def give_or_hang(lane: Lane, position: Position) -> None:
-            if lane._transport is stuck.island._transport:
+            if lane.channel.transport is stuck.island._transport:
                 assert release.wait(PATIENCE_S)
             give(lane, position)
 
