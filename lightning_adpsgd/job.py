@@ -25,6 +25,7 @@ from lightning_adpsgd.coordination import Coordinator
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.failures import FailureReport
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
+from lightning_adpsgd.gossip.members import FixedMembers
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position
 from lightning_adpsgd.groups import Groups, has_nccl, make_groups
 from lightning_adpsgd.islands.island import Island
@@ -228,6 +229,8 @@ class Job:
         super_learner = list(range(first, first + super_learner_size))
         self.failures = FailureReport(coordinator, self._rank, super_learner)
         self._communication: Communication | None = None
+        self._island: Island | None = None
+        self._num_reloads = 0
         self._consensus: ConsensusModel | None = None
         self._statistics: Statistics | None = None
         self._restored_position: tuple[int, int] | None = None
@@ -251,8 +254,7 @@ class Job:
     @property
     def island(self) -> Island | None:
         """Its part among islands; none before the start, and in one job."""
-        communication = self._communication
-        return communication if isinstance(communication, Island) else None
+        return self._island
 
     @property
     def in_consensus(self) -> bool:
@@ -261,8 +263,9 @@ class Job:
 
     def statistics(self) -> Statistics | None:
         """What its communication has done; none before the start."""
-        if self._communication is not None:
-            self._statistics = self._communication.statistics()
+        source = self._island or self._communication
+        if source is not None:
+            self._statistics = source.statistics()
         return self._statistics
 
     # --- from start to end
@@ -308,23 +311,24 @@ class Job:
             )
         self._ties.renew()
         self.flat.check_views()
-        communication = self._make_communication()
+        island = self._make_island()
+        communication = island.engine if island else self._make_communication()
         if self._restored_position is not None:
             communication.go_on_from(*self._restored_position)
             self._restored_position = None
-        island = communication if isinstance(communication, Island) else None
         self._consensus = ConsensusModel(
             self.flat,
             communication,
             self.coordinator,
             island.average if island is not None else None,
         )
-        self._communication = communication
+        self._communication, self._island, self._num_reloads = communication, island, 0
         self.coordinator.when_failed(communication.release)
-        if island is not None:
-            island.position = position
-        communication.start()
-        return island.started_from if island is not None else None
+        if island is None:
+            communication.start()
+            return None
+        island.start(position)
+        return island.started_from
 
     def note(self, samples: int, epochs: int) -> Position | None:
         """What others are to know, and what they have made of this learner.
@@ -376,7 +380,7 @@ class Job:
         self._ties.renew()
         with self.failures.named():
             consensus = self._consensus.enter(occasion)
-            self._communication.stop()
+            (self._island or self._communication).stop()
         self._forget_communication()
         atexit.unregister(_let_go_of_groups)
         atexit.register(_let_go_of_groups, os.getpid())
@@ -391,8 +395,8 @@ class Job:
 
     def abort(self) -> None:
         """Ends communication within seconds, without a peer's help; can be repeated."""
-        if self._communication is not None:
-            self._communication.abort()
+        if (communication := self._island or self._communication) is not None:
+            communication.abort()
         self._forget_communication()
 
     def close(self) -> None:
@@ -436,6 +440,7 @@ class Job:
         with self.failures.named():
             output = step(_AveragingClosure(closure, communication, self._ties))
             communication.after_update()
+        self._act_on_reload()
         return output
 
     # --- where all learners come
@@ -511,7 +516,13 @@ class Job:
 
     # --- private
 
-    def _reloaded(self) -> None:
+    def _act_on_reload(self) -> None:
+        communication = self._communication
+        if not isinstance(communication, Gossip):
+            return
+        if communication.num_reloads == self._num_reloads:
+            return
+        self._num_reloads = communication.num_reloads
         # Behind a gradient, it was taken at the weights that are gone.
         for weight in self.flat.parameters():
             if weight.grad is not None:
@@ -528,11 +539,9 @@ class Job:
 
     def _forget_communication(self) -> None:
         self.statistics()
-        self._communication = self._consensus = None
+        self._communication = self._consensus = self._island = None
 
     def _make_communication(self) -> Communication:
-        if self._dials.islands is not None:
-            return self._make_island(self._dials.islands)
         dials, vectors = self._dials, self.flat.vectors
         transport = self._transport()
         node = Node(self.groups.shards)
@@ -543,17 +552,15 @@ class Job:
             dials.seed,
         )
         if dials.communication == "async":
-            options = _options(dials, self._reloaded)
-            lost_peer = self.failures.lost_peer
-            return Gossip(vectors, transport, node, schedule, options, lost_peer)
+            members = FixedMembers(schedule, transport.index)
+            options, lost_peer = _options(dials), self.failures.lost_peer
+            return Gossip(vectors, transport, node, members, options, lost_peer)
         mixer = RoundMixer(
             vectors,
             transport,
             node,
             schedule,
             dials.timeout,
-            max_reloads=dials.max_reloads,
-            on_reload=self._reloaded,
         )
         if dials.communication == "sync":
             return synchronous(mixer, dials.effective_order, dials.gossip_every)
@@ -565,13 +572,15 @@ class Job:
         carrier = DeviceTransport if self.groups.on_device else DistributedTransport
         return carrier(self.groups.counterparts)
 
-    def _make_island(self, url: str) -> Island:
-        dials = self._dials
+    def _make_island(self) -> Island | None:
+        dials, url = self._dials, self._dials.islands
+        if url is None:
+            return None
         return Island(
             self.flat.vectors,
             Place.parse(url),
             Schedule(dials.topology, 1, dials.mixing_gain, dials.seed),
-            _options(dials, self._reloaded),
+            _options(dials),
             self.flat.layout(),
             Credentials.from_environment(os.environ),
             Node(self.groups.shards),
@@ -579,7 +588,7 @@ class Job:
         )
 
 
-def _options(dials: Dials, on_reload: Callable[[], None]) -> GossipOptions:
+def _options(dials: Dials) -> GossipOptions:
     return GossipOptions(
         order=dials.effective_order,
         every=dials.gossip_every,
@@ -589,7 +598,6 @@ def _options(dials: Dials, on_reload: Callable[[], None]) -> GossipOptions:
         max_staleness=dials.max_staleness,
         timeout=dials.timeout,
         max_reloads=dials.max_reloads,
-        on_reload=on_reload,
     )
 
 

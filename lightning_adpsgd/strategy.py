@@ -122,9 +122,8 @@ class HADPSGDStrategy(DDPStrategy):
         wire_dtype: What travels in "async": a floating-point type, or `torch.int8` for
             one byte a number on a lattice; averages are taken in float32.
         link_budget: In "async", bytes per second that a learner sends on average.
-        cpu_share: In "async", what exchanges may take of a learner's processor time,
-            if that is more than what a hundredth of the training's time pays for, as
-            on idle cores or a GPU; 1: there is no bound.
+        cpu_share: In "async", the share of the training's time that exchanges may take
+            (docs/concepts.md); 1: no bound.
         transport: In "async", what carries exchanges: "gloo", or "links", TCP
             connections of its own that take less of the cores. Islands use links.
         max_staleness: In "async", steps after which a learner without a completed
@@ -172,7 +171,7 @@ class HADPSGDStrategy(DDPStrategy):
         gossip_every: int = 1,
         wire_dtype: torch.dtype | None = None,
         link_budget: float | None = None,
-        cpu_share: float = 0.05,
+        cpu_share: float = 0.01,
         transport: TransportName = "gloo",
         max_staleness: int | None = None,
         max_reloads: int | None = 3,

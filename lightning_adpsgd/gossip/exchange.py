@@ -29,29 +29,13 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.gossip.disagreement import Disagreement
-from lightning_adpsgd.gossip.messages import (
-    DAMAGED,
-    FAR,
-    FINE,
-    NOT_FINITE,
-    Damaged,
-    Message,
-    as_message,
-    checksum,
-    codecs_of,
-    longest_message,
-    read_seal,
-    write_seal,
-)
 from lightning_adpsgd.gossip.pacing import Pacer
 from lightning_adpsgd.gossip.protocol import (
     Outcome,
@@ -59,76 +43,29 @@ from lightning_adpsgd.gossip.protocol import (
     Pulled,
     exchange_weight,
 )
-from lightning_adpsgd.gossip.wire import Codec
+from lightning_adpsgd.gossip.quarantine import Disagreement
+from lightning_adpsgd.gossip.wire import (
+    DAMAGED,
+    FAR,
+    FINE,
+    NOT_FINITE,
+    Buffers,
+    Codec,
+    Damaged,
+    Loan,
+    Message,
+    as_message,
+    checksum,
+    codecs_of,
+    read_seal,
+    write_seal,
+)
 from lightning_adpsgd.replica import Chunk, Part, Replica
-from lightning_adpsgd.streams import Mirrored, mirrored, to_device, to_host
-from lightning_adpsgd.transport import PeerLost, Pending, Transport, one_behind
+from lightning_adpsgd.streams import to_device, to_host
+from lightning_adpsgd.transport import PeerLost, Pending, Transport, lane_of, one_behind
 
 ASK, ALIVE, LEAVE, GRANT, PULL = 1, 2, 3, 4, 5
 """What an end says on a lane: the asked one `GRANT`, the asker the others."""
-
-_WIDEST = 8  # bytes of the widest number
-# One chunk is read while another crosses; the changes of two await their verdicts.
-_PAIRS, _WAITING = 2, 2
-
-
-class Loan(NamedTuple):
-    """The memory of one exchange, as bytes.
-
-    Attributes:
-        pairs: each a message that goes and one that comes.
-        changes: each for the changes of one chunk, where the weights are.
-        room: scratch space for one part, where the weights are.
-    """
-
-    pairs: list[tuple[Mirrored, Mirrored]]
-    changes: list[Tensor]
-    room: Tensor
-
-
-class Buffers:
-    """Memory of exchanges, lent to one exchange at a time and then used again.
-
-    `_free` is guarded by `_lock`. It holds as many loans as exchanges ever ran at once.
-
-    Args:
-        replica: what is exchanged.
-        wire_dtype: what travels; None: the weights as they are.
-    """
-
-    def __init__(self, replica: Replica, wire_dtype: torch.dtype | None) -> None:
-        self._device, self._num_chunks = replica.device, len(replica.chunks)
-        self._message_bytes = longest_message(replica, wire_dtype)
-        self._room_bytes = replica.part_elements * _WIDEST
-        lengths = (len(chunk) * chunk.dtype.itemsize for chunk in replica.chunks)
-        self._change_bytes = max(lengths, default=0)
-        self._lock = threading.Lock()
-        self._free: list[Loan] = []
-
-    @contextmanager
-    def lent(self) -> Iterator[Loan]:
-        """The memory of an exchange."""
-        with self._lock:
-            loan = self._free.pop() if self._free else self._make()
-        yield loan
-        # Not after an error: a message may still be under way.
-        with self._lock:
-            self._free.append(loan)
-
-    def _make(self) -> Loan:
-        num_pairs = min(_PAIRS, self._num_chunks)
-        num_changes = min(_WAITING, self._num_chunks)
-        return Loan(
-            [(self._make_buffer(), self._make_buffer()) for _ in range(num_pairs)],
-            [self._bytes(self._change_bytes) for _ in range(num_changes)],
-            self._bytes(self._room_bytes),
-        )
-
-    def _make_buffer(self) -> Mirrored:
-        return mirrored(self._bytes(self._message_bytes))
-
-    def _bytes(self, number: int) -> Tensor:
-        return torch.empty(number, dtype=torch.uint8, device=self._device)
 
 
 class Channel(NamedTuple):
@@ -177,6 +114,43 @@ class Channel(NamedTuple):
             return read_seal(seal)
         except Damaged as error:
             raise PeerLost(self.peer, "exchanging", str(error)) from error
+
+
+class Lanes:
+    """Makes the lanes of one learner, which share the memory of exchanges.
+
+    Args:
+        transport: connection to the peers.
+        replica: what is exchanged.
+        wire_dtype: what travels; None: the weights as they are.
+        gain: gamma.
+        timeout: longest wait for one message.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        replica: Replica,
+        wire_dtype: torch.dtype | None,
+        gain: float,
+        timeout: timedelta,
+    ) -> None:
+        self._transport, self._replica = transport, replica
+        self._wire_dtype, self._gain, self._timeout = wire_dtype, gain, timeout
+        self._buffers = Buffers(replica, wire_dtype)
+
+    def asking(self, peer: int) -> "Lane":
+        """The lane on which this learner asks a peer."""
+        return self._make(peer, lane_of(self._transport.index, peer))
+
+    def answering(self, peer: int) -> "Lane":
+        """The lane on which a peer asks this learner."""
+        return self._make(peer, lane_of(peer, self._transport.index))
+
+    def _make(self, peer: int, number: int) -> "Lane":
+        channel = Channel(self._transport, peer, number, self._timeout)
+        buffers, wire_dtype = self._buffers, self._wire_dtype
+        return Lane(channel, self._replica, buffers, wire_dtype, self._gain)
 
 
 class Lane:

@@ -84,9 +84,9 @@ def train(rest: Sequence[Trained], target: Tensor) -> None:
     """Steps against the gradient of half the square of the distance to a target."""
     for _ in range(STEPS):
         for one in rest:
-            one.island.before_update()
+            one.island.engine.before_update()
             one.vector.add_(target - one.vector, alpha=RATE)
-            one.island.after_update()
+            one.island.engine.after_update()
 
 
 def loss(weights: Tensor, target: Tensor) -> float:

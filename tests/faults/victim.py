@@ -95,23 +95,21 @@ class Victim:
     def _join(self, place: Place) -> None:
         server = Server()
         server.place = place
-        self._trained = trained = Trained(server, self.vector, **self._options)
-        # Not the copy that `Trained` makes: the one that the test sees.
-        trained.vector, trained.island._vectors = self.vector, [self.vector]
-        trained.island.start()
+        # Not a copy: the vector that the test sees.
+        options = {**self._options, "in_place": True}
+        self._trained = Trained(server, self.vector, **options)
+        self._trained.island.start()
 
     def _step(self) -> None:
         """And the exchanges that it begins, to their end."""
-        engine, begun = self._trained.island._engine, self._trained.exchanges
-        begun += len(engine.circle.asks(engine.step_and_round[1] + 1))
+        engine, begun = self._trained.island.engine, self._trained.exchanges
+        begun += len(engine.members.circle.asks(engine.step_and_round[1] + 1))
         self._trained.step()
         until(lambda: self._trained.exchanges >= begun, "the exchanges of a step")
 
     def die(self) -> None:
         """Notes its weights, with all that exchanges have brought, and is killed."""
-        gossip = self._trained.island._gossip
-        if gossip is not None:
-            self.at_death.copy_(torch.cat(gossip.snapshot()))
+        self.at_death.copy_(torch.cat(self._trained.island.engine.snapshot()))
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
+from lightning_adpsgd.gossip.members import FixedMembers
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.mixing.synchronous import Order
@@ -130,7 +131,9 @@ def make_engines(
     schedule = Schedule(find_topology(topology), len(vectors), gain)
     dials = GossipOptions(**{"timeout": PATIENCE, **options})
     return [
-        Gossip([vector], transport, Node(), schedule, dials)
+        Gossip(
+            [vector], transport, Node(), FixedMembers(schedule, transport.index), dials
+        )
         for vector, transport in zip(vectors, transports, strict=True)
     ]
 
@@ -183,7 +186,13 @@ def disagreement_after(
         vectors.append([rows[index].clone() for _ in nodes])
         gossips.append(
             [
-                Gossip([vector], across[n][index], node, schedule, dials)
+                Gossip(
+                    [vector],
+                    across[n][index],
+                    node,
+                    FixedMembers(schedule, index),
+                    dials,
+                )
                 for n, (vector, node) in enumerate(
                     zip(vectors[index], nodes, strict=True)
                 )
@@ -238,7 +247,13 @@ def test_the_learners_of_a_node_stay_equal_and_keep_the_sum() -> None:
     vectors = [[row.clone(), row.clone()] for row in rows]
     gossips = [
         [
-            Gossip([vectors[s][n]], across[n][s], node, schedule, GossipOptions())
+            Gossip(
+                [vectors[s][n]],
+                across[n][s],
+                node,
+                FixedMembers(schedule, s),
+                GossipOptions(),
+            )
             for n, node in enumerate(ThreadNode.connect(2))
         ]
         for s in range(3)
@@ -466,7 +481,7 @@ def test_a_silent_peer_is_lost_by_name_after_the_timeout() -> None:
         [vector],
         ThreadTransport.connect(2)[0],
         Node(),
-        schedule,
+        FixedMembers(schedule, 0),
         options,
         errors.append,
     )
@@ -497,7 +512,14 @@ def test_engines_that_abort_together_end_at_once_and_report_no_loss() -> None:
     errors: list[str] = []
     schedule = Schedule(find_topology("ring"), 3)
     gossips = [
-        Gossip([row], transport, Node(), schedule, GossipOptions(), errors.append)
+        Gossip(
+            [row],
+            transport,
+            Node(),
+            FixedMembers(schedule, transport.index),
+            GossipOptions(),
+            errors.append,
+        )
         for row, transport in zip(
             random_rows(3), ThreadTransport.connect(3), strict=True
         )

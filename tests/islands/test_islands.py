@@ -171,7 +171,6 @@ def test_an_island_that_is_further_than_the_others_keeps_its_weights() -> None:
     rows = random_rows(2)
     with rendezvous() as server, archipelago(server, rows[:1]):
         resumed = Trained(server, rows[1])
-        resumed.island.position = Position(1000, 0, 3)
         resumed.island.start()
         assert resumed.island.started_from is None
         assert torch.equal(resumed.vector, rows[1])
@@ -246,8 +245,8 @@ def test_two_who_know_different_members_still_exchange() -> None:
         membership._rendezvous.ask = lambda action: None  # pyright: ignore
         own = membership.member
         membership.roll = Roll(99, {own.number: own})
-        one.island._edge._known = {}
-        one.island._edge.look()
+        one.island._edges._known = {}
+        one.island._edges.look()
         until(lambda: one.members == 1, "a view of its own")
         seen = other.exchanges
         train_until([one, other], lambda: other.exchanges > seen + 3, "exchanges")
