@@ -171,7 +171,7 @@ def test_an_island_that_is_further_than_the_others_keeps_its_weights() -> None:
     rows = random_rows(2)
     with rendezvous() as server, archipelago(server, rows[:1]):
         resumed = Trained(server, rows[1])
-        resumed.island.start()
+        resumed.island.start(Position(1000, 0, 3))
         assert resumed.island.started_from is None
         assert torch.equal(resumed.vector, rows[1])
         resumed.island.stop()
@@ -326,15 +326,18 @@ def test_a_diverged_island_is_in_no_mean_and_gives_no_joiner_its_weights() -> No
         joiner.island.stop()
 
 
+def change_model(one: Trained) -> None:
+    transport = one.island._transport
+    transport.facts = replace(transport.facts, model="bias:(2,):torch.float64")
+
+
+def change_token(one: Trained) -> None:
+    one.island._transport._credentials = Credentials(b"x" * 16)
+
+
 REFUSALS: list[tuple[str, Callable[[Trained], None]]] = [
-    (
-        "models differ",
-        lambda one: setattr(one.island, "_layout", "bias:(2,):torch.float64"),
-    ),
-    (
-        "token",
-        lambda one: setattr(one.island, "_credentials", Credentials(b"x" * 16)),
-    ),
+    ("models differ", change_model),
+    ("token", change_token),
 ]
 
 
