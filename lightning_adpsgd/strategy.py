@@ -128,9 +128,9 @@ class HADPSGDStrategy(DDPStrategy):
             connections of its own that take less of the cores. Islands use links.
         max_staleness: In "async", steps after which a learner without a completed
             exchange waits for one; none: it never waits.
-        max_reloads: How often a super-learner whose weights turn infinite, not a number
-            or, in "async", far too large goes on from those of its peers, with a fresh
-            optimizer, before it ends with an error; none: it goes on as it is, and its
+        max_reloads: In "async", how often a super-learner whose weights turn infinite,
+            NaN or far too large goes on from those of its peers, with a new optimizer
+            state, before it ends with an error; None: it goes on as it is, and its
             peers leave it out.
         after_evaluation: "restore" puts the local weights back after an evaluation of
             the mean, "adopt" goes on from the mean.

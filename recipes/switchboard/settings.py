@@ -151,8 +151,8 @@ class TrainSettings:
         super_learner_size: Learners per super-learner of "hadpsgd".
         order: "step_then_average" or "average_then_step"; none: the strategy's own.
         mixing_gain: How much of each average is taken, in (0, 1].
-        cpu_share: Of a learner's processor time, what exchanges may take where cores
-            are short, in (0, 1]. More than the strategy's own default, because here
+        cpu_share: The share of the training's time that exchanges may take, in (0, 1].
+            More than the strategy's own default, because here
             it is what is learnt that is compared, and not the speed.
         accelerator: "cpu" or "gpu".
         batch_size: Chunks per learner and step.
