@@ -362,12 +362,12 @@ class Job:
     def ask_to_leave(self) -> None:
         """Lets all learners of this island come to one step; for a signal handler."""
         if self.island is not None:
-            self.island.ask_to_leave()
+            self.island.engine.members.wants_to_leave = True
 
     @property
     def leaves(self) -> bool:
         """Whether they are at that step; all learners find the same."""
-        return self.island is not None and self.island.leaves
+        return self.island is not None and self.island.engine.leaves
 
     def finish(self, occasion: str = END_OF_TRAINING) -> Consensus | None:
         """Ends in the consensus model, which stays in the module; all learners come.

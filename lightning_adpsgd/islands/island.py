@@ -190,18 +190,9 @@ class Island:
         """
         self._edges.stop(_GOODBYE_S)
         self._drain()
-        if self._node.size == 1 or self.leaves:
+        if self._node.size == 1 or self.engine.leaves:
             self.engine.merge_all()
         self.stop()
-
-    def ask_to_leave(self) -> None:
-        """Lets all learners of this island come to the end of one step; any thread."""
-        self.engine.members.wants_to_leave = True
-
-    @property
-    def leaves(self) -> bool:
-        """Whether all of them are at the step at which they are to `depart`."""
-        return self.engine.leaves
 
     @property
     def name(self) -> str:

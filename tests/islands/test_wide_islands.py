@@ -141,10 +141,12 @@ def test_one_learner_is_told_to_leave_and_all_do_at_one_step() -> None:
                 for one in island:
                     one.vector.copy_(row)
             train_together(islands, lambda: all(o.exchanges > 3 for o in learners))
-            leaving[1].island.ask_to_leave()
-            assert not any(one.island.leaves for one in leaving)
-            train_together([leaving], lambda: any(o.island.leaves for o in leaving))
-            assert all(one.island.leaves for one in leaving)
+            leaving[1].island.engine.members.wants_to_leave = True
+            assert not any(one.island.engine.leaves for one in leaving)
+            train_together(
+                [leaving], lambda: any(o.island.engine.leaves for o in leaving)
+            )
+            assert all(one.island.engine.leaves for one in leaving)
             until(lambda: all(one.is_idle for one in learners), "the last exchanges")
             left = torch.cat([*shard_of(staying[0]), *shard_of(staying[1])])
             together([one.island.depart for one in leaving])
