@@ -28,6 +28,7 @@ from benchmarks.results import Report, Row
 from benchmarks.timing import Spread, print_row, take_turns
 from lightning_adpsgd.gossip import exchange
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
+from lightning_adpsgd.gossip.members import FixedMembers
 from lightning_adpsgd.links import Address, Credentials, Facts, LinkTransport
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.node import SuperLearnerGroup
@@ -86,7 +87,7 @@ def exchange_once(engine: Gossip, schedule: Schedule, rounds: Iterator[int]) -> 
         if schedule.asks(0, round):
             break
     while engine.statistics().exchanges == before:
-        engine.raise_if_failed()
+        engine.peers.raise_if_failed()
         time.sleep(0.0002)
 
 
@@ -95,7 +96,8 @@ def time_exchanges(
 ) -> Spread:
     """Seconds of an exchange that learner 0 asks for, its merge included."""
     schedule = Schedule(find_topology("ring"), num_super_learners=2)
-    engine = Gossip([vector], transport, SuperLearnerGroup(), schedule, GossipOptions())
+    members = FixedMembers(schedule, transport.index)
+    engine = Gossip([vector], transport, SuperLearnerGroup(), members, GossipOptions())
     engine.start()
     dist.barrier()
     seconds = Spread(0.0, 0.0, 0.0)

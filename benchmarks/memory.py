@@ -20,6 +20,7 @@ from torch import Tensor
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
+from lightning_adpsgd.gossip.members import FixedMembers
 from lightning_adpsgd.groups import Groups, make_groups
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.node import SuperLearnerGroup
@@ -101,7 +102,7 @@ def learner(
             engine.before_update()
             engine.after_update()
             while size == 1 and engine.statistics().exchanges == number:
-                engine.raise_if_failed()
+                engine.peers.raise_if_failed()
     sender.send(resident_bytes("VmHWM") - before)
     dist.barrier()
     dist.destroy_process_group()
@@ -115,9 +116,11 @@ def running(
     transport = DistributedTransport(groups.counterparts)
     schedule = Schedule(find_topology("ring"), num_super_learners=2)
     options = GossipOptions(wire_dtype=wire_dtype, timeout=TIMEOUT)
-    engine = Gossip(
-        [vector], transport, SuperLearnerGroup(groups.shards), schedule, options
+    members, node = (
+        FixedMembers(schedule, transport.index),
+        SuperLearnerGroup(groups.shards),
     )
+    engine = Gossip([vector], transport, node, members, options)
     engine.start()
     yield engine
     engine.pause()

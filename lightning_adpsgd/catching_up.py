@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lightning_adpsgd.gossip.exchange import Position
+from lightning_adpsgd.gossip.protocol import Position
 
 
 def catch_up(trainer: pl.Trainer, position: Position) -> None:

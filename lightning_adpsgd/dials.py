@@ -36,7 +36,7 @@ _KINDS = {
     "mixing_gain": _Kind(_NUMBER_TYPES, "a number", 1.0),
     "gossip_every": _Kind((int,), "a whole number", 1),
     "link_budget": _Kind(_NUMBER_TYPES, "a number of bytes per second or None", 1e6),
-    "cpu_share": _Kind(_NUMBER_TYPES, "a number", 0.05),
+    "cpu_share": _Kind(_NUMBER_TYPES, "a number", 0.01),
     "work_sharing": _Kind((bool,), "True or False", True),
     "save_learners": _Kind((bool,), "True or False", True),
     "islands": _Kind((str,), "a URL or None", "tcp://10.0.0.1:29400"),
@@ -78,7 +78,7 @@ class Dials:
     gossip_every: int = 1
     wire_dtype: torch.dtype | None = None
     link_budget: float | None = None
-    cpu_share: float = 0.05
+    cpu_share: float = 0.01
     work_sharing: bool = False
     after_evaluation: Literal["restore", "adopt"] = "restore"
     save_learners: bool = False

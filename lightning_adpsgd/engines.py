@@ -11,6 +11,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
+from lightning_adpsgd.gossip.members import FixedMembers
+from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.groups import Groups, has_nccl
 from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.islands.rendezvous import Place
@@ -18,6 +20,7 @@ from lightning_adpsgd.links import Credentials
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.schedule import Schedule
+from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
 from lightning_adpsgd.node import SuperLearnerGroup
 from lightning_adpsgd.parameters import FlatParameters
@@ -36,6 +39,34 @@ class Engine(NamedTuple):
     communication: Communication
     exchanges: Exchanges | None = None
     island: Island | None = None
+
+    def start(self, position: Position) -> Position | None:
+        """Begins to communicate; an island, from the weights of those who are there.
+
+        Args:
+            position: how far the training has come.
+
+        Returns:
+            How far the others have come whose weights an island took; None if it took
+            none.
+        """
+        if self.island is None:
+            self.communication.start()
+            return None
+        self.island.start(position)
+        return self.island.started_from
+
+    def stop(self) -> None:
+        """Ends cleanly: peers are told, threads joined."""
+        (self.island or self.communication).stop()
+
+    def abort(self) -> None:
+        """Ends within seconds, without a peer's help."""
+        (self.island or self.communication).abort()
+
+    def statistics(self) -> Statistics:
+        """What was done so far."""
+        return (self.island or self.communication).statistics()
 
 
 def mixes_on_device(dials: Dials, size: int, device: torch.device) -> bool:
@@ -68,7 +99,7 @@ def make_engine(
     """
     if dials.islands is not None:
         island = _make_island(dials, dials.islands, flat, groups, store)
-        return Engine(island, island, island)
+        return Engine(island.engine, island.engine, island)
     schedule = Schedule(
         dials.topology,
         dist.get_world_size(groups.counterparts),
@@ -81,7 +112,7 @@ def make_engine(
         flat.vectors,
         DistributedTransport(groups.counterparts),
         SuperLearnerGroup(groups.shards),
-        schedule,
+        FixedMembers(schedule, dist.get_rank(groups.counterparts)),
         _options(dials),
         lost_peer,
     )
@@ -98,7 +129,6 @@ def _make_rounds(
         SuperLearnerGroup(groups.shards),
         schedule,
         dials.timeout,
-        max_reloads=dials.max_reloads,
     )
     if dials.communication == "sync":
         return synchronous(mixer, dials.effective_order, dials.gossip_every)

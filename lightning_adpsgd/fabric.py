@@ -32,7 +32,7 @@ from lightning_adpsgd.checkpoints.rng_state import (
     set_generator_states,
 )
 from lightning_adpsgd.consensus import Consensus
-from lightning_adpsgd.gossip.exchange import Position
+from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.job import NAMESPACE, Job, set_up_job
 from lightning_adpsgd.learner_states import learner_of
 from lightning_adpsgd.mixing.statistics import Statistics

@@ -27,7 +27,7 @@ from lightning_adpsgd.coordination import Coordinator
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.engines import Engine, make_engine, mixes_on_device
 from lightning_adpsgd.failures import FailureReport
-from lightning_adpsgd.gossip.exchange import BEGINNING, Position
+from lightning_adpsgd.gossip.protocol import BEGINNING, Position
 from lightning_adpsgd.groups import Groups, make_groups, wrap_in_ddp
 from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.learner_states import by_super_learner
@@ -196,7 +196,7 @@ class Job:
     def statistics(self) -> Statistics | None:
         """What its communication has done; none before the start."""
         if self._engine is not None:
-            self._statistics = self._engine.communication.statistics()
+            self._statistics = self._engine.statistics()
         return self._statistics
 
     # --- from start to end
@@ -246,10 +246,7 @@ class Job:
             island.average if island is not None else None,
         )
         self._engine, self._num_reloads = engine, 0
-        if island is not None:
-            island.position = position
-        communication.start()
-        return island.started_from if island is not None else None
+        return engine.start(position)
 
     def note(self, samples: int, epochs: int) -> Position | None:
         """What others are to know, and what they have made of this learner.
@@ -283,12 +280,12 @@ class Job:
     def ask_to_leave(self) -> None:
         """Lets all learners of this island come to one step; for a signal handler."""
         if self.island is not None:
-            self.island.ask_to_leave()
+            self.island.engine.members.wants_to_leave = True
 
     @property
     def leaves(self) -> bool:
         """Whether they are at that step; all learners find the same."""
-        return self.island is not None and self.island.leaves
+        return self.island is not None and self.island.engine.leaves
 
     def finish(self, occasion: str = END_OF_TRAINING) -> Consensus | None:
         """Ends in the consensus model, which stays in the module; all learners come.
@@ -300,7 +297,7 @@ class Job:
         if self._engine is None:
             return None
         with self.failures.named():
-            self._engine.communication.stop()
+            self._engine.stop()
         self._forget_communication()
         atexit.register(_in_process, os.getpid(), _let_go_of_groups)
         return consensus
@@ -315,7 +312,7 @@ class Job:
     def abort(self) -> None:
         """Ends communication within seconds, without a peer's help; can be repeated."""
         if self._engine is not None:
-            self._engine.communication.abort()
+            self._engine.abort()
         self._forget_communication()
 
     def close(self) -> None:

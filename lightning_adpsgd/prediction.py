@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from lightning_adpsgd.gossip.pacing import TAKEN, crowded
 from lightning_adpsgd.gossip.wire import make_codec
 from lightning_adpsgd.topology import TOPOLOGIES, TopologyLike, find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link, StepTimes, check_positive
@@ -143,7 +142,7 @@ def predict(
     topology: TopologyLike = "ring",
     communication: Mode = "async",
     gossip_every: int = 1,
-    cpu_share: float = 0.05,
+    cpu_share: float = 0.01,
     costs: Costs | None = None,
     seed: int = 0,
 ) -> Prediction:
@@ -159,8 +158,7 @@ def predict(
         topology: topology of the averages.
         communication: as for the strategies; "allreduce" is DDP over all learners.
         gossip_every: optimizer steps per round.
-        cpu_share: share of a learner's processor time that exchanges may take in
-            "async", if that is more than a hundredth of the training's time pays for.
+        cpu_share: share of the training's time that exchanges may take in "async".
         costs: processor work of communication.
         seed: seed of random times and topologies.
 
@@ -344,9 +342,8 @@ def _alone(scenario: Scenario, num_bytes: float) -> list[float]:
 class _Cores:
     """What exchanges find of a learner's cores during a step, in seconds of processor.
 
-    As `CoreShare` bounds it: merges, and exchanges that find every core busy, take a
-    hundredth of the training's time, or exchanges what `cpu_share` grants them: a share
-    of all that the learner gets, exchanges included.
+    As `CoreShare` bounds it: merges, and the work of exchanges as far as it finds every
+    core busy, take at most `cpu_share` of the training's time.
     """
 
     def __init__(
@@ -362,14 +359,12 @@ class _Cores:
         """The share of so many exchanges per step, and seconds of merging, that go."""
         if cpu_share == 1 or not exchanges:
             return 1.0
-        granted = cpu_share / (1 - cpu_share) * self._busy
-        shared = min(1.0, granted / (exchanges * self._work or math.inf))
 
         def too_many(kept: float) -> bool:
             taken = kept * merge + self.taken_from_training(kept * exchanges)
-            return taken > TAKEN * self._step
+            return taken > cpu_share * self._step
 
-        return max(shared, _last(too_many))
+        return _last(too_many)
 
     def taken_from_training(self, exchanges: float) -> float:
         """By how many seconds so many exchanges make a step longer."""
@@ -377,6 +372,11 @@ class _Cores:
         busy = (self._busy + work) / self._all
         missing = self._busy + work - self._all
         return max(missing, work * crowded(busy, self._machine))
+
+
+def crowded(busy: float, num_cores: float) -> float:
+    """The chance to find every core busy, if each is so by itself for this share."""
+    return min(max(busy, 0.0), 1.0) ** max(num_cores, 1.0)
 
 
 def _last(too_many: Callable[[float], bool]) -> float:

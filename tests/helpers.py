@@ -24,6 +24,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
+from lightning_adpsgd.gossip.members import FixedMembers
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.node import SuperLearnerGroup
@@ -152,7 +153,13 @@ def engines(
     schedule = Schedule(find_topology(topology), len(rows), gain)
     dials = GossipOptions(**{"timeout": PATIENCE, **options})
     gossips = [
-        Gossip([vector], transport, SuperLearnerGroup(), schedule, dials)
+        Gossip(
+            [vector],
+            transport,
+            SuperLearnerGroup(),
+            FixedMembers(schedule, transport.index),
+            dials,
+        )
         for vector, transport in zip(
             vectors, ThreadTransport.connect(len(rows)), strict=True
         )

@@ -11,8 +11,8 @@ from lightning_adpsgd.coordination import (
     LearnerFollows,
 )
 from lightning_adpsgd.failures import FailureReport
+from lightning_adpsgd.gossip.quarantine import WeightsDiverged
 from lightning_adpsgd.node import SuperLearnerBroken
-from lightning_adpsgd.sickness import SickLearner
 from lightning_adpsgd.transport import PeerLost
 
 
@@ -30,7 +30,9 @@ def end_with(report: FailureReport) -> None:
         raise PeerLost(1, "averaging", "no answer")
 
 
-@pytest.mark.parametrize("cause", [SickLearner("it is ill"), FloatingPointError("it")])
+@pytest.mark.parametrize(
+    "cause", [WeightsDiverged("it is ill"), FloatingPointError("it")]
+)
 def test_learner_0_hears_that_another_has_diverged(cause: Exception) -> None:
     first, second = reports(2)
     second.announce(cause)
@@ -49,7 +51,7 @@ def test_another_failure_is_no_divergence() -> None:
 
 def test_the_others_end_without_a_message_of_their_own() -> None:
     first, second = reports(2)
-    first.announce(SickLearner("it is ill"))
+    first.announce(WeightsDiverged("it is ill"))
     with pytest.raises(LearnerFollows):
         end_with(second)
 

@@ -1,7 +1,4 @@
-"""The asynchronous engine: averaging with peers in the background, which nobody awaits.
+"""The asynchronous engine: averaging with peers in the background, without waiting.
 
-`engine` is what the training thread sees of it. `exchange` is one lane to one peer,
-`asking` and `answering` are its two threads there, and `wire` and `messages` say what
-travels. `protocol`, `pacing` and `traffic` decide when, `merging` and `recovery` what a
-learner does with what came, and `account` keeps the figures.
+`engine` is what the training thread sees of it; its docstring lists the other files.
 """

@@ -1,10 +1,11 @@
-"""What the exchanges of one learner have come to: counters, ages, whose health."""
+"""The figures of one learner's exchanges: counters, and the age of each peer."""
 
 import logging
 import threading
 
-from lightning_adpsgd.gossip.exchange import Outcome
-from lightning_adpsgd.gossip.health import Health
+from lightning_adpsgd.gossip.members import Members
+from lightning_adpsgd.gossip.protocol import Outcome
+from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.replica import Replica
 
@@ -15,23 +16,29 @@ class Account:
     """Written by all threads of a learner, under the engine's lock.
 
     Args:
-        index: Of the super-learner.
-        replica: Tells the step, and for how long the training thread waited for it.
-        state: The engine's lock.
+        members: the super-learners, this one among them.
+        replica: source of the step, and of the time that the training thread waited.
+        quarantine: what is told of every exchange.
+        state: the engine's lock.
     """
 
     def __init__(
-        self, index: int, replica: Replica, state: threading.Condition
+        self,
+        members: Members,
+        replica: Replica,
+        quarantine: Quarantine,
+        state: threading.Condition,
     ) -> None:
-        self._index, self._replica, self._state = index, replica, state
+        self._members, self._replica, self._state = members, replica, state
+        self._quarantine = quarantine
         self._tally, self._ages = Tally(), list[int]()
-        self._last_exchange_step = 0
+        self._begin = self._last_exchange_step = 0
         self._last_steps: dict[int, int] = {}
-        self._health, self._refusing = Health(), set[int]()
+        self._refusing = set[int]()
 
     def go_on_from(self, step: int) -> None:
         """Counts on as if the last exchange had been at this step."""
-        self._last_exchange_step = step
+        self._begin = self._last_exchange_step = step
 
     def open(self, peer: int) -> None:
         """Counts the steps since the last exchange with a peer, from here on."""
@@ -39,7 +46,7 @@ class Account:
             self._last_steps[peer] = self._replica.step
 
     def close(self, peer: int) -> None:
-        """Counts them no more."""
+        """Stops counting them."""
         with self._state:
             self._last_steps.pop(peer, None)
 
@@ -47,7 +54,7 @@ class Account:
         """Counts an exchange that has ended."""
         with self._state:
             self._count(outcome)
-            self._health.note(outcome)
+            self._quarantine.note(outcome)
             self._warn_once(peer, outcome)
             self._last_exchange_step = self._replica.step
             if peer in self._last_steps:
@@ -65,29 +72,18 @@ class Account:
         finally:
             self._state.release()
 
-    def reloaded(self) -> None:
-        """Counts weights taken from a peer, with which the learner is healthy again."""
-        with self._state:
-            self._health = Health(self._replica.step)
-            self._tally.reloads += 1
-
-    @property
-    def illness(self) -> str | None:
-        """What is wrong with the own weights; none as long as nothing is."""
-        return self._health.illness
-
-    @property
-    def num_reloads(self) -> int:
-        """How often weights were taken from a peer."""
-        return self._tally.reloads
-
     @property
     def steps_alone(self) -> int:
-        """Optimizer steps since the last exchange with anybody."""
+        """Optimizer steps since the last exchange with any peer."""
         return self._replica.step - self._last_exchange_step
 
+    @property
+    def exchanges_per_step(self) -> float:
+        """Exchanges since the start, per optimizer step."""
+        return self._tally.exchanges / max(1, self._replica.step - self._begin)
+
     def peers_by_age(self) -> list[int]:
-        """All that are asked; first the one last heard of."""
+        """All peers that are asked; the one last heard of comes first."""
         with self._state:
             return sorted(self._last_steps, key=self._last_steps.__getitem__)[::-1]
 
@@ -95,7 +91,7 @@ class Account:
         """What was done so far.
 
         Args:
-            merge_seconds: For which the training thread waited for others to merge.
+            merge_seconds: time that the training thread waited for others to merge.
         """
         waited = self._replica.wait_seconds + merge_seconds
         with self._state:
@@ -103,7 +99,9 @@ class Account:
             step, last_steps = self._replica.step, self._last_steps
             ages = {peer: step - last for peer, last in last_steps.items()}
             return self._tally.snapshot()._replace(
-                exposed_seconds=exposed, peer_ages=ages
+                exposed_seconds=exposed,
+                peer_ages=ages,
+                reloads=self._quarantine.num_reloads,
             )
 
     def _count(self, outcome: Outcome) -> None:
@@ -122,7 +120,7 @@ class Account:
             _log.warning(
                 "super-learner %d leaves out what super-learner %d sends: its weights "
                 "are %s",
-                self._index,
+                self._members.circle.own,
                 peer,
-                "far too large" if outcome.finite else "infinite or not a number",
+                "far too large" if outcome.finite else "infinite or NaN",
             )

@@ -6,15 +6,20 @@ a chunk is an exchange of its own::
     d += a (theirs - mine)
 
 with the same a at both ends: ``a = gain / (1 + max(n_i, n_j))`` for ends that have n_i
-and n_j exchanges under way, this one counted (the weights of Metropolis). Two ends that
-meet alone take their mean, a = 1/2; exchanges that overlap would overshoot it together,
-and these weights make the sum of them an average again: 1/3 for two, as in the ring of
-the papers. Who meets whom is decided in `gossip`.
+and n_j exchanges under way, this one included (Metropolis' weights). Two ends that meet
+alone take their mean, a = 1/2; exchanges that overlap would overshoot it together, and
+these weights make the sum of them an average again: 1/3 for two, as in the ring of the
+papers. Who meets whom is decided in `engine`.
 
-Each message carries checksums of its parts (`messages`), and each end's verdict on what
-it received follows two messages later, or in a closing word. A part that one end could
-not take, because it arrived damaged, is not finite or too far away, the other end takes
-back, so that the sum of the two stays what it was.
+A part is averaged only when both ends have said that they can take it, so that the sum
+of the two never changes by what one of them could not::
+
+    message k     chunk k, and this end's verdicts on chunk k - 2
+    it arrives    the changes of chunk k - 2 are added where both ends agree;
+                  those of chunk k are computed, judged, and wait
+    at the end    the verdicts on the last chunks cross by themselves
+
+A part is refused that arrived damaged, is not finite or is too far away (`quarantine`).
 
 Weights on a GPU are read, encoded and averaged there, on the stream of the calling
 thread; only messages come to the host, into pinned memory.
@@ -24,192 +29,164 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.gossip.disagreement import Disagreement
-from lightning_adpsgd.gossip.messages import (
+from lightning_adpsgd.gossip.pacing import Pacer
+from lightning_adpsgd.gossip.protocol import (
+    Outcome,
+    Position,
+    Pulled,
+    exchange_weight,
+)
+from lightning_adpsgd.gossip.quarantine import Disagreement
+from lightning_adpsgd.gossip.wire import (
     DAMAGED,
     FAR,
     FINE,
     NOT_FINITE,
+    Buffers,
+    Codec,
     Damaged,
+    Loan,
     Message,
     as_message,
     checksum,
     codecs_of,
-    longest_message,
     read_seal,
     write_seal,
 )
-from lightning_adpsgd.gossip.pacing import Pacer
-from lightning_adpsgd.gossip.protocol import exchange_weight
-from lightning_adpsgd.gossip.wire import Codec
 from lightning_adpsgd.replica import Chunk, Part, Replica
-from lightning_adpsgd.streams import Mirrored, mirrored, to_device, to_host
-from lightning_adpsgd.transport import PeerLost, Pending, Transport, one_behind
+from lightning_adpsgd.streams import to_device, to_host
+from lightning_adpsgd.transport import PeerLost, Pending, Transport, lane_of, one_behind
 
 ASK, ALIVE, LEAVE, GRANT, PULL = 1, 2, 3, 4, 5
 """What an end says on a lane: the asked one `GRANT`, the asker the others."""
 
-_WIDEST = 8  # bytes of the widest number
-# Messages of one chunk that is read, one that crosses, and two whose verdicts do.
-_PAIRS = 4
 
-
-class Outcome(NamedTuple):
-    """What an exchange did.
+class Channel(NamedTuple):
+    """Where the messages of one lane go and come from.
 
     Attributes:
-        finite: Whether all that crossed was finite; what was not is left out.
-        bytes_sent: Payload of this end.
-        first_step: Optimizer steps that the weights had seen which were read first.
-        damaged: Parts left out because they arrived damaged at one end.
-        near: Whether the two ends were as near as they usually are (`disagreement`);
-            what was not is left out.
-        mine: Whether it was this end's weights that were not finite, or that were the
-            larger ones of two that were too far apart.
+        transport: the connection to the peers.
+        peer: number of the other end.
+        lane: number of the lane.
+        timeout: longest wait for one message.
     """
 
-    finite: bool
-    bytes_sent: int
-    first_step: int
-    damaged: int = 0
-    near: bool = True
-    mine: bool = False
+    transport: Transport
+    peer: int
+    lane: int
+    timeout: timedelta
 
-    @property
-    def merged(self) -> bool:
-        """Whether all was taken that arrived as it was sent."""
-        return self.finite and self.near
+    def post_send(self, tensor: Tensor) -> Pending:
+        """Posts a send; the tensor must not change before its wait returned."""
+        return self.transport.post_send(self.peer, self.lane, tensor)
 
+    def post_receive(self, into: Tensor) -> Pending:
+        """Posts a receive."""
+        return self.transport.post_receive(self.peer, self.lane, into)
 
-class Position(NamedTuple):
-    """How far a learner has come.
+    def wait(self, posted: Iterable[Pending]) -> None:
+        """Waits until all that was posted is done."""
+        for pending in posted:
+            pending.wait(self.timeout)
 
-    Attributes:
-        steps: Optimizer steps that its weights have seen.
-        samples: Samples that all learners had trained on, as far as it knows.
-        epochs: Epochs that it has completed.
-    """
+    def send(self, tensor: Tensor) -> None:
+        """Sends a message."""
+        self.wait([self.post_send(tensor)])
 
-    steps: int = 0
-    samples: int = 0
-    epochs: int = 0
+    def receive(self, into: Tensor) -> None:
+        """Receives a message."""
+        self.wait([self.post_receive(into)])
 
+    def open(self, seal: Tensor) -> list[int]:
+        """The words of a seal that came.
 
-BEGINNING = Position()
-
-
-class Pulled(NamedTuple):
-    """What a pull brings.
-
-    Attributes:
-        position: Of the learner that was asked.
-        values: Its x, one tensor for each chunk, on the host.
-    """
-
-    position: Position
-    values: list[Tensor]
+        Raises:
+            PeerLost: It arrived damaged.
+        """
+        try:
+            return read_seal(seal)
+        except Damaged as error:
+            raise PeerLost(self.peer, "exchanging", str(error)) from error
 
 
-class Loan(NamedTuple):
-    """The memory of one exchange.
-
-    Attributes:
-        pairs: Each of a message that goes and one that comes.
-        room: For one part, bytes, where the weights are.
-    """
-
-    pairs: list[tuple[Mirrored, Mirrored]]
-    room: Tensor
-
-
-class Buffers:
-    """Memory of exchanges, lent to one at a time and used again by the next.
-
-    `_free` is guarded by `_lock`. There are as many as exchanges ever ran at once.
+class Lanes:
+    """Makes the lanes of one learner, which share the memory of exchanges.
 
     Args:
-        replica: What is exchanged.
-        wire_dtype: What travels; none: the weights as they are.
+        transport: connection to the peers.
+        replica: what is exchanged.
+        wire_dtype: what travels; None: the weights as they are.
+        gain: gamma.
+        timeout: longest wait for one message.
     """
 
-    def __init__(self, replica: Replica, wire_dtype: torch.dtype | None) -> None:
-        self._device, self._num_chunks = replica.device, len(replica.chunks)
-        self._message_bytes = longest_message(replica, wire_dtype)
-        self._room_bytes = replica.part_elements * _WIDEST
-        self._lock = threading.Lock()
-        self._free: list[Loan] = []
+    def __init__(
+        self,
+        transport: Transport,
+        replica: Replica,
+        wire_dtype: torch.dtype | None,
+        gain: float,
+        timeout: timedelta,
+    ) -> None:
+        self._transport, self._replica = transport, replica
+        self._wire_dtype, self._gain, self._timeout = wire_dtype, gain, timeout
+        self._buffers = Buffers(replica, wire_dtype)
 
-    @contextmanager
-    def lent(self) -> Iterator[Loan]:
-        """The memory of an exchange."""
-        with self._lock:
-            loan = self._free.pop() if self._free else self._make()
-        yield loan
-        # Not after an error: a message may still be under way.
-        with self._lock:
-            self._free.append(loan)
+    def asking(self, peer: int) -> "Lane":
+        """The lane on which this learner asks a peer."""
+        return self._make(peer, lane_of(self._transport.index, peer))
 
-    def _make(self) -> Loan:
-        number = min(_PAIRS, self._num_chunks)
-        pairs = [(self._make_buffer(), self._make_buffer()) for _ in range(number)]
-        return Loan(pairs, self._bytes(self._room_bytes))
+    def answering(self, peer: int) -> "Lane":
+        """The lane on which a peer asks this learner."""
+        return self._make(peer, lane_of(peer, self._transport.index))
 
-    def _make_buffer(self) -> Mirrored:
-        return mirrored(self._bytes(self._message_bytes))
-
-    def _bytes(self, number: int) -> Tensor:
-        return torch.empty(number, dtype=torch.uint8, device=self._device)
+    def _make(self, peer: int, number: int) -> "Lane":
+        channel = Channel(self._transport, peer, number, self._timeout)
+        buffers, wire_dtype = self._buffers, self._wire_dtype
+        return Lane(channel, self._replica, buffers, wire_dtype, self._gain)
 
 
 class Lane:
     """One end of a lane; used by a single thread.
 
     Args:
-        transport: To the peers.
-        peer: The other end.
-        number: Of the lane.
-        replica: What is exchanged.
-        buffers: Shared by all lanes of a learner.
-        wire_dtype: What travels; none: the weights as they are.
+        channel: where messages go and come from.
+        replica: what is exchanged.
+        buffers: memory that all lanes of a learner share.
+        wire_dtype: what travels; None: the weights as they are.
         gain: gamma.
-        timeout: Of each message.
     """
 
     def __init__(
         self,
-        transport: Transport,
-        peer: int,
-        number: int,
+        channel: Channel,
         replica: Replica,
         buffers: Buffers,
         wire_dtype: torch.dtype | None,
         gain: float,
-        timeout: timedelta,
     ) -> None:
-        self._transport, self._peer, self._number = transport, peer, number
-        self._replica, self._buffers = replica, buffers
-        self._gain, self._timeout = gain, timeout
+        self.channel, self._replica = channel, replica
+        self._buffers, self._gain = buffers, gain
         self._codecs = codecs_of(replica, wire_dtype)
-        self._disagreement, self._is_to_blame = Disagreement(), False
+        self._disagreement = Disagreement()
         # A word, a number and what guards them.
         self._mine, self._theirs = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
 
     def say(self, word: int, num_under_way: int = 0) -> None:
         """Sends a word and the number of exchanges under way here."""
-        self._post_word(word, num_under_way).wait(self._timeout)
+        self.channel.wait([self._post_word(word, num_under_way)])
 
     def hear(self) -> int:
-        """Receives a word; the peer's number of exchanges is kept for what follows."""
-        self._receive_word().wait(self._timeout)
-        self._check_words()
+        """Receives a word; the number that comes with it is kept for what follows."""
+        self.channel.wait([self._post_hearing()])
+        self.channel.open(self._theirs)
         return int(self._theirs[0])
 
     @property
@@ -217,171 +194,236 @@ class Lane:
         """What came with the word that was heard last."""
         return int(self._theirs[1])
 
-    def ask(self, num_under_way: int, pacer: Pacer, ended: threading.Event) -> Outcome:
+    def ask(self, num_under_way: int, pacer: Pacer, hurry: threading.Event) -> Outcome:
         """Asks for an exchange and makes it, as fast as the pacer allows.
 
         Args:
-            num_under_way: Exchanges of this learner, this one counted.
-            ended: Set when nothing is worth waiting for any more.
+            num_under_way: exchanges of this learner, this one included.
+            pacer: bound on the bytes per second.
+            hurry: set when the pacer is to be ignored.
         """
-        greeting = [self._receive_word(), self._post_word(ASK, num_under_way)]
-        return self._exchange(greeting, pacer, ended)
+        greeting = [self._post_hearing(), self._post_word(ASK, num_under_way)]
+        return self._exchange(greeting, pacer, hurry)
 
     def answer(self, num_under_way: int, pacer: Pacer) -> Outcome:
-        """Makes the exchange that the peer, just heard, has asked for."""
+        """Makes the exchange for which the peer, just heard, has asked."""
         greeting = [self._post_word(GRANT, num_under_way)]
         return self._exchange(greeting, pacer, None)
 
     def pull(self) -> Pulled:
         """Asks for the peer's weights, as they are and in full precision.
 
-        Nobody's weights change by it, and so no mean.
+        No weights change by it, and so no mean.
         """
-        greeting = [self._receive_word(), self._post_word(PULL, 0)]
-        for pending in greeting:
-            pending.wait(self._timeout)
+        self.channel.wait([self._post_hearing(), self._post_word(PULL, 0)])
         position = torch.zeros(len(Position._fields), dtype=torch.int64, device="cpu")
-        self._receive(position)
+        self.channel.receive(position)
         values = [
             torch.empty(len(chunk), dtype=chunk.dtype, device="cpu")
             for chunk in self._replica.chunks
         ]
         for value in values:
-            self._receive(value)
+            self.channel.receive(value)
         sums = torch.zeros(len(values) + 1, dtype=torch.int64, device="cpu")
-        self._receive(sums)
-        if self._open(sums) != [checksum(value) for value in values]:
+        self.channel.receive(sums)
+        if self.channel.open(sums) != [checksum(value) for value in values]:
             reason = "they arrived damaged"
-            raise PeerLost(self._peer, "pulling its weights", reason)
+            raise PeerLost(self.channel.peer, "pulling its weights", reason)
         return Pulled(Position(*position.tolist()), values)
 
     def give(self, position: Position) -> None:
         """Sends the weights for which the peer, just heard, has asked."""
         values = self._replica.snapshot()
-        numbers = torch.tensor(position, dtype=torch.int64, device="cpu")
-        self._post_word(GRANT, 0).wait(self._timeout)
+        self.say(GRANT)
         sums = torch.zeros(len(values) + 1, dtype=torch.int64, device="cpu")
         write_seal(sums, [checksum(value) for value in values])
+        numbers = torch.tensor(position, dtype=torch.int64, device="cpu")
         for tensor in (numbers, *values, sums):
-            self._transport.post_send(self._peer, self._number, tensor).wait(
-                self._timeout
-            )
-
-    def _receive(self, into: Tensor) -> None:
-        self._transport.post_receive(self._peer, self._number, into).wait(self._timeout)
+            self.channel.send(tensor)
 
     def _exchange(
-        self, greeting: list[Pending], pacer: Pacer, ended: threading.Event | None
+        self, greeting: list[Pending], pacer: Pacer, hurry: threading.Event | None
     ) -> Outcome:
-        self._is_to_blame = False
-        with self._buffers.lent() as (pairs, room):
-            landed: deque[_Landed] = deque()
-            turns = zip(self._replica.chunks, itertools.cycle(pairs), strict=False)
-            posted = (
-                self._post(chunk, pair, room, landed, pacer, ended)
-                for chunk, pair in turns
+        with self._buffers.lent() as loan:
+            exchange = _Exchange(
+                self.channel, self._replica, loan, self._codecs, self._disagreement
             )
-            done = []
+            chunks = self._replica.chunks
+            posted = (exchange.post(n, c, pacer, hurry) for n, c in enumerate(chunks))
             for crossing in one_behind(posted):
-                self._end_greeting(greeting)
-                done += self._land(crossing, landed, room)
-            self._end_greeting(greeting)  # nobody has, where there are no weights
-            done += self._close(landed, room)
+                weight = self._end_greeting(greeting)
+                exchange.land(crossing, weight)
+            weight = self._end_greeting(greeting)
+            exchange.close(weight)
         self._disagreement.end()
-        return _total(done, self._is_to_blame)
+        return exchange.outcome()
 
-    def _end_greeting(self, greeting: list[Pending]) -> None:
-        for pending in greeting:
-            pending.wait(self._timeout)
+    def _end_greeting(self, greeting: list[Pending]) -> float:
+        """Waits for the words of both ends, once; returns what the two have agreed."""
         if greeting:
-            self._check_words()
-        greeting.clear()
+            self.channel.wait(greeting)
+            self.channel.open(self._theirs)
+            greeting.clear()
+        return exchange_weight(self._gain, int(self._mine[1]), self.heard_number)
 
-    def _post(
+    def _post_word(self, word: int, num_under_way: int) -> Pending:
+        write_seal(self._mine, (word, num_under_way))
+        return self.channel.post_send(self._mine)
+
+    def _post_hearing(self) -> Pending:
+        return self.channel.post_receive(self._theirs)
+
+
+class _Crossing(NamedTuple):
+    """A chunk whose messages are under way, both ways."""
+
+    number: int
+    codec: Codec
+    going: Message
+    coming: Message
+    pending: list[Pending]
+
+
+class _Waiting(NamedTuple):
+    """A chunk whose changes wait for the peer's verdicts."""
+
+    changes: list[tuple[Part, Tensor]]
+    verdicts: list[int]
+
+
+class _Exchange:
+    """One exchange at one end.
+
+    Args:
+        channel: where messages go and come from.
+        replica: what is exchanged.
+        loan: memory for it.
+        codecs: codecs of the lane, by dtype.
+        disagreement: what is usual between the two ends.
+    """
+
+    def __init__(
         self,
-        chunk: Chunk,
-        pair: tuple[Mirrored, Mirrored],
-        room: Tensor,
-        landed: "deque[_Landed]",
-        pacer: Pacer,
-        ended: threading.Event | None,
-    ) -> "_Crossing":
+        channel: Channel,
+        replica: Replica,
+        loan: Loan,
+        codecs: dict[torch.dtype, Codec],
+        disagreement: Disagreement,
+    ) -> None:
+        self._channel, self._replica = channel, replica
+        self._loan, self._codecs = loan, codecs
+        self._disagreement, self._is_to_blame = disagreement, False
+        self._waiting = deque[_Waiting]()
+        self._verdicts = list[int]()
+        self._bytes_sent, self._first_step = 0, 0
+
+    def post(
+        self, number: int, chunk: Chunk, pacer: Pacer, hurry: threading.Event | None
+    ) -> _Crossing:
+        """Sends a chunk, and posts the receive of the peer's."""
         codec = self._codecs[chunk.dtype]
-        # Of the chunk before the last: the last one is still crossing.
-        verdicts = landed[-1].verdicts if landed else []
+        # Those of the chunk before the last: the last one is still crossing.
+        verdicts = self._waiting[-1].verdicts if self._waiting else []
+        pair = self._loan.pairs[number % len(self._loan.pairs)]
         going, coming = (as_message(codec, chunk, len(verdicts), b) for b in pair)
         delay = pacer.charge(going.host.nbytes)
-        if ended is not None and delay > 0:
-            ended.wait(delay)
-        step = self._replica.step
-        sums = self._encode(codec, going, room)
-        write_seal(going.seal, [*sums, *verdicts])
+        if hurry is not None and delay > 0:
+            hurry.wait(delay)
+        if number == 0:
+            self._first_step = self._replica.step
+        write_seal(going.seal, [*self._encode(codec, going), *verdicts])
+        self._bytes_sent += going.host.nbytes
         # Receives before sends: Gloo's notice that a receive is ready would otherwise
         # queue behind the payload and halve the bandwidth.
         pending = [
-            self._transport.post_receive(self._peer, self._number, coming.wire),
-            self._transport.post_send(self._peer, self._number, going.wire),
+            self._channel.post_receive(coming.wire),
+            self._channel.post_send(going.wire),
         ]
-        return _Crossing(codec, going, coming, pending, step)
+        return _Crossing(number, codec, going, coming, pending)
 
-    def _encode(self, codec: Codec, going: Message, room: Tensor) -> list[int]:
+    def land(self, crossing: _Crossing, weight: float) -> None:
+        """Judges a chunk that came, and averages the one that its verdicts concern."""
+        self._channel.wait(crossing.pending)
+        words = self._channel.open(crossing.coming.seal)
+        num_parts = len(crossing.coming.by_part)
+        sums, verdicts = words[:num_parts], words[num_parts:]
+        if verdicts:
+            self._average(self._waiting.popleft(), verdicts, weight)
+        to_device(crossing.coming.host, crossing.coming.here)
+        changes = self._room_for_changes(crossing)
+        judged = [self._judge(crossing, n, s, changes) for n, s in enumerate(sums)]
+        self._waiting.append(_Waiting(changes, judged))
+
+    def close(self, weight: float) -> None:
+        """Averages the chunks that no other chunk came after."""
+        mine = [verdict for one in self._waiting for verdict in one.verdicts]
+        if not mine:
+            return
+        going, coming = torch.zeros(2, len(mine) + 1, dtype=torch.int64, device="cpu")
+        write_seal(going, mine)
+        posted = [self._channel.post_receive(coming), self._channel.post_send(going)]
+        self._channel.wait(posted)
+        theirs = iter(self._channel.open(coming))
+        for one in self._waiting:
+            num_parts = len(one.verdicts)
+            self._average(one, list(itertools.islice(theirs, num_parts)), weight)
+
+    def outcome(self) -> Outcome:
+        """The result, once all chunks are averaged."""
+        return Outcome(
+            NOT_FINITE not in self._verdicts,
+            self._bytes_sent,
+            self._first_step,
+            self._verdicts.count(DAMAGED),
+            FAR not in self._verdicts,
+            self._is_to_blame,
+        )
+
+    def _encode(self, codec: Codec, going: Message) -> list[int]:
         """Writes the payload; returns the checksums of its parts."""
         sums = []
         for part, message in going.by_part:
-            self._encode_part(codec, part, message, room)
+            self._encode_part(codec, part, message)
             if going.here is going.host:  # the part is still in the core's cache
                 sums.append(checksum(message))
         to_host(going.here, going.host)
         return sums or [checksum(message) for message in going.parts_on_host]
 
-    def _encode_part(
-        self, codec: Codec, part: Part, message: Tensor, room: Tensor
-    ) -> None:
+    def _encode_part(self, codec: Codec, part: Part, message: Tensor) -> None:
         travels_as_it_is = message.dtype == part.dtype
-        weights = message if travels_as_it_is else _room_for(part, room)
+        room = self._loan.room.view(part.dtype)[: len(part)]
+        weights = message if travels_as_it_is else room
         with self._replica.guard:
             part.read(weights)
         if not travels_as_it_is:
             codec.encode(weights, message, part.place)
 
-    def _land(
-        self, crossing: "_Crossing", landed: "deque[_Landed]", room: Tensor
-    ) -> "list[_Settled]":
-        """Takes in what came, as far as it is fine; settles the chunk it speaks of."""
-        for pending in crossing.pending:
-            pending.wait(self._timeout)
-        words = self._open(crossing.coming.seal)
-        num_parts = len(crossing.coming.by_part)
-        sums, theirs = words[:num_parts], words[num_parts:]
-        settled = [self._settle(landed.popleft(), theirs, room)] if theirs else []
-        to_device(crossing.coming.host, crossing.coming.here)
-        verdicts = [
-            self._take_in(crossing, number, word, room)
-            for number, word in enumerate(sums)
-        ]
-        landed.append(_Landed(crossing, verdicts))
-        return settled
+    def _room_for_changes(self, crossing: _Crossing) -> list[tuple[Part, Tensor]]:
+        parts = [part for part, _ in crossing.going.by_part]
+        changes = self._loan.changes[crossing.number % len(self._loan.changes)]
+        lengths = [len(part) for part in parts]
+        values = changes.view(parts[0].dtype)[: sum(lengths)].split(lengths)
+        return list(zip(parts, values, strict=True))
 
-    def _take_in(
-        self, crossing: "_Crossing", number: int, word: int, room: Tensor
+    def _judge(
+        self,
+        crossing: _Crossing,
+        number: int,
+        sum: int,
+        changes: list[tuple[Part, Tensor]],
     ) -> int:
-        if checksum(crossing.coming.parts_on_host[number]) != word:
+        """Writes what the peer has more than this end; whether that may be added."""
+        _, coming = crossing.coming.by_part[number]
+        if checksum(crossing.coming.parts_on_host[number]) != sum:
             return DAMAGED
+        part, going = crossing.going.by_part[number]
+        change = changes[number][1]
         # It looks at the change, so that on a GPU the coming message is free now.
-        verdict = self._judge(crossing, number, self._change(crossing, number, room))
-        if verdict == FINE:
-            self._add(crossing, number, 1, room)
-        return verdict
-
-    def _judge(self, crossing: "_Crossing", number: int, square: float) -> int:
-        """Both ends see the same messages, and come to the same verdict."""
+        square = crossing.codec.change(going, coming, change, part.place)
         is_finite, distance = math.isfinite(square), math.sqrt(abs(square))
         if is_finite and not self._disagreement.is_unusual(distance):
             return FINE
-        mine, theirs = (
-            crossing.codec.norm(message.by_part[number][1])
-            for message in (crossing.going, crossing.coming)
-        )
+        mine, theirs = crossing.codec.norm(going), crossing.codec.norm(coming)
         if is_finite and not self._disagreement.is_far(distance, mine, theirs):
             return FINE
         # Squares overflow sooner than weights do.
@@ -389,102 +431,11 @@ class Lane:
             self._is_to_blame = True
         return FAR if is_finite else NOT_FINITE
 
-    def _change(self, crossing: "_Crossing", number: int, room: Tensor) -> float:
-        """Writes what the peer has more than this end; the sum of its squares."""
-        part, mine = crossing.going.by_part[number]
-        theirs = crossing.coming.by_part[number][1]
-        change = _room_for(part, room)
-        return crossing.codec.change(mine, theirs, change, part.place)
-
-    def _add(self, crossing: "_Crossing", number: int, sign: int, room: Tensor) -> None:
-        part, _ = crossing.going.by_part[number]
-        numbers = int(self._mine[1]), int(self._theirs[1])
-        weight = exchange_weight(self._gain, *numbers)
-        with self._replica.guard:
-            part.add(_room_for(part, room), sign * weight)
-
-    def _settle(
-        self, landed: "_Landed", theirs: Sequence[int], room: Tensor
-    ) -> "_Settled":
-        """Takes back what the peer did not take: both ends leave it out, or none."""
-        crossing, mine = landed
-        for number, pair in enumerate(zip(mine, theirs, strict=True)):
-            if pair[0] == FINE != pair[1]:
-                part_message = crossing.going.by_part[number][1]
-                crossing.codec.restore(part_message, crossing.coming.by_part[number][1])
-                self._change(crossing, number, room)
-                self._add(crossing, number, -1, room)
-        verdicts = [max(pair) for pair in zip(mine, theirs, strict=True)]
-        return _Settled(verdicts, crossing.going.host.nbytes, crossing.step)
-
-    def _close(self, landed: "deque[_Landed]", room: Tensor) -> "list[_Settled]":
-        """Verdicts on the chunks that no other chunk came after."""
-        mine = [verdict for one in landed for verdict in one.verdicts]
-        if not mine:
-            return []
-        going, coming = torch.zeros(2, len(mine) + 1, dtype=torch.int64, device="cpu")
-        write_seal(going, mine)
-        pending = [
-            self._transport.post_receive(self._peer, self._number, coming),
-            self._transport.post_send(self._peer, self._number, going),
-        ]
-        for operation in pending:
-            operation.wait(self._timeout)
-        theirs = iter(self._open(coming))
-        return [
-            self._settle(one, list(itertools.islice(theirs, len(one.verdicts))), room)
-            for one in landed
-        ]
-
-    def _open(self, seal: Tensor) -> list[int]:
-        try:
-            return read_seal(seal)
-        except Damaged as error:
-            raise PeerLost(self._peer, "exchanging", str(error)) from error
-
-    def _post_word(self, word: int, num_under_way: int) -> Pending:
-        write_seal(self._mine, (word, num_under_way))
-        return self._transport.post_send(self._peer, self._number, self._mine)
-
-    def _check_words(self) -> None:
-        self._open(self._theirs)
-
-    def _receive_word(self) -> Pending:
-        return self._transport.post_receive(self._peer, self._number, self._theirs)
-
-
-class _Crossing(NamedTuple):
-    codec: Codec
-    going: Message
-    coming: Message
-    pending: list[Pending]
-    step: int
-
-
-class _Landed(NamedTuple):
-    """A chunk of which the peer has not yet said what it has taken."""
-
-    crossing: _Crossing
-    verdicts: list[int]
-
-
-class _Settled(NamedTuple):
-    verdicts: list[int]
-    bytes_sent: int
-    step: int
-
-
-def _room_for(part: Part, room: Tensor) -> Tensor:
-    return room.view(part.dtype)[: len(part)]
-
-
-def _total(settled: list[_Settled], is_to_blame: bool) -> Outcome:
-    verdicts = [verdict for one in settled for verdict in one.verdicts]
-    return Outcome(
-        NOT_FINITE not in verdicts,
-        sum(one.bytes_sent for one in settled),
-        min((one.step for one in settled), default=0),
-        verdicts.count(DAMAGED),
-        FAR not in verdicts,
-        is_to_blame,
-    )
+    def _average(self, one: _Waiting, theirs: Sequence[int], weight: float) -> None:
+        """``d += a (theirs - mine)`` where neither end has refused the part."""
+        verdicts = [max(pair) for pair in zip(one.verdicts, theirs, strict=True)]
+        for (part, change), verdict in zip(one.changes, verdicts, strict=True):
+            if verdict == FINE:
+                with self._replica.guard:
+                    part.add(change, weight)
+        self._verdicts += verdicts

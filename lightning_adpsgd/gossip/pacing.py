@@ -1,35 +1,31 @@
-"""How often and how fast to exchange: no more than the link and the cores can spare."""
+"""How often and how fast to exchange: what the link and the cores can spare."""
 
-import math
-import os
+import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-# What an exchange costs in all, for each byte of the weights, in seconds: a guess until
-# one was measured.
-_SECONDS_PER_BYTE = 4e-9
-# What merges, and exchanges that find no idle core, may take of the training's time.
-TAKEN = 0.01
-# For how long time that was not taken counts.
-_SAVED_S = 2.0
-# Over less than this cores may be idle by chance; who waits looks as often.
-_BETWEEN_LOOKS_S = 0.25
-# Who exchanges less often than once a minute trains alone.
+from lightning_adpsgd.gossip.account import Account
+from lightning_adpsgd.gossip.protocol import Outcome, UnderWay
+
+_log = logging.getLogger(__name__)
+
+# A learner that exchanges less often than once a minute trains alone.
 _LONGEST_PAUSE_S = 60.0
-# Where Linux tells of each core's time.
-_STATISTICS = Path("/proc/stat")
+# The rate of exchanges is reported after this time if there are fewer per step.
+_REPORT_AFTER_S, _RARE = 60.0, 0.2
+# Where Linux tells for how long threads have waited for a core.
+_PRESSURE = Path("/proc/pressure/cpu")
 
 
 class Pacer:
     """Spreads bytes over time: a budget of bytes per second; shared by all threads.
 
     Args:
-        bytes_per_second: None is no bound.
-        clock: Tells the seconds.
+        bytes_per_second: the budget; None is no bound.
+        clock: clock that tells the seconds.
     """
 
     def __init__(
@@ -44,7 +40,7 @@ class Pacer:
     def charge(self, num_bytes: float) -> float:
         """Takes bytes out of the budget and returns how long to wait before sending.
 
-        Who is asked sends at once, whatever the budget says; who asks waits.
+        The end that is asked sends at once, whatever the budget; the asking end waits.
         """
         if self._rate is None:
             return 0.0
@@ -56,158 +52,217 @@ class Pacer:
 
 
 class CoreShare:
-    """Bounds what exchanges take of the training's time, and of processor time.
+    """Bounds the share of the training's time that exchanges take.
 
-    Two accounts are kept, and an exchange may begin as soon as one of them is even:
+    An exchange takes the time of its merge, and of its own processor time the part that
+    it takes away from others. That part is the share of the exchange's duration in
+    which some thread of the machine waited for a core, as Linux measures it: nearly
+    nothing beside idle cores, nearly all where training computes on every core. After
+    an exchange the next one waits until everything taken is at most `share` of the time
+    that has passed.
 
-    - Of the *training's* time no more than a hundredth goes to merges, and to the work
-      of exchanges that finds every core busy, as all of it does where cores are short.
-      To learners of one machine each does about as much harm as it suffers. How busy
-      the cores are is seen while exchanges are under way, which come in bursts.
-    - Of the learner's *processor* time exchanges take no more than a share, which is
-      the larger bound where training computes on all cores.
-
-    Debts are paid by time that passes: an exchange that took a second, at a share of a
-    tenth, is paid for after the learner's threads have had ten. Who asks pays
-    beforehand what the exchange before has cost, so that of several who wait only one
-    goes, and learners that begin together do not all begin with an exchange; who is
-    asked pays afterwards. All of it is guarded by `_lock`.
+    The asking end pays beforehand what the last exchange has cost, so that only one of
+    several that wait begins; the end that is asked pays afterwards. `_lock` guards all.
 
     Args:
         share: 0 < share <= 1; 1 is no bound.
-        num_bytes: Of the weights, by which the first exchange is paid for.
-        overhead: All that an exchange costs, by what its own thread takes
-            (`Transport.overhead`).
+
+    Attributes:
+        has_bound: whether an exchange has had to wait.
     """
 
-    def __init__(self, share: float, num_bytes: int = 0, overhead: float = 1.0) -> None:
-        self._share, self._overhead = share, overhead
+    def __init__(self, share: float) -> None:
+        self._share, self.has_bound = share, False
         self._lock = threading.Lock()
-        self._cores: frozenset[int] = frozenset()
-        # When the processor time is paid, and when the training's time; what an
-        # exchange costs, and what is paid ahead of its end, in seconds of processors.
-        self._paid_at, self._made_up_at, self._ahead = 0.0, math.inf, 0.0
-        self._cost = _SECONDS_PER_BYTE * num_bytes
-        # Processors that the learner has; what finds all cores busy, once it is known.
-        self._mark, self._rate = _Mark(0.0, 0.0, 0.0), 1.0
-        self._crowded: float | None = None
-        # Exchanges under way, since when there are so many, and the time in which there
-        # were any, with what the cores rested meanwhile.
-        self._under_way, self._noted = 0, self._mark
-        self._burst_s, self._rested_s = 0.0, 0.0
-
-    def watch_this_thread(self) -> None:
-        """Makes the calling thread the one whose cores are spared."""
-        if self._share < 1 and _STATISTICS.exists():
-            self._cores = frozenset(os.sched_getaffinity(0))
-        self._mark = self._look()
-        self._charge(self._cost)
+        # When all is paid; what an exchange costs, and what is paid ahead of its end.
+        self._even_at, self._cost, self._ahead = 0.0, 0.0, 0.0
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
-        """Around an exchange, by the thread that makes it."""
-        begin = time.thread_time()
-        self._note(1)
+        """Around an exchange, in the thread that makes it."""
+        begin, worked, waited = time.monotonic(), time.thread_time(), waiting_s()
         try:
             yield
         finally:
-            self._note(-1)
-            self.spent(time.thread_time() - begin)
+            work, seconds = time.thread_time() - worked, time.monotonic() - begin
+            self.spent(work * crowding(waited, waiting_s(), seconds))
 
     def merged(self, seconds: float) -> None:
-        """Reports what a merge took of the training thread."""
+        """Reports the time of a merge in the training thread."""
         with self._lock:
-            self._take(seconds)
+            self._charge(seconds)
 
-    def spent(self, processor_seconds: float) -> None:
-        """Reports what the thread of an exchange took; for any thread."""
+    def spent(self, seconds: float) -> None:
+        """Reports what an exchange has taken of the processors; for any thread."""
         with self._lock:
-            self._cost = self._overhead * processor_seconds
-            paid = min(self._ahead, self._cost)
+            self._cost = seconds
+            paid = min(self._ahead, seconds)
             self._ahead -= paid
-            self._charge(self._cost - paid)
+            self._charge(seconds - paid)
 
     def pause_s(self) -> float:
-        """For how long to wait, and then to call again; 0: an exchange may begin."""
-        if not self._cores:
+        """How long to wait before calling again; 0: an exchange may begin."""
+        if self._share == 1:
             return 0.0
         with self._lock:
-            self._update()
-            left = min(self._paid_at, self._made_up_at) - time.monotonic()
+            left = self._even_at - time.monotonic()
             if left > 0:
-                return min(left, _BETWEEN_LOOKS_S)
+                self.has_bound = True
+                return left
             self._charge(self._cost)
             self._ahead += self._cost
             return 0.0
 
-    def _charge(self, processor_seconds: float) -> None:
-        self._paid_at = _later(
-            self._paid_at, processor_seconds / (self._share * self._rate)
-        )
-        self._take(processor_seconds * (self._crowded or 0.0))
+    def _charge(self, seconds: float) -> None:
+        now = time.monotonic()
+        paid_at = max(now, self._even_at) + seconds / self._share
+        self._even_at = min(paid_at, now + _LONGEST_PAUSE_S)
 
-    def _take(self, seconds: float) -> None:
-        if self._crowded is not None:
-            self._made_up_at = _later(self._made_up_at, seconds / TAKEN, _SAVED_S)
 
-    def _update(self) -> None:
-        wall = time.monotonic() - self._mark.wall
-        if wall < _BETWEEN_LOOKS_S:
+def waiting_s() -> float | None:
+    """For how long some thread of this machine has waited for a core, ever.
+
+    Returns:
+        Seconds (pressure stall information), or None where the system does not tell.
+    """
+    try:
+        line, *_ = _PRESSURE.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return int(line.rpartition("total=")[2]) / 1e6
+
+
+def crowding(before: float | None, after: float | None, seconds: float) -> float:
+    """The share of a time in which some thread waited for a core.
+
+    Args:
+        before: `waiting_s` at its begin.
+        after: `waiting_s` at its end.
+        seconds: duration.
+
+    Returns:
+        A number in [0, 1]; 1, the cautious answer, where the system does not tell.
+    """
+    if before is None or after is None or seconds <= 0:
+        return 1.0
+    return min(1.0, max(0.0, after - before) / seconds)
+
+
+class Traffic:
+    """All exchanges of one learner: which may begin, how fast, and when it rests.
+
+    `_under_way` and `_paused` are guarded by `_state`, which is notified when an
+    exchange has ended and when rests end.
+
+    Args:
+        account: keeps what comes of the exchanges.
+        state: the engine's lock.
+        link_budget: bytes per second, on average; None is no bound.
+        cpu_share: share of the training's time; 1 is no bound.
+
+    Attributes:
+        pacer: bound on the bytes per second.
+        hurry: set while the training thread waits, and no exchange rests.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        state: threading.Condition,
+        link_budget: float | None,
+        cpu_share: float,
+    ) -> None:
+        self._account, self._state, self._share = account, state, cpu_share
+        self._cores = CoreShare(cpu_share)
+        self._under_way, self._paused = UnderWay(), False
+        self.pacer, self.hurry = Pacer(link_budget), threading.Event()
+        self._begin: float | None = None
+
+    def merged(self, seconds: float) -> None:
+        """Reports the time of a merge, for which exchanges make up."""
+        self._cores.merged(seconds)
+
+    def pause(self) -> None:
+        """Asks for no more exchanges until `resume`; questions are still answered."""
+        with self._state:
+            self._paused = True
+        self.hurry_on()
+
+    def resume(self) -> None:
+        """Asks again."""
+        self.hurry.clear()
+        with self._state:
+            self._paused = False
+
+    def hurry_on(self) -> None:
+        """Ends all rests, until `hurry` is cleared."""
+        with self._state:
+            self.hurry.set()
+            self._state.notify_all()
+
+    def rest(self, unless: Callable[[], bool]) -> None:
+        """Spares the cores, unless there is hurry or something else to do."""
+        with self._state:
+            while pause_s := self._cores.pause_s():
+                if self._state.wait_for(
+                    lambda: self.hurry.is_set() or unless(), pause_s
+                ):
+                    return
+
+    def is_idle(self) -> bool:
+        """Whether no exchange is under way; under the engine's lock."""
+        return not self._under_way.total()
+
+    def make(
+        self, peer: int, exchange: Callable[[int], Outcome], asked: bool = False
+    ) -> None:
+        """Makes an exchange with a peer, if it may begin, and notes what came of it.
+
+        Args:
+            peer: number of the other end.
+            exchange: function that makes it, given how many are under way, this one
+                included.
+            asked: whether the peer has asked: then it may begin (`UnderWay`).
+        """
+        number = self._enter(peer, asked)
+        if not number:
             return
-        last, self._mark = self._mark, self._look()
-        self._rate = max(0.01, (self._mark.processor - last.processor) / wall)
-        if self._crowded is None:
-            self._crowded = self._found(wall, self._mark.idle - last.idle)
-            self._made_up_at = time.monotonic()
-            self._take(self._cost * self._crowded)
+        outcome = None
+        try:
+            with self._cores.exchange():
+                outcome = exchange(number)
+        finally:
+            self._leave(peer, outcome)
 
-    def _note(self, change: int) -> None:
-        """Looks at the time in which the number of exchanges under way was the same."""
-        if not self._cores:
+    def report_rate(self) -> None:
+        """Says once, after the first minute, if `cpu_share` makes exchanges rare.
+
+        The training thread of one learner of all calls it at each step.
+        """
+        now = time.monotonic()
+        if self._begin is None:
+            self._begin = now + _REPORT_AFTER_S
+        if now < self._begin:
             return
-        with self._lock:
-            last, self._noted = self._noted, self._look()
-            if self._under_way:
-                self._burst_s += self._noted.wall - last.wall
-                self._rested_s += self._noted.idle - last.idle
-            self._under_way += change
-            if self._burst_s >= _BETWEEN_LOOKS_S:
-                self._crowded = self._found(self._burst_s, self._rested_s)
-                self._burst_s = self._rested_s = 0.0
+        self._begin = float("inf")
+        rate = self._account.exchanges_per_step
+        if self._cores.has_bound and rate < _RARE:
+            _log.warning(
+                "A learner exchanges weights %.2g times per step, so that exchanges "
+                "take at most `cpu_share=%g` of the training's time. Raise `cpu_share` "
+                "to exchange more often; 1 is no bound.",
+                *(rate, self._share),
+            )
 
-    def _found(self, wall: float, idle: float) -> float:
-        """What finds all cores busy, by how long they rested all together."""
-        num_cores = len(self._cores)
-        return crowded(1 - idle / (num_cores * wall), num_cores)
+    def _enter(self, peer: int, asked: bool) -> int:
+        with self._state:
+            if self._paused and not asked:
+                return 0
+            return self._under_way.enter(peer, asked)
 
-    def _look(self) -> "_Mark":
-        return _Mark(time.monotonic(), time.process_time(), _idle_s(self._cores))
-
-
-def crowded(busy: float, num_cores: float) -> float:
-    """The chance to find every core busy, if each is so by itself for this share."""
-    return min(max(busy, 0.0), 1.0) ** max(num_cores, 1.0)
-
-
-class _Mark(NamedTuple):
-    """Seconds at one moment: of the clock, of processors, of cores without work."""
-
-    wall: float
-    processor: float
-    idle: float
-
-
-def _later(paid_at: float, seconds: float, saved_s: float = 0.0) -> float:
-    now = time.monotonic()
-    return min(max(now - saved_s, paid_at) + seconds, now + _LONGEST_PAUSE_S)
-
-
-def _idle_s(cores: Collection[int]) -> float:
-    """For how long these cores had nothing to do, all together, since the start."""
-    if not cores:
-        return 0.0
-    names = {f"cpu{core}" for core in cores}
-    lines = map(str.split, _STATISTICS.read_text().splitlines())
-    # After the name: user, nice, system, idle, waiting for a disk, and more.
-    ticks = sum(int(x[4]) + int(x[5]) for x in lines if x and x[0] in names)
-    return ticks / os.sysconf("SC_CLK_TCK")
+    def _leave(self, peer: int, outcome: Outcome | None) -> None:
+        with self._state:
+            self._under_way.leave(peer)
+            if outcome is not None:
+                self._account.exchanged(peer, outcome)
+            self._state.notify_all()

@@ -1,21 +1,80 @@
-"""The rules of asynchronous exchange: when a round is due, who may ask, what weight.
+"""What the two ends of an exchange agree on: rules, and the values that cross.
 
-Pure values, without threads, networks or clocks, so that the engine (`gossip`,
-`exchange`) and the virtual cluster (`timeline`) follow the same ones.
+Pure values, without threads, networks or clocks, so that the engine (`gossip`) and the
+virtual cluster (`timeline`) follow the same rules.
 """
 
 from collections import Counter
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Position(NamedTuple):
+    """How far a learner has come.
+
+    Attributes:
+        steps: optimizer steps that its weights have seen.
+        samples: samples that all learners had trained on, as far as it knows.
+        epochs: epochs that it has completed.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    epochs: int = 0
+
+
+BEGINNING = Position()
+
+
+class Pulled(NamedTuple):
+    """The weights of a peer.
+
+    Attributes:
+        position: position of the peer.
+        values: x of the peer, one tensor for each chunk, on the host.
+    """
+
+    position: Position
+    values: list[Tensor]
+
+
+class Outcome(NamedTuple):
+    """The result of one exchange at one end.
+
+    Attributes:
+        finite: whether all that crossed was finite; what was not is left out.
+        bytes_sent: payload that this end sent.
+        first_step: optimizer steps that the weights had seen when reading began.
+        damaged: number of parts left out because they arrived damaged at one end.
+        near: whether the two ends were as near as they usually are (`quarantine`); what
+            was not is left out.
+        mine: whether this end is to blame: its weights were not finite, or were the
+            larger ones of two that were too far apart.
+    """
+
+    finite: bool
+    bytes_sent: int
+    first_step: int
+    damaged: int = 0
+    near: bool = True
+    mine: bool = False
+
+    @property
+    def merged(self) -> bool:
+        """Whether everything that arrived intact was averaged."""
+        return self.finite and self.near
 
 
 def due_round(step: int, every: int) -> int | None:
     """The number of the round that a learner calls after its step number `step`.
 
     Args:
-        step: Optimizer steps made, this one counted.
-        every: Steps per round.
+        step: optimizer steps made, this one included.
+        every: steps per round.
 
     Returns:
-        None where no round is due.
+        The number, or None where no round is due.
     """
     round, rest = divmod(step, every)
     return round if rest == 0 else None
@@ -24,22 +83,23 @@ def due_round(step: int, every: int) -> int | None:
 def exchange_weight(gain: float, num_mine: int, num_theirs: int) -> float:
     """a in ``d += a (theirs - mine)``, the same at both ends (Metropolis' weights).
 
-    Two that meet alone take their mean, a = gain / 2. Exchanges that overlap would
-    overshoot it together; these weights make the sum of them an average again.
+    Two ends that meet alone take their mean, a = gain / 2. Overlapping exchanges would
+    together overshoot the mean; these weights make the sum of them an average again.
 
     Args:
         gain: gamma.
-        num_mine: Exchanges that this end had under way when it began, this one counted.
-        num_theirs: The same of the other end.
+        num_mine: exchanges that this end had under way when this one began, this one
+            included.
+        num_theirs: the same number at the other end.
     """
     return gain / (1 + max(num_mine, num_theirs))
 
 
 class UnderWay:
-    """The exchanges that one learner has under way; who shares it guards it.
+    """The exchanges that one learner has under way; the caller guards it.
 
-    Who is exchanging with a peer just now does not ask that peer: the exchange under
-    way is as good. Who is asked never refuses.
+    A learner does not ask a peer with which it is exchanging already: the exchange
+    under way serves as well. A learner that is asked never refuses.
     """
 
     def __init__(self) -> None:
@@ -49,7 +109,7 @@ class UnderWay:
         """Begins an exchange.
 
         Returns:
-            How many are under way, this one counted, or 0 if it must not begin.
+            The number under way, this one included, or 0 if it must not begin.
         """
         if self._with[peer] and not asked:
             return 0
@@ -61,5 +121,5 @@ class UnderWay:
         self._with[peer] -= 1
 
     def total(self) -> int:
-        """How many are under way."""
+        """The number under way."""
         return self._with.total()

@@ -1,4 +1,4 @@
-"""What travels in an exchange: parts of the weights as messages, and back as a change.
+"""What travels in an exchange: codecs of the weights, and sealed messages of them.
 
 Two super-learners send each other a message about the same part of their weights. Each
 computes the change ``theirs - mine`` from the two messages alone, exactly as they
@@ -10,18 +10,47 @@ rounding leaves out stays in the weights that were rounded.
 its place on a lattice, modulo 256 (Moniqua, arXiv 2002.11787; the lattice of SwarmSGD,
 1910.12308). The receiver's own weights say which of all the numbers of that residue is
 meant, so the byte resolves the *disagreement* of the two, not the weight, and needs no
-copy of the peer's weights. Nothing here communicates.
+copy of the peer's weights.
+
+A message about a chunk is its parts as they travel, and a seal at the end of it::
+
+    payload    the parts, one after the other, padded to whole words of 8 bytes
+    seal       the checksum of each part, XXH3 of 64 bits
+               the verdicts on the parts of a chunk that came before
+               a CRC-32 of the two
+
+XXH3 runs at the speed of memory, and misses one error in 2^64. (A sum of words costs
+two thirds of it, but of errors in two bits it misses one in 128.) It does not protect
+against deliberate changes; TLS does. Nothing here communicates.
 """
 
 import math
+import struct
+import threading
+import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
+import xxhash
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_adpsgd.replica import Chunk, Part, Replica
+from lightning_adpsgd.streams import Mirrored, mirrored
+
 BLOCK = 1024
 """Elements of a lattice that share a scale."""
+
+FINE, DAMAGED, NOT_FINITE, FAR = 0, 1, 2, 3
+"""What an end makes of a part that came: only the first is taken."""
+
+_WORD = 8  # bytes
+_WIDEST = 8  # bytes of the widest number
+# One chunk is read while another crosses; the changes of two await their verdicts.
+_PAIRS, _WAITING = 2, 2
 
 # A scale is 2^exponent. This much finer than the largest weight, a float32 ends.
 _PRECISION_BITS = 22
@@ -78,10 +107,6 @@ class Codec(ABC):
         after `change`, and of any message of this codec's kind.
         """
 
-    @abstractmethod
-    def restore(self, mine: Tensor, theirs: Tensor) -> None:
-        """Undoes what `change` has done to their message, to call it once more."""
-
 
 class Cast(Codec):
     """Each number in a floating-point type; stateless.
@@ -113,10 +138,6 @@ class Cast(Codec):
     def norm(self, message: Tensor) -> float:
         # Not in half precision, whose squares overflow, nor in one that did.
         return torch.linalg.vector_norm(message, dtype=torch.float64).item()
-
-    @override
-    def restore(self, mine: Tensor, theirs: Tensor) -> None:
-        """There is nothing to undo."""
 
 
 class Lattice(Codec):
@@ -197,10 +218,6 @@ class Lattice(Codec):
         largest = _power(least.int() + _PRECISION_BITS, torch.float64)
         return math.sqrt(BLOCK) * torch.linalg.vector_norm(largest).item()
 
-    @override
-    def restore(self, mine: Tensor, theirs: Tensor) -> None:
-        _fields(theirs)[3].add_(_fields(mine)[3])
-
 
 def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:
     """The codec for weights of a dtype: none means that they travel as they are."""
@@ -269,3 +286,166 @@ def _next_exponents(
     # A least exponent of weights that are not finite is no bound.
     bound = torch.where(least < 1024, least, -1024)
     return torch.maximum(exponents + torch.where(fits, narrower, wider), bound)
+
+
+class Damaged(RuntimeError):
+    """What came is not what was sent, and it cannot be said which part of it."""
+
+
+class Message(NamedTuple):
+    """Memory of one message.
+
+    Attributes:
+        wire: All of it, as bytes on the host: what travels.
+        host: The payload, on the host.
+        here: The payload, where the weights are.
+        by_part: The parts of the chunk with their payload where the weights are.
+        parts_on_host: The same payloads on the host.
+        seal: Of int64, on the host.
+    """
+
+    wire: Tensor
+    host: Tensor
+    here: Tensor
+    by_part: list[tuple[Part, Tensor]]
+    parts_on_host: Sequence[Tensor]
+    seal: Tensor
+
+
+def as_message(
+    codec: Codec, chunk: Chunk, num_verdicts: int, buffer: Mirrored
+) -> Message:
+    """A message about a chunk in a buffer that is long enough."""
+    payload_bytes = _payload_bytes(codec, chunk)
+    begin = _padded(payload_bytes)
+    end = begin + _WORD * _seal_words(chunk, num_verdicts)
+    host = here = buffer.host[:payload_bytes].view(codec.dtype)
+    if buffer.here is not buffer.host:
+        here = buffer.here[:payload_bytes].view(codec.dtype)
+    lengths = [codec.length(len(part)) for part in chunk.parts]
+    return Message(
+        buffer.host[:end],
+        host,
+        here,
+        list(zip(chunk.parts, here.split(lengths), strict=True)),
+        host.split(lengths),
+        buffer.host[begin:end].view(torch.int64),
+    )
+
+
+def longest_message(replica: Replica, wire_dtype: torch.dtype | None) -> int:
+    """Bytes of the longest message about a chunk of a replica."""
+    codecs = codecs_of(replica, wire_dtype)
+    most_verdicts = max((len(c.parts) for c in replica.chunks), default=0)
+    lengths = [
+        _padded(_payload_bytes(codecs[chunk.dtype], chunk))
+        + _WORD * _seal_words(chunk, most_verdicts)
+        for chunk in replica.chunks
+    ]
+    return max(lengths, default=0)
+
+
+def codecs_of(
+    replica: Replica, wire_dtype: torch.dtype | None
+) -> dict[torch.dtype, Codec]:
+    """A codec for each dtype in which averages are taken."""
+    dtypes = {chunk.dtype for chunk in replica.chunks}
+    return {dtype: make_codec(wire_dtype, dtype) for dtype in dtypes}
+
+
+def checksum(payload: Tensor) -> int:
+    """XXH3 of a contiguous payload on the host, as a number of int64."""
+    found = xxhash.xxh3_64_intdigest(payload.view(torch.uint8).numpy().data)
+    return found - (found >> 63 << 64)
+
+
+def write_seal(seal: Tensor, words: Sequence[int]) -> None:
+    """Writes words and what guards them, [n + 1]."""
+    seal.copy_(torch.tensor([*words, _crc(words)], dtype=torch.int64, device="cpu"))
+
+
+def read_seal(seal: Tensor) -> list[int]:
+    """The words of a seal, [n], that came.
+
+    Raises:
+        Damaged: They are not what was written.
+    """
+    *words, crc = seal.tolist()
+    if crc != _crc(words):
+        raise Damaged("a message arrived damaged")
+    return words
+
+
+def _crc(words: Sequence[int]) -> int:
+    return zlib.crc32(struct.pack(f"{len(words)}q", *words))
+
+
+def _seal_words(chunk: Chunk, num_verdicts: int) -> int:
+    return len(chunk.parts) + num_verdicts + 1
+
+
+def _payload_bytes(codec: Codec, chunk: Chunk) -> int:
+    return codec.dtype.itemsize * sum(codec.length(len(p)) for p in chunk.parts)
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // _WORD) * _WORD
+
+
+class Loan(NamedTuple):
+    """The memory of one exchange, as bytes.
+
+    Attributes:
+        pairs: each a message that goes and one that comes.
+        changes: each for the changes of one chunk, where the weights are.
+        room: scratch space for one part, where the weights are.
+    """
+
+    pairs: list[tuple[Mirrored, Mirrored]]
+    changes: list[Tensor]
+    room: Tensor
+
+
+class Buffers:
+    """Memory of exchanges, lent to one exchange at a time and then used again.
+
+    `_free` is guarded by `_lock`. It holds as many loans as exchanges ever ran at once.
+
+    Args:
+        replica: what is exchanged.
+        wire_dtype: what travels; None: the weights as they are.
+    """
+
+    def __init__(self, replica: Replica, wire_dtype: torch.dtype | None) -> None:
+        self._device, self._num_chunks = replica.device, len(replica.chunks)
+        self._message_bytes = longest_message(replica, wire_dtype)
+        self._room_bytes = replica.part_elements * _WIDEST
+        lengths = (len(chunk) * chunk.dtype.itemsize for chunk in replica.chunks)
+        self._change_bytes = max(lengths, default=0)
+        self._lock = threading.Lock()
+        self._free: list[Loan] = []
+
+    @contextmanager
+    def lent(self) -> Iterator[Loan]:
+        """The memory of an exchange."""
+        with self._lock:
+            loan = self._free.pop() if self._free else self._make()
+        yield loan
+        # Not after an error: a message may still be under way.
+        with self._lock:
+            self._free.append(loan)
+
+    def _make(self) -> Loan:
+        num_pairs = min(_PAIRS, self._num_chunks)
+        num_changes = min(_WAITING, self._num_chunks)
+        return Loan(
+            [(self._make_buffer(), self._make_buffer()) for _ in range(num_pairs)],
+            [self._bytes(self._change_bytes) for _ in range(num_changes)],
+            self._bytes(self._room_bytes),
+        )
+
+    def _make_buffer(self) -> Mirrored:
+        return mirrored(self._bytes(self._message_bytes))
+
+    def _bytes(self, number: int) -> Tensor:
+        return torch.empty(number, dtype=torch.uint8, device=self._device)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from lightning_adpsgd.circle import Circle
 from lightning_adpsgd.gossip.engine import Gossip
-from lightning_adpsgd.gossip.exchange import Pulled
+from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.islands.following import Members
 from lightning_adpsgd.islands.membership import Member
 from lightning_adpsgd.links import (
@@ -47,6 +47,12 @@ _HANG_UP_S = 2.0
 _MOST_KNOCKS = 64
 
 
+MakeEngine = Callable[
+    [Callable[[int, PeerLost], None], Callable[[int, bool], None]], Gossip
+]
+"""Makes the engine, from what to call when a peer is lost and when one leaves."""
+
+
 class _Unreachable(NamedTuple):
     pause_s: float
     again_at: float
@@ -67,10 +73,12 @@ class Edges:
     Args:
         transport: Of this learner.
         membership: Of this island.
+        make_engine: makes the engine whose peers these are.
         shard: Which learner of each island it talks to.
         patience: For how long a connection may take to be made.
 
     Attributes:
+        engine: the engine, not started.
         joined: Super-learners that came since the start.
         lost: Super-learners that went without a word since then.
     """
@@ -79,12 +87,13 @@ class Edges:
         self,
         transport: LinkTransport,
         membership: Members,
+        make_engine: MakeEngine,
         shard: int = 0,
         patience: timedelta = _DIAL,
     ) -> None:
         self._transport, self._membership = transport, membership
         self._shard, self._patience = shard, patience
-        self._gossip: Gossip | None = None
+        self.engine = make_engine(self.on_lost, self.on_left)
         self._state, self._dialing = threading.Condition(), threading.Lock()
         self._woken, self._ending = False, False
         self._posted: list[Callable[[], None]] = []
@@ -100,10 +109,6 @@ class Edges:
         self._thread.name = "adpsgd-edges"
 
     # --- for others
-
-    def attend(self, gossip: Gossip) -> None:
-        """The engine whose peers these are; before anything else."""
-        self._gossip = gossip
 
     def start(self, when_apart: Callable[[], None] = lambda: None) -> None:
         """Begins to connect, with the members that are on the roll by then.
@@ -132,7 +137,7 @@ class Edges:
 
     def on_lane(self, number: int, lane: int, facts: Facts) -> None:
         """A member has connected the lane on which it asks."""
-        self._engine.answer_peer(number)
+        self.engine.peers.answer(number)
         self._post(lambda: self._try_soon(number))
 
     def on_lost(self, number: int, error: PeerLost) -> None:
@@ -159,7 +164,7 @@ class Edges:
         try:
             with self._dialing:
                 self._dial(member)
-            future = self._engine.pull(number)
+            future = self.engine.peers.pull(number)
             return future.result(max(0.0, deadline - time.monotonic()))
         except (PeerLost, TimeoutError) as error:
             _log.info("%s gave no weights: %s", member, error)
@@ -178,7 +183,7 @@ class Edges:
                     self._state.wait_for(lambda: self._woken or self._ending, _LOOK_S)
                     self._woken = False
         except BaseException as error:
-            self._engine.fail(error)
+            self.engine.peers.fail(error)
 
     def _take_turn(self) -> None:
         # After a stop of the process, the roll is to be read before anything is done.
@@ -203,8 +208,10 @@ class Edges:
 
     def _stand_apart(self) -> None:
         with self._dialing:
-            alone = Circle.of(self._engine.circle.schedule, (), self._transport.index)
-            self._engine.circle = alone
+            alone = Circle.of(
+                self.engine.members.circle.schedule, (), self._transport.index
+            )
+            self.engine.members.circle = alone
             for number in self._known:
                 self._disconnect(number)
         self._known, self._unreachable = {}, {}
@@ -344,7 +351,7 @@ class Edges:
         """Dials whom it asks, and draws the ring anew as long as somebody is missed."""
         while True:
             circle = self._circle()
-            self._engine.circle, wanted = circle, set(circle.peers())
+            self.engine.members.circle, wanted = circle, set(circle.peers())
             self._transport.size = len(circle.numbers)
             missing = wanted - self._asked
             if all(self._reach(self._known[number]) for number in sorted(missing)):
@@ -352,7 +359,7 @@ class Edges:
         self._hang_up_on(self._asked - wanted - self._guests)
 
     def _circle(self) -> Circle:
-        schedule = self._engine.circle.schedule
+        schedule = self.engine.members.circle.schedule
         return Circle.of(schedule, self._reachable(), self._transport.index)
 
     def _reachable(self) -> set[int]:
@@ -384,10 +391,10 @@ class Edges:
         address = Address.parse(member.addresses[self._shard])
         self._transport.connect(member.number, address, self._patience)
         self._asked.add(member.number)
-        self._engine.add_peer(member.number)
+        self.engine.peers.add(member.number)
 
     def _hang_up_on(self, numbers: Collection[int]) -> None:
-        ended = [(n, self._engine.drop_peer(n)) for n in numbers]
+        ended = [(n, self.engine.peers.drop(n)) for n in numbers]
         deadline = time.monotonic() + _HANG_UP_S
         for number, event in ended:
             event.wait(max(0.0, deadline - time.monotonic()))
@@ -397,7 +404,7 @@ class Edges:
 
     def _disconnect(self, number: int) -> None:
         """Both ways, and at once."""
-        self._engine.forget_peer(number)
+        self.engine.peers.forget(number)
         self._transport.disconnect(number)
         self._asked.discard(number)
 
@@ -409,8 +416,3 @@ class Edges:
         with self._state:
             self._posted.append(action)
         self.look()
-
-    @property
-    def _engine(self) -> Gossip:
-        assert self._gossip is not None
-        return self._gossip

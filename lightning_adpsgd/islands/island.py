@@ -19,26 +19,25 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store
-from typing_extensions import override
 
 from lightning_adpsgd.circle import Circle
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.exchange import BEGINNING, Position, Pulled
+from lightning_adpsgd.gossip.members import LiveMembers
+from lightning_adpsgd.gossip.protocol import BEGINNING, Position, Pulled
 from lightning_adpsgd.interfaces import VARIABLE, gloo_addresses
 from lightning_adpsgd.islands.edges import Edges
 from lightning_adpsgd.islands.following import Follower, Members, Teller
 from lightning_adpsgd.islands.mean import (
     Mean,
     Total,
-    all_finite,
     consensus_of,
     mean_of,
 )
@@ -52,10 +51,11 @@ from lightning_adpsgd.links import (
     Listener,
     Refused,
 )
-from lightning_adpsgd.mixing.communication import Communication, Exchanges
+from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.node import SuperLearnerGroup, gather_shards
+from lightning_adpsgd.transport import PeerLost
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Patience:
 _PATIENCE = Patience()
 
 
-class Island(Communication, Exchanges):
+class Island:
     """One learner's part among islands.
 
     Everything is the training thread's own, but `_rejoin`, which the thread of `Edges`
@@ -106,7 +106,7 @@ class Island(Communication, Exchanges):
         patience: For what comes from others.
 
     Attributes:
-        position: How far this island has come.
+        engine: what the training thread drives at each step.
         started_from: How far the others had come from whom it took its weights when it
             started; none if it was the first.
     """
@@ -127,12 +127,13 @@ class Island(Communication, Exchanges):
         self._options, self._layout, self._patience = options, layout, patience
         self._credentials, self._node = credentials, node or SuperLearnerGroup()
         self._store = store or HashStore()
-        self.position, self.started_from = Position(), None
+        self.started_from: Position | None = None
         self.membership = self._make_membership()
-        self._begun = (0, 0)
-        self._gossip: Gossip | None = None
-        self._edges: Edges | None = None
-        self._transport: LinkTransport | None = None
+        self._transport = self._make_transport()
+        self._edges = Edges(
+            self._transport, self.membership, self._make_engine, self._node.index
+        )
+        self.engine = self._edges.engine
         self._listener: Listener | None = None
         self._was_stopped, self._ended = False, False
         self._rejoined_at: Position | None = None
@@ -156,42 +157,28 @@ class Island(Communication, Exchanges):
         return membership
 
     @property
-    @override
-    def step_and_round(self) -> tuple[int, int]:
-        return self._engine.step_and_round
-
-    @override
-    def go_on_from(self, step: int, round: int) -> None:
-        self._begun = (step, round)
+    def position(self) -> Position:
+        """How far this island has come."""
+        return self.engine.members.position
 
     # --- from start to end
 
-    @override
-    def start(self) -> None:
+    def start(self, position: Position = BEGINNING) -> None:
         """Takes up the weights of the others, and enters.
+
+        Args:
+            position: how far the training has come.
 
         Raises:
             RuntimeError: The rendezvous, or all those on its roll, cannot be reached.
             Refused: The others train another model, or do not know the token.
         """
+        self.engine.members.position = position
         self.membership.start()
         self._await_number()
-        transport = self._make_transport()
-        self._edges = Edges(transport, self.membership, self._node.index)
-        self._gossip = Gossip(
-            self._vectors,
-            transport,
-            self._node,
-            self._schedule,
-            self._options,
-            on_lost=self._edges.on_lost,
-            on_left=self._edges.on_left,
-        )
-        self._gossip.position = lambda: self.position
-        self._gossip.go_on_from(*self._begun)
-        self._edges.attend(self._gossip)
-        self._gossip.start()
-        self._listen(transport)
+        self._take_number()
+        self.engine.start()
+        self._listen()
         self.started_from = self._take_up_weights()
         self.membership.enter(self._patience.pull.total_seconds())
         self._edges.start(self._rejoin)
@@ -201,20 +188,11 @@ class Island(Communication, Exchanges):
 
         All learners of the island come, at the step at which they have agreed to.
         """
-        self._edge.stop(_GOODBYE_S)
+        self._edges.stop(_GOODBYE_S)
         self._drain()
-        if self._node.size == 1 or self.leaves:
-            self._engine.merge_all()
+        if self._node.size == 1 or self.engine.leaves:
+            self.engine.merge_all()
         self.stop()
-
-    def ask_to_leave(self) -> None:
-        """Lets all learners of this island come to the end of one step; any thread."""
-        self._engine.wants_to_leave = True
-
-    @property
-    def leaves(self) -> bool:
-        """Whether all of them are at the step at which they are to `depart`."""
-        return self._engine.leaves
 
     @property
     def name(self) -> str:
@@ -222,70 +200,32 @@ class Island(Communication, Exchanges):
         member = self.membership.member
         return f"{member.number}-{member.incarnation[:8]}"
 
-    @override
     def stop(self) -> None:
         """Drains exchanges, leaves the roll, says goodbye; within seconds."""
-        self._edge.stop(_GOODBYE_S)
+        self._edges.stop(_GOODBYE_S)
         self._drain()
         self.membership.leave(_GOODBYE_S)
-        self._engine.say_goodbye(_GOODBYE_S)
+        self.engine.say_goodbye(_GOODBYE_S)
         self.abort()
 
-    @override
     def abort(self) -> None:
+        """Ends within seconds and without the help of a peer."""
         self._ended = True
-        self.release()
+        self.engine.release()
         self.membership.leave(_GOODBYE_S)
-        if self._edges is not None:
-            self._edges.stop(_GOODBYE_S)
+        self._edges.stop(_GOODBYE_S)
         if self._listener is not None:
             self._listener.close()
-        if self._transport is not None:
-            self._transport.close()
-        if self._gossip is not None:
-            self._gossip.abort()
-
-    @override
-    def release(self) -> None:
-        if self._gossip is not None:
-            self._gossip.release()
-
-    # --- the step
-
-    @override
-    def before_update(self) -> None:
-        self._engine.before_update()
-
-    @override
-    def after_update(self) -> None:
-        self._engine.after_update()
-        steps, samples, epochs = self.position
-        self.position = Position(steps + 1, samples, epochs)
+        self._transport.close()
+        self.engine.abort()
 
     # --- the mean of all
-
-    @override
-    def pause(self) -> None:
-        """Nobody else pauses, and gossip goes on beside an evaluation."""
-
-    @override
-    def settle(self) -> None:
-        """What exchanges bring waits for the next step boundary."""
-        self._engine.finish_merge()
-
-    @override
-    def set_aside(self, vectors: Sequence[Tensor]) -> None:
-        self._engine.set_aside(vectors)
-
-    @override
-    def resume(self) -> None:
-        self._engine.resume()
 
     @torch.no_grad()
     def mean(self) -> Mean:
         """The mean over this island and all that answer in time; changes nothing."""
         deadline = time.monotonic() + self._patience.mean.total_seconds()
-        total = Total(self._engine.snapshot())
+        total = Total(self.engine.snapshot())
         for number in self.membership.roll.after(self.membership.member.number):
             left = deadline - time.monotonic()
             limit = min(left, self._patience.pull.total_seconds())
@@ -296,7 +236,7 @@ class Island(Communication, Exchanges):
     def average(self, vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
         """Puts the mean over the islands that answer in the place of the weights."""
         mean = self.mean()
-        self._engine.write(mean.values)
+        self.engine.write(mean.values)
         gather_shards(self._vectors, self._node, self._options.timeout)
         mine = torch.tensor([*mean[2:], mean.members], dtype=torch.float64)
         all_of_them = [torch.zeros_like(mine) for _ in range(self._node.size)]
@@ -319,28 +259,24 @@ class Island(Communication, Exchanges):
         """
         found, self._rejoined_at = self._rejoined_at, None
         if found is not None:
-            self.position = max(found, self.position)
+            self.engine.members.position = max(found, self.position)
             return found
-        members = len(self._engine.circle.numbers)
-        steps, before, _ = self.position
-        self.position = Position(steps, before + samples * members, epochs)
+        members = self.engine.members
+        steps, before, _ = members.position
+        samples = before + samples * len(members.circle.numbers)
+        members.position = Position(steps, samples, epochs)
         return None
 
-    @property
-    @override
-    def num_reloads(self) -> int:
-        return self._engine.num_reloads
-
-    @override
     def statistics(self) -> Statistics:
-        return self._engine.statistics()._replace(
-            members=len(self._engine.circle.numbers),
-            joined=self._edge.joined,
-            lost=self._edge.lost,
+        """What was done so far, and who has come and gone."""
+        return self.engine.statistics()._replace(
+            members=len(self.engine.members.circle.numbers),
+            joined=self._edges.joined,
+            lost=self._edges.lost,
         )
 
     def _drain(self) -> None:
-        if not self._engine.drain(_DRAIN_S):
+        if not self.engine.drain(_DRAIN_S):
             _log.warning("an exchange was still under way after %g s", _DRAIN_S)
 
     # --- how it comes in
@@ -360,8 +296,8 @@ class Island(Communication, Exchanges):
 
     def _make_transport(self) -> LinkTransport:
         facts = Facts(
-            member=self.membership.member.number,
-            incarnation=self.membership.member.incarnation,
+            member=-1,
+            incarnation="",
             job=self._place.job,
             model=self._layout,
             super_learner_size=self._node.size,
@@ -371,12 +307,27 @@ class Island(Communication, Exchanges):
                 "mixing_gain": str(self._schedule.gain),
             },
         )
-        self._transport = LinkTransport(facts, self._credentials)
-        return self._transport
+        return LinkTransport(facts, self._credentials)
 
-    def _listen(self, transport: LinkTransport) -> None:
+    def _make_engine(
+        self,
+        on_lost: Callable[[int, PeerLost], None],
+        on_left: Callable[[int, bool], None],
+    ) -> Gossip:
+        members = LiveMembers(self._schedule, -1, on_lost, on_left)
+        vectors, transport, node = self._vectors, self._transport, self._node
+        return Gossip(vectors, transport, node, members, self._options)
+
+    def _take_number(self) -> None:
+        """The rendezvous has given this island its number among the others."""
+        member, transport = self.membership.member, self._transport
+        transport.facts = replace(transport.facts, incarnation=member.incarnation)
+        transport.rename(member.number)
+        self.engine.members.circle = Circle.of(self._schedule, (), member.number)
+
+    def _listen(self) -> None:
         here = Address(_own_address(self._place), 0)
-        self._listener = transport.listen(here, self._edge.on_lane)
+        self._listener = self._transport.listen(here, self._edges.on_lane)
         self._store.set(f"address/{self._node.index}", str(self._listener.address))
         if self._node.index == 0:
             keys = [f"address/{index}" for index in range(self._node.size)]
@@ -429,9 +380,9 @@ class Island(Communication, Exchanges):
         if found.position.steps < self.position.steps:
             _log.info("this island is further than the others, and keeps its weights")
             return None
-        self._engine.put(found.values)
+        self.engine.put(found.values)
         gather_shards(self._vectors, self._node, self._options.timeout)
-        self.position = found.position
+        self.engine.members.position = found.position
         return found.position
 
     def weights_of_neighbours(self) -> Pulled | None:
@@ -459,7 +410,7 @@ class Island(Communication, Exchanges):
 
     def _pull(self, number: int, seconds: float) -> Pulled | None:
         try:
-            return self._edge.pull(number, seconds)
+            return self._edges.pull(number, seconds)
         except Refused as error:
             self._refusal = error
             return None
@@ -467,8 +418,7 @@ class Island(Communication, Exchanges):
     # --- what other threads call
 
     def _on_roll(self, roll: Roll) -> None:
-        if self._edges is not None:
-            self._edges.look()
+        self._edges.look()
 
     def _on_stopped(self) -> None:
         self._was_stopped = True
@@ -484,7 +434,7 @@ class Island(Communication, Exchanges):
                 "--max-restarts`, say), so that it begins with their weights"
             )
         if (found := self.weights_of_neighbours()) is not None:
-            adopted = self._engine.adopt(found.values)
+            adopted = self.engine.adopt(found.values)
             while not (adopted.wait(_LOOK_S) or self._ended):
                 pass
             self._rejoined_at = found.position
@@ -492,16 +442,6 @@ class Island(Communication, Exchanges):
             return
         self._was_stopped = False
         self.membership.enter()
-
-    @property
-    def _engine(self) -> Gossip:
-        assert self._gossip is not None
-        return self._gossip
-
-    @property
-    def _edge(self) -> Edges:
-        assert self._edges is not None
-        return self._edges
 
 
 def _own_address(place: Place) -> str:

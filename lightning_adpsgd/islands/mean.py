@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_adpsgd import sickness
 from lightning_adpsgd.consensus import Consensus
-from lightning_adpsgd.gossip.exchange import Pulled
+from lightning_adpsgd.gossip.protocol import Pulled
+from lightning_adpsgd.mixing.averages import all_finite
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Total:
     def add(self, values: Sequence[Tensor]) -> None:
         """One more island; one that has diverged is left out."""
         if not all_finite(values):
-            _log.warning("an island's weights are infinite or not a number: left out")
+            _log.warning("the weights of an island are infinite or NaN: left out")
             return
         self._members += 1
         for total, chunk in zip(self._sums, values, strict=True):
@@ -62,9 +62,9 @@ class Total:
         """
         if not self._members:
             raise FloatingPointError(
-                "the weights of all islands that answered are infinite or not a "
-                "number: training has diverged; lower the learning rate or lengthen "
-                "its warm-up"
+                "the weights of all islands that answered are infinite or NaN: "
+                "training has diverged; lower the learning rate or lengthen its "
+                "warm-up"
             )
         means = [total / self._members for total in self._sums]
         square = sum(float(mean.square().sum()) for mean in means)
@@ -87,8 +87,3 @@ def mean_of(found: Sequence[Pulled]) -> Pulled:
     chunks = zip(*(pulled.values for pulled in found), strict=True)
     values = [torch.stack(same).mean(0) for same in chunks]
     return Pulled(max(pulled.position for pulled in found), values)
-
-
-def all_finite(values: Sequence[Tensor]) -> bool:
-    """Whether all chunks are, and their sums."""
-    return all(map(sickness.is_finite, values))

@@ -50,10 +50,6 @@ class LinkTransport(Transport):
         size: May be changed by whoever knows the members.
     """
 
-    # Who waits moves the bytes as well. By what training lost at 200 Mbit/s two runs
-    # gave 1.7 and 2.7.
-    overhead = 2.5
-
     def __init__(
         self,
         facts: Facts,

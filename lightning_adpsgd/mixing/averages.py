@@ -1,6 +1,6 @@
 """The arithmetic of an average, in which all modes and all writings round alike."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,24 @@ def average(
     torch.mul(rows[first], share, out=into)
     for j, share in others:
         into.add_(rows[j], alpha=share)
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all tensors are finite, and their sums."""
+    return all(bool(torch.isfinite(tensor.sum())) for tensor in tensors)
+
+
+def finite_shares(rows: Mapping[int, Tensor], takes: Shares, own: int) -> Shares:
+    """The shares of an average from which rows that are not finite are left out.
+
+    Their shares come from the own row, so that two learners that leave each other out
+    change nothing for a third.
+
+    Returns:
+        Shares that sum to 1.
+    """
+    finite = {j: s for j, s in takes.items() if j != own and all_finite([rows[j]])}
+    return {**finite, own: 1.0 - sum(finite.values())}
 
 
 def keep_change(average: Tensor, own: Tensor, gain: float) -> Tensor:

@@ -46,9 +46,9 @@ class Communication(ABC):
         """Counts on from another's `step_and_round`."""
 
     @property
-    @abstractmethod
     def num_reloads(self) -> int:
-        """How often the weights were replaced by those of others since the start."""
+        """How often the weights were replaced by those of a peer; never in rounds."""
+        return 0
 
     @abstractmethod
     def statistics(self) -> Statistics:

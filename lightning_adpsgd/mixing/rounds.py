@@ -1,7 +1,7 @@
 """One round of averaging among processes: one application of the mixing matrix.
 
-On the host, a super-learner whose weights are not finite is left out of a round, and
-goes on from the average of those which it would have averaged with.
+On the host, a super-learner whose weights are not finite is left out of a round by the
+others, which go on averaging with each other. Its own weights stay as they are.
 """
 
 import logging
@@ -12,14 +12,18 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.mixing.averages import average, keep_change
+from lightning_adpsgd.mixing.averages import (
+    all_finite,
+    average,
+    finite_shares,
+    keep_change,
+)
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.node import SuperLearnerGroup
 from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import as_real, averaging_dtype
 from lightning_adpsgd.shares import Part
-from lightning_adpsgd.sickness import healthy_shares, is_finite, once_too_often
 from lightning_adpsgd.streams import Mark, host_memory, to_device, to_host
 from lightning_adpsgd.transport import (
     SYNCHRONOUS_LANE,
@@ -69,8 +73,6 @@ class RoundMixer:
         schedule: The matrices.
         timeout: For each wait.
         chunk_elements: Elements per message.
-        max_reloads: How often a super-learner whose weights are not finite may go on
-            from the average of others; none: never, and it is left out.
     """
 
     def __init__(
@@ -81,9 +83,7 @@ class RoundMixer:
         schedule: Schedule,
         timeout: timedelta,
         chunk_elements: int = 1 << 20,
-        max_reloads: int | None = None,
     ) -> None:
-        self._max_reloads, self._replaced = max_reloads, False
         self._vectors = [as_real(vector) for vector in vectors]
         self._transport, self._node = transport, node
         self._schedule, self._timeout = schedule, timeout
@@ -104,7 +104,7 @@ class RoundMixer:
         self._buffers: dict[tuple[torch.dtype, int, int], Tensor] = {}
         self.round = 0
         self._refused = torch.zeros((), dtype=torch.int64, device=self._where)
-        self.tally = Tally()
+        self.tally, self._has_warned = Tally(), False
 
     def take_snapshot(self) -> None:
         """Copies the weights as they are; what follows works on the copy."""
@@ -128,25 +128,17 @@ class RoundMixer:
         landed = [self._land(crossing, part) for crossing in one_behind(posted)]
         self.tally.exchanges += 1
         self._refused += torch.stack(landed).any() if landed else 0
-        self._agree_on_replacing()
         self._gather()
         for change, staged in zip(self._whole, self._staged, strict=True):
             to_device(change, staged)
         self._mixed_mark.set()
 
     def finish(self) -> None:
-        """Adds the computed change to the weights, whatever they have become.
-
-        Raises:
-            SickLearner: They were not finite, once too often.
-        """
+        """Adds the computed change to the weights, whatever they have become."""
         self._mixed_mark.follow()
-        if self._replaced:
-            self._count_reload()
         for vector, change in zip(self._vectors, self._staged, strict=True):
             vector.add_(change)
         self.tally.merges += 1
-        self._replaced = False
 
     def statistics(self) -> Statistics:
         """What was done so far; a GPU is awaited for that."""
@@ -185,66 +177,39 @@ class RoundMixer:
             rows = {**crossing.incoming, me: chunk.snapshot}
             average(rows, part.takes, chunk.mixed)
         # A GPU is not asked.
-        if self._where.type == "cpu" and not is_finite(chunk.mixed):
-            return self._land_without_the_sick(crossing, part)
+        if self._where.type == "cpu" and not all_finite([chunk.mixed]):
+            return self._land_without_the_diverged(crossing, part)
         return keep_change(chunk.mixed, chunk.snapshot, self._schedule.gain)
 
-    def _land_without_the_sick(self, crossing: "_Crossing", part: Part) -> Tensor:
-        """The same where somebody's weights are not finite; it counts as refused."""
-        chunk = crossing.chunk
-        found = self._average_the_healthy(crossing, part)
-        own_is_fine = is_finite(chunk.snapshot)
-        if found and own_is_fine:
-            keep_change(chunk.mixed, chunk.snapshot, self._schedule.gain)
-        elif found and self._max_reloads is not None:
-            # What is not finite in the weights is 0 when the change is added.
-            self._replaced = True
-            chunk.mixed.sub_(_without_what_is_not_finite(chunk.snapshot))
-        else:
-            chunk.mixed.zero_()
-        return torch.ones((), dtype=torch.bool, device=self._where)
-
-    def _average_the_healthy(self, crossing: "_Crossing", part: Part) -> bool:
-        """Of those whom this end takes from; returns whether there is any."""
+    def _land_without_the_diverged(self, crossing: "_Crossing", part: Part) -> Tensor:
+        """The same where some weights are not finite; it counts as refused."""
         chunk, me = crossing.chunk, self._transport.index
         if not crossing.incoming and len(part.takes) > 1:
-            return self._mean_of_the_healthy(chunk)
-        rows = {**crossing.incoming, me: chunk.snapshot}
-        if shares := healthy_shares(rows, part.takes, me):
-            average(rows, shares, chunk.mixed)
-        return bool(shares)
+            self._average_the_finite(chunk)
+        elif all_finite([chunk.snapshot]):
+            rows = {**crossing.incoming, me: chunk.snapshot}
+            average(rows, finite_shares(rows, part.takes, me), chunk.mixed)
+        keep_change(chunk.mixed, chunk.snapshot, self._schedule.gain)
+        self._warn_once(chunk)
+        return torch.ones((), dtype=torch.bool, device=self._where)
 
-    def _mean_of_the_healthy(self, chunk: "_Chunk") -> bool:
+    def _average_the_finite(self, chunk: "_Chunk") -> None:
         """A second mean, to which all come: all have seen that the first is none."""
         counted = torch.nn.functional.pad(torch.zeros_like(chunk.snapshot), (0, 1))
-        if is_finite(chunk.snapshot):
+        if all_finite([chunk.snapshot]):
             counted[:-1], counted[-1] = chunk.snapshot, 1.0
         self._transport.post_mean(counted).wait(self._timeout)
         torch.div(counted[:-1], counted[-1], out=chunk.mixed)
-        return bool(counted[-1] > 0) and is_finite(chunk.mixed)
 
-    def _agree_on_replacing(self) -> None:
-        """All learners of a node know what one of them has met in its shard."""
-        if self._node.size > 1 and self._where.type == "cpu":
-            replaced = torch.tensor([self._replaced], dtype=torch.uint8, device="cpu")
-            self._node.agree(replaced, self._timeout)
-            self._replaced = bool(replaced)
-
-    def _count_reload(self) -> None:
-        me, limit = self._transport.index, self._max_reloads
-        assert limit is not None  # or nothing had been replaced
-        what = f"the weights of super-learner {me} were infinite or not a number"
-        if self.tally.reloads == limit:
-            raise once_too_often(f"{what} in its round {self.round}", limit)
-        self.tally.reloads += 1
-        for vector in self._vectors:
-            _without_what_is_not_finite(vector)
-        if self._node.index == 0:
-            _log.warning(
-                "%s in its round %d: it goes on from the average of others and with a "
-                "fresh optimizer (reload %d of %d)",
-                *(what, self.round, self.tally.reloads, limit),
-            )
+    def _warn_once(self, chunk: "_Chunk") -> None:
+        if self._has_warned or all_finite([chunk.snapshot]):
+            return
+        self._has_warned = True
+        _log.warning(
+            "the weights of super-learner %d are infinite or NaN in its round %d: the "
+            "others leave it out; lower the learning rate or lengthen its warm-up",
+            *(self._transport.index, self.round),
+        )
 
     def _gather(self) -> None:
         if self._node.size > 1:
@@ -270,10 +235,6 @@ class RoundMixer:
             longest = max(len(c.snapshot) for c in self._chunks)
             self._buffers[key] = self._memory(longest, chunk.snapshot.dtype)
         return self._buffers[key][: len(chunk.snapshot)]
-
-
-def _without_what_is_not_finite(vector: Tensor) -> Tensor:
-    return torch.nan_to_num_(vector, 0.0, 0.0, 0.0)
 
 
 class _Chunk(NamedTuple):

@@ -88,11 +88,6 @@ class Rounds(Communication):
         # The round in flight was joined before the checkpoint was written.
         self._step, self._mixer.round, self._goes_on = step, round, True
 
-    @property
-    @override
-    def num_reloads(self) -> int:
-        return self._mixer.tally.reloads
-
     @override
     def statistics(self) -> Statistics:
         return self._mixer.statistics()

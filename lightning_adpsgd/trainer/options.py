@@ -58,7 +58,7 @@ class HADPSGDOptions(_DDPStrategy):
         gossip_every: int = 1,
         wire_dtype: torch.dtype | None = None,
         link_budget: float | None = None,
-        cpu_share: float = 0.05,
+        cpu_share: float = 0.01,
         work_sharing: bool = False,
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,
@@ -92,9 +92,8 @@ class HADPSGDOptions(_DDPStrategy):
             wire_dtype: what travels in "async": a floating-point type, or `torch.int8`
                 for one byte per number on a lattice. Averages are taken in float32.
             link_budget: in "async", bytes per second that a learner sends on average.
-            cpu_share: in "async", share of a learner's processor time that exchanges
-                may take, where this is more than one hundredth of the training's time
-                pays for, as on idle cores or a GPU; 1: no bound.
+            cpu_share: in "async", share of the training's time that exchanges may take
+                (docs/concepts.md); 1: no bound.
             work_sharing: in "async" and under a Trainer, whether an epoch is a pool
                 from which each learner takes batches as fast as it can, each sample
                 once, with `islands` over all islands. Otherwise all learners get equal

@@ -18,7 +18,7 @@ from lightning_adpsgd.checkpoints.contents import Resumed
 from lightning_adpsgd.checkpoints.saving import finish_saves
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import Dials
-from lightning_adpsgd.gossip.exchange import Position
+from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.job import Job, set_up_job
 from lightning_adpsgd.sampling import LearnerIndex
 from lightning_adpsgd.trainer.clocks import follow_clocks

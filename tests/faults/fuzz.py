@@ -29,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from lightning_adpsgd.gossip.messages import Damaged, checksum, read_seal, write_seal
+from lightning_adpsgd.gossip.wire import Damaged, checksum, read_seal, write_seal
 from lightning_adpsgd.links.connection import Connection
 from lightning_adpsgd.links.credentials import Credentials
 from lightning_adpsgd.links.facts import Facts

@@ -32,7 +32,7 @@ ASKING = {
     "between two chunks": 2,
     "a chunk has come and is not averaged": 2,
     "a chunk is averaged at this end": 2,
-    "all are averaged, the last verdicts are not sent": 1,
+    "the last verdicts are not sent": 1,
     "the exchange is over": 0,
     "before a part is merged": 0,
     "a part is merged": 0,
@@ -41,7 +41,7 @@ ASKED = {
     "is asked, and has not granted yet": 0,
     "between two chunks": 2,
     "a chunk is averaged at this end": 2,
-    "all are averaged, the last verdicts are not sent": 1,
+    "the last verdicts are not sent": 1,
     "the exchange is over": 0,
 }
 
@@ -84,9 +84,9 @@ def train(rest: Sequence[Trained], target: Tensor) -> None:
     """Steps against the gradient of half the square of the distance to a target."""
     for _ in range(STEPS):
         for one in rest:
-            one.island.before_update()
+            one.island.engine.before_update()
             one.vector.add_(target - one.vector, alpha=RATE)
-            one.island.after_update()
+            one.island.engine.after_update()
 
 
 def loss(weights: Tensor, target: Tensor) -> float:

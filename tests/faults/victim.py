@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lightning_adpsgd.gossip.exchange import Lane
+from lightning_adpsgd.gossip.exchange import Channel, Lane, _Exchange
 from lightning_adpsgd.islands.rendezvous import Place
 from lightning_adpsgd.replica import Part
 from tests.helpers import PATIENCE_S, until
@@ -95,23 +95,21 @@ class Victim:
     def _join(self, place: Place) -> None:
         server = Server()
         server.place = place
-        self._trained = trained = Trained(server, self.vector, **self._options)
-        # Not the copy that `Trained` makes: the one that the test sees.
-        trained.vector, trained.island._vectors = self.vector, [self.vector]
-        trained.island.start()
+        # Not a copy: the vector that the test sees.
+        options = {**self._options, "in_place": True}
+        self._trained = Trained(server, self.vector, **options)
+        self._trained.island.start()
 
     def _step(self) -> None:
         """And the exchanges that it begins, to their end."""
-        engine, begun = self._trained.island._engine, self._trained.exchanges
-        begun += len(engine.circle.asks(engine.step_and_round[1] + 1))
+        engine, begun = self._trained.island.engine, self._trained.exchanges
+        begun += len(engine.members.circle.asks(engine.step_and_round[1] + 1))
         self._trained.step()
         until(lambda: self._trained.exchanges >= begun, "the exchanges of a step")
 
     def die(self) -> None:
         """Notes its weights, with all that exchanges have brought, and is killed."""
-        gossip = self._trained.island._gossip
-        if gossip is not None:
-            self.at_death.copy_(torch.cat(gossip.snapshot()))
+        self.at_death.copy_(torch.cat(self._trained.island.engine.snapshot()))
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -150,15 +148,15 @@ MOMENTS: dict[str, Moment] = {
     "before it asks": before(Lane, "ask"),
     "asks, and is not granted yet": before(Lane, "_end_greeting"),
     "is asked, and has not granted yet": before(Lane, "answer"),
-    "between two chunks": before(Lane, "_land", 5),
-    "a chunk has come and is not averaged": before(Lane, "_take_in", 5),
-    "a chunk is averaged at this end": after(Lane, "_take_in", 5),
-    "all are averaged, the last verdicts are not sent": before(Lane, "_close"),
+    "between two chunks": before(_Exchange, "land", 5),
+    "a chunk has come and is not averaged": before(_Exchange, "_average", 5),
+    "a chunk is averaged at this end": after(_Exchange, "_average", 5),
+    "the last verdicts are not sent": before(_Exchange, "close"),
     "the exchange is over": after(Lane, "_exchange"),
     "before a part is merged": before(Part, "merge"),
     "a part is merged": after(Part, "merge"),
     "gives its weights": before(Lane, "give"),
-    "takes the weights of another": before(Lane, "_receive", 2),
+    "takes the weights of another": before(Channel, "receive", 2),
 }
 """When a victim dies, in its own words."""
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
+from lightning_adpsgd.gossip.members import FixedMembers
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.mixing.synchronous import Order
@@ -130,7 +131,13 @@ def make_engines(
     schedule = Schedule(find_topology(topology), len(vectors), gain)
     dials = GossipOptions(**{"timeout": PATIENCE, **options})
     return [
-        Gossip([vector], transport, SuperLearnerGroup(), schedule, dials)
+        Gossip(
+            [vector],
+            transport,
+            SuperLearnerGroup(),
+            FixedMembers(schedule, transport.index),
+            dials,
+        )
         for vector, transport in zip(vectors, transports, strict=True)
     ]
 
@@ -187,7 +194,13 @@ def disagreement_after(
         vectors.append([rows[index].clone() for _ in nodes])
         gossips.append(
             [
-                Gossip([vector], across[n][index], node, schedule, dials)
+                Gossip(
+                    [vector],
+                    across[n][index],
+                    node,
+                    FixedMembers(schedule, index),
+                    dials,
+                )
                 for n, (vector, node) in enumerate(
                     zip(vectors[index], nodes, strict=True)
                 )
@@ -242,7 +255,13 @@ def test_the_learners_of_a_node_stay_equal_and_keep_the_sum() -> None:
     vectors = [[row.clone(), row.clone()] for row in rows]
     gossips = [
         [
-            Gossip([vectors[s][n]], across[n][s], node, schedule, GossipOptions())
+            Gossip(
+                [vectors[s][n]],
+                across[n][s],
+                node,
+                FixedMembers(schedule, s),
+                GossipOptions(),
+            )
             for n, node in enumerate(ThreadSuperLearner.connect(2))
         ]
         for s in range(3)
@@ -470,7 +489,7 @@ def test_a_silent_peer_is_lost_by_name_after_the_timeout() -> None:
         [vector],
         ThreadTransport.connect(2)[0],
         SuperLearnerGroup(),
-        schedule,
+        FixedMembers(schedule, 0),
         options,
         errors.append,
     )
@@ -505,7 +524,7 @@ def test_engines_that_abort_together_end_at_once_and_report_no_loss() -> None:
             [row],
             transport,
             SuperLearnerGroup(),
-            schedule,
+            FixedMembers(schedule, transport.index),
             GossipOptions(),
             errors.append,
         )

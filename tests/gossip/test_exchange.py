@@ -17,10 +17,11 @@ from lightning_adpsgd.gossip.exchange import (
     ALIVE,
     ASK,
     Buffers,
+    Channel,
     Lane,
-    Outcome,
 )
 from lightning_adpsgd.gossip.pacing import Pacer
+from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.replica import PART_ELEMENTS, Replica
 from lightning_adpsgd.transport import (
     PeerLost,
@@ -60,14 +61,11 @@ def two_ends(
         replica = Replica([weights], chunk_elements, state)
         buffers = Buffers(replica, wire_dtype)
         lane = Lane(
-            transport,
-            1 - transport.index,
-            lane_of(0, 1),
+            Channel(transport, 1 - transport.index, lane_of(0, 1), timeout),
             replica,
             buffers,
             wire_dtype,
             gain,
-            timeout,
         )
         ends.append(End(weights, replica, lane))
     return ends

@@ -1,70 +1,64 @@
-"""How often and how fast: budgets of bytes and of processor time."""
+"""How often and how fast: budgets of bytes, and of the training's time."""
 
-import os
-import time
+import logging
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_adpsgd.gossip import pacing
-from lightning_adpsgd.gossip.pacing import CoreShare, Pacer
-
-NUM_CORES = 2
+from lightning_adpsgd.gossip.account import Account
+from lightning_adpsgd.gossip.members import FixedMembers
+from lightning_adpsgd.gossip.pacing import CoreShare, Pacer, Traffic, crowding
+from lightning_adpsgd.gossip.protocol import Outcome
+from lightning_adpsgd.gossip.quarantine import Quarantine
+from lightning_adpsgd.mixing.schedule import Schedule
+from lightning_adpsgd.node import SuperLearnerGroup
+from lightning_adpsgd.replica import Replica
+from lightning_adpsgd.topology import find_topology
+from tests.helpers import PATIENCE
 
 
 class Clock:
-    """Stands in for `time` and for what the system says of the cores."""
+    """Stands in for `time` and for what the system says of waiting threads."""
 
     def __init__(self) -> None:
-        self.now = self.processor = self.idle = 100.0
+        self.now = self.worked = self.waited = 100.0
 
     def monotonic(self) -> float:
         return self.now
 
-    def process_time(self) -> float:
-        return self.processor
-
     def thread_time(self) -> float:
-        return 0.0
+        return self.worked
 
-    def run(self, seconds: float, busy: float, idle: float) -> None:
-        """Lets time pass: of it the learner had so much, each core rested so long."""
+    def run(self, seconds: float, work: float = 0.0, waiting: float = 0.0) -> None:
+        """Lets time pass, with the work of this thread and the waiting of others."""
         self.now += seconds
-        self.processor += busy * seconds
-        self.idle += NUM_CORES * idle * seconds
+        self.worked += work
+        self.waited += waiting
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(pacing, "time", clock)
+    monkeypatch.setattr(pacing, "waiting_s", lambda: clock.waited)
     return clock
 
 
 @pytest.fixture
-def cores(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> CoreShare:
-    return watched(CoreShare(share=0.1, overhead=3.5), clock, monkeypatch)
+def cores(clock: Clock) -> CoreShare:
+    return CoreShare(share=0.1)
 
 
-def watched(cores: CoreShare, clock: Clock, patch: pytest.MonkeyPatch) -> CoreShare:
-    """Told of the system by the clock."""
-    patch.setattr(pacing.os, "sched_getaffinity", lambda _: set(range(NUM_CORES)))
-    patch.setattr(
-        cores,
-        "_look",
-        lambda: pacing._Mark(clock.now, clock.processor, clock.idle),
-    )
-    cores.watch_this_thread()
-    return cores
-
-
-def waited(cores: CoreShare, clock: Clock, idle: float = 0.0) -> float:
+def waited(cores: CoreShare, clock: Clock) -> float:
     """Seconds until the next exchange may begin."""
     begin = clock.now
     while pause_s := cores.pause_s():
-        clock.run(pause_s, busy=0.5, idle=idle)
+        clock.run(pause_s)
     return clock.now - begin
 
 
@@ -84,38 +78,41 @@ def test_without_a_budget_nothing_waits() -> None:
 
 def test_beside_idle_cores_exchanges_are_free(clock: Clock, cores: CoreShare) -> None:
     for _ in range(5):
-        cores.spent(1.0)
-        clock.run(1.0, busy=0.0, idle=1.0)
         assert cores.pause_s() == 0.0
+        with cores.exchange():
+            clock.run(1.0, work=0.5, waiting=0.0)
+    assert not cores.has_bound
 
 
-def test_where_no_core_is_idle_exchanges_keep_to_their_share(
-    clock: Clock, cores: CoreShare
+@pytest.mark.parametrize("waiting", [0.25, 1.0])
+def test_where_threads_wait_for_a_core_exchanges_keep_to_their_share(
+    clock: Clock, cores: CoreShare, waiting: float
 ) -> None:
-    """0.01 s of an exchange, and what comes with it, are a tenth of 0.35 s of work."""
-    clock.run(10.0, busy=0.5, idle=0.0)
+    """As much of their work counts as the share of time in which threads waited."""
     assert cores.pause_s() == 0.0
-    cores.spent(0.01)
-    assert waited(cores, clock) == pytest.approx(0.035 / 0.1 / 0.5)
+    with cores.exchange():
+        clock.run(2.0, work=0.01, waiting=2 * waiting)
+    assert waited(cores, clock) == pytest.approx(0.01 * waiting / 0.1)
+    assert cores.has_bound
 
 
-def test_who_waits_goes_on_when_the_cores_are_free_again(
-    clock: Clock, cores: CoreShare
-) -> None:
-    cores.spent(1.0)
-    assert waited(cores, clock, idle=1.0) < 1.0
+def test_merges_keep_to_the_share_as_well(clock: Clock, cores: CoreShare) -> None:
+    for _ in range(3):
+        cores.merged(0.05)
+    assert waited(cores, clock) == pytest.approx(0.15 / 0.1)
+    clock.run(10.0)  # what was not taken is not saved up
+    cores.merged(0.05)
+    assert waited(cores, clock) == pytest.approx(0.05 / 0.1)
 
 
-def test_of_several_who_wait_only_one_begins(clock: Clock, cores: CoreShare) -> None:
+def test_of_several_that_wait_only_one_begins(clock: Clock, cores: CoreShare) -> None:
     """Each pays beforehand, and what it then takes is not counted twice."""
-    clock.run(1.0, busy=0.5, idle=0.0)
     assert cores.pause_s() == 0.0
     cores.spent(0.01)
-    period = 0.035 / 0.1 / 0.5
-    assert [waited(cores, clock) for _ in range(3)] == pytest.approx(3 * [period])
+    assert [waited(cores, clock) for _ in range(3)] == pytest.approx(3 * [0.1])
     for _ in range(3):
         cores.spent(0.01)
-    assert waited(cores, clock) == pytest.approx(period)
+    assert waited(cores, clock) == pytest.approx(0.1)
 
 
 @given(st.lists(st.floats(1e-4, 0.05), min_size=1, max_size=20))
@@ -123,114 +120,96 @@ def test_all_that_exchanges_take_is_paid_for(taken: list[float]) -> None:
     """However long each takes beside the one before it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pacing, "time", clock := Clock())
-        cores = watched(CoreShare(share=0.1, overhead=3.5), clock, patch)
-        clock.run(1.0, busy=0.5, idle=0.0)
-        begin = clock.now
+        cores, begin = CoreShare(share=0.1), clock.now
         for seconds in taken:
             waited(cores, clock)
             cores.spent(seconds)
         waited(cores, clock)
-        owed = 3.5 * sum(taken) / 0.1 / 0.5
+        owed, ahead = sum(taken) / 0.1, max(taken) / 0.1
         # What is paid ahead for the exchange that may begin now, and no more.
-        ahead = 3.5 * max(taken) / 0.1 / 0.5
         assert owed - 1e-6 <= clock.now - begin + 1e-9 <= owed + ahead + 1e-6
 
 
-def test_learners_that_begin_on_short_cores_pay_for_the_first_exchange(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the size of their weights, since nothing was measured yet."""
-    small, large = (
-        watched(CoreShare(0.1, num_bytes, overhead=3.5), clock, monkeypatch)
-        for num_bytes in (4_000, 40_000_000)
-    )
-    begin = clock.now
-    assert waited(small, clock) < 0.01
-    clock.now = begin
-    assert waited(large, clock) > 1.0
-
-
 def test_no_pause_is_longer_than_a_minute(clock: Clock, cores: CoreShare) -> None:
-    clock.run(1.0, busy=0.5, idle=0.0)
-    assert cores.pause_s() == 0.0
     cores.spent(1000.0)
     assert waited(cores, clock) == pytest.approx(60.0)
 
 
-@pytest.fixture
-def free_cores(clock: Clock, cores: CoreShare) -> CoreShare:
-    """As they are found while nobody computes."""
-    clock.run(10.0, busy=0.0, idle=1.0)
-    assert cores.pause_s() == 0.0
-    return cores
+def test_an_exchange_that_fails_is_paid_for(clock: Clock, cores: CoreShare) -> None:
+    def fail() -> None:
+        with cores.exchange():
+            clock.run(1.0, work=0.01, waiting=1.0)
+            raise ValueError("lost")
 
-
-def test_merges_take_a_hundredth_of_the_time_of_training(
-    clock: Clock, free_cores: CoreShare
-) -> None:
-    free_cores.spent(1.0)  # more than the learner's own work pays for in a minute
-    clock.run(10.0, busy=0.0, idle=1.0)
-    for _ in range(3):
-        free_cores.merged(0.05)
-    # Two seconds in which nothing was taken count.
-    assert waited(free_cores, clock, idle=1.0) == pytest.approx(15.0 - 2.0)
-    free_cores.merged(0.05)
-    assert waited(free_cores, clock, idle=1.0) == pytest.approx(5.0)
-
-
-def test_exchanges_that_find_no_idle_core_take_a_hundredth_of_it(
-    clock: Clock, free_cores: CoreShare
-) -> None:
-    """Half of each of two cores is busy then: a quarter of its work finds both so."""
-    with free_cores.exchange():
-        clock.run(1.0, busy=0.0, idle=0.5)
-    free_cores.spent(0.1)
-    # Paid for by the learner's own work it would be after 0.35 / 0.1 / 0.01 seconds.
-    assert waited(free_cores, clock, idle=1.0) == pytest.approx(0.35 / 4 / 0.01 - 1.0)
-
-
-def test_cores_are_as_busy_as_all_exchanges_have_found_them(
-    clock: Clock, free_cores: CoreShare
-) -> None:
-    """However they overlap; what is between them does not count."""
-    clock.run(10.0, busy=0.0, idle=0.0)
-    with free_cores.exchange():
-        clock.run(0.1, busy=0.0, idle=0.0)
-        with free_cores.exchange():
-            clock.run(0.1, busy=0.0, idle=0.5)
-    clock.run(10.0, busy=0.0, idle=0.0)
-    with free_cores.exchange():
-        clock.run(0.1, busy=0.0, idle=1.0)
-    assert free_cores._crowded == pytest.approx(0.5**2)
-
-
-def test_an_exchange_that_fails_is_paid_for(
-    clock: Clock, cores: CoreShare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock.run(10.0, busy=0.5, idle=0.0)
-    assert cores.pause_s() == 0.0
-    ends = iter((0.0, 0.01))
-    monkeypatch.setattr(clock, "thread_time", lambda: next(ends))
-    with pytest.raises(ValueError, match="lost"), cores.exchange():
-        raise ValueError("lost")
-    assert waited(cores, clock) == pytest.approx(0.035 / 0.1 / 0.5)
-
-
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="cores are Linux's")
-def test_the_system_says_which_cores_rest() -> None:
-    core = {min(os.sched_getaffinity(0))}
-    begin, before = time.monotonic(), pacing._idle_s(core)
-    while time.monotonic() - begin < 0.3:
-        pass
-    rested = pacing._idle_s(core) - before
-    assert 0 <= rested <= time.monotonic() - begin + 0.02
-    assert pacing._idle_s(os.sched_getaffinity(0)) >= pacing._idle_s(core) > 0
+    with pytest.raises(ValueError, match="lost"):
+        fail()
+    assert waited(cores, clock) == pytest.approx(0.1)
 
 
 def test_a_whole_share_is_no_bound(clock: Clock) -> None:
     cores = CoreShare(share=1.0)
-    cores.watch_this_thread()
     cores.spent(1000.0)
     cores.merged(1000.0)
-    clock.run(1.0, busy=0.5, idle=0.0)
     assert cores.pause_s() == 0.0
+
+
+def test_a_system_that_does_not_tell_is_taken_to_be_crowded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pacing, "_PRESSURE", tmp_path / "none")
+    assert pacing.waiting_s() is None
+    assert crowding(None, None, 1.0) == 1.0
+    assert crowding(3.0, 3.5, 2.0) == 0.25
+    assert crowding(3.0, 9.0, 2.0) == 1.0
+
+
+@pytest.mark.skipif(pacing.waiting_s() is None, reason="the system does not tell")
+def test_the_system_says_for_how_long_threads_have_waited() -> None:
+    first = pacing.waiting_s()
+    second = pacing.waiting_s()
+    assert first is not None
+    assert second is not None
+    assert 0 < first <= second
+
+
+# --- one line at the end of the first minute
+
+
+def a_minute_of(
+    traffic: Traffic, replica: Replica, clock: Clock, num_steps: int, num_exchanges: int
+) -> None:
+    for step in range(num_steps):
+        replica.step += 1
+        if step < num_exchanges:
+            traffic.rest(lambda: True)
+            traffic.make(1, lambda number: Outcome(True, 4, replica.step))
+        clock.run(70.0 / num_steps)
+        traffic.report_rate()
+
+
+@pytest.mark.parametrize(
+    ("num_exchanges", "cost_s", "told"), [(9, 1.0, 1), (30, 1.0, 0), (9, 0.0, 0)]
+)
+def test_rare_exchanges_are_reported_once_with_the_rate_and_the_option(
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+    num_exchanges: int,
+    cost_s: float,
+    told: int,
+) -> None:
+    """Only if the option is the reason."""
+    state = threading.Condition()
+    replica = Replica([torch.zeros(4)], 4, state)
+    members = FixedMembers(Schedule(find_topology("ring"), 2), 0)
+    quarantine = Quarantine(members, [], SuperLearnerGroup(), replica, PATIENCE, None)
+    account = Account(members, replica, quarantine, state)
+    traffic = Traffic(account, state, None, 0.05)
+    traffic.merged(cost_s)
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            a_minute_of(traffic, replica, clock, 100, num_exchanges)
+    texts = [r.getMessage() for r in caplog.records if "cpu_share" in r.getMessage()]
+    assert len(texts) == told
+    if texts:
+        assert "0.1 times per step" in texts[0]
+        assert "`cpu_share=0.05`" in texts[0]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.gossip.engine import GossipOptions
-from lightning_adpsgd.gossip.exchange import Position
+from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.following import Members
 from lightning_adpsgd.islands.island import Island, Patience
 from lightning_adpsgd.islands.membership import Membership, Pace
@@ -84,9 +84,10 @@ class Trained:
         topology: str = "ring",
         node: SuperLearnerGroup | None = None,
         store: Store | None = None,
+        in_place: bool = False,
         **options: Any,
     ) -> None:
-        self.vector = weights.clone()
+        self.vector = weights if in_place else weights.clone()
         self.island = Island(
             [self.vector],
             server.place,
@@ -100,9 +101,9 @@ class Trained:
         )
 
     def step(self, update: float = 0.0) -> None:
-        self.island.before_update()
+        self.island.engine.before_update()
         self.vector.add_(update)
-        self.island.after_update()
+        self.island.engine.after_update()
 
     @property
     def membership(self) -> Any:
@@ -118,15 +119,14 @@ class Trained:
 
     @property
     def is_idle(self) -> bool:
-        engine = self.island._engine
+        engine = self.island.engine
         return engine._traffic.is_idle() and not any(
-            asker.called.is_set() for asker in engine._askers.values()
+            asker.called.is_set() for asker in engine.peers._askers.values()
         )
 
     def cut_off(self) -> None:
         """Its connections break, as when its process is killed."""
         fall_silent(self.membership)
-        assert self.island._transport is not None
         assert self.island._listener is not None
         self.island._listener.close()
         self.island._transport.close()
@@ -188,5 +188,5 @@ def train_until(
 
 def total(trained: Sequence[Trained]) -> Tensor:
     """The sum of all islands' weights, with what is not merged yet."""
-    rows = [torch.cat(one.island._engine.snapshot()) for one in trained]
+    rows = [torch.cat(one.island.engine.snapshot()) for one in trained]
     return torch.stack(rows).sum(0)

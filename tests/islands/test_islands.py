@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.gossip.exchange import Lane, Position
+from lightning_adpsgd.gossip.exchange import Lane, _Exchange
 from lightning_adpsgd.gossip.pacing import CoreShare
+from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.edges import Edges
 from lightning_adpsgd.islands.membership import Pace, Roll
 from lightning_adpsgd.links import Credentials, Refused
@@ -108,15 +109,16 @@ def test_a_death_in_the_middle_of_an_exchange_costs_that_exchange_alone(
         at_once(trained, rows)
         dead, rest = trained[1], [trained[0], trained[2]]
         killed = threading.Event()
-        land = Lane._land
+        land = _Exchange.land
 
-        def land_or_die(lane: Lane, *arguments: Any) -> Any:
-            if lane._transport is dead.island._transport and not killed.is_set():
+        def land_or_die(exchange: _Exchange, *arguments: Any) -> Any:
+            is_its = exchange._channel.transport is dead.island._transport
+            if is_its and not killed.is_set():
                 killed.set()
                 dead.cut_off()
-            return land(lane, *arguments)
+            return land(exchange, *arguments)
 
-        monkeypatch.setattr(Lane, "_land", land_or_die)
+        monkeypatch.setattr(_Exchange, "land", land_or_die)
         train_until(trained, killed.is_set, "an exchange of the one who dies")
         dead.die()
         all_see(rest, 2)
@@ -169,8 +171,7 @@ def test_an_island_that_is_further_than_the_others_keeps_its_weights() -> None:
     rows = random_rows(2)
     with rendezvous() as server, archipelago(server, rows[:1]):
         resumed = Trained(server, rows[1])
-        resumed.island.position = Position(1000, 0, 3)
-        resumed.island.start()
+        resumed.island.start(Position(1000, 0, 3))
         assert resumed.island.started_from is None
         assert torch.equal(resumed.vector, rows[1])
         resumed.island.stop()
@@ -244,8 +245,8 @@ def test_two_who_know_different_members_still_exchange() -> None:
         membership._rendezvous.ask = lambda action: None  # pyright: ignore
         own = membership.member
         membership.roll = Roll(99, {own.number: own})
-        one.island._edge._known = {}
-        one.island._edge.look()
+        one.island._edges._known = {}
+        one.island._edges.look()
         until(lambda: one.members == 1, "a view of its own")
         seen = other.exchanges
         train_until([one, other], lambda: other.exchanges > seen + 3, "exchanges")
@@ -299,7 +300,7 @@ def test_a_mean_waits_for_nobody_who_says_nothing(
         give = Lane.give
 
         def give_or_hang(lane: Lane, position: Position) -> None:
-            if lane._transport is stuck.island._transport:
+            if lane.channel.transport is stuck.island._transport:
                 assert release.wait(PATIENCE_S)
             give(lane, position)
 
@@ -325,15 +326,18 @@ def test_a_diverged_island_is_in_no_mean_and_gives_no_joiner_its_weights() -> No
         joiner.island.stop()
 
 
+def change_model(one: Trained) -> None:
+    transport = one.island._transport
+    transport.facts = replace(transport.facts, model="bias:(2,):torch.float64")
+
+
+def change_token(one: Trained) -> None:
+    one.island._transport._credentials = Credentials(b"x" * 16)
+
+
 REFUSALS: list[tuple[str, Callable[[Trained], None]]] = [
-    (
-        "models differ",
-        lambda one: setattr(one.island, "_layout", "bias:(2,):torch.float64"),
-    ),
-    (
-        "token",
-        lambda one: setattr(one.island, "_credentials", Credentials(b"x" * 16)),
-    ),
+    ("models differ", change_model),
+    ("token", change_token),
 ]
 
 

@@ -11,7 +11,7 @@ import torch
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.__main__ import main
 from lightning_adpsgd.catching_up import batch_size, catch_up
-from lightning_adpsgd.gossip.exchange import Position
+from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE, Place
 from lightning_adpsgd.trainer.compatibility import check_island
 from tests.learners import Linear, loader

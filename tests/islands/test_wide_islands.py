@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
-from lightning_adpsgd.gossip.exchange import Position
-from lightning_adpsgd.sickness import SickLearner
+from lightning_adpsgd.gossip.protocol import Position
+from lightning_adpsgd.gossip.quarantine import WeightsDiverged
 from tests.helpers import (
     ThreadSuperLearner,
     engine_threads,
@@ -147,10 +147,12 @@ def test_one_learner_is_told_to_leave_and_all_do_at_one_step() -> None:
                 for one in island:
                     one.vector.copy_(row)
             train_together(islands, lambda: all(o.exchanges > 3 for o in learners))
-            leaving[1].island.ask_to_leave()
-            assert not any(one.island.leaves for one in leaving)
-            train_together([leaving], lambda: any(o.island.leaves for o in leaving))
-            assert all(one.island.leaves for one in leaving)
+            leaving[1].island.engine.members.wants_to_leave = True
+            assert not any(one.island.engine.leaves for one in leaving)
+            train_together(
+                [leaving], lambda: any(o.island.engine.leaves for o in leaving)
+            )
+            assert all(one.island.engine.leaves for one in leaving)
             until(lambda: all(one.is_idle for one in learners), "the last exchanges")
             left = torch.cat([*shard_of(staying[0]), *shard_of(staying[1])])
             together([one.island.depart for one in leaving])
@@ -163,7 +165,7 @@ def test_one_learner_is_told_to_leave_and_all_do_at_one_step() -> None:
 
 
 def shard_of(one: Trained) -> list[Tensor]:
-    return one.island._engine.snapshot()
+    return one.island.engine.snapshot()
 
 
 @pytest.mark.parametrize("sick_element", [0, 7])
@@ -188,7 +190,7 @@ def test_all_learners_of_a_sick_island_go_on_from_one_peer(sick_element: int) ->
             for first, second in islands:
                 assert torch.equal(first.vector, second.vector)
             assert [reloads(island) for island in islands] == [[0, 0], [1, 1], [0, 0]]
-            assert [one.island.num_reloads for one in sick] == [1, 1]
+            assert [one.island.engine.num_reloads for one in sick] == [1, 1]
             assert all(one.vector.abs().max() < 100 for one in learners)
         finally:
             end(*islands)
@@ -211,11 +213,11 @@ def test_a_wide_island_ends_as_a_whole_when_it_is_sick_too_often() -> None:
                 start(island)
             learners = [one for island in islands for one in island]
             until(lambda: all(one.members == 2 for one in learners), "the ring")
-            errors: list[SickLearner] = []
+            errors: list[WeightsDiverged] = []
 
             def train_to_its_end(one: Trained) -> None:
                 one.vector[0] = float("nan")
-                with pytest.raises(SickLearner, match="max_reloads=0") as error:
+                with pytest.raises(WeightsDiverged, match="max_reloads=0") as error:
                     until(lambda: bool(one.step()), "the end of the learner")
                 errors.append(error.value)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
+from lightning_adpsgd.gossip.members import FixedMembers
 from lightning_adpsgd.links.credentials import BadCredentials, Credentials
 from lightning_adpsgd.links.facts import Facts
 from lightning_adpsgd.links.handshake import Refused
@@ -247,7 +248,13 @@ def make_engines(
     schedule = Schedule(find_topology(name), len(vectors), 1.0)
     options = GossipOptions(timeout=PATIENCE, chunk_elements=700)
     return [
-        Gossip([vector], transport, SuperLearnerGroup(), schedule, options)
+        Gossip(
+            [vector],
+            transport,
+            SuperLearnerGroup(),
+            FixedMembers(schedule, transport.index),
+            options,
+        )
         for vector, transport in zip(vectors, transports, strict=True)
     ]
 

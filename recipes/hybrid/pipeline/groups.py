@@ -143,9 +143,9 @@ class TrainSettings:
         super_learner_size: number of learners per super-learner of "hadpsgd".
         order: "step_then_average" or "average_then_step"; none: the strategy's own.
         mixing_gain: share of each average that is taken, in (0, 1].
-        cpu_share: share of a learner's processor time that exchanges may take where
-            cores are short, in (0, 1]. The default is larger than the strategy's own,
-            because recipes compare what is learnt and not the speed.
+        cpu_share: share of the training's time that exchanges may take, in (0, 1]. The
+            default is larger than the strategy's own, because recipes compare what is
+            learnt and not the speed.
         accelerator: "cpu" or "gpu".
         batch_size: number of chunks per learner and step.
         chunk: number of frames per chunk.

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.gossip.disagreement import NUM_FIRST, Disagreement
+from lightning_adpsgd.gossip.quarantine import NUM_FIRST, Disagreement
 from lightning_adpsgd.gossip.wire import make_codec
 
 Step = Callable[[Tensor, int], Tensor]

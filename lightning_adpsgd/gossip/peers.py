@@ -1,0 +1,402 @@
+"""The peers of one learner, and the two threads that talk to each.
+
+One thread asks, when the schedule says so; the other waits to be asked and answers at
+once, whatever the training thread is doing. Neither ever waits for a third learner.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from lightning_adpsgd.gossip.account import Account
+from lightning_adpsgd.gossip.exchange import ALIVE, ASK, LEAVE, PULL, Lane, Lanes
+from lightning_adpsgd.gossip.members import Members
+from lightning_adpsgd.gossip.pacing import Traffic
+from lightning_adpsgd.gossip.protocol import Pulled
+from lightning_adpsgd.streams import side_stream
+from lightning_adpsgd.transport import PeerLost
+
+_LONGEST_SILENCE_S = 10.0
+
+
+class Threads:
+    """The communication threads of one learner, and the error that ends them.
+
+    All of them are daemons. Under `_state`, whose waiters a failure wakes: `_threads`,
+    all that run, and `_error`, written by the first thread that fails and read by the
+    training thread.
+
+    Args:
+        device: device of the weights; each thread queues work on a stream of its own.
+        state: the engine's lock.
+        on_error: called once, by the thread that fails first.
+
+    Attributes:
+        leaving: set when the learner ends: nothing is asked any more.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        state: threading.Condition,
+        on_error: Callable[[str], None],
+    ) -> None:
+        self._device, self._state, self._on_error = device, state, on_error
+        self.leaving = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._error: BaseException | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether one of them has met an error that ends the learner."""
+        return self._error is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the learner ends, one way or another."""
+        return self.leaving.is_set() or self.has_failed
+
+    def start(self, name: str, work: Callable[[], None]) -> None:
+        """Begins a thread, which ends with its work."""
+        thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        thread.name = f"adpsgd-{name}"
+        with self._state:
+            self._threads = [one for one in self._threads if one.is_alive()]
+            self._threads.append(thread)
+            # What ends the learner joins all of these at any time.
+            thread.start()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the learner with an error of a communication thread."""
+        with self._state:
+            first = not self.is_over
+            if first:
+                self._error = error
+            self._state.notify_all()
+        if first:
+            self._on_error(str(error))
+
+    def end_with(self, error: BaseException) -> None:
+        """Ends the learner with an error that its own threads did not meet."""
+        with self._state:
+            self._error = self._error or error
+            self._state.notify_all()
+
+    def raise_if_failed(self) -> None:
+        """Raises what a communication thread met, in the calling thread."""
+        if self._error is not None:
+            raise self._error
+
+    def join(self, deadline: float) -> list[str]:
+        """Waits for their ends, until `time.perf_counter` tells the deadline.
+
+        Returns:
+            The names of those that have not ended.
+        """
+        with self._state:
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.perf_counter()))
+        return [thread.name for thread in threads if thread.is_alive()]
+
+    @torch.no_grad()
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            with side_stream(self._device):
+                work()
+        except BaseException as error:
+            self.fail(error)
+
+
+class Asker:
+    """What the thread that asks a peer does, and how other threads tell it to.
+
+    `_pulls`, which are to be answered with the peer's weights, is guarded by `_state`.
+    The events are set by any thread: `_due`, an exchange is to be asked for; `_gone`,
+    the peer is not to be asked any more.
+
+    Args:
+        peer: number of the peer.
+        lane: lane of its questions.
+        traffic: what says which exchange may begin.
+        threads: what tells whether the learner ends.
+        state: the engine's lock.
+
+    Attributes:
+        called: set when there is something to do, or to end.
+        ended: set when the thread has said its last.
+    """
+
+    def __init__(
+        self,
+        peer: int,
+        lane: Lane,
+        traffic: Traffic,
+        threads: Threads,
+        state: threading.Condition,
+    ) -> None:
+        self._peer, self._lane, self._state = peer, lane, state
+        self._traffic, self._threads = traffic, threads
+        # The peer would take a longer silence for a loss.
+        timeout_s = lane.channel.timeout.total_seconds()
+        self._silence_s = min(_LONGEST_SILENCE_S, timeout_s / 4)
+        self.called, self._due = threading.Event(), threading.Event()
+        self._gone, self.ended = threading.Event(), threading.Event()
+        self._pulls: deque[Future[Pulled]] = deque()
+
+    def call(self) -> None:
+        """Says that an exchange is due, or that the learner ends."""
+        self._due.set()
+        self.called.set()
+
+    def pull(self) -> "Future[Pulled]":
+        """Asks for the peer's weights."""
+        future: Future[Pulled] = Future()
+        with self._state:
+            self._pulls.append(future)
+            self._state.notify_all()
+        self.called.set()
+        return future
+
+    def drop(self) -> None:
+        """Asks the peer no more; an exchange under way is made to its end."""
+        with self._state:
+            self._gone.set()
+            self._state.notify_all()
+        self.called.set()
+
+    def run(self) -> None:
+        """Asks, until the peer is dropped or lost or the learner ends.
+
+        Raises:
+            PeerLost: It was, without having been dropped.
+        """
+        try:
+            while self._asks():
+                self._wait_and_ask()
+            self._lane.say(LEAVE, int(self._threads.leaving.is_set()))
+        except PeerLost:
+            # The loss of one that was dropped is known.
+            if not self._gone.is_set():
+                raise
+
+    def give_up(self) -> None:
+        """Tells those that wait for the peer's weights that there will be none."""
+        lost = PeerLost(self._peer, "pulling its weights", "the connection has ended")
+        with self._state:
+            pulls, self._pulls = self._pulls, deque()
+        for future in pulls:
+            future.set_exception(lost)
+        self.ended.set()
+
+    def _asks(self) -> bool:
+        return not self._gone.is_set() and not self._threads.is_over
+
+    def _wait_and_ask(self) -> None:
+        if called := self.called.wait(self._silence_s):
+            self.called.clear()
+        self._pull_all()
+        # Cleared only if seen, or a call at the end of the pause would be lost.
+        if due := self._due.is_set():
+            self._traffic.rest(lambda: self._gone.is_set() or bool(self._pulls))
+            self._due.clear()
+        if not self._asks():
+            return
+        if not called:
+            self._lane.say(ALIVE)
+        elif due:
+            self._ask()
+
+    def _ask(self) -> None:
+        pacer, hurry = self._traffic.pacer, self._traffic.hurry
+        self._traffic.make(self._peer, lambda num: self._lane.ask(num, pacer, hurry))
+
+    def _pull_all(self) -> None:
+        while self._pulls and self._asks():
+            # It stays in the queue meanwhile, from which it is told of a loss.
+            self._pulls[0].set_result(self._lane.pull())
+            self._pulls.popleft()
+
+
+class Answerer:
+    """What the thread that answers a peer does.
+
+    Args:
+        peer: number of the peer.
+        lane: lane of its questions.
+        traffic: all exchanges, of which each answer is one.
+        members: what is told when the peer asks no more.
+    """
+
+    def __init__(
+        self, peer: int, lane: Lane, traffic: Traffic, members: Members
+    ) -> None:
+        self._peer, self._lane = peer, lane
+        self._traffic, self._members = traffic, members
+        self._forgotten = threading.Event()
+
+    def forget(self) -> None:
+        """Reports its loss no more; for any thread."""
+        self._forgotten.set()
+
+    def run(self) -> None:
+        """Answers, until the peer leaves or is lost.
+
+        Raises:
+            PeerLost: It was, without having been forgotten.
+        """
+        try:
+            while (word := self._lane.hear()) != LEAVE:
+                self._answer(word)
+        except PeerLost:
+            if not self._forgotten.is_set():
+                raise
+        else:
+            self._members.left(self._peer, self._lane.heard_number > 0)
+
+    def _answer(self, word: int) -> None:
+        if word == PULL:
+            self._lane.give(self._members.position)
+        elif word == ASK:
+            pacer = self._traffic.pacer
+            self._traffic.make(
+                self._peer, lambda number: self._lane.answer(number, pacer), asked=True
+            )
+
+
+class Peers:
+    """The peers with which one learner is connected; for any thread.
+
+    Under `_state` are, by peer, `_askers` and `_answerers`, which tell the two threads
+    of a peer what to do.
+
+    Args:
+        members: who there is, and what is told of losses.
+        lanes: what makes the lanes to peers.
+        traffic: what says which exchange may begin.
+        account: keeps the age of each peer.
+        threads: where the threads run.
+        state: the engine's lock.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        lanes: Lanes,
+        traffic: Traffic,
+        account: Account,
+        threads: Threads,
+        state: threading.Condition,
+    ) -> None:
+        self._members, self._lanes, self._traffic = members, lanes, traffic
+        self._account, self._threads, self._state = account, threads, state
+        self._askers: dict[int, Asker] = {}
+        self._answerers: dict[int, Answerer] = {}
+
+    def add(self, peer: int) -> None:
+        """Begins to ask a peer when its turn is; nothing if it is asked already."""
+        with self._state:
+            if peer in self._askers:
+                return
+            lane = self._lanes.asking(peer)
+            asker = Asker(peer, lane, self._traffic, self._threads, self._state)
+            self._askers[peer] = asker
+            self._account.open(peer)
+        self._threads.start(f"ask-{peer}", lambda: self._ask(peer, asker))
+
+    def answer(self, peer: int) -> None:
+        """Begins to answer a peer until it leaves or is lost."""
+        lane = self._lanes.answering(peer)
+        answerer = Answerer(peer, lane, self._traffic, self._members)
+        with self._state:
+            self._answerers[peer] = answerer
+        work = answerer.run
+        self._threads.start(f"answer-{peer}", lambda: self._until_lost(peer, work))
+
+    def drop(self, peer: int) -> threading.Event:
+        """Asks a peer no more; an exchange under way is made to its end if it can.
+
+        Returns:
+            An event that is set when that has come.
+        """
+        with self._state:
+            self._account.close(peer)
+            if (asker := self._askers.pop(peer, None)) is not None:
+                asker.drop()
+                return asker.ended
+        (ended := threading.Event()).set()
+        return ended
+
+    def forget(self, peer: int) -> None:
+        """Asks a peer no more, and does not report its loss."""
+        with self._state:
+            if (answerer := self._answerers.pop(peer, None)) is not None:
+                answerer.forget()
+        self.drop(peer)
+
+    def pull(self, peer: int) -> "Future[Pulled]":
+        """Asks a peer that was added for its weights; no weights change by it.
+
+        Returns:
+            A future of them, or of the `PeerLost` that came in the way.
+        """
+        with self._state:
+            if (asker := self._askers.get(peer)) is not None:
+                return asker.pull()
+        future: Future[Pulled] = Future()
+        future.set_exception(PeerLost(peer, "pulling its weights", "not connected"))
+        return future
+
+    def weights_of(self, peer: int, seconds: float) -> list[Tensor] | None:
+        """The weights of a peer, if they come within so many seconds.
+
+        Raises:
+            BaseException: What has ended the learner.
+        """
+        self.raise_if_failed()
+        with suppress(PeerLost, TimeoutError):
+            return self.pull(peer).result(seconds).values
+        return None
+
+    def call(self, numbers: Iterable[int]) -> None:
+        """Says that exchanges with these peers are due."""
+        for peer in numbers:
+            if (asker := self._askers.get(peer)) is not None:
+                asker.call()
+
+    def call_all(self) -> None:
+        """Says that exchanges with all peers are due, or that the learner ends."""
+        with self._state:
+            asked = list(self._askers.values())
+        for asker in asked:
+            asker.call()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the learner with an error of a communication thread."""
+        self._threads.fail(error)
+
+    def raise_if_failed(self) -> None:
+        """Raises what a communication thread met, in the calling thread."""
+        self._threads.raise_if_failed()
+
+    def _ask(self, peer: int, asker: Asker) -> None:
+        try:
+            self._until_lost(peer, asker.run)
+        finally:
+            with self._state:
+                if self._askers.get(peer) is asker:
+                    del self._askers[peer]
+            asker.give_up()
+
+    def _until_lost(self, peer: int, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except PeerLost as error:
+            if not self._threads.leaving.is_set():
+                self._members.lost(peer, error)

@@ -1,0 +1,217 @@
+"""What keeps diverged weights from spreading, and brings a diverged learner back.
+
+A part of an exchange that is not finite, or too far away, is left out by both ends, so
+that the mean stays (`Disagreement`). A learner whose own weights are to blame goes on
+from the weights of a peer, at most `max_reloads` times (`Quarantine`).
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+
+from lightning_adpsgd.gossip.members import Members
+from lightning_adpsgd.gossip.protocol import Outcome
+from lightning_adpsgd.mixing.averages import all_finite
+from lightning_adpsgd.node import SuperLearnerGroup, gather_shards
+from lightning_adpsgd.replica import Replica
+
+_log = logging.getLogger(__name__)
+
+# Norms of the disagreement beyond which a part is too far.
+USUAL_TIMES = 20.0
+WEIGHTS_TIMES = 2.0
+# Exchanges until a usual disagreement is known, and how fast it may change after that.
+NUM_FIRST = 16
+PACE = 1.25
+
+PATIENCE = 8
+"""Exchanges in a row that find a learner's weights too far before it has diverged."""
+
+_MOST_PEERS = 8
+
+
+class WeightsDiverged(FloatingPointError):
+    """A learner's weights diverged, and it cannot go on from those of a peer."""
+
+
+class Disagreement:
+    """How far the two ends of one lane usually are from each other.
+
+    A learner whose weights explode is finite for a while, and each exchange takes half
+    of what it has become to a healthy one. Both ends of a lane see the same messages
+    and judge each part of them alike.
+
+    A part is too far if the two disagree about it by 20 times of what they usually
+    disagree about in all parts together, and by more than twice the weights of the
+    smaller end. The first alone would take a start from equal weights, or a merge after
+    a long time apart, for an explosion; the second alone, weights that begin at zero.
+    What is usual follows by a quarter per exchange, so that growth that doubles each
+    time is soon left behind. It is the largest so far during the first 16 exchanges
+    that found a disagreement.
+    """
+
+    def __init__(self) -> None:
+        self._usual, self._num_seen = 0.0, 0
+        self._square, self._was_far = 0.0, False
+
+    def is_unusual(self, distance: float) -> bool:
+        """Whether a part deserves a look at the weights themselves.
+
+        Args:
+            distance: norm of what the two ends disagree about in this part.
+        """
+        self._square += distance * distance
+        return self._num_seen >= NUM_FIRST and distance > USUAL_TIMES * self._usual
+
+    def is_far(self, distance: float, norm: float, other_norm: float) -> bool:
+        """Whether an unusual part is to be left out.
+
+        Args:
+            distance: norm of the disagreement, as for `is_unusual`.
+            norm: norm of the part at one end.
+            other_norm: norm of the part at the other end.
+        """
+        # An overflow to infinity is far, too.
+        is_near = distance <= WEIGHTS_TIMES * min(norm, other_norm)
+        self._was_far = self._was_far or not is_near
+        return not is_near
+
+    def end(self) -> None:
+        """Ends an exchange: what is usual follows it, unless it was too far."""
+        distance, was_far = math.sqrt(self._square), self._was_far
+        self._square, self._was_far = 0.0, False
+        if was_far or not 0.0 < distance < math.inf:
+            return
+        if self._num_seen < NUM_FIRST:
+            self._usual = max(self._usual, distance)
+        else:
+            lowest, highest = self._usual / PACE, self._usual * PACE
+            self._usual = min(max(distance, lowest), highest)
+        self._num_seen += 1
+
+
+WeightsOf = Callable[[int, float], list[Tensor] | None]
+"""The weights of a peer, if they come within so many seconds."""
+
+
+class Quarantine:
+    """Tells whether a learner has diverged, and lets it go on from a peer's weights.
+
+    Non-finite weights have diverged at once. Of two that are too far apart the larger
+    ones are to blame, and have diverged if that goes on: the next exchange may be with
+    another peer, and find nothing.
+
+    The learners of one super-learner have the same weights. One of them may notice in
+    its shard what is wrong, and all recover at one step, each from the same peer's
+    shard. `note` is called under the engine's lock; all else by the training thread.
+
+    Args:
+        members: the super-learners, this one among them.
+        vectors: its weights, whole.
+        node: its learners.
+        replica: this learner's shards.
+        timeout: longest wait for a peer.
+        max_reloads: how often it may go on from a peer's weights; None: never, and its
+            peers leave it out.
+
+    Attributes:
+        num_reloads: how often it has done so.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        vectors: Sequence[Tensor],
+        node: SuperLearnerGroup,
+        replica: Replica,
+        timeout: timedelta,
+        max_reloads: int | None,
+    ) -> None:
+        self._members, self._vectors, self._node = members, vectors, node
+        self._replica, self._timeout = replica, timeout
+        self._max_reloads, self.num_reloads = max_reloads, 0
+        # What was read before this step no longer counts.
+        self._since, self._num_far = -1, 0
+        self._symptom: str | None = None
+
+    def note(self, outcome: Outcome) -> None:
+        """Takes the result of an exchange into account."""
+        if outcome.first_step <= self._since:
+            return
+        if not outcome.mine:
+            self._num_far = 0
+        elif not outcome.finite:
+            self._symptom = "were infinite or NaN"
+        else:
+            self._num_far += 1
+            if self._num_far >= PATIENCE:
+                self._symptom = "had gone far from those of its peers"
+
+    @property
+    def wants_reload(self) -> bool:
+        """Whether this learner finds its weights diverged, and may take others."""
+        return self._symptom is not None and self._max_reloads is not None
+
+    def reload(self, peers: Sequence[int], weights_of: WeightsOf) -> None:
+        """Takes a peer's weights in the place of the own ones.
+
+        Args:
+            peers: numbers of those to ask, in this order; those of the first learner of
+                the super-learner count.
+            weights_of: function that asks a peer.
+
+        Raises:
+            WeightsDiverged: That was done too often, or no peer has finite weights; in
+                all learners of the super-learner.
+        """
+        step, limit = self._replica.step, self._max_reloads
+        symptom = self._symptom or "were found diverged by another of its learners"
+        own = self._members.circle.own
+        what = f"the weights of super-learner {own} {symptom} at step {step}"
+        if limit is None or self.num_reloads >= limit:
+            raise WeightsDiverged(
+                f"{what}, after {limit} reloads from its peers "
+                f"(`max_reloads={limit}`): check its data and its device, or lower "
+                "the learning rate"
+            )
+        peer, values = self._healthy_weights(what, self._agreed(peers), weights_of)
+        self._replica.put(values)
+        gather_shards(self._vectors, self._node, self._timeout)
+        self._since, self._num_far, self._symptom = step, 0, None
+        self.num_reloads += 1
+        if self._node.index == 0:
+            _log.warning(
+                "%s: it goes on from those of super-learner %d with a new optimizer "
+                "state (reload %d of %d)",
+                *(what, peer, self.num_reloads, limit),
+            )
+
+    def _healthy_weights(
+        self, what: str, peers: Sequence[int], weights_of: WeightsOf
+    ) -> tuple[int, list[Tensor]]:
+        # The other learners wait for twice as long to hear what came of it.
+        limit = self._timeout.total_seconds() / 2
+        for peer in peers:
+            values = weights_of(peer, limit)
+            is_usable = values is not None and all_finite(values)
+            misses = torch.tensor([not is_usable], dtype=torch.uint8)
+            self._node.agree(misses, self._timeout)
+            if values is not None and not misses.any():
+                return peer, values
+        raise WeightsDiverged(
+            f"{what}, and none of its peers {list(peers)} has finite ones: training "
+            "has diverged; lower the learning rate or lengthen its warm-up"
+        )
+
+    def _agreed(self, peers: Sequence[int]) -> list[int]:
+        mine = torch.zeros(_MOST_PEERS + 1, dtype=torch.int64)
+        found = [min(len(peers), _MOST_PEERS), *peers[:_MOST_PEERS]]
+        mine[: len(found)] = torch.tensor(found)
+        rows = [torch.zeros_like(mine) for _ in range(self._node.size)]
+        self._node.gather(mine, rows, self._timeout)
+        number, *chosen = rows[0].tolist()
+        return chosen[:number]
