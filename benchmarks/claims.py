@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row, spread
-from lightning_adpsgd.islands.membership import Member, Roll
+from lightning_adpsgd.islands.membership import Member, MemberList
 from lightning_adpsgd.islands.pool import IslandPool, PoolTimeouts
 from lightning_adpsgd.islands.rendezvous import serve
 from lightning_adpsgd.portions import Terms
@@ -134,7 +134,7 @@ class FixedMembers:
 
     def __init__(self, number: int, num: int) -> None:
         live = {n: Member(n, f"{n:032x}", "", ()) for n in range(num)}
-        self.member, self.roll, self.is_in = live[number], Roll(1, live), True
+        self.member, self.members, self.is_in = live[number], MemberList(1, live), True
 
 
 def from_ledger(store: CountedStore, number: int, num: int) -> Claimant:

@@ -15,7 +15,7 @@ from lightning_adpsgd.topology import Topology
 _SIZES_TO_TRY = range(1, 9)
 
 
-class Circle(NamedTuple):
+class LiveSchedule(NamedTuple):
     """The live super-learners, and the own place among them.
 
     Attributes:
@@ -29,7 +29,7 @@ class Circle(NamedTuple):
     own: int
 
     @classmethod
-    def of(cls, schedule: Schedule, numbers: Iterable[int], own: int) -> "Circle":
+    def of(cls, schedule: Schedule, numbers: Iterable[int], own: int) -> "LiveSchedule":
         """The circle of these and oneself, with the same topology, gain and seed."""
         ordered = tuple(sorted({*numbers, own}))
         return cls(replace(schedule, num_super_learners=len(ordered)), ordered, own)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from typing_extensions import override
 
-from lightning_adpsgd.circle import Circle
+from lightning_adpsgd.circle import LiveSchedule
 from lightning_adpsgd.gossip.protocol import BEGINNING
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.transport import PeerLost
@@ -28,7 +28,7 @@ class Members(ABC):
     """
 
     def __init__(self, schedule: Schedule, numbers: Iterable[int], own: int) -> None:
-        self.circle = Circle.of(schedule, numbers, own)
+        self.circle = LiveSchedule.of(schedule, numbers, own)
         self.position = BEGINNING
         self.wants_to_leave = False
 

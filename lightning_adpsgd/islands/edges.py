@@ -22,11 +22,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import NamedTuple
 
-from lightning_adpsgd.circle import Circle
+from lightning_adpsgd.circle import LiveSchedule
 from lightning_adpsgd.gossip.engine import Gossip
 from lightning_adpsgd.gossip.protocol import Pulled
-from lightning_adpsgd.islands.following import Members
 from lightning_adpsgd.islands.membership import Member
+from lightning_adpsgd.islands.membership_reader import Members
 from lightning_adpsgd.links import (
     Address,
     Facts,
@@ -63,7 +63,7 @@ class _Knocked(NamedTuple):
     error: OSError | None
 
 
-class Edges:
+class Connections:
     """Keeps an island connected with those whom it asks.
 
     A thread of its own does so once started; `pull` may be called by another. Both hold
@@ -157,7 +157,7 @@ class Edges:
             Refused: The two do not fit together; with the facts of both.
         """
         deadline = time.monotonic() + seconds
-        member = self._membership.roll.members.get(number)
+        member = self._membership.members.by_number.get(number)
         if member is None:
             return None
         self._guests.add(number)
@@ -208,7 +208,7 @@ class Edges:
 
     def _stand_apart(self) -> None:
         with self._dialing:
-            alone = Circle.of(
+            alone = LiveSchedule.of(
                 self.engine.members.circle.schedule, (), self._transport.index
             )
             self.engine.members.circle = alone
@@ -358,9 +358,9 @@ class Edges:
                 break
         self._hang_up_on(self._asked - wanted - self._guests)
 
-    def _circle(self) -> Circle:
+    def _circle(self) -> LiveSchedule:
         schedule = self.engine.members.circle.schedule
-        return Circle.of(schedule, self._reachable(), self._transport.index)
+        return LiveSchedule.of(schedule, self._reachable(), self._transport.index)
 
     def _reachable(self) -> set[int]:
         return self._known.keys() - self._unreachable.keys()
@@ -409,7 +409,7 @@ class Edges:
         self._asked.discard(number)
 
     def _others(self) -> dict[int, Member]:
-        roll, own = self._membership.roll, self._membership.member
+        roll, own = self._membership.members, self._membership.member
         return {n: m for n, m in roll.members.items() if n != own.number}
 
     def _post(self, action: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch._C._distributed_c10d import Store
 
-from lightning_adpsgd.islands.membership import Member, Membership, Pace, Roll
+from lightning_adpsgd.islands.membership import Member, MemberList, Membership, Pace
 
 _KEY = "roll"
 
@@ -21,7 +21,7 @@ class Members(Protocol):
     """What a learner knows of the roll; see `Membership`."""
 
     member: Member
-    roll: Roll
+    roll: MemberList
     left: frozenset[str]
     steps_of: dict[int, int]
     away: str
@@ -70,9 +70,9 @@ class Teller:
             [
                 membership.member,
                 membership.is_in,
-                membership.roll.to_json(),
+                membership.members.to_json(),
                 sorted(membership.left),
-                membership.away,
+                membership.outage,
             ]
         )
         if text != self._told and membership.member.number >= 0:
@@ -92,10 +92,10 @@ class Follower:
     """
 
     def __init__(
-        self, store: Store, pace: Pace, on_roll: Callable[[Roll], None]
+        self, store: Store, pace: Pace, on_roll: Callable[[MemberList], None]
     ) -> None:
         self._store, self._pace, self._on_roll = store, pace, on_roll
-        self.member, self.roll = Member(-1, "", "", ()), Roll()
+        self.member, self.members = Member(-1, "", "", ()), MemberList()
         self.left, self.steps_of, self.away = frozenset[str](), dict[int, int](), ""
         self.is_in, self._text = False, ""
         self._state, self._ending, self._num_turns = threading.Condition(), False, 0
@@ -141,7 +141,7 @@ class Follower:
             except RuntimeError:
                 return  # the island's store has gone, and so will this learner
             if changed:
-                self._on_roll(self.roll)
+                self._on_roll(self.members)
             with self._state:
                 self._num_turns, self._last_turn = self._num_turns + 1, time.monotonic()
                 self._state.notify_all()
@@ -153,7 +153,11 @@ class Follower:
         if text in ("", self._text):
             return False
         (number, incarnation, host, ways), is_in, roll, left, away = json.loads(text)
-        self.roll, self.left, self.away = Roll.from_json(roll), frozenset(left), away
+        self.members, self.left, self.away = (
+            MemberList.from_json(roll),
+            frozenset(left),
+            away,
+        )
         self.member = Member(number, incarnation, host, tuple(ways))
         self.is_in, self._text = is_in, text
         return True

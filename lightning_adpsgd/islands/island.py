@@ -27,28 +27,37 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store
 
-from lightning_adpsgd.circle import Circle
+from lightning_adpsgd.circle import LiveSchedule
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import LiveMembers
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position, Pulled
 from lightning_adpsgd.interfaces import VARIABLE, gloo_addresses
-from lightning_adpsgd.islands.edges import Edges
-from lightning_adpsgd.islands.following import Follower, Members, Teller
+from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.mean import (
     Mean,
     Total,
     consensus_of,
     mean_of,
 )
-from lightning_adpsgd.islands.membership import Member, Membership, Pace, Roll
-from lightning_adpsgd.islands.rendezvous import Place, Rendezvous
+from lightning_adpsgd.islands.membership import (
+    Heartbeat,
+    Member,
+    MemberList,
+    Membership,
+)
+from lightning_adpsgd.islands.membership_reader import (
+    Members,
+    MembershipPublisher,
+    MembershipReader,
+)
+from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
 from lightning_adpsgd.links import (
     Address,
     Credentials,
-    Facts,
     LinkTransport,
     Listener,
+    PeerInfo,
     Refused,
 )
 from lightning_adpsgd.mixing.averages import all_finite
@@ -65,33 +74,33 @@ _GOODBYE_S, _DRAIN_S = 2.0, 5.0
 _LOOK_S = 0.5
 
 
-_PACE = Pace()
+_HEARTBEAT = Heartbeat()
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """For how long an island waits, and for what.
 
     Args:
         start: At its start, for the rendezvous and for weights of the others.
         pull: For the weights of one island; a joiner's and a validation's.
         mean: For all islands together, when their mean is taken.
-        pace: Of signs of life.
+        heartbeat: Of signs of life.
     """
 
     start: timedelta = timedelta(minutes=30)
     pull: timedelta = timedelta(seconds=20)
     mean: timedelta = timedelta(seconds=60)
-    pace: Pace = _PACE
+    heartbeat: Heartbeat = _HEARTBEAT
 
 
-_PATIENCE = Patience()
+_TIMEOUTS = Timeouts()
 
 
 class Island:
     """One learner's part among islands.
 
-    Everything is the training thread's own, but `_rejoin`, which the thread of `Edges`
+    Everything is the training thread's own, but `_rejoin`, which the thread of `Connections`
     calls, and `_was_stopped`, which the thread of `Membership` sets.
 
     Args:
@@ -103,7 +112,7 @@ class Island:
         credentials: Of the links.
         node: The learners of this island.
         store: Of this island alone; not used by a single learner.
-        patience: For what comes from others.
+        timeouts: For what comes from others.
 
     Attributes:
         engine: what the training thread drives at each step.
@@ -114,23 +123,23 @@ class Island:
     def __init__(
         self,
         vectors: Sequence[Tensor],
-        place: Place,
+        address: RendezvousAddress,
         schedule: Schedule,
         options: GossipOptions,
         layout: str,
         credentials: Credentials,
         node: SuperLearnerGroup | None = None,
         store: Store | None = None,
-        patience: Patience = _PATIENCE,
+        timeouts: Timeouts = _TIMEOUTS,
     ) -> None:
-        self._vectors, self._place, self._schedule = vectors, place, schedule
-        self._options, self._layout, self._patience = options, layout, patience
+        self._vectors, self._address, self._schedule = vectors, place, schedule
+        self._options, self._layout, self._timeouts = options, layout, timeouts
         self._credentials, self._node = credentials, node or SuperLearnerGroup()
         self._store = store or HashStore()
         self.started_from: Position | None = None
         self.membership = self._make_membership()
         self._transport = self._make_transport()
-        self._edges = Edges(
+        self._edges = Connections(
             self._transport, self.membership, self._make_engine, self._node.index
         )
         self.engine = self._edges.engine
@@ -141,18 +150,18 @@ class Island:
         self._num_looks = 0
 
     def _make_membership(self) -> Members:
-        pace = self._patience.pace
+        heartbeat = self._timeouts.heartbeat
         if self._node.index > 0:
-            return Follower(self._store, pace, self._on_roll)
-        teller = Teller(self._store)
+            return MembershipReader(self._store, heartbeat, self._on_roll)
+        publisher = MembershipPublisher(self._store)
         membership = Membership(
-            Rendezvous(self._place),
+            Rendezvous(self._address),
             Member(-1, uuid.uuid4().hex, socket.gethostname(), ()),
             lambda: self.position.steps,
-            pace,
+            heartbeat,
             self._on_roll,
             self._on_stopped,
-            lambda: teller.tell(membership) if self._node.size > 1 else None,
+            lambda: publisher.publish(membership) if self._node.size > 1 else None,
         )
         return membership
 
@@ -180,7 +189,7 @@ class Island:
         self.engine.start()
         self._listen()
         self.started_from = self._take_up_weights()
-        self.membership.enter(self._patience.pull.total_seconds())
+        self.membership.enter(self._timeouts.pull.total_seconds())
         self._edges.start(self._rejoin)
 
     def depart(self) -> None:
@@ -224,11 +233,11 @@ class Island:
     @torch.no_grad()
     def mean(self) -> Mean:
         """The mean over this island and all that answer in time; changes nothing."""
-        deadline = time.monotonic() + self._patience.mean.total_seconds()
+        deadline = time.monotonic() + self._timeouts.mean.total_seconds()
         total = Total(self.engine.snapshot())
-        for number in self.membership.roll.after(self.membership.member.number):
+        for number in self.membership.members.after(self.membership.member.number):
             left = deadline - time.monotonic()
-            limit = min(left, self._patience.pull.total_seconds())
+            limit = min(left, self._timeouts.pull.total_seconds())
             if left > 0 and (pulled := self._pull(number, limit)) is not None:
                 total.add(pulled.values)
         return total.mean()
@@ -282,23 +291,23 @@ class Island:
     # --- how it comes in
 
     def _await_number(self) -> None:
-        deadline = time.monotonic() + self._patience.start.total_seconds()
+        deadline = time.monotonic() + self._timeouts.start.total_seconds()
         while self.membership.member.number < 0:
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"the rendezvous at {self._place} could not be reached within "
-                    f"{self._patience.start}: {self.membership.away}. Start it with "
+                    f"the rendezvous at {self._address} could not be reached within "
+                    f"{self._timeouts.start}: {self.membership.outage}. Start it with "
                     f"`python -m lightning_adpsgd rendezvous --port "
-                    f"{self._place.port}` on {self._place.host}, and let a firewall "
+                    f"{self._address.port}` on {self._address.host}, and let a firewall "
                     "pass the port"
                 )
-            self.membership.look(1.0)
+            self.membership.refresh(1.0)
 
     def _make_transport(self) -> LinkTransport:
-        facts = Facts(
+        facts = PeerInfo(
             member=-1,
             incarnation="",
-            job=self._place.job,
+            job=self._address.job,
             model=self._layout,
             super_learner_size=self._node.size,
             shard=self._node.index,
@@ -323,10 +332,10 @@ class Island:
         member, transport = self.membership.member, self._transport
         transport.facts = replace(transport.facts, incarnation=member.incarnation)
         transport.rename(member.number)
-        self.engine.members.circle = Circle.of(self._schedule, (), member.number)
+        self.engine.members.circle = LiveSchedule.of(self._schedule, (), member.number)
 
     def _listen(self) -> None:
-        here = Address(_own_address(self._place), 0)
+        here = Address(_own_address(self._address), 0)
         self._listener = self._transport.listen(here, self._edges.on_lane)
         self._store.set(f"address/{self._node.index}", str(self._listener.address))
         if self._node.index == 0:
@@ -337,10 +346,10 @@ class Island:
 
     def _take_up_weights(self) -> Position | None:
         begin = time.monotonic()
-        deadline = begin + self._patience.start.total_seconds()
-        judged_at = begin + 2 * self._patience.pace.silence_s
+        deadline = begin + self._timeouts.start.total_seconds()
+        judged_at = begin + 2 * self._timeouts.heartbeat.silence_s
         while time.monotonic() < deadline:
-            self.membership.look(self._patience.pull.total_seconds())
+            self.membership.refresh(self._timeouts.pull.total_seconds())
             if not self._see_the_same_roll():
                 return None
             if (found := self._weights_for_all()) is not None:
@@ -349,9 +358,9 @@ class Island:
             if self._refusal is not None and time.monotonic() > judged_at:
                 raise self._refusal
         raise RuntimeError(
-            f"none of the super-learners {sorted(self.membership.roll.members)} on "
-            f"the roll of {self._place} gave its weights within "
-            f"{self._patience.start}: see whether this machine can reach their "
+            f"none of the super-learners {sorted(self.membership.members.by_number)} on "
+            f"the roll of {self._address} gave its weights within "
+            f"{self._timeouts.start}: see whether this machine can reach their "
             "addresses, and what they print"
         )
 
@@ -360,10 +369,12 @@ class Island:
         self._num_looks += 1
         key = f"others/{self._num_looks}"
         if self._node.index == 0:
-            self._store.set(key, self.membership.roll.to_json())
+            self._store.set(key, self.membership.members.to_json())
         else:
-            self.membership.roll = Roll.from_json(self._store.get(key).decode())
-        return bool(self.membership.roll.members)
+            self.membership.members = MemberList.from_json(
+                self._store.get(key).decode()
+            )
+        return bool(self.membership.members.by_number)
 
     def _weights_for_all(self) -> Pulled | None:
         """What this learner's shard begins with, if the others have theirs as well."""
@@ -390,9 +401,9 @@ class Island:
 
         If none does, what another one gives, the furthest first; none if nobody does.
         """
-        roll, own = self.membership.roll, self.membership.member.number
+        roll, own = self.membership.members, self.membership.member.number
         others = sorted(roll.after(own), key=self._furthest_first)
-        circle = Circle.of(self._schedule, others, own)
+        circle = LiveSchedule.of(self._schedule, others, own)
         near = [n for n in others if n in circle.peers()][:_MOST_NEIGHBOURS]
         found = [pulled for number in near if (pulled := self._pull_finite(number))]
         if not found:
@@ -405,7 +416,7 @@ class Island:
         return -self.membership.steps_of.get(number, 0), number
 
     def _pull_finite(self, number: int) -> Pulled | None:
-        pulled = self._pull(number, self._patience.pull.total_seconds())
+        pulled = self._pull(number, self._timeouts.pull.total_seconds())
         return pulled if pulled is not None and all_finite(pulled.values) else None
 
     def _pull(self, number: int, seconds: float) -> Pulled | None:
@@ -417,7 +428,7 @@ class Island:
 
     # --- what other threads call
 
-    def _on_roll(self, roll: Roll) -> None:
+    def _on_roll(self, roll: MemberList) -> None:
         self._edges.look()
 
     def _on_stopped(self) -> None:
@@ -438,13 +449,13 @@ class Island:
             while not (adopted.wait(_LOOK_S) or self._ended):
                 pass
             self._rejoined_at = found.position
-        elif self.membership.roll.members:
+        elif self.membership.members.by_number:
             return
         self._was_stopped = False
         self.membership.enter()
 
 
-def _own_address(place: Place) -> str:
+def _own_address(address: RendezvousAddress) -> str:
     """Of the interface that is chosen, or by which the rendezvous is reached."""
     if os.environ.get(VARIABLE) and (addresses := gloo_addresses()):
         return addresses[0]

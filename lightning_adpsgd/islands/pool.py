@@ -23,10 +23,10 @@ from dataclasses import dataclass
 
 from torch._C._distributed_c10d import Store
 
-from lightning_adpsgd.islands.following import Members
 from lightning_adpsgd.islands.holding import Lease, Plan
 from lightning_adpsgd.islands.ledger import Ledger, OtherTerms
-from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAway
+from lightning_adpsgd.islands.membership_reader import Members
+from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
 from lightning_adpsgd.portions import Terms
 from lightning_adpsgd.ranges import Ranges, as_ranges, union
 from lightning_adpsgd.sampling import Claim, ClaimRate
@@ -231,7 +231,7 @@ class IslandPool:
 
     def _place(self) -> tuple[int, int]:
         own = self._members.member.number
-        known = sorted({*self._members.roll.members, own})
+        known = sorted({*self._members.members.by_number, own})
         return known.index(own), len(known)
 
     def _say_it_is_alone(self) -> None:
@@ -276,7 +276,7 @@ class IslandPool:
     def _take_turn(self) -> None:
         try:
             self._rendezvous.ask(self._meet)
-        except (RendezvousAway, OtherTerms) as error:
+        except (RendezvousUnreachable, OtherTerms) as error:
             self._note_absence(str(error))
 
     def _meet(self, store: Store) -> None:
@@ -304,13 +304,13 @@ class IslandPool:
             if wanted != text:
                 stored = store.compare_set(key, text, wanted).decode()
                 if stored == text:
-                    raise RendezvousAway("it has lost its memory")
+                    raise RendezvousUnreachable("it has lost its memory")
                 if stored != wanted:
                     text = stored
                     continue
             self._applied(lease, plan)
             return
-        raise RendezvousAway(f"the pool changed under {_TRIES} changes of ours")
+        raise RendezvousUnreachable(f"the pool changed under {_TRIES} changes of ours")
 
     def _stored(self, store: Store, key: str, lease: Lease) -> str:
         if lease.number in self._written:
@@ -336,7 +336,7 @@ class IslandPool:
 
     def _gone(self, ledger: Ledger) -> set[str]:
         """Islands that have a part in it and are no members any more."""
-        live = {m.incarnation for m in self._members.roll.members.values()}
+        live = {m.incarnation for m in self._members.members.by_number.values()}
         self._seen |= live
         absent, now = ledger.names - live - {self.name}, time.monotonic()
         since = {name: self._absent_since.get(name, now) for name in absent}
@@ -373,7 +373,7 @@ def _parsed(text: str) -> Ledger:
     try:
         return Ledger.from_json(text)
     except ValueError as error:
-        raise RendezvousAway(str(error)) from error
+        raise RendezvousUnreachable(str(error)) from error
 
 
 def _all(num: int) -> Ranges:

@@ -14,7 +14,7 @@ _LONGEST_NAME, _MOST = 100, 1 << 31
 
 
 @dataclass(frozen=True)
-class Facts:
+class PeerInfo:
     """A learner of a member, as the handshake presents it.
 
     Attributes:
@@ -42,8 +42,8 @@ class Facts:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, content: object) -> "Facts":
-        """Facts that another process has written.
+    def from_dict(cls, content: object) -> "PeerInfo":
+        """PeerInfo that another process has written.
 
         Raises:
             ValueError: They are malformed.
@@ -76,10 +76,10 @@ _KINDS: dict[str, type] = {
     "settings": dict,
     "version": str,
 }
-_NAMES = {one.name for one in fields(Facts)}
+_NAMES = {one.name for one in fields(PeerInfo)}
 
 
-def differences(ours: Facts, theirs: Facts) -> list[str]:
+def differences(ours: PeerInfo, theirs: PeerInfo) -> list[str]:
     """One sentence for each thing in which two members must agree and do not."""
     found = list(_unequal(ours, theirs))
     if ours.model != theirs.model:
@@ -89,7 +89,7 @@ def differences(ours: Facts, theirs: Facts) -> list[str]:
     return found
 
 
-def _unequal(ours: Facts, theirs: Facts) -> Iterator[str]:
+def _unequal(ours: PeerInfo, theirs: PeerInfo) -> Iterator[str]:
     names = ("version", "job", "super_learner_size", "shard")
     pairs = {name: (getattr(ours, name), getattr(theirs, name)) for name in names}
     for name in sorted({*ours.settings, *theirs.settings}):

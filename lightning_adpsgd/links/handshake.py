@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lightning_adpsgd.links.credentials import Credentials
-from lightning_adpsgd.links.facts import PROTOCOL, Facts, differences
+from lightning_adpsgd.links.peer_info import PROTOCOL, PeerInfo, differences
 from lightning_adpsgd.links.sockets import Deadline, receive_all, send_all
 
 LONGEST_LETTER = 16 << 20
@@ -85,9 +85,9 @@ def greet_listener(
     sock: socket.socket,
     deadline: Deadline,
     credentials: Credentials,
-    mine: Facts,
+    mine: PeerInfo,
     wanted: int,
-) -> Facts:
+) -> PeerInfo:
     """The dialer's part; returns who the listener is.
 
     Args:
@@ -122,9 +122,9 @@ def greet_dialer(
     sock: socket.socket,
     deadline: Deadline,
     credentials: Credentials,
-    mine: Facts,
-    admit: Callable[[Facts], str],
-) -> Facts:
+    mine: PeerInfo,
+    admit: Callable[[PeerInfo], str],
+) -> PeerInfo:
     """The listener's part; returns who the dialer is.
 
     Args:
@@ -172,14 +172,14 @@ def _hear_hello(sock: socket.socket, deadline: Deadline, answer: bytes = b"") ->
     return nonce
 
 
-def _facts_in(letter: dict[str, Any]) -> Facts:
+def _facts_in(letter: dict[str, Any]) -> PeerInfo:
     try:
-        return Facts.from_dict(letter.get("facts"))
+        return PeerInfo.from_dict(letter.get("facts"))
     except ValueError as error:
         raise Malformed(str(error)) from error
 
 
-def _objection(dialer: Facts, listener: Facts, wanted: object) -> str:
+def _objection(dialer: PeerInfo, listener: PeerInfo, wanted: object) -> str:
     """Why the two do not fit together, in the dialer's view; empty if they do."""
     try:
         found = differences(dialer, listener)

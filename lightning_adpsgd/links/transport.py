@@ -16,7 +16,6 @@ from typing_extensions import override
 
 from lightning_adpsgd.links.connection import Connection
 from lightning_adpsgd.links.credentials import Credentials
-from lightning_adpsgd.links.facts import Facts
 from lightning_adpsgd.links.handshake import (
     Malformed,
     Refused,
@@ -24,6 +23,7 @@ from lightning_adpsgd.links.handshake import (
     greet_listener,
 )
 from lightning_adpsgd.links.listener import BOUNDS, Knock, Listener
+from lightning_adpsgd.links.peer_info import PeerInfo
 from lightning_adpsgd.links.sockets import (
     Address,
     Deadline,
@@ -52,7 +52,7 @@ class LinkTransport(Transport):
 
     def __init__(
         self,
-        facts: Facts,
+        facts: PeerInfo,
         credentials: Credentials,
         size: int = 1,
     ) -> None:
@@ -62,7 +62,7 @@ class LinkTransport(Transport):
 
     def connect(
         self, number: int, address: Address, timeout: timedelta = timedelta(seconds=5)
-    ) -> Facts:
+    ) -> PeerInfo:
         """Dials the lane on which this super-learner asks; returns who is there.
 
         Raises:
@@ -84,8 +84,8 @@ class LinkTransport(Transport):
     def listen(
         self,
         address: Address,
-        on_lane: Callable[[int, int, Facts], None],
-        admit: Callable[[Facts], str] = lambda facts: "",
+        on_lane: Callable[[int, int, PeerInfo], None],
+        admit: Callable[[PeerInfo], str] = lambda facts: "",
     ) -> Listener:
         """Lets peers connect the lanes on which they ask.
 
@@ -160,7 +160,7 @@ class LinkTransport(Transport):
 
     def _dial(
         self, number: int, address: Address, deadline: Deadline
-    ) -> tuple[socket.socket, Facts]:
+    ) -> tuple[socket.socket, PeerInfo]:
         sock = connect(address, deadline.left())
         try:
             self._credentials.check_place(sock)
@@ -173,8 +173,8 @@ class LinkTransport(Transport):
         return sock, facts
 
     def _answer(
-        self, sock: socket.socket, deadline: Deadline, admit: Callable[[Facts], str]
-    ) -> Facts:
+        self, sock: socket.socket, deadline: Deadline, admit: Callable[[PeerInfo], str]
+    ) -> PeerInfo:
         try:
             _await_word(sock, deadline)
             sock = self._prepare(sock, deadline, server_side=True)

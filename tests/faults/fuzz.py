@@ -28,11 +28,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+from lightning_adpsgd.links.peer_info import PeerInfo
 
 from lightning_adpsgd.gossip.wire import Damaged, checksum, read_seal, write_seal
 from lightning_adpsgd.links.connection import Connection
 from lightning_adpsgd.links.credentials import Credentials
-from lightning_adpsgd.links.facts import Facts
 from lightning_adpsgd.links.frames import make_header
 from lightning_adpsgd.links.handshake import (
     Malformed,
@@ -44,8 +44,8 @@ from lightning_adpsgd.links.sockets import Deadline
 from lightning_adpsgd.transport import PeerLost
 
 TOKEN = Credentials(b"a token of a test")
-DIALER = Facts(0, "start 0", "job", "weight:(2,):torch.float32")
-LISTENER = Facts(1, "start 1", "job", "weight:(2,):torch.float32")
+DIALER = PeerInfo(0, "start 0", "job", "weight:(2,):torch.float32")
+LISTENER = PeerInfo(1, "start 1", "job", "weight:(2,):torch.float32")
 NONCE = bytes(32)
 HELLO = struct.pack("!8sH32s", b"\xadPSGDlnk", 1, NONCE)
 SLOWEST_S = 10.0
@@ -74,8 +74,8 @@ def listener_says(draw: random.Random) -> list[bytes]:
     return [HELLO, b"\1", proof, *letter(b"letter l", text)]
 
 
-def content(draw: random.Random, facts: Facts) -> object:
-    """Facts, or what a member with the token but without sense might write."""
+def content(draw: random.Random, facts: PeerInfo) -> object:
+    """PeerInfo, or what a member with the token but without sense might write."""
     told = facts.to_dict()
     for _ in range(draw.choice((0, 0, 1, 2))):
         name = draw.choice([*told, "other"])
@@ -163,7 +163,7 @@ def to_dialer(draw: random.Random) -> str:
         return judged(lambda: greet_listener(sock, Deadline(5), TOKEN, DIALER, 1))
 
 
-def judged(reader: Callable[[], Facts]) -> str:
+def judged(reader: Callable[[], PeerInfo]) -> str:
     """How a reader of the handshake has ended."""
     try:
         facts = reader()

@@ -166,7 +166,7 @@ def test_a_kill_of_a_joiner_that_takes_weights_is_not_even_noticed() -> None:
         assert [one.members for one in rest] == [2, 2]
         assert [one.island.statistics().lost for one in rest] == [0, 0]
         torch.testing.assert_close(settled_sum(rest), rows.sum(0))
-        assert set(rest[0].island.membership.roll.members) == {0, 1}
+        assert set(rest[0].island.membership.members.by_number) == {0, 1}
 
 
 def test_the_last_but_one_is_killed_and_one_trains_alone() -> None:

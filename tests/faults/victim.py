@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lightning_adpsgd.gossip.exchange import Channel, Lane, _Exchange
-from lightning_adpsgd.islands.rendezvous import Place
+from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.replica import Part
 from tests.helpers import PATIENCE_S, until
 from tests.islands.archipelago import Server, Trained
@@ -42,11 +42,11 @@ class Victim:
 
     # --- for the test
 
-    def join(self, place: Place) -> None:
+    def join(self, place: RendezvousAddress) -> None:
         """It joins those who are there."""
         assert self._do("join", place)
 
-    def try_to_join(self, place: Place) -> None:
+    def try_to_join(self, place: RendezvousAddress) -> None:
         """The same; it may die meanwhile."""
         self._do("join", place)
 
@@ -92,7 +92,7 @@ class Victim:
                 self._step()
             self._theirs.send("done")
 
-    def _join(self, place: Place) -> None:
+    def _join(self, place: RendezvousAddress) -> None:
         server = Server()
         server.place = place
         # Not a copy: the vector that the test sees.

@@ -12,15 +12,15 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from lightning_adpsgd.islands.membership_reader import Members
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.gossip.engine import GossipOptions
 from lightning_adpsgd.gossip.protocol import Position
-from lightning_adpsgd.islands.following import Members
-from lightning_adpsgd.islands.island import Island, Patience
-from lightning_adpsgd.islands.membership import Membership, Pace
-from lightning_adpsgd.islands.rendezvous import Place, serve
+from lightning_adpsgd.islands.island import Island, Timeouts
+from lightning_adpsgd.islands.membership import Heartbeat, Membership
+from lightning_adpsgd.islands.rendezvous import RendezvousAddress, serve
 from lightning_adpsgd.links import Credentials
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.node import SuperLearnerGroup
@@ -28,15 +28,15 @@ from lightning_adpsgd.topology import find_topology
 from tests import helpers
 from tests.helpers import PATIENCE_S, free_port, until
 
-PACE = Pace(beat_s=0.05, silence_s=0.6)
-PATIENCE = Patience(helpers.PATIENCE, helpers.PATIENCE, 2 * helpers.PATIENCE, PACE)
+HEARTBEAT = Heartbeat(interval_s=0.05, silence_s=0.6)
+PATIENCE = Timeouts(helpers.PATIENCE, helpers.PATIENCE, 2 * helpers.PATIENCE, HEARTBEAT)
 
 
 class Server:
     """A rendezvous that can be stopped and started again at the same port."""
 
     def __init__(self) -> None:
-        self.place = Place("127.0.0.1", free_port(), "job")
+        self.place = RendezvousAddress("127.0.0.1", free_port(), "job")
         self._stop: threading.Event | None = None
         self._thread: threading.Thread | None = None
 
@@ -155,7 +155,7 @@ class Trained:
         until(look, "the weights of others")
         return found[0]
 
-    def shorter_patience(self, seconds: float) -> Patience:
+    def shorter_patience(self, seconds: float) -> Timeouts:
         short = timedelta(seconds=seconds)
         return replace(PATIENCE, start=short, pull=short, mean=2 * short)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from lightning_adpsgd.islands.connections import Connections
 from torch import Tensor
 
 from lightning_adpsgd.gossip.exchange import Lane, _Exchange
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.gossip.protocol import Position
-from lightning_adpsgd.islands.edges import Edges
-from lightning_adpsgd.islands.membership import Pace, Roll
+from lightning_adpsgd.islands.membership import Heartbeat, MemberList
 from lightning_adpsgd.links import Credentials, Refused
 from tests.helpers import PATIENCE_S, engine_threads, random_rows, until
 from tests.islands.archipelago import (
@@ -210,7 +210,7 @@ def test_all_know_of_a_death_that_its_neighbours_alone_can_see(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its machine says that nobody listens there; no silence is long enough."""
-    deaf = replace(PATIENCE, pace=Pace(beat_s=0.05, silence_s=600.0))
+    deaf = replace(PATIENCE, pace=Heartbeat(interval_s=0.05, silence_s=600.0))
     monkeypatch.setattr("tests.islands.archipelago.PATIENCE", deaf)
     with rendezvous() as server, archipelago(server, random_rows(5)) as trained:
         all_see(trained, 5)
@@ -218,7 +218,9 @@ def test_all_know_of_a_death_that_its_neighbours_alone_can_see(
         rest = [*trained[:2], *trained[3:]]
         all_see(rest, 4)
         left = {0, 1, 3, 4}
-        until(lambda: all(set(o.membership.roll.members) == left for o in rest), "it")
+        until(
+            lambda: all(set(o.membership.members.by_number) == left for o in rest), "it"
+        )
         assert [one.island.statistics().lost for one in rest] == 4 * [1]
 
 
@@ -226,11 +228,11 @@ def test_all_know_of_a_death_where_no_roll_can_be_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As in the half of a network that is cut off from the rendezvous."""
-    monkeypatch.setattr("lightning_adpsgd.islands.edges._LOOK_AROUND_S", 0.1)
+    monkeypatch.setattr("lightning_adpsgd.islands.connections._LOOK_AROUND_S", 0.1)
     with rendezvous() as server, archipelago(server, random_rows(6)) as trained:
         all_see(trained, 6)
         server.stop()
-        until(lambda: all(one.membership.away for one in trained), "the silence")
+        until(lambda: all(one.membership.outage for one in trained), "the silence")
         dead, rest = trained[1], [trained[0], *trained[2:]]
         dead.die()
         all_see(rest, 5)
@@ -244,7 +246,7 @@ def test_two_who_know_different_members_still_exchange() -> None:
         membership = one.island.membership
         membership._rendezvous.ask = lambda action: None  # pyright: ignore
         own = membership.member
-        membership.roll = Roll(99, {own.number: own})
+        membership.members = MemberList(99, {own.number: own})
         one.island._edges._known = {}
         one.island._edges.look()
         until(lambda: one.members == 1, "a view of its own")
@@ -257,14 +259,14 @@ def test_exchanges_go_on_without_the_rendezvous() -> None:
     with rendezvous() as server, archipelago(server, rows) as trained:
         all_see(trained, 3)
         server.stop()
-        until(lambda: all(o.island.membership.away for o in trained), "the loss")
+        until(lambda: all(o.island.membership.outage for o in trained), "the loss")
         least = [one.exchanges + 5 for one in trained]
         train_until(trained, lambda: all_reach(trained, least), "exchanges")
         trained[2].die()
         # Nobody strikes it off: the ring closes around the broken connection.
         all_see(trained[:2], 2)
         server.start()
-        until(lambda: not any(o.island.membership.away for o in trained[:2]), "it")
+        until(lambda: not any(o.island.membership.outage for o in trained[:2]), "it")
         late = Trained(server, rows[0])
         late.island.start()
         all_see([*trained[:2], late], 3)
@@ -351,7 +353,7 @@ def test_who_does_not_fit_is_told_why_and_stays_out(
         with pytest.raises(Refused, match=reason):
             other.island.start()
         other.island.abort()
-        assert set(first.island.membership.roll.members) == {0}
+        assert set(first.island.membership.members.by_number) == {0}
         first.step(1.0)
 
 
@@ -432,13 +434,13 @@ def test_who_spares_the_cores_still_says_goodbye_to_whom_it_asks_no_more(
 ) -> None:
     """A join moves the edges of the ring, while askers rest for long."""
     left = set[tuple[int, int]]()
-    on_left = Edges.on_left
+    on_left = Connections.on_left
 
-    def note(edges: Edges, number: int, for_good: bool) -> None:
+    def note(edges: Connections, number: int, for_good: bool) -> None:
         left.add((edges._transport.index, number))
         on_left(edges, number, for_good)
 
-    monkeypatch.setattr(Edges, "on_left", note)
+    monkeypatch.setattr(Connections, "on_left", note)
     monkeypatch.setattr(CoreShare, "pause_s", lambda share: 10.0)
     rows = random_rows(4)
     with rendezvous() as server, archipelago(server, rows[:3]) as trained:

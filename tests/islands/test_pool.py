@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from lightning_adpsgd.islands.batches import SharedBatches
-from lightning_adpsgd.islands.membership import Member, Roll
+from lightning_adpsgd.islands.membership import Member, MemberList
 from lightning_adpsgd.islands.pool import IslandPool, PoolTimeouts
 from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.portions import EpochState
@@ -29,12 +29,12 @@ class Members:
 
     def __init__(self, number: int, names: list[str]) -> None:
         live = {n: Member(n, name, "", ()) for n, name in enumerate(names)}
-        self.member, self.roll, self.is_in = live[number], Roll(1, live), True
+        self.member, self.members, self.is_in = live[number], MemberList(1, live), True
         self.left, self.steps_of, self.away = frozenset[str](), dict[int, int](), ""
 
     def strike_off(self, number: int) -> None:
-        rest = {n: m for n, m in self.roll.members.items() if n != number}
-        self.roll = Roll(self.roll.epoch + 1, rest)
+        rest = {n: m for n, m in self.members.by_number.items() if n != number}
+        self.members = MemberList(self.members.epoch + 1, rest)
 
 
 class Island:

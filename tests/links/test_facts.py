@@ -5,14 +5,14 @@ import re
 from typing import Any
 
 import pytest
+from lightning_adpsgd.links.peer_info import PeerInfo, differences
 
-from lightning_adpsgd.links.facts import Facts, differences
 from tests.links.ends import facts
 
 
 def test_facts_go_through_json() -> None:
     told = facts(3, settings={"wire_dtype": "int8"})
-    assert Facts.from_dict(json.loads(json.dumps(told.to_dict()))) == told
+    assert PeerInfo.from_dict(json.loads(json.dumps(told.to_dict()))) == told
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,13 @@ def test_facts_go_through_json() -> None:
 )
 def test_malformed_facts_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Facts.from_dict({**facts().to_dict(), **change})
+        PeerInfo.from_dict({**facts().to_dict(), **change})
 
 
 @pytest.mark.parametrize("content", [None, [], "facts", 3, {}])
 def test_what_is_no_facts_at_all_is_refused(content: object) -> None:
     with pytest.raises(ValueError, match="must have the fields"):
-        Facts.from_dict(content)
+        PeerInfo.from_dict(content)
 
 
 def test_members_of_one_job_agree() -> None:

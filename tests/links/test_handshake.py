@@ -6,9 +6,9 @@ import struct
 from collections.abc import Callable
 
 import pytest
+from lightning_adpsgd.links.peer_info import PeerInfo
 
 from lightning_adpsgd.links.credentials import Credentials
-from lightning_adpsgd.links.facts import Facts
 from lightning_adpsgd.links.handshake import (
     LONGEST_LETTER,
     Malformed,
@@ -25,15 +25,15 @@ OTHER_TOKEN = Credentials(b"another token!!!")
 
 
 def greet(
-    dialer: Facts,
-    listener: Facts,
+    dialer: PeerInfo,
+    listener: PeerInfo,
     wanted: int = 1,
     credentials: tuple[Credentials, Credentials] = (TOKEN, TOKEN),
-    admit: Callable[[Facts], str] = lambda facts: "",
-) -> list[Facts | str]:
+    admit: Callable[[PeerInfo], str] = lambda facts: "",
+) -> list[PeerInfo | str]:
     """Whom each end has met, or why it does not want to."""
 
-    def told(action: Callable[[], Facts]) -> Facts | str:
+    def told(action: Callable[[], PeerInfo]) -> PeerInfo | str:
         try:
             return action()
         except Refused as error:

@@ -5,12 +5,12 @@ from datetime import timedelta
 
 import pytest
 import torch
+from lightning_adpsgd.links.peer_info import PeerInfo
 from torch import Tensor
 
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import FixedMembers
 from lightning_adpsgd.links.credentials import BadCredentials, Credentials
-from lightning_adpsgd.links.facts import Facts
 from lightning_adpsgd.links.handshake import Refused
 from lightning_adpsgd.links.listener import Bounds, Listener
 from lightning_adpsgd.links.sockets import Address
@@ -36,7 +36,7 @@ from tests.links.ends import LOOPBACK, TOKEN, facts, linked
 FOREVER = timedelta(minutes=5)
 
 
-def ignore(peer: int, lane: int, theirs: Facts) -> None:
+def ignore(peer: int, lane: int, theirs: PeerInfo) -> None:
     """Of no interest to the test."""
 
 
@@ -70,7 +70,7 @@ def test_there_is_no_mean_over_members_that_come_and_go() -> None:
 
 def test_numbers_of_peers_need_not_be_dense() -> None:
     first, second = (LinkTransport(facts(n), TOKEN) for n in (7, 1000))
-    came: list[tuple[int, int, Facts]] = []
+    came: list[tuple[int, int, PeerInfo]] = []
     listener = second.listen(LOOPBACK, lambda *lane: came.append(lane))
     assert first.connect(1000, listener.address) == facts(1000)
     until(lambda: came == [(7, lane_of(7, 1000), facts(7))], "the lane")
@@ -184,7 +184,7 @@ def test_one_lane_can_be_ended_by_itself() -> None:
     ],
 )
 def test_a_peer_that_does_not_fit_is_refused_and_the_next_one_is_not(
-    listener_facts: Facts, listener_token: bytes, message: str
+    listener_facts: PeerInfo, listener_token: bytes, message: str
 ) -> None:
     second = LinkTransport(listener_facts, Credentials(listener_token))
     listener = second.listen(LOOPBACK, ignore)
