@@ -28,7 +28,7 @@ from benchmarks.results import Report, Row
 from benchmarks.timing import Spread, print_row, take_turns
 from lightning_adpsgd.gossip import exchange
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.links import Address, Credentials, Facts, LinkTransport
+from lightning_adpsgd.links import Address, Credentials, LinkTransport, PeerInfo
 from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.node import Node
 from lightning_adpsgd.topology import find_topology
@@ -113,8 +113,8 @@ def time_exchanges(
 @contextmanager
 def linked(index: int, folder: Path, name: str) -> Iterator[LinkTransport]:
     """The two processes, joined as islands are; in a subfolder of that name."""
-    facts = Facts(index, f"process {index}", "benchmark", model="")
-    transport = LinkTransport(facts, Credentials(), size=2)
+    info = PeerInfo(index, f"process {index}", "benchmark", model="")
+    transport = LinkTransport(info, Credentials())
     ready = threading.Event()
     listener = transport.listen(Address("127.0.0.1", 0), lambda *_: ready.set())
     unfinished = folder / f"{name}-{index}.partial"

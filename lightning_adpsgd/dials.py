@@ -8,7 +8,7 @@ import torch
 from torch.distributed.constants import default_pg_timeout
 
 from lightning_adpsgd.circle import check_any_size
-from lightning_adpsgd.islands.rendezvous import Place
+from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology import Topology
 
@@ -86,7 +86,7 @@ class Dials:
         return self.order or default
 
     def _check_with_islands(self, islands: str) -> None:
-        Place.parse(islands)
+        RendezvousAddress.parse(islands)
         check_any_size(self.topology)
         refused: tuple[tuple[str, Any, Any, str], ...] = (
             (

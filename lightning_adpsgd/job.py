@@ -28,7 +28,7 @@ from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.exchange import BEGINNING, Position
 from lightning_adpsgd.groups import Groups, has_nccl, make_groups
 from lightning_adpsgd.islands.island import Island
-from lightning_adpsgd.islands.rendezvous import Place
+from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.links import Credentials
 from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.rounds import RoundMixer
@@ -544,7 +544,7 @@ class Job:
         dials = self._dials
         return Island(
             self.flat.vectors,
-            Place.parse(url),
+            RendezvousAddress.parse(url),
             Schedule(dials.topology, 1, dials.mixing_gain, dials.seed),
             _options(dials, self._reloaded),
             self.flat.layout(),

@@ -24,8 +24,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from lightning_adpsgd.islands.batches import IslandBatches, IslandEpoch
 from lightning_adpsgd.islands.pool import IslandPool
-from lightning_adpsgd.islands.rendezvous import Place as RendezvousPlace
-from lightning_adpsgd.islands.rendezvous import Rendezvous
+from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
 from lightning_adpsgd.job import Job
 from lightning_adpsgd.sampling import EpochState, EpochUnderWay, Place, SharedBatches
 from lightning_adpsgd.shuffling import BlockSampler
@@ -76,7 +75,7 @@ class WorkSharing:
             return
         if self._place.learner == 0:
             self._pool = IslandPool(
-                Rendezvous(RendezvousPlace.parse(self._islands)),
+                Rendezvous(RendezvousAddress.parse(self._islands)),
                 self._job.island.membership,
                 self._job.raise_if_failed,
             )

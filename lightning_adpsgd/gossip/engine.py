@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.circle import Circle
+from lightning_adpsgd.circle import LiveSchedule
 from lightning_adpsgd.coordination import LearnerFailed
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.answering import Answerer
@@ -171,7 +171,7 @@ class Gossip(Communication):
             options.on_reload,
         )
         numbers = range(schedule.num_super_learners) if on_lost is None else ()
-        self.circle = Circle.of(schedule, numbers, index)
+        self.circle = LiveSchedule.of(schedule, numbers, index)
         self.position: Callable[[], Position] = lambda: Position(self._replica.step)
         self.wants_to_leave = False
         self._askers: dict[int, Asker] = {}

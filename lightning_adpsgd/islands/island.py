@@ -1,12 +1,12 @@
 """One island: a super-learner that is a job of its own, joined to others by gossip.
 
 Where it has several learners, each carries a shard of the weights to its counterparts,
-over connections of its own; the first one keeps the island's place on the roll.
+over connections of its own; the first one keeps the island on the member list.
 
-    rendezvous   where islands find one another       (`rendezvous`)
-    roll         who is there                         (`membership`)
-    edges        who is connected with whom           (`edges`)
-    engine       exchanges, merges                    (`gossip`, over `links`)
+    rendezvous    where islands find one another       (`rendezvous`)
+    member list   who is there                         (`membership`)
+    connections   who is connected with whom           (`connections`)
+    engine        exchanges, merges                    (`gossip`, over `links`)
 
 An island begins with the weights of those who are there, or with its own if nobody is.
 From then on its training thread waits for no other island: not when one dies, joins or
@@ -28,13 +28,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store
 from typing_extensions import override
 
-from lightning_adpsgd.circle import Circle
+from lightning_adpsgd.circle import LiveSchedule
 from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.exchange import BEGINNING, Position, Pulled
 from lightning_adpsgd.interfaces import VARIABLE, gloo_addresses
-from lightning_adpsgd.islands.edges import Edges
-from lightning_adpsgd.islands.following import Follower, Members, Teller
+from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.mean import (
     Mean,
     Total,
@@ -42,14 +41,20 @@ from lightning_adpsgd.islands.mean import (
     consensus_of,
     mean_of,
 )
-from lightning_adpsgd.islands.membership import Member, Membership, Pace, Roll
-from lightning_adpsgd.islands.rendezvous import Place, Rendezvous
+from lightning_adpsgd.islands.members import Heartbeat, Member, MemberList
+from lightning_adpsgd.islands.membership import Membership
+from lightning_adpsgd.islands.membership_reader import (
+    Members,
+    MembershipPublisher,
+    MembershipReader,
+)
+from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
 from lightning_adpsgd.links import (
     Address,
     Credentials,
-    Facts,
     LinkTransport,
     Listener,
+    PeerInfo,
     Refused,
 )
 from lightning_adpsgd.mixing.communication import Communication
@@ -65,45 +70,45 @@ _GOODBYE_S, _DRAIN_S = 2.0, 5.0
 _LOOK_S = 0.5
 
 
-_PACE = Pace()
+_HEARTBEAT = Heartbeat()
 
 
 @dataclass(frozen=True)
-class Patience:
-    """For how long an island waits, and for what.
+class Timeouts:
+    """How long an island waits, and for what.
 
     Args:
-        start: At its start, for the rendezvous and for weights of the others.
-        pull: For the weights of one island; a joiner's and a validation's.
-        mean: For all islands together, when their mean is taken.
-        pace: Of signs of life.
+        start: time for the rendezvous and the weights of others, at its start.
+        pull: time for the weights of one island, by a joiner or a validation.
+        mean: time for all islands together, when their mean is taken.
+        heartbeat: interval of heartbeats, and length of a silence.
     """
 
     start: timedelta = timedelta(minutes=30)
     pull: timedelta = timedelta(seconds=20)
     mean: timedelta = timedelta(seconds=60)
-    pace: Pace = _PACE
+    heartbeat: Heartbeat = _HEARTBEAT
 
 
-_PATIENCE = Patience()
+_TIMEOUTS = Timeouts()
 
 
 class Island(Communication):
     """One learner's part among islands.
 
-    Everything is the training thread's own, but `_rejoin`, which the thread of `Edges`
-    calls, and `_was_stopped`, which the thread of `Membership` sets.
+    Everything is the training thread's own, but `_rejoin`, which the thread of
+    `Connections` calls, and `_was_stopped`, which the thread of `Membership` sets.
 
     Args:
         vectors: The flat weights.
-        place: Of the rendezvous.
+        address: address of the rendezvous.
         schedule: Topology, gain and seed; of any size.
         options: Of the engine.
         layout: `FlatParameters.layout()`; must be equal in all islands.
         credentials: Of the links.
         node: The learners of this island.
         store: Of this island alone; not used by a single learner.
-        patience: For what comes from others.
+        timeouts: how long it waits for others.
 
     Attributes:
         position: How far this island has come.
@@ -114,24 +119,24 @@ class Island(Communication):
     def __init__(
         self,
         vectors: Sequence[Tensor],
-        place: Place,
+        address: RendezvousAddress,
         schedule: Schedule,
         options: GossipOptions,
         layout: str,
         credentials: Credentials,
         node: Node | None = None,
         store: Store | None = None,
-        patience: Patience = _PATIENCE,
+        timeouts: Timeouts = _TIMEOUTS,
     ) -> None:
-        self._vectors, self._place, self._schedule = vectors, place, schedule
-        self._options, self._layout, self._patience = options, layout, patience
+        self._vectors, self._address, self._schedule = vectors, address, schedule
+        self._options, self._layout, self._timeouts = options, layout, timeouts
         self._credentials, self._node = credentials, node or Node()
         self._store = store or HashStore()
         self.position, self.started_from = Position(), None
         self.membership = self._make_membership()
         self._begun = (0, 0)
         self._gossip: Gossip | None = None
-        self._edges: Edges | None = None
+        self._connections: Connections | None = None
         self._transport: LinkTransport | None = None
         self._listener: Listener | None = None
         self._was_stopped, self._ended = False, False
@@ -140,18 +145,18 @@ class Island(Communication):
         self._num_looks = 0
 
     def _make_membership(self) -> Members:
-        pace = self._patience.pace
+        heartbeat = self._timeouts.heartbeat
         if self._node.index > 0:
-            return Follower(self._store, pace, self._on_roll)
-        teller = Teller(self._store)
+            return MembershipReader(self._store, heartbeat, self._on_change)
+        publisher = MembershipPublisher(self._store)
         membership = Membership(
-            Rendezvous(self._place),
+            Rendezvous(self._address),
             Member(-1, uuid.uuid4().hex, socket.gethostname(), ()),
             lambda: self.position.steps,
-            pace,
-            self._on_roll,
+            heartbeat,
+            self._on_change,
             self._on_stopped,
-            lambda: teller.tell(membership) if self._node.size > 1 else None,
+            lambda: publisher.publish(membership) if self._node.size > 1 else None,
         )
         return membership
 
@@ -168,40 +173,45 @@ class Island(Communication):
 
     @override
     def start(self) -> None:
-        """Takes up the weights of the others, and enters.
+        """Takes up the weights of the others, and joins them.
 
         Raises:
-            RuntimeError: The rendezvous, or all those on its roll, cannot be reached.
+            RuntimeError: The rendezvous, or every member on its list, is unreachable.
             Refused: The others train another model, or do not know the token.
         """
         self.membership.start()
         self._await_number()
         transport = self._make_transport()
-        self._edges = Edges(transport, self.membership, self._node.index)
-        self._gossip = Gossip(
-            self._vectors,
+        self._connections = Connections(
             transport,
-            self._node,
-            self._schedule,
-            self._options,
-            on_lost=self._edges.on_lost,
-            on_left=self._edges.on_left,
+            self.membership,
+            lambda on_lost, on_left: Gossip(
+                self._vectors,
+                transport,
+                self._node,
+                self._schedule,
+                self._options,
+                on_lost=on_lost,
+                on_left=on_left,
+            ),
+            self._rejoin,
+            self._node.index,
         )
+        self._gossip = self._connections.engine
         self._gossip.position = lambda: self.position
         self._gossip.go_on_from(*self._begun)
-        self._edges.attend(self._gossip)
         self._gossip.start()
         self._listen(transport)
         self.started_from = self._take_up_weights()
-        self.membership.enter(self._patience.pull.total_seconds())
-        self._edges.start(self._rejoin)
+        self.membership.enter(self._timeouts.pull.total_seconds())
+        self._connections.start()
 
     def depart(self) -> None:
         """As `stop`, with all that exchanges brought merged into the weights.
 
         All learners of the island come, at the step at which they have agreed to.
         """
-        self._edge.stop(_GOODBYE_S)
+        self._links.stop(_GOODBYE_S)
         self._drain()
         if self._node.size == 1 or self.leaves:
             self._engine.merge_all()
@@ -224,8 +234,8 @@ class Island(Communication):
 
     @override
     def stop(self) -> None:
-        """Drains exchanges, leaves the roll, says goodbye; within seconds."""
-        self._edge.stop(_GOODBYE_S)
+        """Drains exchanges, leaves the member list, says goodbye; within seconds."""
+        self._links.stop(_GOODBYE_S)
         self._drain()
         self.membership.leave(_GOODBYE_S)
         self._engine.say_goodbye(_GOODBYE_S)
@@ -236,8 +246,8 @@ class Island(Communication):
         self._ended = True
         self.release()
         self.membership.leave(_GOODBYE_S)
-        if self._edges is not None:
-            self._edges.stop(_GOODBYE_S)
+        if self._connections is not None:
+            self._connections.stop(_GOODBYE_S)
         if self._listener is not None:
             self._listener.close()
         if self._transport is not None:
@@ -284,11 +294,11 @@ class Island(Communication):
     @torch.no_grad()
     def mean(self) -> Mean:
         """The mean over this island and all that answer in time; changes nothing."""
-        deadline = time.monotonic() + self._patience.mean.total_seconds()
+        deadline = time.monotonic() + self._timeouts.mean.total_seconds()
         total = Total(self._engine.snapshot())
-        for number in self.membership.roll.after(self.membership.member.number):
+        for number in self.membership.members.after(self.membership.member.number):
             left = deadline - time.monotonic()
-            limit = min(left, self._patience.pull.total_seconds())
+            limit = min(left, self._timeouts.pull.total_seconds())
             if left > 0 and (pulled := self._pull(number, limit)) is not None:
                 total.add(pulled.values)
         return total.mean()
@@ -330,8 +340,8 @@ class Island(Communication):
     def statistics(self) -> Statistics:
         return self._engine.statistics()._replace(
             members=len(self._engine.circle.numbers),
-            joined=self._edge.joined,
-            lost=self._edge.lost,
+            joined=self._links.joined,
+            lost=self._links.lost,
         )
 
     def _drain(self) -> None:
@@ -341,23 +351,23 @@ class Island(Communication):
     # --- how it comes in
 
     def _await_number(self) -> None:
-        deadline = time.monotonic() + self._patience.start.total_seconds()
+        deadline = time.monotonic() + self._timeouts.start.total_seconds()
         while self.membership.member.number < 0:
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"the rendezvous at {self._place} could not be reached within "
-                    f"{self._patience.start}: {self.membership.away}. Start it with "
+                    f"the rendezvous at {self._address} could not be reached within "
+                    f"{self._timeouts.start}: {self.membership.outage}. Start it with "
                     f"`python -m lightning_adpsgd rendezvous --port "
-                    f"{self._place.port}` on {self._place.host}, and let a firewall "
-                    "pass the port"
+                    f"{self._address.port}` on {self._address.host}, and open that "
+                    "port in its firewall"
                 )
-            self.membership.look(1.0)
+            self.membership.refresh(1.0)
 
     def _make_transport(self) -> LinkTransport:
-        facts = Facts(
+        info = PeerInfo(
             member=self.membership.member.number,
             incarnation=self.membership.member.incarnation,
-            job=self._place.job,
+            job=self._address.job,
             model=self._layout,
             super_learner_size=self._node.size,
             shard=self._node.index,
@@ -366,12 +376,12 @@ class Island(Communication):
                 "mixing_gain": str(self._schedule.gain),
             },
         )
-        self._transport = LinkTransport(facts, self._credentials)
+        self._transport = LinkTransport(info, self._credentials)
         return self._transport
 
     def _listen(self, transport: LinkTransport) -> None:
-        here = Address(_own_address(self._place), 0)
-        self._listener = transport.listen(here, self._edge.on_lane)
+        here = Address(_own_address(self._address), 0)
+        self._listener = transport.listen(here, self._links.on_lane)
         self._store.set(f"address/{self._node.index}", str(self._listener.address))
         if self._node.index == 0:
             keys = [f"address/{index}" for index in range(self._node.size)]
@@ -381,33 +391,35 @@ class Island(Communication):
 
     def _take_up_weights(self) -> Position | None:
         begin = time.monotonic()
-        deadline = begin + self._patience.start.total_seconds()
-        judged_at = begin + 2 * self._patience.pace.silence_s
+        deadline = begin + self._timeouts.start.total_seconds()
+        judged_at = begin + 2 * self._timeouts.heartbeat.silence_s
         while time.monotonic() < deadline:
-            self.membership.look(self._patience.pull.total_seconds())
-            if not self._see_the_same_roll():
+            self.membership.refresh(self._timeouts.pull.total_seconds())
+            if not self._see_the_same_members():
                 return None
             if (found := self._weights_for_all()) is not None:
                 return self._take_up(found)
-            # One that has died may still be on the roll, and its port another's.
+            # A dead one may still be on the list, and its port another's.
             if self._refusal is not None and time.monotonic() > judged_at:
                 raise self._refusal
+        numbers = sorted(self.membership.members.by_number)
         raise RuntimeError(
-            f"none of the super-learners {sorted(self.membership.roll.members)} on "
-            f"the roll of {self._place} gave its weights within "
-            f"{self._patience.start}: see whether this machine can reach their "
-            "addresses, and what they print"
+            f"none of the super-learners {numbers} on the member list of "
+            f"{self._address} gave its weights within {self._timeouts.start}: check "
+            "whether this machine can reach their addresses, and what they print"
         )
 
-    def _see_the_same_roll(self) -> bool:
+    def _see_the_same_members(self) -> bool:
         """Whether there are others, as the first learner of this island knows them."""
         self._num_looks += 1
         key = f"others/{self._num_looks}"
         if self._node.index == 0:
-            self._store.set(key, self.membership.roll.to_json())
+            self._store.set(key, self.membership.members.to_json())
         else:
-            self.membership.roll = Roll.from_json(self._store.get(key).decode())
-        return bool(self.membership.roll.members)
+            self.membership.members = MemberList.from_json(
+                self._store.get(key).decode()
+            )
+        return bool(self.membership.members.by_number)
 
     def _weights_for_all(self) -> Pulled | None:
         """What this learner's shard begins with, if the others have theirs as well."""
@@ -434,9 +446,9 @@ class Island(Communication):
 
         If none does, what another one gives, the furthest first; none if nobody does.
         """
-        roll, own = self.membership.roll, self.membership.member.number
-        others = sorted(roll.after(own), key=self._furthest_first)
-        circle = Circle.of(self._schedule, others, own)
+        members, own = self.membership.members, self.membership.member.number
+        others = sorted(members.after(own), key=self._furthest_first)
+        circle = LiveSchedule.of(self._schedule, others, own)
         near = [n for n in others if n in circle.peers()][:_MOST_NEIGHBOURS]
         found = [pulled for number in near if (pulled := self._pull_finite(number))]
         if not found:
@@ -449,21 +461,21 @@ class Island(Communication):
         return -self.membership.steps_of.get(number, 0), number
 
     def _pull_finite(self, number: int) -> Pulled | None:
-        pulled = self._pull(number, self._patience.pull.total_seconds())
+        pulled = self._pull(number, self._timeouts.pull.total_seconds())
         return pulled if pulled is not None and all_finite(pulled.values) else None
 
     def _pull(self, number: int, seconds: float) -> Pulled | None:
         try:
-            return self._edge.pull(number, seconds)
+            return self._links.pull(number, seconds)
         except Refused as error:
             self._refusal = error
             return None
 
     # --- what other threads call
 
-    def _on_roll(self, roll: Roll) -> None:
-        if self._edges is not None:
-            self._edges.look()
+    def _on_change(self) -> None:
+        if self._connections is not None:
+            self._connections.wake()
 
     def _on_stopped(self) -> None:
         self._was_stopped = True
@@ -483,7 +495,7 @@ class Island(Communication):
             while not (adopted.wait(_LOOK_S) or self._ended):
                 pass
             self._rejoined_at = found.position
-        elif self.membership.roll.members:
+        elif self.membership.members.by_number:
             return
         self._was_stopped = False
         self.membership.enter()
@@ -494,14 +506,14 @@ class Island(Communication):
         return self._gossip
 
     @property
-    def _edge(self) -> Edges:
-        assert self._edges is not None
-        return self._edges
+    def _links(self) -> Connections:
+        assert self._connections is not None
+        return self._connections
 
 
-def _own_address(place: Place) -> str:
-    """Of the interface that is chosen, or by which the rendezvous is reached."""
+def _own_address(rendezvous: RendezvousAddress) -> str:
+    """The address of the chosen interface, or of that towards the rendezvous."""
     if os.environ.get(VARIABLE) and (addresses := gloo_addresses()):
         return addresses[0]
-    with socket.create_connection((place.host, place.port), 5) as probe:
+    with socket.create_connection((rendezvous.host, rendezvous.port), 5) as probe:
         return str(probe.getsockname()[0])

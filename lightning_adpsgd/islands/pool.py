@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 from torch._C._distributed_c10d import Store
 
-from lightning_adpsgd.islands.following import Members
 from lightning_adpsgd.islands.holding import Holding, Plan
 from lightning_adpsgd.islands.ledger import (
     Ledger,
@@ -32,7 +31,8 @@ from lightning_adpsgd.islands.ledger import (
     as_ranges,
     union,
 )
-from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAway
+from lightning_adpsgd.islands.membership_reader import Members
+from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
 from lightning_adpsgd.portions import Ranges
 from lightning_adpsgd.sampling import Pace
 
@@ -251,7 +251,7 @@ class IslandPool:
 
     def _place(self) -> tuple[int, int]:
         own = self._members.member.number
-        known = sorted({*self._members.roll.members, own})
+        known = sorted({*self._members.members.by_number, own})
         return known.index(own), len(known)
 
     def _say_it_is_alone(self) -> None:
@@ -296,7 +296,7 @@ class IslandPool:
     def _take_turn(self) -> None:
         try:
             self._rendezvous.ask(self._meet)
-        except (RendezvousAway, OtherTerms) as error:
+        except (RendezvousUnreachable, OtherTerms) as error:
             self._note_absence(str(error))
 
     def _meet(self, store: Store) -> None:
@@ -324,13 +324,13 @@ class IslandPool:
             if wanted != text:
                 stored = store.compare_set(key, text, wanted).decode()
                 if stored == text:
-                    raise RendezvousAway("it has lost its memory")
+                    raise RendezvousUnreachable("it has lost its memory")
                 if stored != wanted:
                     text = stored
                     continue
             self._applied(holding, plan)
             return
-        raise RendezvousAway(f"the pool changed under {_TRIES} changes of ours")
+        raise RendezvousUnreachable(f"the pool changed under {_TRIES} changes of ours")
 
     def _stored(self, store: Store, key: str, holding: Holding) -> str:
         if holding.number in self._written:
@@ -356,7 +356,7 @@ class IslandPool:
 
     def _gone(self, ledger: Ledger) -> set[str]:
         """Who has a part in it and is on the roll no more."""
-        live = {m.incarnation for m in self._members.roll.members.values()}
+        live = {m.incarnation for m in self._members.members.by_number.values()}
         self._seen |= live
         absent, now = ledger.names - live - {self.name}, time.monotonic()
         since = {name: self._absent_since.get(name, now) for name in absent}
@@ -393,7 +393,7 @@ def _parsed(text: str) -> Ledger:
     try:
         return Ledger.from_json(text)
     except ValueError as error:
-        raise RendezvousAway(str(error)) from error
+        raise RendezvousUnreachable(str(error)) from error
 
 
 def _all(num: int) -> Ranges:

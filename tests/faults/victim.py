@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lightning_adpsgd.gossip.exchange import Lane
-from lightning_adpsgd.islands.rendezvous import Place
+from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.replica import Part
 from tests.helpers import PATIENCE_S, until
 from tests.islands.archipelago import Server, Trained
@@ -42,13 +42,13 @@ class Victim:
 
     # --- for the test
 
-    def join(self, place: Place) -> None:
+    def join(self, address: RendezvousAddress) -> None:
         """It joins those who are there."""
-        assert self._do("join", place)
+        assert self._do("join", address)
 
-    def try_to_join(self, place: Place) -> None:
+    def try_to_join(self, address: RendezvousAddress) -> None:
         """The same; it may die meanwhile."""
-        self._do("join", place)
+        self._do("join", address)
 
     def arm(self, moment: str) -> None:
         """It will die at a moment of `MOMENTS`."""
@@ -92,9 +92,9 @@ class Victim:
                 self._step()
             self._theirs.send("done")
 
-    def _join(self, place: Place) -> None:
+    def _join(self, address: RendezvousAddress) -> None:
         server = Server()
-        server.place = place
+        server.address = address
         self._trained = trained = Trained(server, self.vector, **self._options)
         # Not the copy that `Trained` makes: the one that the test sees.
         trained.vector, trained.island._vectors = self.vector, [self.vector]

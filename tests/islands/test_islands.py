@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lightning_adpsgd.gossip.exchange import Lane, Position
 from lightning_adpsgd.gossip.pacing import CoreShare
-from lightning_adpsgd.islands.edges import Edges
-from lightning_adpsgd.islands.membership import Pace, Roll
+from lightning_adpsgd.islands.connections import Connections
+from lightning_adpsgd.islands.members import Heartbeat, MemberList, Status
 from lightning_adpsgd.links import Credentials, Refused
 from tests.helpers import PATIENCE_S, engine_threads, random_rows, until
 from tests.islands.archipelago import (
@@ -209,7 +209,7 @@ def test_all_know_of_a_death_that_its_neighbours_alone_can_see(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its machine says that nobody listens there; no silence is long enough."""
-    deaf = replace(PATIENCE, pace=Pace(beat_s=0.05, silence_s=600.0))
+    deaf = replace(PATIENCE, heartbeat=Heartbeat(interval_s=0.05, silence_s=600.0))
     monkeypatch.setattr("tests.islands.archipelago.PATIENCE", deaf)
     with rendezvous() as server, archipelago(server, random_rows(5)) as trained:
         all_see(trained, 5)
@@ -217,19 +217,21 @@ def test_all_know_of_a_death_that_its_neighbours_alone_can_see(
         rest = [*trained[:2], *trained[3:]]
         all_see(rest, 4)
         left = {0, 1, 3, 4}
-        until(lambda: all(set(o.membership.roll.members) == left for o in rest), "it")
+        until(
+            lambda: all(set(o.membership.members.by_number) == left for o in rest), "it"
+        )
         assert [one.island.statistics().lost for one in rest] == 4 * [1]
 
 
-def test_all_know_of_a_death_where_no_roll_can_be_read(
+def test_all_know_of_a_death_where_no_list_can_be_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As in the half of a network that is cut off from the rendezvous."""
-    monkeypatch.setattr("lightning_adpsgd.islands.edges._LOOK_AROUND_S", 0.1)
+    monkeypatch.setattr("lightning_adpsgd.islands.connections._PROBE_AROUND_S", 0.1)
     with rendezvous() as server, archipelago(server, random_rows(6)) as trained:
         all_see(trained, 6)
         server.stop()
-        until(lambda: all(one.membership.away for one in trained), "the silence")
+        until(lambda: all(one.membership.outage for one in trained), "the silence")
         dead, rest = trained[1], [trained[0], *trained[2:]]
         dead.die()
         all_see(rest, 5)
@@ -243,9 +245,12 @@ def test_two_who_know_different_members_still_exchange() -> None:
         membership = one.island.membership
         membership._rendezvous.ask = lambda action: None  # pyright: ignore
         own = membership.member
-        membership.roll = Roll(99, {own.number: own})
-        one.island._edge._known = {}
-        one.island._edge.look()
+        membership.members = MemberList(99, {own.number: own})
+        links = one.island._links
+        with links._dialing:
+            for name, peer in links._peers.items():
+                links._peers[name] = peer._replace(status=Status.DEAD)
+        links.wake()
         until(lambda: one.members == 1, "a view of its own")
         seen = other.exchanges
         train_until([one, other], lambda: other.exchanges > seen + 3, "exchanges")
@@ -256,14 +261,14 @@ def test_exchanges_go_on_without_the_rendezvous() -> None:
     with rendezvous() as server, archipelago(server, rows) as trained:
         all_see(trained, 3)
         server.stop()
-        until(lambda: all(o.island.membership.away for o in trained), "the loss")
+        until(lambda: all(o.island.membership.outage for o in trained), "the loss")
         least = [one.exchanges + 5 for one in trained]
         train_until(trained, lambda: all_reach(trained, least), "exchanges")
         trained[2].die()
-        # Nobody strikes it off: the ring closes around the broken connection.
+        # Nothing evicts it: the ring closes around the broken connection.
         all_see(trained[:2], 2)
         server.start()
-        until(lambda: not any(o.island.membership.away for o in trained[:2]), "it")
+        until(lambda: not any(o.island.membership.outage for o in trained[:2]), "it")
         late = Trained(server, rows[0])
         late.island.start()
         all_see([*trained[:2], late], 3)
@@ -305,7 +310,7 @@ def test_a_mean_waits_for_nobody_who_says_nothing(
 
         monkeypatch.setattr(Lane, "give", give_or_hang)
         # As long as it may take to get the weights of who is not stuck.
-        trained[0].island._patience = trained[0].shorter_patience(3.0)
+        trained[0].island._timeouts = trained[0].shorter_timeouts(3.0)
         mean = trained[0].island.mean()
         assert mean.members == 2
         torch.testing.assert_close(torch.cat(mean.values), rows[:2].mean(0))
@@ -347,7 +352,7 @@ def test_who_does_not_fit_is_told_why_and_stays_out(
         with pytest.raises(Refused, match=reason):
             other.island.start()
         other.island.abort()
-        assert set(first.island.membership.roll.members) == {0}
+        assert set(first.island.membership.members.by_number) == {0}
         first.step(1.0)
 
 
@@ -355,7 +360,7 @@ def test_without_a_rendezvous_a_start_says_how_to_get_one() -> None:
     with rendezvous() as server:
         server.stop()
         one = Trained(server, random_rows(1)[0])
-        one.island._patience = one.shorter_patience(0.3)
+        one.island._timeouts = one.shorter_timeouts(0.3)
         with pytest.raises(RuntimeError, match="python -m lightning_adpsgd rendezvous"):
             one.island.start()
         one.island.abort()
@@ -426,15 +431,15 @@ def _events(num: int) -> list[threading.Event]:
 def test_who_spares_the_cores_still_says_goodbye_to_whom_it_asks_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A join moves the edges of the ring, while askers rest for long."""
+    """A join changes who asks whom in the ring, while askers rest for long."""
     left = set[tuple[int, int]]()
-    on_left = Edges.on_left
+    on_left = Connections.on_left
 
-    def note(edges: Edges, number: int, for_good: bool) -> None:
-        left.add((edges._transport.index, number))
-        on_left(edges, number, for_good)
+    def note(connections: Connections, number: int, for_good: bool) -> None:
+        left.add((connections._transport.index, number))
+        on_left(connections, number, for_good)
 
-    monkeypatch.setattr(Edges, "on_left", note)
+    monkeypatch.setattr(Connections, "on_left", note)
     monkeypatch.setattr(CoreShare, "pause_s", lambda share: 10.0)
     rows = random_rows(4)
     with rendezvous() as server, archipelago(server, rows[:3]) as trained:

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from lightning_adpsgd.islands.batches import IslandBatches
-from lightning_adpsgd.islands.membership import Member, Roll
+from lightning_adpsgd.islands.members import Member, MemberList
 from lightning_adpsgd.islands.pool import IslandPool, Times
 from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.sampling import EpochState, Place
@@ -28,12 +28,12 @@ class Members:
 
     def __init__(self, number: int, names: list[str]) -> None:
         live = {n: Member(n, name, "", ()) for n, name in enumerate(names)}
-        self.member, self.roll, self.is_in = live[number], Roll(1, live), True
+        self.member, self.members, self.is_in = live[number], MemberList(1, live), True
         self.left, self.steps_of, self.away = frozenset[str](), dict[int, int](), ""
 
     def strike_off(self, number: int) -> None:
-        rest = {n: m for n, m in self.roll.members.items() if n != number}
-        self.roll = Roll(self.roll.epoch + 1, rest)
+        rest = {n: m for n, m in self.members.by_number.items() if n != number}
+        self.members = MemberList(self.members.epoch + 1, rest)
 
 
 class Island:
@@ -44,7 +44,7 @@ class Island:
     ) -> None:
         self.members: Any = Members(number, [f"name {n}" for n in range(num)])
         self.pool = IslandPool(
-            Rendezvous(server.place), self.members, lambda: None, times
+            Rendezvous(server.address), self.members, lambda: None, times
         )
         self._is_training = False
         self.batches = IslandBatches(
@@ -146,8 +146,8 @@ def test_a_rendezvous_that_hangs_is_not_waited_for() -> None:
 
 def test_an_island_that_never_finds_the_rendezvous_trains_by_itself() -> None:
     with rendezvous() as server:
-        place = server.place
-    server.place = place
+        address = server.address
+    server.address = address
     with pools(server, 1, Times(0.02, 0.01, 0.05, 0.05, start_s=0.05)) as (one,):
         one.run()
         assert rows([one]) == Counter(range(60))

@@ -12,7 +12,7 @@ from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.__main__ import main
 from lightning_adpsgd.catching_up import batch_size, catch_up
 from lightning_adpsgd.gossip.exchange import Position
-from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE, Place
+from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE, RendezvousAddress
 from lightning_adpsgd.trainer.compatibility import check_island
 from tests.learners import Linear, loader
 
@@ -20,16 +20,16 @@ URL = "tcp://10.0.0.1:29400/my-job"
 
 
 @pytest.mark.parametrize(
-    ("url", "place"),
+    ("url", "address"),
     [
-        ("tcp://10.0.0.1:29400", Place("10.0.0.1", 29400, "job")),
-        (URL, Place("10.0.0.1", 29400, "my-job")),
-        ("tcp://[fe80::1]:1/a", Place("fe80::1", 1, "a")),
+        ("tcp://10.0.0.1:29400", RendezvousAddress("10.0.0.1", 29400, "job")),
+        (URL, RendezvousAddress("10.0.0.1", 29400, "my-job")),
+        ("tcp://[fe80::1]:1/a", RendezvousAddress("fe80::1", 1, "a")),
     ],
 )
-def test_a_rendezvous_is_a_url(url: str, place: Place) -> None:
-    assert Place.parse(url) == place
-    assert Place.parse(str(place)) == place
+def test_a_rendezvous_is_a_url(url: str, address: RendezvousAddress) -> None:
+    assert RendezvousAddress.parse(url) == address
+    assert RendezvousAddress.parse(str(address)) == address
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_rendezvous_is_a_url(url: str, place: Place) -> None:
 )
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="`islands` must be tcp://host:port"):
-        Place.parse(url)
+        RendezvousAddress.parse(url)
 
 
 @pytest.mark.parametrize(
