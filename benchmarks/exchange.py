@@ -115,8 +115,8 @@ def time_exchanges(
 @contextmanager
 def linked(index: int, folder: Path, name: str) -> Iterator[LinkTransport]:
     """The two processes, joined as islands are; in a subfolder of that name."""
-    facts = PeerInfo(index, f"process {index}", "benchmark", model="")
-    transport = LinkTransport(facts, Credentials(), size=2)
+    info = PeerInfo(index, f"process {index}", "benchmark", model="")
+    transport = LinkTransport(info, Credentials())
     ready = threading.Event()
     listener = transport.listen(Address("127.0.0.1", 0), lambda *_: ready.set())
     unfinished = folder / f"{name}-{index}.partial"

@@ -1,8 +1,8 @@
 """Who takes part at present, in which order, and who asks whom.
 
-A topology knows super-learners 0 ... S - 1. Where they come and go, those who are there
-are sorted by their numbers, and a super-learner's place in that list is its index: all
-who know the same list draw the same ring from it, without a vote.
+A topology knows super-learners 0 ... S - 1. Where they come and go, the live ones are
+sorted by their numbers, and a super-learner's place in that list is its index. All that
+know the same list draw the same ring from it, without a vote.
 """
 
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ _SIZES_TO_TRY = range(1, 9)
 
 
 class LiveSchedule(NamedTuple):
-    """The live super-learners, and the own place among them.
+    """A schedule over the live super-learners, and the own place among them.
 
     Attributes:
-        schedule: Of as many as there are.
-        numbers: Of the live super-learners, in ascending order.
-        own: The own number, one of them.
+        schedule: schedule of as many super-learners as are live.
+        numbers: numbers of the live super-learners, in ascending order.
+        own: own number, one of them.
     """
 
     schedule: Schedule
@@ -30,17 +30,17 @@ class LiveSchedule(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule, numbers: Iterable[int], own: int) -> "LiveSchedule":
-        """The circle of these and oneself, with the same topology, gain and seed."""
+        """Returns the schedule of these and oneself; topology, gain and seed stay."""
         ordered = tuple(sorted({*numbers, own}))
         return cls(replace(schedule, num_super_learners=len(ordered)), ordered, own)
 
     def asks(self, round: int) -> list[int]:
-        """Whom the own super-learner asks in its own round of this number."""
+        """Returns whom the own super-learner asks in its own round of this number."""
         asked = self.schedule.asks(self._index, round)
         return [self.numbers[index] for index in asked]
 
     def peers(self) -> list[int]:
-        """All whom it may ever exchange with, in ascending order."""
+        """Returns all peers with which it may ever exchange, in ascending order."""
         topology, size = self.schedule.topology, len(self.numbers)
         return [self.numbers[index] for index in topology.peers(self._index, size)]
 

@@ -15,7 +15,7 @@ from lightning_adpsgd.gossip.members import FixedMembers
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.groups import Groups, has_nccl
 from lightning_adpsgd.islands.island import Island
-from lightning_adpsgd.islands.rendezvous import Place
+from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.links import Credentials
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.mixing.rounds import RoundMixer
@@ -140,7 +140,7 @@ def _make_island(
 ) -> Island:
     return Island(
         flat.vectors,
-        Place.parse(url),
+        RendezvousAddress.parse(url),
         Schedule(dials.topology, 1, dials.mixing_gain, dials.seed),
         _options(dials),
         flat.layout(),

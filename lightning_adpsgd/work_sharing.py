@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from lightning_adpsgd.islands.batches import EpochUnderWay, Pool, SharedBatches
 from lightning_adpsgd.islands.pool import IslandPool
-from lightning_adpsgd.islands.rendezvous import Place, Rendezvous
+from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
 from lightning_adpsgd.job import Job
 from lightning_adpsgd.portions import EpochState
 from lightning_adpsgd.sampling import ClaimCounter, LeaderBroadcast, LearnerIndex
@@ -80,7 +80,7 @@ class WorkSharing:
         if self._islands is None or self._job.island is None:
             return
         self._island_pool = IslandPool(
-            Rendezvous(Place.parse(self._islands)),
+            Rendezvous(RendezvousAddress.parse(self._islands)),
             self._job.island.membership,
             self._job.raise_if_failed,
         )

@@ -67,8 +67,7 @@ CORE = (
 WITHIN = {
     "links": (
         "sockets",
-        "frames",
-        "facts",
+        "peer_info",
         "credentials",
         "handshake",
         "connection",
@@ -98,15 +97,15 @@ WITHIN = {
         "__init__",
     ),
     "islands": (
-        "errands",
         "rendezvous",
+        "members",
         "membership",
-        "following",
+        "membership_reader",
         "ledger",
         "holding",
         "pool",
         "batches",
-        "edges",
+        "connections",
         "mean",
         "island",
         "__init__",

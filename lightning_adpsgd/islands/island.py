@@ -1,12 +1,12 @@
 """One island: a super-learner that is a job of its own, joined to others by gossip.
 
 Where it has several learners, each carries a shard of the weights to its counterparts,
-over connections of its own; the first one keeps the island's place on the roll.
+over connections of its own; the first one keeps the island on the member list.
 
-    rendezvous   where islands find one another       (`rendezvous`)
-    roll         who is there                         (`membership`)
-    edges        who is connected with whom           (`edges`)
-    engine       exchanges, merges                    (`gossip`, over `links`)
+    rendezvous    where islands find one another       (`rendezvous`)
+    member list   who is there                         (`membership`)
+    connections   who is connected with whom           (`connections`)
+    engine        exchanges, merges                    (`gossip`, over `links`)
 
 An island begins with the weights of those who are there, or with its own if nobody is.
 From then on its training thread waits for no other island: not when one dies, joins or
@@ -40,12 +40,8 @@ from lightning_adpsgd.islands.mean import (
     consensus_of,
     mean_of,
 )
-from lightning_adpsgd.islands.membership import (
-    Heartbeat,
-    Member,
-    MemberList,
-    Membership,
-)
+from lightning_adpsgd.islands.members import Heartbeat, Member, MemberList
+from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.membership_reader import (
     Members,
     MembershipPublisher,
@@ -79,13 +75,13 @@ _HEARTBEAT = Heartbeat()
 
 @dataclass(frozen=True)
 class Timeouts:
-    """For how long an island waits, and for what.
+    """How long an island waits, and for what.
 
     Args:
-        start: At its start, for the rendezvous and for weights of the others.
-        pull: For the weights of one island; a joiner's and a validation's.
-        mean: For all islands together, when their mean is taken.
-        heartbeat: Of signs of life.
+        start: time for the rendezvous and the weights of others, at its start.
+        pull: time for the weights of one island, by a joiner or a validation.
+        mean: time for all islands together, when their mean is taken.
+        heartbeat: interval of heartbeats, and length of a silence.
     """
 
     start: timedelta = timedelta(minutes=30)
@@ -100,19 +96,19 @@ _TIMEOUTS = Timeouts()
 class Island:
     """One learner's part among islands.
 
-    Everything is the training thread's own, but `_rejoin`, which the thread of `Connections`
-    calls, and `_was_stopped`, which the thread of `Membership` sets.
+    Everything is the training thread's own, but `_rejoin`, which the thread of
+    `Connections` calls, and `_was_stopped`, which the thread of `Membership` sets.
 
     Args:
         vectors: The flat weights.
-        place: Of the rendezvous.
+        address: address of the rendezvous.
         schedule: Topology, gain and seed; of any size.
         options: Of the engine.
         layout: `FlatParameters.layout()`; must be equal in all islands.
         credentials: Of the links.
         node: The learners of this island.
         store: Of this island alone; not used by a single learner.
-        timeouts: For what comes from others.
+        timeouts: how long it waits for others.
 
     Attributes:
         engine: what the training thread drives at each step.
@@ -132,19 +128,23 @@ class Island:
         store: Store | None = None,
         timeouts: Timeouts = _TIMEOUTS,
     ) -> None:
-        self._vectors, self._address, self._schedule = vectors, place, schedule
+        self._vectors, self._address, self._schedule = vectors, address, schedule
         self._options, self._layout, self._timeouts = options, layout, timeouts
         self._credentials, self._node = credentials, node or SuperLearnerGroup()
         self._store = store or HashStore()
         self.started_from: Position | None = None
         self.membership = self._make_membership()
         self._transport = self._make_transport()
-        self._edges = Connections(
-            self._transport, self.membership, self._make_engine, self._node.index
-        )
-        self.engine = self._edges.engine
-        self._listener: Listener | None = None
         self._was_stopped, self._ended = False, False
+        self._connections = Connections(
+            self._transport,
+            self.membership,
+            self._make_engine,
+            self._rejoin,
+            self._node.index,
+        )
+        self.engine = self._connections.engine
+        self._listener: Listener | None = None
         self._rejoined_at: Position | None = None
         self._refusal: Refused | None = None
         self._num_looks = 0
@@ -152,14 +152,14 @@ class Island:
     def _make_membership(self) -> Members:
         heartbeat = self._timeouts.heartbeat
         if self._node.index > 0:
-            return MembershipReader(self._store, heartbeat, self._on_roll)
+            return MembershipReader(self._store, heartbeat, self._on_change)
         publisher = MembershipPublisher(self._store)
         membership = Membership(
             Rendezvous(self._address),
             Member(-1, uuid.uuid4().hex, socket.gethostname(), ()),
             lambda: self.position.steps,
             heartbeat,
-            self._on_roll,
+            self._on_change,
             self._on_stopped,
             lambda: publisher.publish(membership) if self._node.size > 1 else None,
         )
@@ -179,7 +179,7 @@ class Island:
             position: how far the training has come.
 
         Raises:
-            RuntimeError: The rendezvous, or all those on its roll, cannot be reached.
+            RuntimeError: The rendezvous, or every member on its list, is unreachable.
             Refused: The others train another model, or do not know the token.
         """
         self.engine.members.position = position
@@ -190,14 +190,14 @@ class Island:
         self._listen()
         self.started_from = self._take_up_weights()
         self.membership.enter(self._timeouts.pull.total_seconds())
-        self._edges.start(self._rejoin)
+        self._connections.start()
 
     def depart(self) -> None:
         """As `stop`, with all that exchanges brought merged into the weights.
 
         All learners of the island come, at the step at which they have agreed to.
         """
-        self._edges.stop(_GOODBYE_S)
+        self._connections.stop(_GOODBYE_S)
         self._drain()
         if self._node.size == 1 or self.engine.leaves:
             self.engine.merge_all()
@@ -210,8 +210,8 @@ class Island:
         return f"{member.number}-{member.incarnation[:8]}"
 
     def stop(self) -> None:
-        """Drains exchanges, leaves the roll, says goodbye; within seconds."""
-        self._edges.stop(_GOODBYE_S)
+        """Drains exchanges, leaves the member list, says goodbye; within seconds."""
+        self._connections.stop(_GOODBYE_S)
         self._drain()
         self.membership.leave(_GOODBYE_S)
         self.engine.say_goodbye(_GOODBYE_S)
@@ -222,7 +222,7 @@ class Island:
         self._ended = True
         self.engine.release()
         self.membership.leave(_GOODBYE_S)
-        self._edges.stop(_GOODBYE_S)
+        self._connections.stop(_GOODBYE_S)
         if self._listener is not None:
             self._listener.close()
         self._transport.close()
@@ -280,8 +280,8 @@ class Island:
         """What was done so far, and who has come and gone."""
         return self.engine.statistics()._replace(
             members=len(self.engine.members.circle.numbers),
-            joined=self._edges.joined,
-            lost=self._edges.lost,
+            joined=self._connections.joined,
+            lost=self._connections.lost,
         )
 
     def _drain(self) -> None:
@@ -298,13 +298,13 @@ class Island:
                     f"the rendezvous at {self._address} could not be reached within "
                     f"{self._timeouts.start}: {self.membership.outage}. Start it with "
                     f"`python -m lightning_adpsgd rendezvous --port "
-                    f"{self._address.port}` on {self._address.host}, and let a firewall "
-                    "pass the port"
+                    f"{self._address.port}` on {self._address.host}, and open that "
+                    "port in its firewall"
                 )
             self.membership.refresh(1.0)
 
     def _make_transport(self) -> LinkTransport:
-        facts = PeerInfo(
+        info = PeerInfo(
             member=-1,
             incarnation="",
             job=self._address.job,
@@ -316,7 +316,7 @@ class Island:
                 "mixing_gain": str(self._schedule.gain),
             },
         )
-        return LinkTransport(facts, self._credentials)
+        return LinkTransport(info, self._credentials)
 
     def _make_engine(
         self,
@@ -330,13 +330,12 @@ class Island:
     def _take_number(self) -> None:
         """The rendezvous has given this island its number among the others."""
         member, transport = self.membership.member, self._transport
-        transport.facts = replace(transport.facts, incarnation=member.incarnation)
-        transport.rename(member.number)
+        transport.rename(member.number, member.incarnation)
         self.engine.members.circle = LiveSchedule.of(self._schedule, (), member.number)
 
     def _listen(self) -> None:
         here = Address(_own_address(self._address), 0)
-        self._listener = self._transport.listen(here, self._edges.on_lane)
+        self._listener = self._transport.listen(here, self._connections.on_lane)
         self._store.set(f"address/{self._node.index}", str(self._listener.address))
         if self._node.index == 0:
             keys = [f"address/{index}" for index in range(self._node.size)]
@@ -350,21 +349,21 @@ class Island:
         judged_at = begin + 2 * self._timeouts.heartbeat.silence_s
         while time.monotonic() < deadline:
             self.membership.refresh(self._timeouts.pull.total_seconds())
-            if not self._see_the_same_roll():
+            if not self._see_the_same_members():
                 return None
             if (found := self._weights_for_all()) is not None:
                 return self._take_up(found)
-            # One that has died may still be on the roll, and its port another's.
+            # A dead one may still be on the list, and its port another's.
             if self._refusal is not None and time.monotonic() > judged_at:
                 raise self._refusal
+        numbers = sorted(self.membership.members.by_number)
         raise RuntimeError(
-            f"none of the super-learners {sorted(self.membership.members.by_number)} on "
-            f"the roll of {self._address} gave its weights within "
-            f"{self._timeouts.start}: see whether this machine can reach their "
-            "addresses, and what they print"
+            f"none of the super-learners {numbers} on the member list of "
+            f"{self._address} gave its weights within {self._timeouts.start}: check "
+            "whether this machine can reach their addresses, and what they print"
         )
 
-    def _see_the_same_roll(self) -> bool:
+    def _see_the_same_members(self) -> bool:
         """Whether there are others, as the first learner of this island knows them."""
         self._num_looks += 1
         key = f"others/{self._num_looks}"
@@ -401,8 +400,8 @@ class Island:
 
         If none does, what another one gives, the furthest first; none if nobody does.
         """
-        roll, own = self.membership.members, self.membership.member.number
-        others = sorted(roll.after(own), key=self._furthest_first)
+        members, own = self.membership.members, self.membership.member.number
+        others = sorted(members.after(own), key=self._furthest_first)
         circle = LiveSchedule.of(self._schedule, others, own)
         near = [n for n in others if n in circle.peers()][:_MOST_NEIGHBOURS]
         found = [pulled for number in near if (pulled := self._pull_finite(number))]
@@ -421,15 +420,15 @@ class Island:
 
     def _pull(self, number: int, seconds: float) -> Pulled | None:
         try:
-            return self._edges.pull(number, seconds)
+            return self._connections.pull(number, seconds)
         except Refused as error:
             self._refusal = error
             return None
 
     # --- what other threads call
 
-    def _on_roll(self, roll: MemberList) -> None:
-        self._edges.look()
+    def _on_change(self) -> None:
+        self._connections.wake()
 
     def _on_stopped(self) -> None:
         self._was_stopped = True
@@ -455,9 +454,9 @@ class Island:
         self.membership.enter()
 
 
-def _own_address(address: RendezvousAddress) -> str:
-    """Of the interface that is chosen, or by which the rendezvous is reached."""
+def _own_address(rendezvous: RendezvousAddress) -> str:
+    """The address of the chosen interface, or of that towards the rendezvous."""
     if os.environ.get(VARIABLE) and (addresses := gloo_addresses()):
         return addresses[0]
-    with socket.create_connection((place.host, place.port), 5) as probe:
+    with socket.create_connection((rendezvous.host, rendezvous.port), 5) as probe:
         return str(probe.getsockname()[0])

@@ -1,192 +1,73 @@
-"""Who is there: a roll of the live islands, kept by all of them in the rendezvous.
+"""Who takes part: a list of the live islands, kept by all of them in the rendezvous.
 
-    roll        the members, under an epoch that each change raises
-    version     a counter that says when to read the roll again
-    beat/<n>    a sign of life of member n, and its steps
-    next        the next number
+    members         the member list, with an epoch that each change raises
+    version         a counter that says when to read the list again
+    heartbeat/<n>   the number of heartbeats of member n, and its steps
+    next            the next number
 
-There is no referee. A member writes itself in, advances its beat, and looks at the
-beats of the eight members after it on the roll, in a circle; whose beat stands still
-for too long, it strikes off. How long that is, each measures with its own monotonic
-clock, so that the clocks of two machines are never compared. Of whom it knows by other
-means that it is dead, it strikes off at once; but only once, so that an error does not
-last. Who finds itself struck off has been cut off, and writes itself in again; or has
-been stopped, as its own clock tells it, and its weights are old. A rendezvous that
-comes back empty gets the roll from the first member that finds it so.
+There is no coordinator. A member adds itself, advances its heartbeat, and watches the
+heartbeats of the eight members after it on the list, which wraps around. It evicts a
+member whose heartbeat stands still for too long. Each observer measures that with its
+own monotonic clock, so the clocks of two machines are never compared. A member that is
+known to be dead by other means is evicted at once, but only once per observer, so that
+a mistake does not last. A member that finds itself evicted was either cut off, and adds
+itself again; or its process was stopped, as its own clock tells, and its weights are
+stale. A rendezvous that comes back empty gets the list from the first to find it.
 
 A member makes two requests in each half second, whatever the number of members.
 """
 
-import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Collection
 
 from torch._C._distributed_c10d import Store
 
-from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAway
+from lightning_adpsgd.islands.members import (
+    Heartbeat,
+    Member,
+    MemberList,
+    SilenceWatch,
+)
+from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
 
 _log = logging.getLogger(__name__)
 
+_HEARTBEAT = Heartbeat()
+
 _NUM_WATCHED = 8
-# A silence lasts over so many looks at least.
-_LEAST_LOOKS = 4
 _TURNS_BETWEEN_READS = 10
 _TRIES = 100
-# In the place of the number of a member's last beat.
+# Replaces the number in a member's last heartbeat.
 _GOODBYE = "goodbye"
 
 
-class Member(NamedTuple):
-    """A super-learner on the roll.
-
-    Attributes:
-        number: Its place in every order; given once, in order of joining.
-        incarnation: Of its processes: unique, whatever its number.
-        host: Name of its machine, for messages.
-        addresses: Where its learners listen, "host:port" of each.
-    """
-
-    number: int
-    incarnation: str
-    host: str
-    addresses: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"super-learner {self.number} on host {self.host}"
-
-
-@dataclass(frozen=True)
-class Roll:
-    """The live members.
-
-    Args:
-        epoch: Raised by every change.
-        members: By number.
-    """
-
-    epoch: int = 0
-    members: Mapping[int, Member] = field(default_factory=dict)
-
-    def holds(self, member: Member) -> bool:
-        """Whether this very incarnation is on it."""
-        found = self.members.get(member.number)
-        return found is not None and found.incarnation == member.incarnation
-
-    def after(self, number: int) -> list[int]:
-        """The other members in a circle, from the one that follows a number."""
-        numbers = sorted(self.members)
-        later = [n for n in numbers if n > number]
-        return later + [n for n in numbers if n < number]
-
-    def to_json(self) -> str:
-        """As the rendezvous keeps it; equal rolls are equal texts."""
-        return json.dumps([self.epoch, [self.members[n] for n in sorted(self.members)]])
-
-    @classmethod
-    def from_json(cls, text: str) -> "Roll":
-        """Reads what `to_json` has written, or nothing.
-
-        Raises:
-            RendezvousAway: It is something else: the store is not ours.
-        """
-        if not text:
-            return cls()
-        try:
-            epoch, rows = json.loads(text)
-            members = [
-                Member(int(number), str(incarnation), str(host), tuple(map(str, ways)))
-                for number, incarnation, host, ways in rows
-            ]
-            return cls(int(epoch), {member.number: member for member in members})
-        except (TypeError, ValueError) as error:
-            raise RendezvousAway(f"it holds no roll of ours: {error}") from error
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How often a member shows and looks for signs of life.
-
-    Args:
-        beat_s: Between two beats.
-        silence_s: Without a beat after which a member counts as dead.
-    """
-
-    beat_s: float = 0.5
-    silence_s: float = 3.0
-
-
-_PACE = Pace()
-
-
-class Watch:
-    """For how long signs of life have stood still, by the observer's own clock.
-
-    Of the time between two looks no more counts than a quarter of what is too long: a
-    machine that stands still for a while wakes its observers and those whom they watch
-    in any order, and nobody is dead for having been asleep at the same time.
-
-    Args:
-        silence_s: How long is too long.
-    """
-
-    def __init__(self, silence_s: float) -> None:
-        self._silence_s = silence_s
-        self._looked_at = 0.0
-        self._seen: dict[str, tuple[str, float]] = {}
-
-    def look(self, beats: Mapping[str, str], now: float) -> list[str]:
-        """Takes note of the beats of those who are watched.
-
-        Args:
-            beats: By incarnation; an empty one for a member that has shown none.
-            now: Seconds of a clock that never goes back.
-
-        Returns:
-            Those whose beat has stood still for too long while they were watched.
-        """
-        passed_s = min(now - self._looked_at, self._silence_s / _LEAST_LOOKS)
-        self._looked_at, seen = now, self._seen
-        self._seen = {}
-        for name, beat in beats.items():
-            before, silent_s = seen.get(name, ("", 0.0))
-            is_silent = name in seen and before == beat
-            self._seen[name] = (beat, silent_s + passed_s if is_silent else 0.0)
-        return [n for n, (_, s) in self._seen.items() if s > self._silence_s]
-
-    def forget(self) -> None:
-        """Begins anew: the observer itself has not looked for long."""
-        self._seen.clear()
-
-
 class Membership:
-    """One island's place on the roll; a thread of its own does all that it does.
+    """One island's place on the member list, kept by a thread of its own.
 
-    The thread writes `roll`, `steps`, `member` and `away` and replaces them whole;
-    others read them. `_wanted` and `_ending` are set by others, under `_state`, which
-    also guards `_dead`: incarnations to strike off, and those that were. Nobody
-    waits for the thread but who begins and ends, for a bounded time.
+    The thread writes the attributes and replaces them whole; others read them.
+    `_wanted`, `_ending`, `_dead` (incarnations to evict) and `_evicted` (those that
+    were) are guarded by `_state`. Other threads wait for this one only when they begin
+    and end, and for a bounded time.
 
     Args:
-        rendezvous: Used by the thread alone.
-        member: This island; its number is drawn in the rendezvous.
-        steps: How many steps it has made.
-        pace: Of beats.
-        on_roll: Called by the thread when the roll has changed, or cannot be read any
-            more.
-        on_stopped: Called by the thread when this process has been stopped for so long
-            that it was struck off: it is not written in before `enter` is called again.
-        on_turn: Called by the thread after each look.
+        rendezvous: client of the store, used by the thread alone.
+        member: this island; the thread draws its number in the rendezvous.
+        steps: returns the number of steps that this island has made.
+        heartbeat: interval of heartbeats and length of a silence.
+        on_change: called by the thread when the list has changed, or can no longer be
+            read.
+        on_stopped: called by the thread when this process was stopped for so long that
+            the others evicted it: it joins again only after the next `enter`.
+        on_turn: called by the thread after each turn.
 
     Attributes:
-        member: This island; its number is negative before it has one.
-        roll: As last read.
-        steps_of: Of those members at which the thread has looked, by number.
-        left: Incarnations that went off the roll by themselves.
-        away: Why the rendezvous cannot be reached at present; empty if it can.
+        member: this island; its number is negative until it has one.
+        members: the member list as last read.
+        steps_of: steps of the watched members, by number.
+        left: incarnations that left the list by themselves.
+        outage: why the rendezvous is unreachable at present; empty if it is not.
     """
 
     def __init__(
@@ -194,26 +75,26 @@ class Membership:
         rendezvous: Rendezvous,
         member: Member,
         steps: Callable[[], int],
-        pace: Pace = _PACE,
-        on_roll: Callable[[Roll], None] = lambda roll: None,
+        heartbeat: Heartbeat = _HEARTBEAT,
+        on_change: Callable[[], None] = lambda: None,
         on_stopped: Callable[[], None] = lambda: None,
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
-        self._rendezvous, self._steps, self._pace = rendezvous, steps, pace
+        self._rendezvous, self._steps, self._heartbeat = rendezvous, steps, heartbeat
         self._on_turn = on_turn
-        self._on_roll, self._on_stopped = on_roll, on_stopped
-        self.member, self.roll, self.away = member, Roll(), ""
+        self._on_change, self._on_stopped = on_change, on_stopped
+        self.member, self.members, self.outage = member, MemberList(), ""
         self.steps_of: dict[int, int] = {}
         self.left = frozenset[str]()
         self._state = threading.Condition()
-        self._wanted, self._ending, self._ended = False, False, False
+        self._wanted, self._ending = False, False
         self._was_in, self._was_stopped, self._unread = False, False, 0
-        self._version, self._beats, self._num_turns = "", 0, 0
-        self._watch = Watch(pace.silence_s)
+        self._version, self._num_heartbeats, self._num_turns = "", 0, 0
+        self._watch = SilenceWatch(heartbeat.silence_s)
         self._store: Store | None = None
-        self._have_beaten = set[int]()
-        self._dead, self._struck = set[str](), set[str]()
-        self._last_turn = self._away_since = time.monotonic()
+        self._have_heartbeats = set[int]()
+        self._dead, self._evicted = set[str](), set[str]()
+        self._last_turn = self._unreachable_since = time.monotonic()
         self._began = self._last_turn, 0
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.name = "adpsgd-members"
@@ -221,18 +102,18 @@ class Membership:
     # --- for others
 
     def start(self) -> None:
-        """Begins to look; nobody sees this island before `enter`."""
+        """Starts the thread; this island is on no list before `enter`."""
         self._last_turn = time.monotonic()
         self._thread.start()
 
-    def look(self, seconds: float) -> bool:
-        """Waits until the thread has looked once more; returns whether it has."""
+    def refresh(self, seconds: float) -> bool:
+        """Waits for one more turn of the thread; returns whether it came in time."""
         with self._state:
             turn = self._num_turns
             return self._state.wait_for(lambda: self._num_turns > turn, seconds)
 
     def enter(self, seconds: float = 0.0) -> bool:
-        """Lets the thread write this island in, and again whenever it is needed.
+        """Lets the thread add this island, now and whenever it is missing.
 
         Returns:
             Whether that was done within the seconds.
@@ -242,16 +123,16 @@ class Membership:
             self._state.notify_all()
             return self._state.wait_for(lambda: self.is_in, seconds)
 
-    def strike(self, member: Member) -> None:
-        """Lets the thread strike off one who is known to be dead, no more than once."""
+    def evict(self, member: Member) -> None:
+        """Lets the thread evict a member that is known to be dead, at most once."""
         with self._state:
-            if member.incarnation not in self._struck:
-                self._struck.add(member.incarnation)
+            if member.incarnation not in self._evicted:
+                self._evicted.add(member.incarnation)
                 self._dead.add(member.incarnation)
                 self._state.notify_all()
 
     def leave(self, seconds: float) -> None:
-        """Strikes this island off and ends the thread; waits that long for it."""
+        """Takes this island off the list and ends the thread; waits that long."""
         with self._state:
             self._ending = True
             self._state.notify_all()
@@ -260,14 +141,15 @@ class Membership:
 
     @property
     def is_in(self) -> bool:
-        """Whether this island is on the roll, as far as it knows."""
-        return self._wanted and self.roll.holds(self.member)
+        """Whether this island is on the list, as far as it knows."""
+        return self._wanted and self.members.holds(self.member)
 
     @property
     def is_awake(self) -> bool:
-        """Whether this process runs; not so just after a stop."""
+        """Whether this process runs; false just after it was stopped."""
         trains = self._steps() >= self._began[1] + 2
-        return trains or time.monotonic() - self._last_turn <= self._pace.silence_s
+        idle_s = time.monotonic() - self._last_turn
+        return trains or idle_s <= self._heartbeat.silence_s
 
     # --- the thread
 
@@ -278,92 +160,91 @@ class Membership:
             with self._state:
                 self._num_turns += 1
                 self._state.notify_all()
-                if not (self._ending or self._hurries()):
+                if not (self._ending or self._is_urgent()):
                     self._rest()
-        self._strike_off_oneself()
+        self._say_goodbye()
 
-    def _hurries(self) -> bool:
+    def _is_urgent(self) -> bool:
         """Whether there is something to tell the rendezvous at once."""
         enters = self._wanted and not self._was_in
-        return not self.away and (enters or bool(self._dead))
+        return not self.outage and (enters or bool(self._dead))
 
     def _take_turn(self) -> None:
         self._began = time.monotonic(), self._steps()
         try:
-            self._rendezvous.ask(self._meet)
-        except RendezvousAway as error:
-            self._note_absence(str(error))
+            self._rendezvous.ask(self._visit)
+        except RendezvousUnreachable as error:
+            self._note_outage(str(error))
         else:
-            self._note_presence()
-        self._note_a_stop_within_the_turn()
+            self._note_end_of_outage()
+        self._note_stop_within_turn()
         self._last_turn = time.monotonic()
 
     def _rest(self) -> None:
-        self._state.wait(self._pace.beat_s)
-        self._note_a_stop(time.monotonic() - self._last_turn)
+        self._state.wait(self._heartbeat.interval_s)
+        self._note_stop(time.monotonic() - self._last_turn)
         self._last_turn = time.monotonic()
 
-    def _note_a_stop_within_the_turn(self) -> None:
+    def _note_stop_within_turn(self) -> None:
         begin, steps = self._began
-        # Where a request hung on a cut link, the training went on all the same.
+        # While a request hangs on a cut link, training goes on.
         if self._steps() < steps + 2:
-            self._note_a_stop(time.monotonic() - begin)
+            self._note_stop(time.monotonic() - begin)
 
-    def _note_a_stop(self, seconds: float) -> None:
-        if seconds > self._pace.silence_s:
+    def _note_stop(self, seconds: float) -> None:
+        if seconds > self._heartbeat.silence_s:
             self._watch.forget()
             self._was_stopped = self._was_in
 
-    def _meet(self, store: Store) -> None:
+    def _visit(self, store: Store) -> None:
         if self._store is not store:
             store.add("version", 0)
-            self._store, self._have_beaten = store, set()
+            self._store, self._have_heartbeats = store, set()
         if self.member.number < 0:
             self._draw_number(store)
-        self._beat(store)
-        version, silent = self._look_at_others(store)
-        self._read_roll(store, version)
+        self._show_heartbeat(store)
+        version, silent = self._watch_others(store)
+        self._read_members(store, version)
         self._take_place(store)
-        self._strike_off(store, silent)
+        self._evict(store, silent)
 
-    def _strike_off(self, store: Store, silent: list[str]) -> None:
+    def _evict(self, store: Store, silent: list[str]) -> None:
         with self._state:
             dead = set(self._dead)
         names = {*silent, *dead}
-        if any(member.incarnation in names for member in self.roll.members.values()):
-            self._show(
-                store, self._change(store, lambda members: _without(members, names))
-            )
+        if any(one.incarnation in names for one in self.members.by_number.values()):
+            self._adopt(store, self._change(store, lambda old: _without(old, names)))
         with self._state:
             self._dead -= dead
 
     def _draw_number(self, store: Store) -> None:
-        taken = max(self._stored_roll(store)[1].members, default=-1)
+        taken = max(self._stored_members(store)[1].by_number, default=-1)
         number = store.add("next", 1) - 1
         while number <= taken:
-            # A rendezvous that has lost its memory counts from 0 again.
+            # A rendezvous that was restarted counts from 0 again.
             number = store.add("next", taken - number + 1) - 1
         self.member = self.member._replace(number=number)
 
-    def _beat(self, store: Store) -> None:
-        self._beats += 1
-        store.set(f"beat/{self.member.number}", f"{self._beats} {self._steps()}")
+    def _show_heartbeat(self, store: Store) -> None:
+        self._num_heartbeats += 1
+        text = f"{self._num_heartbeats} {self._steps()}"
+        store.set(_heartbeat_key(self.member.number), text)
 
-    def _read_roll(self, store: Store, version: str) -> None:
+    def _read_members(self, store: Store, version: str) -> None:
         self._unread += 1
-        # Whoever wrote it may have died before it told so.
+        # The member that wrote the list may have died before it raised the version.
         if version == self._version and self._unread < _TURNS_BETWEEN_READS:
             return
-        text, roll = self._stored_roll(store)
+        text, members = self._stored_members(store)
         if not text and self._was_in:
-            known = dict(self.roll.members)
-            roll = self._change(store, lambda members: known | members)
+            known = dict(self.members.by_number)
+            members = self._change(store, lambda old: known | old)
         self._version, self._unread = version, 0
-        self._show(store, roll)
+        self._adopt(store, members)
 
     def _take_place(self, store: Store) -> None:
-        self._note_a_stop_within_the_turn()
-        if not self._wanted or self.roll.holds(self.member):
+        self._note_stop_within_turn()
+        if not self._wanted or self.members.holds(self.member):
             self._was_stopped = self._was_stopped and not self._wanted
             self._was_in = self._was_in or self._wanted
             return
@@ -371,105 +252,115 @@ class Membership:
             self._was_stopped, self._wanted = False, False
             _log.warning(
                 "this process was stopped for so long that the others went on without "
-                "it; it takes their weights before it goes on with them"
+                "it; it takes their weights before it exchanges with them again"
             )
             self._on_stopped()
             return
-        if self.member.number in self.roll.members:
+        if self.member.number in self.members.by_number:
             self._draw_number(store)
         mine = {self.member.number: self.member}
-        self._beat(store)
-        self._show(store, self._change(store, lambda members: {**members, **mine}))
+        self._show_heartbeat(store)
+        self._adopt(store, self._change(store, lambda old: {**old, **mine}))
         self._was_in = True
 
-    def _look_at_others(self, store: Store) -> tuple[str, list[str]]:
-        """The version of the roll, and the incarnations that were silent for long."""
-        others = self.roll.after(self.member.number)
+    def _watch_others(self, store: Store) -> tuple[str, list[str]]:
+        """Returns the version of the list, and the incarnations that are silent."""
+        others = self.members.after(self.member.number)
         watched = others[:_NUM_WATCHED] if self.is_in else others
-        for number in set(watched) - self._have_beaten:
-            if store.check([f"beat/{number}"]):
-                self._have_beaten.add(number)
-        known = [number for number in watched if number in self._have_beaten]
-        # This one has a time limit of its own, also where the link is cut.
-        version, *found = store.multi_get(["version", *(f"beat/{n}" for n in known)])
-        beats = dict.fromkeys(watched, "") | {
-            n: beat.decode() for n, beat in zip(known, found, strict=True)
+        for number in set(watched) - self._have_heartbeats:
+            if store.check([_heartbeat_key(number)]):
+                self._have_heartbeats.add(number)
+        known = [number for number in watched if number in self._have_heartbeats]
+        # This request has a time limit of its own, also where the link is cut.
+        version, *found = store.multi_get(["version", *map(_heartbeat_key, known)])
+        heartbeats = dict.fromkeys(watched, "") | {
+            n: text.decode() for n, text in zip(known, found, strict=True)
         }
-        self.steps_of = {n: int(beat.split()[1]) for n, beat in beats.items() if beat}
-        names = {self.roll.members[n].incarnation: beats[n] for n in watched}
-        return version.decode(), self._watch.look(names, time.monotonic())
+        self.steps_of = {n: int(s.split()[1]) for n, s in heartbeats.items() if s}
+        by_name = {
+            self.members.by_number[n].incarnation: heartbeats[n] for n in watched
+        }
+        return version.decode(), self._watch.observe(by_name, time.monotonic())
 
-    def _strike_off_oneself(self) -> None:
+    def _say_goodbye(self) -> None:
         mine = [self.member.incarnation]
 
         def leave(store: Store) -> None:
-            store.set(f"beat/{self.member.number}", f"{_GOODBYE} {self._steps()}")
-            self._change(store, lambda members: _without(members, mine))
+            text = f"{_GOODBYE} {self._steps()}"
+            store.set(_heartbeat_key(self.member.number), text)
+            self._change(store, lambda old: _without(old, mine))
 
         try:
             if self._was_in:
                 self._rendezvous.ask(leave)
-        except RendezvousAway:
-            _log.info("left without a word: the rendezvous is away")
+        except RendezvousUnreachable:
+            _log.info("left without a goodbye: the rendezvous is unreachable")
         self._rendezvous.close()
 
-    def _stored_roll(self, store: Store) -> tuple[str, Roll]:
-        text = store.get("roll").decode() if store.check(["roll"]) else ""
-        return text, Roll.from_json(text)
+    def _stored_members(self, store: Store) -> tuple[str, MemberList]:
+        text = store.get("members").decode() if store.check(["members"]) else ""
+        return text, MemberList.from_json(text)
 
     def _change(
         self, store: Store, edit: Callable[[dict[int, Member]], dict[int, Member]]
-    ) -> Roll:
-        """Changes the roll, whatever others do to it meanwhile."""
+    ) -> MemberList:
+        """Changes the list in the rendezvous, which others may change meanwhile."""
         for _ in range(_TRIES):
-            text, roll = self._stored_roll(store)
-            members = edit(dict(roll.members))
-            if text and members == roll.members:
-                return roll
-            changed = Roll(max(roll.epoch, self.roll.epoch) + 1, members)
+            text, found = self._stored_members(store)
+            by_number = edit(dict(found.by_number))
+            if text and by_number == found.by_number:
+                return found
+            epoch = max(found.epoch, self.members.epoch) + 1
+            changed = MemberList(epoch, by_number)
             wanted = changed.to_json()
-            if store.compare_set("roll", text, wanted).decode() == wanted:
+            if store.compare_set("members", text, wanted).decode() == wanted:
                 store.add("version", 1)
                 return changed
-        raise RendezvousAway(f"the roll changed under {_TRIES} changes of ours")
+        raise RendezvousUnreachable(
+            f"the member list changed during each of {_TRIES} attempts to change it"
+        )
 
-    def _show(self, store: Store, roll: Roll) -> None:
-        before, self.roll = self.roll, roll
-        if roll.members == before.members:
+    def _adopt(self, store: Store, members: MemberList) -> None:
+        before, self.members = self.members, members
+        if members.by_number == before.by_number:
             return
-        gone = [m for m in before.members.values() if not roll.holds(m)]
+        gone = [m for m in before.by_number.values() if not members.holds(m)]
         self.left |= {m.incarnation for m in gone if _has_said_goodbye(store, m)}
-        self._on_roll(roll)
+        self._on_change()
 
-    def _note_absence(self, reason: str) -> None:
-        before, self.away = self.away, reason
+    def _note_outage(self, reason: str) -> None:
+        before, self.outage = self.outage, reason
         if not before:
-            self._away_since = time.monotonic()
+            self._unreachable_since = time.monotonic()
             _log.warning(
                 "the rendezvous at %s cannot be reached (%s): training goes on with "
-                "the super-learners that are known, and nobody can join",
-                self._rendezvous.place,
+                "the known super-learners, and no other can join",
+                self._rendezvous.address,
                 reason,
             )
-            self._on_roll(self.roll)
+            self._on_change()
 
-    def _note_presence(self) -> None:
-        if self.away:
+    def _note_end_of_outage(self) -> None:
+        if self.outage:
             # What stood still meanwhile was the rendezvous.
             self._watch.forget()
-            seconds = time.monotonic() - self._away_since
+            seconds = time.monotonic() - self._unreachable_since
             _log.warning(
                 "the rendezvous at %s is back after %.0f s, with %d super-learners on "
-                "its roll",
-                self._rendezvous.place,
+                "its member list",
+                self._rendezvous.address,
                 seconds,
-                len(self.roll.members),
+                len(self.members.by_number),
             )
-        self.away = ""
+        self.outage = ""
+
+
+def _heartbeat_key(number: int) -> str:
+    return f"heartbeat/{number}"
 
 
 def _has_said_goodbye(store: Store, member: Member) -> bool:
-    key = f"beat/{member.number}"
+    key = _heartbeat_key(member.number)
     return store.check([key]) and store.get(key).decode().startswith(_GOODBYE)
 
 

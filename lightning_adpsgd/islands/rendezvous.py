@@ -1,11 +1,11 @@
 """Where islands find one another: a key-value store that may come and go.
 
-The store is torch's own, served by a small process of its own (`serve`). It holds who
-is there and signs of life, and nothing that training needs: it can be killed and
-started again, empty, at any time. A client of torch's raises on every use once its
-server has gone, so that `Rendezvous` makes a new one then; where a server answers
-nothing, it waits for ever, and so uses it in a thread of its own. Nothing here decides
-who is alive.
+The store is torch's own, served by a small process of its own (`serve`). It holds the
+member list and heartbeats, and nothing that training needs, so it can be killed and
+restarted, empty, at any time. A client of torch's raises on every use once its server
+has gone; `Rendezvous` then makes a new one. It also waits forever for a server that
+hangs, so `TimedCalls` uses it in a thread of its own. No decision about who is alive is
+made here.
 """
 
 import ipaddress
@@ -17,41 +17,47 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
+import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
-from lightning_adpsgd.islands.errands import Errands, Late
+from lightning_adpsgd.background import BackgroundWorker
 from lightning_adpsgd.links.sockets import Address, connect, tune
 
 T = TypeVar("T")
 
 ENVIRONMENT_VARIABLE = "LIGHTNING_ADPSGD_ISLANDS"
-"""Stands for `islands=` where that is not given."""
+"""Used where `islands=` is not given."""
 
-# Less than the silence after which a member counts as dead.
+# Shorter than the silence after which a member counts as dead.
 _ANSWER_S = 2.0
-# A client that cannot be made tries no more when that has passed.
-_PATIENCE = timedelta(seconds=1)
+# How long a client tries to connect.
+_CONNECT = timedelta(seconds=1)
 _JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class RendezvousAway(Exception):
+class RendezvousUnreachable(Exception):
     """The store cannot be reached at present."""
 
 
-class Place(NamedTuple):
+class CallTimedOut(Exception):
+    """A call was not done in time; it may still be under way."""
+
+
+class RendezvousAddress(NamedTuple):
     """Where the store is, and the job whose islands meet there.
 
     Attributes:
-        host: Name or address.
-        port: Of TCP.
-        job: Islands of one name form a job.
+        host: host name or address.
+        port: TCP port.
+        job: name of the job; islands that give the same name train together.
     """
 
     host: str
@@ -59,11 +65,11 @@ class Place(NamedTuple):
     job: str
 
     @classmethod
-    def parse(cls, url: str) -> "Place":
+    def parse(cls, url: str) -> "RendezvousAddress":
         """Reads ``tcp://host:port`` or ``tcp://host:port/job``.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The text is something else.
         """
         parts = urlsplit(url)
         with suppress(ValueError):
@@ -73,108 +79,150 @@ class Place(NamedTuple):
             if is_url and parts.hostname and parts.port:
                 return cls(parts.hostname, parts.port, job)
         raise ValueError(
-            "`islands` must be tcp://host:port or tcp://host:port/job, with a job of "
-            f"at most 64 letters, digits and . _ -, got {url!r}"
+            "`islands` must be tcp://host:port or tcp://host:port/job, with a job name "
+            f"of at most 64 letters, digits and . _ -, got {url!r}"
         )
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp://{host}:{self.port}/{self.job}"
+        return f"tcp://{Address(self.host, self.port)}/{self.job}"
+
+
+class TimedCalls:
+    """Makes one call after another in a thread of its own; for one calling thread.
+
+    Args:
+        name: name of the thread, which the first call starts.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._worker: BackgroundWorker | None = None
+        self._last: Future[Any] | None = None
+
+    def run(self, call: Callable[[], T], seconds: float) -> T:
+        """Returns the result of a call.
+
+        Raises:
+            CallTimedOut: This call, or the one before it, has not ended in time. Its
+                result is lost.
+        """
+        if not self.await_last(seconds):
+            raise CallTimedOut
+        if self._worker is None:
+            self._worker = BackgroundWorker(self._name, torch.device("cpu"))
+        self._last = future = self._worker.submit(call)
+        if not self.await_last(seconds):
+            raise CallTimedOut
+        return future.result()
+
+    def await_last(self, seconds: float) -> bool:
+        """Waits for the call under way, if any; returns whether it has ended."""
+        pending = [] if self._last is None else [self._last]
+        return not wait(pending, max(0.0, seconds)).not_done
+
+    def stop(self) -> None:
+        """Ends the thread once the call under way ends, without waiting for it."""
+        if self._worker is not None:
+            self._worker.stop(None if self.await_last(0.0) else 0.0)
+        self._worker = self._last = None
 
 
 class Rendezvous:
-    """A client of the store that finds a server again; for one thread at a time.
+    """A client of the store that finds a restarted server; for one thread at a time.
 
-    Nothing takes longer than some seconds. While a request is late the server is away;
-    it is still there when the answer comes. A second connection, on which nothing is
-    said, tells a server that hangs from one that is gone: it ends when its process
-    does, and soon after the link was cut.
+    Nothing takes longer than some seconds. A request that is late counts as an outage,
+    which ends when its answer comes. A second connection, over which nothing is sent,
+    distinguishes a server that hangs from one that has gone: it closes when the process
+    of the server ends, and soon after the link is cut.
 
     Args:
-        place: Where it is.
-        answer_s: For how long an answer may take.
+        address: where the store is.
+        answer_s: seconds that an answer may take.
     """
 
-    def __init__(self, place: Place, answer_s: float = _ANSWER_S) -> None:
-        self.place, self._answer_s = place, answer_s
+    def __init__(self, address: RendezvousAddress, answer_s: float = _ANSWER_S) -> None:
+        self.address, self._answer_s = address, answer_s
         self._store: Store | None = None
         self._line: socket.socket | None = None
-        self._errands = Errands("adpsgd-rendezvous")
+        self._calls = TimedCalls("adpsgd-rendezvous")
         self._deadline = 0.0
         self._server: tuple[str, int] | None = None
 
     def ask(self, action: Callable[[Store], T]) -> T:
-        """What an action on the store of this job gives.
+        """Returns the result of an action on the store of this job.
 
         Raises:
-            RendezvousAway: The server cannot be reached, is another one than the last
-                time, or does not answer in time; the next call tries again.
+            RendezvousUnreachable: The server cannot be reached, is another one than the
+                last time, or does not answer in time; the next call tries again.
         """
         self._deadline = time.monotonic() + self._answer_s
         try:
             store = self._connected()
             return action(store)
-        except Late as error:
-            raise RendezvousAway(f"no answer within {self._answer_s:g} s") from error
+        except CallTimedOut as error:
+            reason = f"no answer within {self._answer_s:g} s"
+            raise RendezvousUnreachable(reason) from error
         except (OSError, DistError) as error:
             self.close()
-            raise RendezvousAway(str(error).partition("\n")[0]) from error
+            raise RendezvousUnreachable(str(error).partition("\n")[0]) from error
 
     def close(self) -> None:
-        """Lets go of the connection; the next use makes a new one."""
+        """Closes the connection; the next use makes a new one."""
         if self._line is not None:
-            if not self._errands.await_last(0.0):
+            if not self._calls.await_last(0.0):
                 _hang_up_on(self._server)
             self._line.close()
-        self._errands.stop()
+        self._calls.stop()
         self._store = self._line = None
 
     def _connected(self) -> Store:
-        # torch writes a trace to stderr when it meets a closed connection, so that this
-        # one is looked at first.
+        # torch prints a trace when it meets a closed connection: look at ours first.
         if self._line is not None and select.select([self._line], [], [], 0)[0]:
             raise ConnectionError("the server has closed the connection")
         if self._line is None:
-            self._line = connect(Address(self.place.host, self.place.port))
+            self._line = connect(Address(self.address.host, self.address.port))
             tune(self._line)
-            self._server = _plain(self._line.getpeername())
+            self._server = _host_and_port(self._line.getpeername())
         if self._store is None:
-            self._store = cast(Store, _InTime(self._in_time(self._make_store), self))
+            store = self._in_time(self._make_store)
+            self._store = cast(Store, _TimedStore(store, self._in_time))
         return self._store
 
     def _make_store(self) -> Store:
         plain = TCPStore(
-            self.place.host,
-            self.place.port,
-            timeout=_PATIENCE,
+            self.address.host,
+            self.address.port,
+            timeout=_CONNECT,
             is_master=False,
             wait_for_workers=False,
         )
-        return PrefixStore(f"islands/{self.place.job}", plain)
+        return PrefixStore(f"islands/{self.address.job}", plain)
 
     def _in_time(self, action: Callable[[], T]) -> T:
-        return self._errands.run(action, self._deadline - time.monotonic())
+        return self._calls.run(action, self._deadline - time.monotonic())
 
 
-class _InTime:
-    """A store each of whose operations is done in time, or `Late`."""
+class _TimedStore:
+    """A store each of whose operations is done in time or raises `CallTimedOut`."""
 
-    def __init__(self, store: Store, rendezvous: Rendezvous) -> None:
-        self._store, self._rendezvous = store, rendezvous
+    def __init__(
+        self, store: Store, in_time: Callable[[Callable[[], Any]], Any]
+    ) -> None:
+        self._store, self._in_time = store, in_time
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._store, name)
-        return lambda *words: self._rendezvous._in_time(partial(method, *words))
+        return lambda *words: self._in_time(partial(method, *words))
 
 
 def _hang_up_on(server: tuple[str, int] | None) -> None:
-    """Ends all connections of this process with a server.
+    """Shuts down all connections of this process with a server.
 
-    torch's client has no other way to make it stop waiting.
+    Nothing else makes torch's client stop waiting.
     """
     for name in os.listdir("/dev/fd"):
         with suppress(OSError), _copy_of_socket(int(name)) as sock:
-            if _plain(sock.getpeername()) == server:
+            if _host_and_port(sock.getpeername()) == server:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
@@ -184,8 +232,8 @@ def _copy_of_socket(number: int) -> socket.socket:
     return socket.socket(fileno=os.dup(number))
 
 
-def _plain(name: Any) -> tuple[str, int] | None:
-    """An address and a port, whether IPv4 is written as itself or within IPv6."""
+def _host_and_port(name: Any) -> tuple[str, int] | None:
+    """An address and a port, with IPv4 within IPv6 written as plain IPv4."""
     if not isinstance(name, tuple):
         return None
     address = ipaddress.ip_address(name[0].partition("%")[0])
@@ -193,12 +241,12 @@ def _plain(name: Any) -> tuple[str, int] | None:
 
 
 def serve(host: str, port: int, stop: threading.Event) -> None:
-    """Serves the store until it is told to stop; holds nothing but memory.
+    """Serves the store, in memory alone, until it is told to stop.
 
     Args:
-        host: Name or address of an interface of this machine; empty: of all.
-        port: Of TCP.
-        stop: Ends it.
+        host: name or address of an interface of this machine; empty: all interfaces.
+        port: TCP port.
+        stop: event that ends it.
 
     Raises:
         OSError: The address is not one of this machine, or the port is taken.
@@ -211,7 +259,7 @@ def serve(host: str, port: int, stop: threading.Event) -> None:
             port,
             is_master=True,
             wait_for_workers=False,
-            timeout=_PATIENCE,
+            timeout=_CONNECT,
             master_listen_fd=listener.detach(),
         )
     stop.wait()

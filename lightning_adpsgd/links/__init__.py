@@ -4,7 +4,7 @@ from lightning_adpsgd.links.credentials import BadCredentials, Certificates, Cre
 from lightning_adpsgd.links.handshake import Malformed, Refused
 from lightning_adpsgd.links.listener import Listener
 from lightning_adpsgd.links.peer_info import PeerInfo
-from lightning_adpsgd.links.sockets import Address, evidence_of, knock
+from lightning_adpsgd.links.sockets import Address, evidence_of, probe
 from lightning_adpsgd.links.transport import LinkTransport
 
 __all__ = [
@@ -12,11 +12,11 @@ __all__ = [
     "BadCredentials",
     "Certificates",
     "Credentials",
-    "PeerInfo",
     "LinkTransport",
     "Listener",
     "Malformed",
+    "PeerInfo",
     "Refused",
     "evidence_of",
-    "knock",
+    "probe",
 ]

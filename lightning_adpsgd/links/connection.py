@@ -1,8 +1,18 @@
-"""One connection of a link: messages both ways, moved by whoever waits for one."""
+"""One connection of a link: messages both ways, moved by the thread that waits for one.
+
+A message follows a header, so that its size is agreed first:
+
+    4 bytes   a mark, by which a stream that is out of step is noticed
+    8 bytes   size of the message in bytes, in network order
+
+The receiver has posted a tensor for the message, and refuses a header with any other
+size before it reads a byte of the message. Nothing is allocated because of a header.
+"""
 
 import selectors
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections import deque
@@ -14,17 +24,42 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.links.frames import HEADER, BadFrame, check_header, make_header
 from lightning_adpsgd.links.sockets import evidence_of, is_cut, wake_after
 from lightning_adpsgd.transport import Evidence, PeerLost
 
-# A message that is not longer leaves in one packet with its header.
+_HEADER, _MARK = struct.Struct("!4sQ"), b"\xadpsg"
+# A message of at most so many bytes leaves in one packet with its header.
 _SHORT_BYTES = 1024
-# TLS sends again what did not fit, from its beginning.
+# TLS repeats a send that did not fit, from its beginning.
 _MOST_BYTES_AT_ONCE = 1 << 18
-# Every wake-up costs more than the packet that came: of a long message, so much first.
+# A wake-up costs more than a packet: wait for so much of a long message at once.
 _WORTH_WAKING_FOR = 1 << 20
-_SECONDS_BETWEEN_LOOKS = 0.25
+_SECONDS_BETWEEN_CHECKS = 0.25
+
+
+class BadFrame(RuntimeError):
+    """What arrived is not the message that is due."""
+
+
+def make_header(num_bytes: int) -> bytes:
+    """Returns the header of a message of so many bytes."""
+    return _HEADER.pack(_MARK, num_bytes)
+
+
+def check_header(header: bytes | bytearray, num_bytes: int) -> None:
+    """Accepts the header of a message of so many bytes and nothing else.
+
+    Raises:
+        BadFrame: The message is another one; names both sizes.
+    """
+    mark, announced = _HEADER.unpack(header)
+    if mark != _MARK:
+        raise BadFrame(f"its stream is out of step: a message begins with {mark!r}")
+    if announced != num_bytes:
+        raise BadFrame(
+            f"it announces a message of {announced} bytes where one of {num_bytes} is "
+            "due; its model or its options differ from ours"
+        )
 
 
 class _Operation(Protocol):
@@ -33,30 +68,30 @@ class _Operation(Protocol):
 
     @property
     def num_left(self) -> int:
-        """Bytes that it can move before it looks at what they say."""
+        """Number of bytes that it can move before it interprets them."""
         ...
 
     def step(self, sock: socket.socket) -> None:
-        """One try; raises what the socket raises where nothing can move."""
+        """Tries once; raises what the socket raises where nothing can move."""
         ...
 
 
 class Connection:
     """Messages to and from one peer; for one thread at a time.
 
-    No thread is behind it. Posted operations are in two queues; whoever waits for one
-    of them moves the bytes of both, so that two ends that both send first do not block
-    each other, as long as both have posted what they receive. A wait that timed out
-    does no harm: the operation stays posted. What was posted and not waited for moves
-    while others are waited for.
+    It has no thread of its own. Posted operations are in two queues, and the thread
+    that waits for one of them moves the bytes of both. Two ends that both send first do
+    not block each other, as long as both have posted what they receive. A wait that
+    timed out does no harm: the operation stays posted. An operation that no thread
+    waits for moves while others are waited for.
 
-    `_turn` guards the queues and the socket, and is held by whoever waits. `break_off`
-    may be called by any thread: it wakes the one that waits.
+    `_turn` guards the queues and the socket; the thread that waits holds it.
+    `break_off` may be called by any thread, and wakes the one that waits.
 
     Args:
-        sock: Connected, with its handshake behind it.
-        peer: Number of the member at the other end.
-        on_broken: Called in the thread that is told of the break.
+        sock: connected socket, after its handshake.
+        peer: number of the member at the other end.
+        on_broken: called in the thread that is told of the break.
     """
 
     def __init__(
@@ -76,14 +111,13 @@ class Connection:
         self._evidence: Evidence = ""
 
     def post_receive(self, into: Tensor) -> "Posted":
-        """Posts a receive into a contiguous tensor of the host."""
-        doing = "receiving from it"
-        return self._post(self._receives, _Receive(_memory_of(into)), doing)
+        """Posts a receive into a contiguous tensor in host memory."""
+        receive = _Receive(_memory_of(into))
+        return self._post(self._receives, receive, "receiving from it")
 
     def post_send(self, tensor: Tensor) -> "Posted":
-        """Posts a send; what the kernel takes at once is on its way."""
-        doing = "sending to it"
-        posted = self._post(self._sends, _Send(_memory_of(tensor)), doing)
+        """Posts a send; sends at once what the kernel takes."""
+        posted = self._post(self._sends, _Send(_memory_of(tensor)), "sending to it")
         with self._turn:
             while self._sends and not self._broken:
                 if not self._try(self._sends, selectors.EVENT_WRITE)[0]:
@@ -91,7 +125,7 @@ class Connection:
         return posted
 
     def break_off(self, reason: str) -> None:
-        """Ends the connection, in whatever thread; who waits is told the reason."""
+        """Ends the connection, in any thread; one that waits is told the reason."""
         self._broken = self._broken or reason
         self._shut()
         with self._turn:
@@ -126,13 +160,13 @@ class Connection:
         raise PeerLost(self._peer, doing, self._broken, self._evidence)
 
     def _move(self) -> int:
-        """One try each way; returns for what to wait, or 0 if something has moved."""
+        """Tries each way once; returns what to wait for, or 0 if something moved."""
         sent, wants = self._try(self._sends, selectors.EVENT_WRITE)
         received, also_wants = self._try(self._receives, selectors.EVENT_READ)
         return 0 if sent or received else wants | also_wants
 
     def _try(self, queue: deque[_Operation], event: int) -> tuple[bool, int]:
-        """Whether something has moved, and if not for what to wait."""
+        """Returns whether something has moved, and if not, what to wait for."""
         if not queue or self._broken:
             return bool(self._broken), 0
         try:
@@ -159,11 +193,11 @@ class Connection:
             enough = min(self._receives[0].num_left, _WORTH_WAKING_FOR)
             wake_after(self._socket, enough)
         self._selector.modify(self._socket, events)
-        if not self._selector.select(min(seconds, _SECONDS_BETWEEN_LOOKS)):
-            self._look(time.monotonic() - begin)
+        if not self._selector.select(min(seconds, _SECONDS_BETWEEN_CHECKS)):
+            self._check_for_cut(time.monotonic() - begin)
         return True
 
-    def _look(self, waited_s: float) -> None:
+    def _check_for_cut(self, waited_s: float) -> None:
         try:
             cut = is_cut(self._socket, waited_s)
         except OSError as error:
@@ -182,7 +216,7 @@ class Connection:
 
     def _shut(self) -> None:
         with suppress(OSError):  # it was broken already
-            # Not that of TLS, which would let who reads see what is encrypted.
+            # TLS's own shutdown would let a reader see what is encrypted.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _close(self) -> None:
@@ -229,7 +263,7 @@ class _Send:
 
 class _Receive:
     def __init__(self, into: memoryview) -> None:
-        self._header, self._into = bytearray(HEADER.size), into
+        self._header, self._into = bytearray(_HEADER.size), into
         self._room, self._at_header = memoryview(self._header), True
 
     @property
@@ -252,5 +286,5 @@ class _Receive:
 
 def _memory_of(tensor: Tensor) -> memoryview:
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError("a link takes contiguous tensors of the host")
+        raise ValueError("a link takes contiguous tensors in host memory")
     return tensor.detach().view(-1).view(torch.uint8).numpy().data

@@ -1,7 +1,7 @@
-"""By what members of a job know one another: a token, and certificates if there are.
+"""How members of a job recognise one another: a token, and optional certificates.
 
 The token is a secret that all members of a job share. It never crosses a link: each end
-proves that it has it (see `handshake`). Certificates encrypt what crosses.
+proves that it has it (see `handshake`). With certificates, TLS encrypts what crosses.
 """
 
 import hmac
@@ -26,17 +26,17 @@ _HOW = "make one with `python -c 'import secrets; print(secrets.token_hex(32))'`
 
 
 class BadCredentials(ValueError):
-    """A token or certificate that cannot be used; says why and what to do."""
+    """A token or certificate that cannot be used; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a member shows and demands.
+    """What a member proves and demands.
 
     Args:
-        token: Shared by all members; empty: whoever connects is let in.
-        tls: Encrypts; none: what crosses can be read and changed on its way.
-        unprotected: Links may leave the host though there is no token.
+        token: secret of all members; empty: any connection is admitted.
+        tls: certificates; none: what crosses can be read and changed on its way.
+        unprotected: whether links may leave the host without a token.
 
     Raises:
         BadCredentials: The token is too short.
@@ -55,10 +55,10 @@ class Credentials:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Credentials":
-        """What the environment says; see docs/security.md.
+        """Reads environment variables; see docs/security.md.
 
         Raises:
-            BadCredentials: Something is malformed, unreadable or open to others.
+            BadCredentials: A value is malformed, unreadable or open to others.
         """
         return cls(
             _token_of(environment),
@@ -66,39 +66,39 @@ class Credentials:
             environment.get(UNPROTECTED) == "1",
         )
 
-    def check_place(self, sock: socket.socket) -> None:
-        """Refuses a bound socket that may not be used with these credentials.
+    def check_address(self, sock: socket.socket) -> None:
+        """Refuses a bound socket that these credentials do not allow.
 
         Raises:
-            BadCredentials: It leaves the host, and there is no token; or a certificate
-                cannot be used.
+            BadCredentials: The socket leaves the host, and there is no token; or a
+                certificate cannot be used.
         """
         if self.tls is not None:
             self.tls.context(server_side=True)
         if not (self.token or self.unprotected or is_loopback(sock)):
             raise BadCredentials(
                 f"there is no token, and {sock.getsockname()[0]} is not a loopback "
-                f"address: give all members one in {TOKEN_FILE} or {TOKEN} ({_HOW}), "
-                f"or set {UNPROTECTED}=1 where nobody else can reach the network"
+                f"address: give all islands one in {TOKEN_FILE} or {TOKEN} ({_HOW}), "
+                f"or set {UNPROTECTED}=1 on a network that only trusted users reach"
             )
 
     def proof(self, *parts: bytes) -> bytes:
-        """HMAC-SHA256 of the parts, each of a fixed length but the last."""
+        """Returns HMAC-SHA256 of the parts; all but the last have a fixed length."""
         return hmac.digest(self.token, b"".join(parts), "sha256")
 
     def accepts(self, proof: bytes, *parts: bytes) -> bool:
-        """Whether this is the proof, compared in a time that tells nothing."""
+        """Returns whether this is the proof, compared in constant time."""
         return hmac.compare_digest(proof, self.proof(*parts))
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files of TLS in PEM; each end demands a certificate of the authority.
+    """TLS files in PEM; each end demands a certificate of the authority.
 
     Args:
-        certificate: This member's.
-        key: Its private key.
-        authority: That has signed the certificates of all members and nobody else's.
+        certificate: certificate of this member.
+        key: its private key.
+        authority: certificate of the authority that signs for members only.
     """
 
     certificate: Path
@@ -106,7 +106,7 @@ class Certificates:
     authority: Path
 
     def wrap(self, sock: socket.socket, server_side: bool) -> ssl.SSLSocket:
-        """The socket with TLS around it, before TLS's handshake.
+        """Returns the socket with TLS around it, before TLS's handshake.
 
         Raises:
             BadCredentials: A file cannot be read or used.
@@ -117,7 +117,7 @@ class Certificates:
         )
 
     def context(self, server_side: bool) -> ssl.SSLContext:
-        """TLS with these files, which are read anew, as they may have been renewed.
+        """Returns TLS with these files, read anew because they may have been renewed.
 
         Raises:
             BadCredentials: A file cannot be read or used.
@@ -125,11 +125,11 @@ class Certificates:
         side = ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT
         context = ssl.SSLContext(side)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        # The authority is the job's own, so that addresses may change as they like.
+        # The authority is the job's own, so that addresses may change.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         if server_side:
-            # An unread ticket at the closing of a connection would reset it.
+            # A connection that is closed with an unread ticket would be reset.
             context.num_tickets = 0
         try:
             context.load_verify_locations(self.authority)
@@ -151,22 +151,22 @@ def _token_of(environment: Mapping[str, str]) -> bytes:
 
 
 def read_token(path: Path) -> bytes:
-    """The token in a file, without white space around it.
+    """Returns the token in a file, without white space around it.
 
     Raises:
         BadCredentials: The file is absent, readable by others, empty or too long.
     """
     try:
         with path.open("rb") as file:
-            # Of what was opened, whatever the name means by now.
+            # The mode of the opened file, whatever its name means by now.
             mode = os.fstat(file.fileno()).st_mode
             content = file.read(_LONGEST + 1)
     except OSError as error:
         raise BadCredentials(f"cannot read the token: {error}") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise BadCredentials(
-            f"{path} holds a secret and is open to others than its owner (mode "
-            f"{stat.S_IMODE(mode):04o}): chmod 600 it, and make a token anew"
+            f"{path} holds a secret but is open to users other than its owner (mode "
+            f"{stat.S_IMODE(mode):04o}): chmod 600 it, and make a new token"
         )
     if not content.strip():
         raise BadCredentials(f"{path} is empty; {_HOW}")

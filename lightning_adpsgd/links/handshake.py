@@ -4,41 +4,41 @@
     listener -> dialer   hello: mark, protocol, nonce b
     dialer -> listener   HMAC(token, "dialer" a b)
     listener -> dialer   a byte, and HMAC(token, "listener" a b)
-    dialer -> listener   letter: length, JSON, HMAC(token, "dialer's letter" a b JSON)
-    listener -> dialer   letter, in the same way, with a refusal or without
+    dialer -> listener   info: length, JSON, HMAC(token, "dialer's info" a b JSON)
+    listener -> dialer   info, in the same way, with a refusal or without
 
-The token never crosses. A proof is of use in one handshake, for one role. Before a
-dialer has proved that it has the token it may send 74 bytes, of a fixed form, and
-nothing is allocated for it; after that a letter may be as long as `LONGEST_LETTER`.
+The token never crosses. A proof is valid in one handshake, for one role. Before it has
+proved that it has the token, a dialer may send 74 bytes of a fixed form, and nothing is
+allocated for it. After that its info message may have up to `LONGEST_INFO` bytes.
 """
 
 import json
 import secrets
 import socket
 import struct
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lightning_adpsgd.links.credentials import Credentials
 from lightning_adpsgd.links.peer_info import PROTOCOL, PeerInfo, differences
 from lightning_adpsgd.links.sockets import Deadline, receive_all, send_all
 
-LONGEST_LETTER = 16 << 20
+LONGEST_INFO = 16 << 20
 """Bytes; the names and shapes of a model of 100,000 tensors take less."""
 
 _HELLO, _LENGTH, _PROOF_BYTES = struct.Struct("!8sH32s"), struct.Struct("!I"), 32
 _MARK = b"\xadPSGDlnk"
 _ACCEPTED, _WRONG_TOKEN = b"\1", b"\0"
 _DIALER, _LISTENER = b"dialer  ", b"listener"
-_DIALERS_LETTER, _LISTENERS_LETTER = b"letter d", b"letter l"
+_DIALERS_INFO, _LISTENERS_INFO = b"letter d", b"letter l"
+_OTHER_TOKEN = "its token differs from ours, or only one of us has a token"
 
 
 class Refused(RuntimeError):
-    """One end does not want this link, and says why; to try again is no use."""
+    """One end does not want this link, and says why; trying again does not help."""
 
 
 class Malformed(RuntimeError):
-    """What came is no handshake of a link."""
+    """What arrived is no handshake of a link."""
 
 
 class _Session(NamedTuple):
@@ -60,25 +60,26 @@ class _Session(NamedTuple):
         proof = self.receive(_PROOF_BYTES)
         return self.credentials.accepts(proof, label, self.nonces, content)
 
-    def send_letter(self, label: bytes, letter: dict[str, Any]) -> None:
-        text = json.dumps(letter).encode()
-        if len(text) > LONGEST_LETTER:
-            raise Refused(
-                f"our facts take {len(text)} bytes, more than {LONGEST_LETTER}"
-            )
+    def send_info(self, label: bytes, mine: PeerInfo, **others: Any) -> None:
+        text = json.dumps({"facts": mine.to_dict(), **others}).encode()
+        if len(text) > LONGEST_INFO:
+            raise Refused(f"our info takes {len(text)} bytes, more than {LONGEST_INFO}")
         self.send(_LENGTH.pack(len(text)) + text + self.proof(label, text))
 
-    def receive_letter(self, label: bytes) -> dict[str, Any]:
+    def receive_info(self, label: bytes) -> tuple[PeerInfo, dict[str, Any]]:
         (length,) = _LENGTH.unpack(self.receive(_LENGTH.size))
-        if length > LONGEST_LETTER:
-            raise Malformed(f"a letter of {length} bytes, more than {LONGEST_LETTER}")
+        if length > LONGEST_INFO:
+            raise Malformed(
+                f"an info message of {length} bytes, more than {LONGEST_INFO}"
+            )
         text = self.receive(length)
         if not self.accepts_proof(label, text):
-            raise Malformed("a letter was changed on its way")
+            raise Malformed("an info message was changed on its way")
         try:
-            return dict(json.loads(text))
+            message = dict(json.loads(text))
+            return PeerInfo.from_dict(message.get("facts")), message
         except (ValueError, TypeError, RecursionError) as error:
-            raise Malformed(f"a letter that cannot be read: {error}") from error
+            raise Malformed(f"an info message that is invalid: {error}") from error
 
 
 def greet_listener(
@@ -88,76 +89,72 @@ def greet_listener(
     mine: PeerInfo,
     wanted: int,
 ) -> PeerInfo:
-    """The dialer's part; returns who the listener is.
+    """Plays the dialer's part; returns who the listener is.
 
     Args:
-        sock: Connected.
-        deadline: Of the whole handshake.
-        credentials: What to prove and demand.
-        mine: Who dials.
-        wanted: The member that is meant to listen.
+        sock: connected socket.
+        deadline: end of the whole handshake.
+        credentials: what to prove and demand.
+        mine: who dials.
+        wanted: number of the member that is expected to listen.
 
     Raises:
-        Refused: The ends do not fit together; with the facts of both.
+        Refused: The ends do not fit together; the message says in what.
         Malformed: The listener is something else.
         OSError: The connection broke, or the time is over.
     """
     nonce = secrets.token_bytes(32)
     send_all(sock, _HELLO.pack(_MARK, PROTOCOL, nonce), deadline)
-    session = _Session(sock, deadline, credentials, nonce + _hear_hello(sock, deadline))
+    nonces = nonce + _receive_hello(sock, deadline)
+    session = _Session(sock, deadline, credentials, nonces)
     session.send(session.proof(_DIALER))
     if session.receive(1) != _ACCEPTED:
-        raise Refused("its token is another one than ours, or only one of us has one")
+        raise Refused(_OTHER_TOKEN)
     if not session.accepts_proof(_LISTENER):
         raise Refused("it could not prove that it has our token")
-    session.send_letter(_DIALERS_LETTER, {"facts": mine.to_dict(), "wanted": wanted})
-    letter = session.receive_letter(_LISTENERS_LETTER)
-    theirs = _facts_in(letter)
-    if reason := str(letter.get("refusal", "")) or _objection(mine, theirs, wanted):
+    session.send_info(_DIALERS_INFO, mine, wanted=wanted)
+    theirs, message = session.receive_info(_LISTENERS_INFO)
+    if reason := str(message.get("refusal", "")) or _objection(mine, theirs, wanted):
         raise Refused(reason)
     return theirs
 
 
 def greet_dialer(
-    sock: socket.socket,
-    deadline: Deadline,
-    credentials: Credentials,
-    mine: PeerInfo,
-    admit: Callable[[PeerInfo], str],
+    sock: socket.socket, deadline: Deadline, credentials: Credentials, mine: PeerInfo
 ) -> PeerInfo:
-    """The listener's part; returns who the dialer is.
+    """Plays the listener's part; returns who the dialer is.
 
     Args:
-        sock: Connected.
-        deadline: Of the whole handshake.
-        credentials: What to prove and demand.
-        mine: Who listens.
-        admit: Why the dialer is not let in though all else fits; empty if it is.
+        sock: connected socket.
+        deadline: end of the whole handshake.
+        credentials: what to prove and demand.
+        mine: who listens.
 
     Raises:
-        Refused: The ends do not fit together; with the facts of both.
+        Refused: The ends do not fit together; the message says in what.
         Malformed: The dialer is something else.
         OSError: The connection broke, or the time is over.
     """
     nonce = secrets.token_bytes(32)
-    # It speaks first: whoever only looks for open ports learns nothing.
-    theirs_nonce = _hear_hello(sock, deadline, answer=nonce)
-    session = _Session(sock, deadline, credentials, theirs_nonce + nonce)
+    # The dialer speaks first: a scanner of open ports learns nothing.
+    nonces = _receive_hello(sock, deadline, answer=nonce) + nonce
+    session = _Session(sock, deadline, credentials, nonces)
     if not session.accepts_proof(_DIALER):
         session.send(_WRONG_TOKEN)
-        raise Refused("its token is another one than ours, or only one of us has one")
+        raise Refused(_OTHER_TOKEN)
     session.send(_ACCEPTED + session.proof(_LISTENER))
-    letter = session.receive_letter(_DIALERS_LETTER)
-    theirs, wanted = _facts_in(letter), letter.get("wanted")
-    reason = _objection(theirs, mine, wanted) or admit(theirs)
-    session.send_letter(_LISTENERS_LETTER, {"facts": mine.to_dict(), "refusal": reason})
+    theirs, message = session.receive_info(_DIALERS_INFO)
+    reason = _objection(theirs, mine, message.get("wanted"))
+    session.send_info(_LISTENERS_INFO, mine, refusal=reason)
     if reason:
         raise Refused(f"{theirs}: {reason}")
     return theirs
 
 
-def _hear_hello(sock: socket.socket, deadline: Deadline, answer: bytes = b"") -> bytes:
-    """The other end's nonce; ours is sent in return where the other spoke first."""
+def _receive_hello(
+    sock: socket.socket, deadline: Deadline, answer: bytes = b""
+) -> bytes:
+    """Returns the other end's nonce; sends `answer` in return, if there is one."""
     hello = receive_all(sock, _HELLO.size, deadline)
     mark, protocol, nonce = _HELLO.unpack(hello)
     if mark != _MARK:
@@ -172,15 +169,8 @@ def _hear_hello(sock: socket.socket, deadline: Deadline, answer: bytes = b"") ->
     return nonce
 
 
-def _facts_in(letter: dict[str, Any]) -> PeerInfo:
-    try:
-        return PeerInfo.from_dict(letter.get("facts"))
-    except ValueError as error:
-        raise Malformed(str(error)) from error
-
-
 def _objection(dialer: PeerInfo, listener: PeerInfo, wanted: object) -> str:
-    """Why the two do not fit together, in the dialer's view; empty if they do."""
+    """Returns why the two do not fit together, from the dialer; empty if they do."""
     try:
         found = differences(dialer, listener)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A bounded door: accepts connections at one address, and hands each to a thread."""
+"""A bounded listener: accepts connections, and hands each to a thread of its own."""
 
 import logging
 import socket
@@ -14,12 +14,12 @@ _log = logging.getLogger(__name__)
 
 
 class Bounds(NamedTuple):
-    """How much of this process those may take who are not let in yet.
+    """What connections may take of this process before they are admitted.
 
     Attributes:
-        seconds: For a whole handshake.
-        pending: Handshakes at once; a further connection is closed.
-        pending_of_address: Of these, from one address.
+        seconds: time for a whole handshake.
+        pending: number of handshakes at once; a further connection is closed.
+        pending_of_address: number of these from one address.
     """
 
     seconds: float = 5.0
@@ -30,33 +30,39 @@ class Bounds(NamedTuple):
 BOUNDS = Bounds()
 
 
-class Knock(Exception):
-    """Somebody who only wanted to know whether anybody listens."""
+class Probe(Exception):
+    """The other end only wanted to know whether anything listens."""
 
 
-class _Guest(NamedTuple):
+class PendingConnection(NamedTuple):
+    """A connection during its handshake.
+
+    Attributes:
+        host: address of the other end.
+        sock: a second handle of the socket, because TLS takes over the first.
+    """
+
     host: str
-    # A second handle: TLS takes the first one away from whoever accepted.
-    door: socket.socket
+    sock: socket.socket
 
 
 class Listener:
     """Listens at one address until it is closed.
 
-    `_pending` and `turned_away` are guarded by `_lock`; the accepting thread adds to
-    the first, and a connection's own thread takes itself out.
+    `_pending` and `turned_away` are guarded by `_lock`. The accepting thread adds to
+    `_pending`, and the thread of a connection removes itself.
 
     Args:
-        address: Of an interface of this host; port 0: any that is free.
-        check: Called with the bound socket, before anybody can connect.
-        welcome: Called in a thread of its own with a connection, which it owns if it
-            returns; what it raises says why the connection is turned away, if it is
-            not `Knock`.
-        bounds: On those who are not let in yet.
+        address: address of an interface of this host; port 0: any free port.
+        check: called with the bound socket, before anything can connect.
+        welcome: called in a thread of its own with a connection, which it owns if it
+            returns. What it raises says why the connection is turned away, except for
+            `Probe`.
+        bounds: bounds on connections that are not admitted yet.
 
     Attributes:
-        address: Where it listens, once started.
-        turned_away: How many connections, by what kind of reason.
+        address: where it listens, once started.
+        turned_away: numbers of connections turned away, by kind of reason.
     """
 
     def __init__(
@@ -64,14 +70,14 @@ class Listener:
         address: Address,
         check: Callable[[socket.socket], None],
         welcome: Callable[[socket.socket, Deadline], None],
-        bounds: Bounds,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         if not address.host:
             raise ValueError("a listener needs the address of an interface, got none")
         self.address, self.turned_away = address, Counter[str]()
         self._check, self._welcome, self._bounds = check, welcome, bounds
         self._lock = threading.Lock()
-        self._pending: dict[threading.Thread, _Guest] = {}
+        self._pending: dict[threading.Thread, PendingConnection] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept_all, daemon=True)
         self._thread.name = "adpsgd-listen"
@@ -95,7 +101,7 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """Lets nobody in any more, and ends the handshakes that are under way."""
+        """Stops listening, and ends the handshakes that are under way."""
         self._closing.set()
         if self._socket is None:
             return
@@ -103,8 +109,8 @@ class Listener:
         self._thread.join()
         self._socket.close()
         with self._lock:
-            for guest in self._pending.values():
-                _shut(guest.door)
+            for pending in self._pending.values():
+                _shut(pending.sock)
             threads = list(self._pending)
         for thread in threads:
             thread.join()
@@ -115,7 +121,7 @@ class Listener:
             try:
                 sock, source = self._socket.accept()
             except OSError as error:
-                # Of this process, such as too many open files; it may pass.
+                # An error of this process, such as too many open files; it may pass.
                 self._count("accept", "a connection", error)
                 self._closing.wait(0.05)
                 continue
@@ -128,32 +134,32 @@ class Listener:
         )
         thread.name = "adpsgd-greet"
         with self._lock:
-            hosts = [guest.host for guest in self._pending.values()]
+            hosts = [pending.host for pending in self._pending.values()]
             full = (
                 self._closing.is_set()
                 or len(hosts) >= self._bounds.pending
                 or hosts.count(host) >= self._bounds.pending_of_address
             )
             if not full:
-                self._pending[thread] = _Guest(host, sock.dup())
+                self._pending[thread] = PendingConnection(host, sock.dup())
         if full:
             sock.close()
-            self._count("full", host, "too many connections that are not let in yet")
+            self._count("full", host, "too many connections are not admitted yet")
         else:
             thread.start()
 
     def _greet(self, sock: socket.socket, host: str, deadline: Deadline) -> None:
         try:
             self._welcome(sock, deadline)
-        except Knock:
+        except Probe:
             sock.close()
         except Exception as error:
-            # Whatever it was, the next one who connects is not to suffer for it.
+            # Whatever went wrong here does not affect the next connection.
             sock.close()
             self._count(type(error).__name__, host, error)
         finally:
             with self._lock:
-                self._pending.pop(threading.current_thread()).door.close()
+                self._pending.pop(threading.current_thread()).sock.close()
 
     def _count(self, kind: str, host: str, reason: object) -> None:
         if self._closing.is_set():
@@ -183,5 +189,5 @@ def _bind(address: Address) -> socket.socket:
 
 
 def _shut(sock: socket.socket) -> None:
-    with suppress(OSError):  # nobody is connected any more
+    with suppress(OSError):  # it is not connected any more
         sock.shutdown(socket.SHUT_RDWR)

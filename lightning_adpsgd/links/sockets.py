@@ -1,4 +1,4 @@
-"""Sockets of links: how they are set, how long they may take, whether they are cut."""
+"""Sockets of links: their options, their time limits, and whether a link is cut."""
 
 import errno
 import ipaddress
@@ -13,11 +13,11 @@ from lightning_adpsgd.transport import Evidence
 
 # A host that is gone is noticed on a silent connection after 1 + 2 * 1 seconds.
 _KEEPALIVE = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 2))
-# A machine that stands still for 2 s is not taken for one that is gone.
+# A machine that stands still for 2 s does not count as gone.
 _SILENCE_S = 2.25
-_KNOCK_S = 1.0
+_CONNECT_S = 1.0
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
-# In Linux's `struct tcp_info`, after 8 bytes, the fields of which these are two.
+# Two of the fields that follow the first 8 bytes of Linux's `struct tcp_info`.
 _INFO = struct.Struct("@8x 4x 4x 4x 4x I 4x 4x 4x 4x 4x 4x 4x I")
 
 
@@ -33,10 +33,10 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """The address that is written so.
+        """Reads what `str` writes.
 
         Raises:
-            ValueError: It is not.
+            ValueError: The text is something else.
         """
         host, colon, port = text.rpartition(":")
         bare = host.removeprefix("[").removesuffix("]")
@@ -51,20 +51,20 @@ class Address(NamedTuple):
 
 
 class Deadline:
-    """The end of a span of time for several operations together.
+    """The end of a time limit that several operations share.
 
     Args:
-        seconds: From this moment on.
+        seconds: length of the limit, from now on.
     """
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds that are left.
+        """Returns the seconds that are left.
 
         Raises:
-            TimeoutError: None are.
+            TimeoutError: No time is left.
         """
         seconds = self._end - time.monotonic()
         if seconds <= 0:
@@ -73,13 +73,10 @@ class Deadline:
 
 
 def tune(sock: socket.socket) -> None:
-    """Small messages leave at once, and a peer whose host is gone is soon lost.
+    """Sends small messages at once, and soon notices that the other host is gone.
 
-    The sizes of the buffers stay with the kernel, which lets them grow with the link,
-    and further than a process may ask for.
-
-    Args:
-        sock: Connected.
+    The kernel chooses the sizes of the buffers: it lets them grow with the link, and
+    further than a process may ask for.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -89,26 +86,26 @@ def tune(sock: socket.socket) -> None:
 
 
 def wake_after(sock: socket.socket, num_bytes: int) -> None:
-    """Lets the kernel wake who waits to read only when so many bytes are there, or all.
+    """Lets the kernel wake a reader only when so many bytes are there.
 
-    Who asks for no more than what is sure to come is woken less often, and never too
-    late. Of TLS, which holds back what the kernel would have to count, and where there
-    is no such dial, each packet wakes.
+    A reader that asks for no more than what is sure to come is woken less often, and
+    never too late. With TLS, whose records the kernel cannot count, and on systems
+    without this option, each packet wakes it.
     """
     if sys.platform == "linux" and not isinstance(sock, ssl.SSLSocket):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, max(num_bytes, 1))
 
 
-def connect(address: Address, seconds: float = _KNOCK_S) -> socket.socket:
-    """A connection to an address, or `OSError` within a second, or sooner.
+def connect(address: Address, seconds: float = _CONNECT_S) -> socket.socket:
+    """Connects to an address, or raises `OSError`, within a second.
 
-    It is the other host's kernel that takes a connection, whatever the process does.
+    The other host's kernel accepts a connection, whatever its process does.
     """
-    return socket.create_connection(address, min(seconds, _KNOCK_S))
+    return socket.create_connection(address, min(seconds, _CONNECT_S))
 
 
-def knock(address: Address) -> OSError | None:
-    """What keeps one from connecting to an address; none if nothing does."""
+def probe(address: Address) -> OSError | None:
+    """Returns why an address cannot be connected to; none if it can."""
     try:
         connect(address).close()
     except OSError as error:
@@ -117,7 +114,7 @@ def knock(address: Address) -> OSError | None:
 
 
 def evidence_of(error: object) -> Evidence:
-    """What an error says about the other end."""
+    """Returns what an error says about the other end."""
     if isinstance(error, ConnectionRefusedError):
         return "refusal"
     silent = isinstance(error, OSError) and error.errno in _SILENT
@@ -125,14 +122,14 @@ def evidence_of(error: object) -> Evidence:
 
 
 def is_cut(sock: socket.socket, waited_s: float) -> bool:
-    """Whether what was sent has found no acknowledgement for seconds.
+    """Returns whether nothing has acknowledged for seconds what was sent.
 
-    `TCP_USER_TIMEOUT` would say so of a peer that is only slow to read as well: one
-    that is stopped for a while, or spares its link. The kernel of such a peer answers.
+    `TCP_USER_TIMEOUT` would also count a peer that is only slow to read: one that is
+    stopped for a while, or limits its traffic. The kernel of such a peer answers.
 
     Args:
-        sock: Connected.
-        waited_s: For how long one has waited; before that nothing may have been sent.
+        sock: connected socket.
+        waited_s: seconds that the caller has waited; it may have been idle before.
     """
     if not hasattr(socket, "TCP_INFO"):
         return False
@@ -142,7 +139,7 @@ def is_cut(sock: socket.socket, waited_s: float) -> bool:
 
 
 def is_loopback(sock: socket.socket) -> bool:
-    """Whether the address that a socket is bound to is of this host alone."""
+    """Returns whether a socket is bound to an address of this host alone."""
     host = sock.getsockname()[0].partition("%")[0]
     address = ipaddress.ip_address(host)
     mapped = getattr(address, "ipv4_mapped", None)
@@ -150,15 +147,15 @@ def is_loopback(sock: socket.socket) -> bool:
 
 
 def send_all(sock: socket.socket, data: bytes, deadline: Deadline) -> None:
-    """Sends all of it before the deadline; else raises `OSError`."""
+    """Sends all of the data before the deadline, or raises `OSError`."""
     sock.settimeout(deadline.left())
     sock.sendall(data)
 
 
 def receive_all(sock: socket.socket, num_bytes: int, deadline: Deadline) -> bytes:
-    """Receives so many bytes before the deadline; else raises `OSError`.
+    """Receives so many bytes before the deadline, or raises `OSError`.
 
-    Who calls has checked the number against a limit.
+    The caller has checked the number against a limit.
     """
     data = bytearray(num_bytes)
     room = memoryview(data)

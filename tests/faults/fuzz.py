@@ -28,18 +28,17 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from lightning_adpsgd.links.peer_info import PeerInfo
 
 from lightning_adpsgd.gossip.wire import Damaged, checksum, read_seal, write_seal
-from lightning_adpsgd.links.connection import Connection
+from lightning_adpsgd.links.connection import Connection, make_header
 from lightning_adpsgd.links.credentials import Credentials
-from lightning_adpsgd.links.frames import make_header
 from lightning_adpsgd.links.handshake import (
     Malformed,
     Refused,
     greet_dialer,
     greet_listener,
 )
+from lightning_adpsgd.links.peer_info import PeerInfo
 from lightning_adpsgd.links.sockets import Deadline
 from lightning_adpsgd.transport import PeerLost
 
@@ -55,7 +54,7 @@ class Broken(AssertionError):
     """A reader did what it must not."""
 
 
-def letter(label: bytes, text: bytes) -> list[bytes]:
+def message(label: bytes, text: bytes) -> list[bytes]:
     """As the handshake writes it, where both nonces are zeros."""
     proof = TOKEN.proof(label, NONCE + NONCE, text)
     return [struct.pack("!I", len(text)), text, proof]
@@ -64,19 +63,19 @@ def letter(label: bytes, text: bytes) -> list[bytes]:
 def dialer_says(draw: random.Random) -> list[bytes]:
     """What a dialer says, from the first byte to the last."""
     text = json.dumps({"facts": content(draw, DIALER), "wanted": 1}).encode()
-    return [HELLO, TOKEN.proof(b"dialer  ", NONCE + NONCE), *letter(b"letter d", text)]
+    return [HELLO, TOKEN.proof(b"dialer  ", NONCE + NONCE), *message(b"letter d", text)]
 
 
 def listener_says(draw: random.Random) -> list[bytes]:
     """What a listener says."""
     text = json.dumps({"facts": content(draw, LISTENER), "refusal": ""}).encode()
     proof = TOKEN.proof(b"listener", NONCE + NONCE)
-    return [HELLO, b"\1", proof, *letter(b"letter l", text)]
+    return [HELLO, b"\1", proof, *message(b"letter l", text)]
 
 
-def content(draw: random.Random, facts: PeerInfo) -> object:
+def content(draw: random.Random, info: PeerInfo) -> object:
     """PeerInfo, or what a member with the token but without sense might write."""
-    told = facts.to_dict()
+    told = info.to_dict()
     for _ in range(draw.choice((0, 0, 1, 2))):
         name = draw.choice([*told, "other"])
         told[name] = draw.choice(
@@ -152,9 +151,7 @@ def said(stream: bytes):
 def to_listener(draw: random.Random) -> str:
     """A dialer's words to a listener."""
     with said(damaged(draw, dialer_says(draw))) as sock:
-        return judged(
-            lambda: greet_dialer(sock, Deadline(5), TOKEN, LISTENER, lambda _: "")
-        )
+        return judged(lambda: greet_dialer(sock, Deadline(5), TOKEN, LISTENER))
 
 
 def to_dialer(draw: random.Random) -> str:
@@ -166,12 +163,12 @@ def to_dialer(draw: random.Random) -> str:
 def judged(reader: Callable[[], PeerInfo]) -> str:
     """How a reader of the handshake has ended."""
     try:
-        facts = reader()
+        info = reader()
     except (Refused, Malformed, OSError) as error:
         return type(error).__name__
     # One with the token may call its start what it likes, and nothing else.
-    if replace(facts, incarnation=f"start {facts.member}") not in (DIALER, LISTENER):
-        raise Broken(f"let in {facts}")
+    if replace(info, incarnation=f"start {info.member}") not in (DIALER, LISTENER):
+        raise Broken(f"admitted {info}")
     return "accepted"
 
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning_adpsgd.islands.connections import Connections
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.islands import island as islands
-from lightning_adpsgd.islands.membership import Heartbeat
+from lightning_adpsgd.islands.connections import Connections
+from lightning_adpsgd.islands.members import Heartbeat
 from tests.helpers import PATIENCE_S
 from tests.learners import Rows
 
@@ -75,10 +75,10 @@ def wait_for_others(silence_s: float) -> None:
     A goodbye is heard and a connection made all the same: who would be lost by them on
     a machine that has other work to do would be told of as lost.
     """
-    object.__setattr__(islands._PATIENCE, "pace", Heartbeat(silence_s=silence_s))
+    object.__setattr__(islands._TIMEOUTS, "heartbeat", Heartbeat(silence_s=silence_s))
     islands._GOODBYE_S = islands._DRAIN_S = PATIENCE_S
-    patience = timedelta(seconds=silence_s)
-    islands.Connections = functools.partial(Connections, patience=patience)  # pyright: ignore
+    dial_timeout = timedelta(seconds=silence_s)
+    islands.Connections = functools.partial(Connections, dial_timeout=dial_timeout)  # pyright: ignore
 
 
 def main(

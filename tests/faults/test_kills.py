@@ -63,7 +63,7 @@ def three() -> Iterator[Three]:
         rendezvous() as server,
         archipelago(server, rows[:2], **OPTIONS) as rest,
     ):
-        third.join(server.place)
+        third.join(server.address)
         all_see(rest, 3)
         at_once(rest, rows[:2])
         third.vector.copy_(rows[2])
@@ -160,7 +160,7 @@ def test_a_kill_of_a_joiner_that_takes_weights_is_not_even_noticed() -> None:
         all_see(rest, 2)
         at_once(rest, rows)
         third.arm("takes the weights of another")
-        third.try_to_join(server.place)
+        third.try_to_join(server.address)
         until(third.has_died, "the death")
         go_on(rest)
         assert [one.members for one in rest] == [2, 2]
@@ -177,7 +177,7 @@ def test_the_last_but_one_is_killed_and_one_trains_alone() -> None:
         rendezvous() as server,
         archipelago(server, rows[:1]) as (one,),
     ):
-        other.join(server.place)
+        other.join(server.address)
         all_see([one], 2)
         other.arm("a part is merged")
 

@@ -60,7 +60,7 @@ def test_two_halves_train_on_and_come_together_again(
         # East has no rendezvous: only silence tells it.
         until(lambda: islands.all_see("a b c d", 2), "two rings of two")
         begin = {name: islands.steps(name)[-1].number for name in "abcd"}
-        # 8 s: so long that the half with the roll has struck the other one off it.
+        # 8 s: so long that the half with the member list has evicted the other one.
         until(
             lambda: all(
                 islands.steps(n)[-1].number > s + 400 for n, s in begin.items()

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.faults.wires import Flips, Wires, wires
 from tests.helpers import random_rows, until
 from tests.islands.archipelago import (
-    PACE,
+    HEARTBEAT,
     Trained,
     archipelago,
     rendezvous,
@@ -195,7 +195,7 @@ def test_a_clock_that_jumps_says_nothing(
         begin = time.monotonic()
         train_until(
             trained,
-            lambda: time.monotonic() > begin + 2 * PACE.silence_s,
+            lambda: time.monotonic() > begin + 2 * HEARTBEAT.silence_s,
             "two silences",
         )
         go_on(trained)

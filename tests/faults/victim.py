@@ -42,13 +42,13 @@ class Victim:
 
     # --- for the test
 
-    def join(self, place: RendezvousAddress) -> None:
+    def join(self, address: RendezvousAddress) -> None:
         """It joins those who are there."""
-        assert self._do("join", place)
+        assert self._do("join", address)
 
-    def try_to_join(self, place: RendezvousAddress) -> None:
+    def try_to_join(self, address: RendezvousAddress) -> None:
         """The same; it may die meanwhile."""
-        self._do("join", place)
+        self._do("join", address)
 
     def arm(self, moment: str) -> None:
         """It will die at a moment of `MOMENTS`."""
@@ -92,9 +92,9 @@ class Victim:
                 self._step()
             self._theirs.send("done")
 
-    def _join(self, place: RendezvousAddress) -> None:
+    def _join(self, address: RendezvousAddress) -> None:
         server = Server()
-        server.place = place
+        server.address = address
         # Not a copy: the vector that the test sees.
         options = {**self._options, "in_place": True}
         self._trained = Trained(server, self.vector, **options)

@@ -1,25 +1,26 @@
 """Islands in the threads of one process, over real connections, and their rendezvous.
 
-Their pace is faster than the default, so that a test that waits for a silence is short.
+Their heartbeat is faster than the default, so that waiting for a silence is short.
 """
 
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
-from lightning_adpsgd.islands.membership_reader import Members
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.gossip.engine import GossipOptions
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.island import Island, Timeouts
-from lightning_adpsgd.islands.membership import Heartbeat, Membership
+from lightning_adpsgd.islands.members import Heartbeat
+from lightning_adpsgd.islands.membership import Membership
+from lightning_adpsgd.islands.membership_reader import Members
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress, serve
 from lightning_adpsgd.links import Credentials
 from lightning_adpsgd.mixing.schedule import Schedule
@@ -36,20 +37,20 @@ class Server:
     """A rendezvous that can be stopped and started again at the same port."""
 
     def __init__(self) -> None:
-        self.place = RendezvousAddress("127.0.0.1", free_port(), "job")
+        self.address = RendezvousAddress("127.0.0.1", free_port(), "job")
         self._stop: threading.Event | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         self._stop = threading.Event()
-        arguments = (self.place.host, self.place.port, self._stop)
+        arguments = (self.address.host, self.address.port, self._stop)
         self._thread = threading.Thread(target=serve, args=arguments, daemon=True)
         self._thread.start()
         until(self._listens, "the rendezvous")
 
     def _listens(self) -> bool:
         with socket.socket() as probe:
-            return probe.connect_ex((self.place.host, self.place.port)) == 0
+            return probe.connect_ex((self.address.host, self.address.port)) == 0
 
     def stop(self) -> None:
         if self._stop is not None and self._thread is not None:
@@ -68,9 +69,9 @@ def rendezvous() -> Iterator[Server]:
 
 
 def fall_silent(membership: Members) -> None:
-    """What ends it strikes it off no more, and it writes itself in no more."""
+    """It stays on the list when it ends, and does not add itself again."""
     if isinstance(membership, Membership):  # the first learner of its island
-        membership._strike_off_oneself = membership._rendezvous.close
+        membership._say_goodbye = membership._rendezvous.close
         membership._take_place = lambda store: None
 
 
@@ -90,7 +91,7 @@ class Trained:
         self.vector = weights if in_place else weights.clone()
         self.island = Island(
             [self.vector],
-            server.place,
+            server.address,
             Schedule(find_topology(topology), 1),
             GossipOptions(**{"timeout": helpers.PATIENCE, **options}),
             f"weight:({len(weights)},):{weights.dtype}",
@@ -108,6 +109,11 @@ class Trained:
     @property
     def membership(self) -> Any:
         return self.island.membership
+
+    @property
+    def listed(self) -> Collection[int]:
+        """Numbers on the member list."""
+        return self.membership.members.by_number
 
     @property
     def members(self) -> int:
@@ -138,7 +144,7 @@ class Trained:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Its membership stands still, for so long that others strike it off."""
+        """Its membership stands still, for so long that others evict it."""
         with self.membership._state:
             yield
 
@@ -155,7 +161,7 @@ class Trained:
         until(look, "the weights of others")
         return found[0]
 
-    def shorter_patience(self, seconds: float) -> Timeouts:
+    def shorter_timeouts(self, seconds: float) -> Timeouts:
         short = timedelta(seconds=seconds)
         return replace(PATIENCE, start=short, pull=short, mean=2 * short)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from lightning_adpsgd.islands.connections import Connections
 from torch import Tensor
 
 from lightning_adpsgd.gossip.exchange import Lane, _Exchange
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.gossip.protocol import Position
-from lightning_adpsgd.islands.membership import Heartbeat, MemberList
+from lightning_adpsgd.islands.connections import Connections
+from lightning_adpsgd.islands.members import Heartbeat, MemberList, Status
 from lightning_adpsgd.links import Credentials, Refused
 from tests.helpers import PATIENCE_S, engine_threads, random_rows, until
 from tests.islands.archipelago import (
@@ -210,7 +210,7 @@ def test_all_know_of_a_death_that_its_neighbours_alone_can_see(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its machine says that nobody listens there; no silence is long enough."""
-    deaf = replace(PATIENCE, pace=Heartbeat(interval_s=0.05, silence_s=600.0))
+    deaf = replace(PATIENCE, heartbeat=Heartbeat(interval_s=0.05, silence_s=600.0))
     monkeypatch.setattr("tests.islands.archipelago.PATIENCE", deaf)
     with rendezvous() as server, archipelago(server, random_rows(5)) as trained:
         all_see(trained, 5)
@@ -224,11 +224,11 @@ def test_all_know_of_a_death_that_its_neighbours_alone_can_see(
         assert [one.island.statistics().lost for one in rest] == 4 * [1]
 
 
-def test_all_know_of_a_death_where_no_roll_can_be_read(
+def test_all_know_of_a_death_where_no_list_can_be_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As in the half of a network that is cut off from the rendezvous."""
-    monkeypatch.setattr("lightning_adpsgd.islands.connections._LOOK_AROUND_S", 0.1)
+    monkeypatch.setattr("lightning_adpsgd.islands.connections._PROBE_AROUND_S", 0.1)
     with rendezvous() as server, archipelago(server, random_rows(6)) as trained:
         all_see(trained, 6)
         server.stop()
@@ -247,8 +247,11 @@ def test_two_who_know_different_members_still_exchange() -> None:
         membership._rendezvous.ask = lambda action: None  # pyright: ignore
         own = membership.member
         membership.members = MemberList(99, {own.number: own})
-        one.island._edges._known = {}
-        one.island._edges.look()
+        links = one.island._connections
+        with links._dialing:
+            for name, peer in links._peers.items():
+                links._peers[name] = peer._replace(status=Status.DEAD)
+        links.wake()
         until(lambda: one.members == 1, "a view of its own")
         seen = other.exchanges
         train_until([one, other], lambda: other.exchanges > seen + 3, "exchanges")
@@ -263,7 +266,7 @@ def test_exchanges_go_on_without_the_rendezvous() -> None:
         least = [one.exchanges + 5 for one in trained]
         train_until(trained, lambda: all_reach(trained, least), "exchanges")
         trained[2].die()
-        # Nobody strikes it off: the ring closes around the broken connection.
+        # Nothing evicts it: the ring closes around the broken connection.
         all_see(trained[:2], 2)
         server.start()
         until(lambda: not any(o.island.membership.outage for o in trained[:2]), "it")
@@ -308,7 +311,7 @@ def test_a_mean_waits_for_nobody_who_says_nothing(
 
         monkeypatch.setattr(Lane, "give", give_or_hang)
         # As long as it may take to get the weights of who is not stuck.
-        trained[0].island._patience = trained[0].shorter_patience(3.0)
+        trained[0].island._timeouts = trained[0].shorter_timeouts(3.0)
         mean = trained[0].island.mean()
         assert mean.members == 2
         torch.testing.assert_close(torch.cat(mean.values), rows[:2].mean(0))
@@ -330,7 +333,7 @@ def test_a_diverged_island_is_in_no_mean_and_gives_no_joiner_its_weights() -> No
 
 def change_model(one: Trained) -> None:
     transport = one.island._transport
-    transport.facts = replace(transport.facts, model="bias:(2,):torch.float64")
+    transport._info = replace(transport._info, model="bias:(2,):torch.float64")
 
 
 def change_token(one: Trained) -> None:
@@ -361,7 +364,7 @@ def test_without_a_rendezvous_a_start_says_how_to_get_one() -> None:
     with rendezvous() as server:
         server.stop()
         one = Trained(server, random_rows(1)[0])
-        one.island._patience = one.shorter_patience(0.3)
+        one.island._timeouts = one.shorter_timeouts(0.3)
         with pytest.raises(RuntimeError, match="python -m lightning_adpsgd rendezvous"):
             one.island.start()
         one.island.abort()
@@ -432,13 +435,13 @@ def _events(num: int) -> list[threading.Event]:
 def test_who_spares_the_cores_still_says_goodbye_to_whom_it_asks_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A join moves the edges of the ring, while askers rest for long."""
+    """A join changes who asks whom in the ring, while askers rest for long."""
     left = set[tuple[int, int]]()
     on_left = Connections.on_left
 
-    def note(edges: Connections, number: int, for_good: bool) -> None:
-        left.add((edges._transport.index, number))
-        on_left(edges, number, for_good)
+    def note(connections: Connections, number: int, for_good: bool) -> None:
+        left.add((connections._transport.index, number))
+        on_left(connections, number, for_good)
 
     monkeypatch.setattr(Connections, "on_left", note)
     monkeypatch.setattr(CoreShare, "pause_s", lambda share: 10.0)

@@ -1,4 +1,4 @@
-"""The roll: who is on it, who is struck off, and what a lost rendezvous does to it."""
+"""The member list: who is on it, who is evicted, and what a lost rendezvous does."""
 
 import socket
 import threading
@@ -12,13 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_adpsgd.islands.membership import (
-    Heartbeat,
-    Member,
-    MemberList,
-    Membership,
-    SilenceWatch,
-)
+from lightning_adpsgd.islands.members import Heartbeat, Member, MemberList, SilenceWatch
+from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.rendezvous import (
     Rendezvous,
     RendezvousAddress,
@@ -34,40 +29,51 @@ MEMBERS = st.builds(
 
 
 @given(epoch=st.integers(0, 100), members=st.lists(MEMBERS, max_size=5))
-def test_a_roll_comes_back_from_its_text(epoch: int, members: list[Member]) -> None:
-    roll = MemberList(epoch, {member.number: member for member in members})
-    assert MemberList.from_json(roll.to_json()) == roll
+def test_a_member_list_comes_back_from_its_text(
+    epoch: int, members: list[Member]
+) -> None:
+    listed = MemberList(epoch, {member.number: member for member in members})
+    assert MemberList.from_json(listed.to_json()) == listed
 
 
 @pytest.mark.parametrize("text", ["{", "7", '[1, [[0, "a"]]]', "[1, 2]", '["x", []]'])
-def test_what_is_no_roll_counts_as_no_rendezvous(text: str) -> None:
-    with pytest.raises(RendezvousUnreachable, match="no roll of ours"):
+def test_what_is_no_member_list_counts_as_no_rendezvous(text: str) -> None:
+    with pytest.raises(RendezvousUnreachable, match="no member list of ours"):
         MemberList.from_json(text)
 
 
-def test_the_members_after_a_number_go_round_in_a_circle() -> None:
-    roll = MemberList(0, {n: Member(n, str(n), "", ()) for n in (1, 4, 6, 8)})
-    assert roll.after(4) == [6, 8, 1]
-    assert roll.after(5) == [6, 8, 1, 4]
+def test_the_members_after_a_number_wrap_around() -> None:
+    listed = MemberList(0, {n: Member(n, str(n), "", ()) for n in (1, 4, 6, 8)})
+    assert listed.after(4) == [6, 8, 1]
+    assert listed.after(5) == [6, 8, 1, 4]
 
 
 def first_told(watch: SilenceWatch, beats: dict[str, str], begin: float) -> float:
     """When a watch that looks each half second first tells of somebody."""
     looks = (begin + 0.5 * number for number in range(100))
-    return next(now for now in looks if watch.look(beats, now))
+    return next(now for now in looks if watch.observe(beats, now))
 
 
 def test_a_beat_that_stands_still_for_too_long_is_told() -> None:
     watch = SilenceWatch(silence_s=3.0)
-    assert watch.look({"a": "1 0", "b": "1 0"}, now=100.0) == []
+    assert watch.observe({"a": "1 0", "b": "1 0"}, now=100.0) == []
     assert first_told(watch, {"a": "2 0", "b": "1 0"}, 100.5) == 103.5
-    assert watch.look({"a": "3 0", "b": "1 0"}, now=103.6) == ["b"]
-    assert watch.look({"a": "3 0", "b": "2 0"}, now=104.1) == []
+    assert watch.observe({"a": "3 0", "b": "1 0"}, now=103.6) == ["b"]
+    assert watch.observe({"a": "3 0", "b": "2 0"}, now=104.1) == []
+
+
+def test_a_member_counts_as_dead_after_three_seconds_and_an_outage_is_shorter() -> None:
+    """The default; a lost rendezvous must show before its silence kills anybody."""
+    watch = SilenceWatch(Heartbeat().silence_s)
+    watch.observe({"a": "1 0"}, now=100.0)
+    assert first_told(watch, {"a": "1 0"}, 100.5) == 103.5
+    one = Rendezvous(RendezvousAddress("127.0.0.1", 1, "job"))
+    assert one._answer_s < Heartbeat().silence_s
 
 
 def test_an_observer_that_was_away_itself_begins_to_count_anew() -> None:
     watch = SilenceWatch(silence_s=3.0)
-    watch.look({"a": "1 0"}, now=100.0)
+    watch.observe({"a": "1 0"}, now=100.0)
     watch.forget()
     assert first_told(watch, {"a": "1 0"}, 200.0) == 203.5
 
@@ -75,54 +81,61 @@ def test_an_observer_that_was_away_itself_begins_to_count_anew() -> None:
 def test_a_machine_that_stood_still_finds_nobody_dead() -> None:
     """Whoever wakes first sees the beats of before, for a turn or two."""
     watch = SilenceWatch(silence_s=3.0)
-    watch.look({"a": "1 0"}, now=100.0)
-    assert watch.look({"a": "1 0"}, now=200.0) == []
-    assert watch.look({"a": "1 0"}, now=200.5) == []
-    assert watch.look({"a": "2 0"}, now=201.0) == []
+    watch.observe({"a": "1 0"}, now=100.0)
+    assert watch.observe({"a": "1 0"}, now=200.0) == []
+    assert watch.observe({"a": "1 0"}, now=200.5) == []
+    assert watch.observe({"a": "2 0"}, now=201.0) == []
     assert first_told(watch, {"a": "2 0"}, 201.5) == 204.5
 
 
 def test_who_was_not_watched_meanwhile_is_not_called_silent() -> None:
     watch = SilenceWatch(silence_s=3.0)
-    watch.look({"a": "1 0"}, now=100.0)
-    watch.look({}, now=101.0)
-    assert watch.look({"a": "1 0"}, now=200.0) == []
+    watch.observe({"a": "1 0"}, now=100.0)
+    watch.observe({}, now=101.0)
+    assert watch.observe({"a": "1 0"}, now=200.0) == []
 
 
-def test_a_jump_of_the_wall_clock_strikes_nobody_off(
+def test_a_jump_of_the_wall_clock_evicts_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with rendezvous() as server, members(server, 2) as both:
         epoch = both[0].members.epoch
         monkeypatch.setattr(time, "time", lambda: 4e9)
         for one in both:
-            assert one.look(20)
+            assert one.refresh(20)
         assert both[0].members.epoch == epoch
 
 
 @contextmanager
 def members(
-    server: Server, num: int, pace: Heartbeat = HEARTBEAT, **arguments: Any
+    server: Server, num: int, heartbeat: Heartbeat = HEARTBEAT, **arguments: Any
 ) -> Iterator[list[Membership]]:
-    """Memberships on the roll, in order of their numbers."""
+    """Memberships on the list, in order of their numbers."""
     found: list[Membership] = []
     with ExitStack() as stack:
         for index in range(num):
-            one = make(server.place, f"incarnation {index}", pace, **arguments)
+            one = make(server.address, f"incarnation {index}", heartbeat, **arguments)
             stack.callback(one.leave, 5.0)
             assert one.enter(20)
             found.append(one)
         until(
-            lambda: all(len(one.members.by_number) == num for one in found), "the roll"
+            lambda: all(len(one.members.by_number) == num for one in found), "the list"
         )
         yield found
 
 
+def numbers(one: Membership) -> set[int]:
+    return set(one.members.by_number)
+
+
 def make(
-    place: RendezvousAddress, name: str, pace: Heartbeat = HEARTBEAT, **arguments: Any
+    address: RendezvousAddress,
+    name: str,
+    heartbeat: Heartbeat = HEARTBEAT,
+    **arguments: Any,
 ) -> Membership:
     member = Member(-1, name, "host", ("127.0.0.1:1",))
-    one = Membership(Rendezvous(place), member, lambda: 0, pace, **arguments)
+    one = Membership(Rendezvous(address), member, lambda: 0, heartbeat, **arguments)
     one.start()
     return one
 
@@ -137,43 +150,43 @@ def test_numbers_are_given_in_order_and_never_twice() -> None:
     with rendezvous() as server, members(server, 3) as three:
         assert [one.member.number for one in three] == [0, 1, 2]
         die(three[2])
-        again = make(server.place, "another incarnation")
+        again = make(server.address, "another incarnation")
         assert again.enter(20)
         assert again.member.number == 3
         again.leave(5)
 
 
-def test_a_silent_member_is_struck_off_and_one_that_leaves_at_once() -> None:
+def test_a_silent_member_is_evicted_and_one_that_leaves_at_once() -> None:
     with rendezvous() as server, members(server, 3) as three:
         die(three[0])
-        until(lambda: set(three[2].members.by_number) == {1, 2}, "the strike")
+        until(lambda: numbers(three[2]) == {1, 2}, "the eviction")
         three[1].leave(5)
-        until(lambda: set(three[2].members.by_number) == {2}, "the leave")
+        until(lambda: numbers(three[2]) == {2}, "the leave")
         assert three[2].members.epoch >= 5
 
 
-def test_who_is_struck_off_but_was_never_stopped_writes_itself_in_again() -> None:
+def test_a_member_that_was_evicted_by_mistake_adds_itself_again() -> None:
     with rendezvous() as server, members(server, 2) as both:
-        client = Rendezvous(server.place, answer_s=20.0)
-        client.ask(lambda store: store.set("roll", MemberList(99, {}).to_json()))
+        client = Rendezvous(server.address, answer_s=20.0)
+        client.ask(lambda store: store.set("members", MemberList(99, {}).to_json()))
         client.ask(lambda store: store.add("version", 1))
         until(lambda: both[0].members.epoch > 99, "the next epoch")
-        until(lambda: set(both[0].members.by_number) == {0, 1}, "both again")
+        until(lambda: numbers(both[0]) == {0, 1}, "both again")
         client.close()
 
 
-def test_an_empty_rendezvous_gets_the_roll_back_from_who_finds_it_first() -> None:
+def test_an_empty_rendezvous_gets_the_list_back_from_the_first_to_find_it() -> None:
     with rendezvous() as server, members(server, 3) as three:
-        rolls = [one.members.by_number for one in three]
+        lists = [one.members.by_number for one in three]
         server.stop()
-        until(lambda: all(one.away for one in three), "the loss of the rendezvous")
-        assert [one.members.by_number for one in three] == rolls
+        until(lambda: all(one.outage for one in three), "the loss of the rendezvous")
+        assert [one.members.by_number for one in three] == lists
         server.start()
-        until(lambda: not any(one.away for one in three), "the way back")
-        client = Rendezvous(server.place, answer_s=20.0)
-        text = client.ask(lambda store: store.get("roll").decode())
-        assert MemberList.from_json(text).members == rolls[0]
-        late = make(server.place, "a late one")
+        until(lambda: not any(one.outage for one in three), "the way back")
+        client = Rendezvous(server.address, answer_s=20.0)
+        text = client.ask(lambda store: store.get("members").decode())
+        assert MemberList.from_json(text).by_number == lists[0]
+        late = make(server.address, "a late one")
         assert late.enter(20)
         assert late.member.number == 3  # though the counter had begun at 0 again
         late.leave(5)
@@ -186,9 +199,11 @@ def test_of_two_with_one_number_the_later_takes_another() -> None:
         until(lambda: bool(old.outage), "the loss")
         server.start()
         new = Member(0, "a newcomer", "host", ())
-        client = Rendezvous(server.place, answer_s=20.0)
+        client = Rendezvous(server.address, answer_s=20.0)
         # It came to the empty rendezvous first, and got the same number there.
-        client.ask(lambda store: store.set("roll", MemberList(1, {0: new}).to_json()))
+        client.ask(
+            lambda store: store.set("members", MemberList(1, {0: new}).to_json())
+        )
         client.ask(lambda store: store.add("version", 1))
         until(lambda: old.member.number > 0 and old.is_in, "another number")
         assert old.members.by_number[0] == new
@@ -199,8 +214,8 @@ def test_a_rendezvous_that_takes_requests_and_answers_none_is_away() -> None:
     """As one that is stopped; who asks goes on, and finds the next one."""
     with socket.create_server(("127.0.0.1", 0)) as hangs:
         server = Server()
-        server.place = RendezvousAddress("127.0.0.1", hangs.getsockname()[1], "job")
-        client = Rendezvous(server.place, answer_s=0.2)
+        server.address = RendezvousAddress("127.0.0.1", hangs.getsockname()[1], "job")
+        client = Rendezvous(server.address, answer_s=0.2)
         for _ in range(2):
             with pytest.raises(RendezvousUnreachable, match="no answer within"):
                 client.ask(lambda store: store.add("number", 1))
@@ -227,15 +242,15 @@ def answers(client: Rendezvous) -> bool:
 
 def thread_of(client: Rendezvous) -> threading.Thread:
     """In which it waits for the server."""
-    assert client._errands._worker is not None
-    return client._errands._worker._thread
+    assert client._calls._worker is not None
+    return client._calls._worker._thread
 
 
-def test_who_waits_on_a_line_that_is_cut_is_let_go() -> None:
+def test_a_call_over_a_cut_line_is_given_up() -> None:
     """Nothing comes from the server, and nothing ends: the client hangs up itself."""
     with socket.create_server(("127.0.0.1", 0)) as hangs:
-        place = RendezvousAddress("127.0.0.1", hangs.getsockname()[1], "job")
-        client = Rendezvous(place)
+        address = RendezvousAddress("127.0.0.1", hangs.getsockname()[1], "job")
+        client = Rendezvous(address)
         with pytest.raises(RendezvousUnreachable, match="no answer within"):
             client.ask(lambda store: store.check(["key"]))
         thread = thread_of(client)
@@ -244,24 +259,22 @@ def test_who_waits_on_a_line_that_is_cut_is_let_go() -> None:
         assert not thread.is_alive()
 
 
-def test_who_is_known_to_be_dead_is_struck_off_at_once_and_only_once() -> None:
-    pace = Heartbeat(interval_s=0.05, silence_s=60.0)
-    with rendezvous() as server, members(server, 3, pace) as three:
+def test_a_member_known_to_be_dead_is_evicted_at_once_and_only_once() -> None:
+    heartbeat = Heartbeat(interval_s=0.05, silence_s=60.0)
+    with rendezvous() as server, members(server, 3, heartbeat) as three:
         dead, alive = three[0].member, three[1].member
         die(three[0])
-        three[2].strike(dead)
+        three[2].evict(dead)
         rest = three[1:]
-        until(
-            lambda: all(set(o.members.by_number) == {1, 2} for o in rest), "the strike"
-        )
+        until(lambda: all(numbers(o) == {1, 2} for o in rest), "the eviction")
         epoch = three[2].members.epoch
-        # An error: whom it met is back at once, and it does not go on for ever.
-        three[2].strike(alive)
+        # A mistake: the evicted one is back at once, and is not evicted forever.
+        three[2].evict(alive)
         until(lambda: three[2].members.epoch == epoch + 2, "its way back")
-        three[2].strike(alive)
-        assert three[2].look(20)
-        assert three[2].look(20)
-        assert (three[2].members.epoch, set(three[2].members.by_number)) == (
+        three[2].evict(alive)
+        assert three[2].refresh(20)
+        assert three[2].refresh(20)
+        assert (three[2].members.epoch, numbers(three[2])) == (
             epoch + 2,
             {1, 2},
         )
@@ -281,8 +294,8 @@ class Counting:
 @pytest.mark.parametrize("num", [2, 12])
 def test_a_turn_costs_two_requests_whatever_the_number_of_members(num: int) -> None:
     requests = Counter[str]()
-    pace = Heartbeat(interval_s=0.02, silence_s=10.0)
-    with rendezvous() as server, members(server, num, pace) as all_of_them:
+    heartbeat = Heartbeat(interval_s=0.02, silence_s=10.0)
+    with rendezvous() as server, members(server, num, heartbeat) as all_of_them:
         one = all_of_them[0]
         until(lambda: len(one.steps_of) == min(num - 1, 8), "the beats of all watched")
         ask = one._rendezvous.ask
@@ -297,11 +310,11 @@ def test_a_turn_costs_two_requests_whatever_the_number_of_members(num: int) -> N
 
         one._store = None
         one._rendezvous.ask = counted  # pyright: ignore[reportAttributeAccessIssue]
-        one.look(20)
-        one.look(20)
+        one.refresh(20)
+        one.refresh(20)
         requests.clear()
         for _ in range(5):
-            one.look(20)
+            one.refresh(20)
         assert requests["set"] == requests["multi_get"] <= 6
-        # Every tenth turn it reads the roll in any case.
+        # Every tenth turn it reads the list in any case.
         assert requests.total() <= 2 * requests["set"] + 2

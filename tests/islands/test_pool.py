@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from lightning_adpsgd.islands.batches import SharedBatches
-from lightning_adpsgd.islands.membership import Member, MemberList
+from lightning_adpsgd.islands.members import Member, MemberList
 from lightning_adpsgd.islands.pool import IslandPool, PoolTimeouts
 from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.portions import EpochState
@@ -45,7 +45,7 @@ class Island:
     ) -> None:
         self.members: Any = Members(number, [f"name {n}" for n in range(num)])
         self.pool = IslandPool(
-            Rendezvous(server.place), self.members, lambda: None, times
+            Rendezvous(server.address), self.members, lambda: None, times
         )
         self._is_training = False
         self.batches = SharedBatches(
@@ -149,8 +149,8 @@ def test_a_rendezvous_that_hangs_is_not_waited_for() -> None:
 
 def test_an_island_that_never_finds_the_rendezvous_trains_by_itself() -> None:
     with rendezvous() as server:
-        place = server.place
-    server.place = place
+        address = server.address
+    server.address = address
     with pools(server, 1, PoolTimeouts(0.02, 0.01, 0.05, 0.05, start_s=0.05)) as (one,):
         one.run()
         assert rows([one]) == Counter(range(60))

@@ -20,16 +20,16 @@ URL = "tcp://10.0.0.1:29400/my-job"
 
 
 @pytest.mark.parametrize(
-    ("url", "place"),
+    ("url", "address"),
     [
         ("tcp://10.0.0.1:29400", RendezvousAddress("10.0.0.1", 29400, "job")),
         (URL, RendezvousAddress("10.0.0.1", 29400, "my-job")),
         ("tcp://[fe80::1]:1/a", RendezvousAddress("fe80::1", 1, "a")),
     ],
 )
-def test_a_rendezvous_is_a_url(url: str, place: RendezvousAddress) -> None:
-    assert RendezvousAddress.parse(url) == place
-    assert RendezvousAddress.parse(str(place)) == place
+def test_a_rendezvous_is_a_url(url: str, address: RendezvousAddress) -> None:
+    assert RendezvousAddress.parse(url) == address
+    assert RendezvousAddress.parse(str(address)) == address
 
 
 @pytest.mark.parametrize(

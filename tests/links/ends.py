@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from lightning_adpsgd.links.peer_info import PeerInfo
-
 from lightning_adpsgd.links.credentials import Credentials
+from lightning_adpsgd.links.peer_info import PeerInfo
 from lightning_adpsgd.links.sockets import Address
 from lightning_adpsgd.links.transport import LinkTransport
 from tests.helpers import until
@@ -16,7 +15,7 @@ LOOPBACK = Address("127.0.0.1", 0)
 TOKEN = Credentials(b"0123456789abcdef")
 
 
-def facts(member: int = 0, **others: Any) -> PeerInfo:
+def info(member: int = 0, **others: Any) -> PeerInfo:
     return PeerInfo(
         **{
             "member": member,
@@ -47,12 +46,10 @@ def linked(
         transports, addresses, ready = [], [], set()
         for index in range(size):
             own = credentials[index % len(credentials)]
-            transport = LinkTransport(facts(index), own, size)
+            transport = LinkTransport(info(index), own)
             stack.callback(transport.close)
 
-            def on_lane(
-                peer: int, lane: int, theirs: PeerInfo, here: int = index
-            ) -> None:
+            def on_lane(peer: int, here: int = index) -> None:
                 ready.add((peer, here))
 
             listener = transport.listen(LOOPBACK, on_lane)

@@ -11,8 +11,12 @@ from datetime import timedelta
 import pytest
 import torch
 
-from lightning_adpsgd.links.connection import Connection
-from lightning_adpsgd.links.frames import BadFrame, check_header, make_header
+from lightning_adpsgd.links.connection import (
+    BadFrame,
+    Connection,
+    check_header,
+    make_header,
+)
 from lightning_adpsgd.transport import PeerLost
 from tests.helpers import PATIENCE, PATIENCE_S, together
 from tests.links.ends import tcp_pair
@@ -261,7 +265,7 @@ def read_all(sock: socket.socket, num_bytes: int) -> None:
 def test_only_contiguous_tensors_are_taken(tensor: torch.Tensor) -> None:
     with (
         connected() as (first, _),
-        pytest.raises(ValueError, match="contiguous tensors of the host"),
+        pytest.raises(ValueError, match="contiguous tensors in host memory"),
     ):
         first.post_send(tensor)
 

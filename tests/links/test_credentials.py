@@ -89,11 +89,11 @@ class Elsewhere(socket.socket):
 
 def test_without_a_token_no_link_leaves_the_host() -> None:
     with socket.create_server(("127.0.0.1", 0)) as here, Elsewhere() as there:
-        Credentials().check_place(here)
+        Credentials().check_address(here)
         with pytest.raises(BadCredentials, match=f"192.0.2.1 .*{UNPROTECTED}=1"):
-            Credentials().check_place(there)
-        Credentials(SECRET.encode()).check_place(there)
-        Credentials.from_environment({UNPROTECTED: "1"}).check_place(there)
+            Credentials().check_address(there)
+        Credentials(SECRET.encode()).check_address(there)
+        Credentials.from_environment({UNPROTECTED: "1"}).check_address(there)
 
 
 @pytest.mark.parametrize("value", ["0", "", "yes"])

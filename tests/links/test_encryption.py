@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+import ssl
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from lightning_adpsgd.links.credentials import (
 from lightning_adpsgd.links.transport import LinkTransport
 from lightning_adpsgd.transport import PeerLost
 from tests.helpers import PATIENCE, PATIENCE_S, together, until
-from tests.links.ends import LOOPBACK, TOKEN, facts, linked
+from tests.links.ends import LOOPBACK, TOKEN, info, linked, tcp_pair
 
 pytestmark = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="openssl makes the certificates"
@@ -103,26 +104,51 @@ def test_an_end_without_a_certificate_of_the_authority_is_turned_away(
 ) -> None:
     """It has the token, which alone is not enough."""
     ends = [with_tls(folder, name) if name else TOKEN for name in (dialer, listener)]
-    second = LinkTransport(facts(1), ends[1])
-    door = second.listen(LOOPBACK, lambda *_: None)
-    first = LinkTransport(facts(0), ends[0])
+    second = LinkTransport(info(1), ends[1])
+    door = second.listen(LOOPBACK, lambda number: None)
+    first = LinkTransport(info(0), ends[0])
     with pytest.raises(PeerLost):
         first.connect(1, door.address)
     until(lambda: sum(door.turned_away.values()) == 1, "its own notice")
     door.close()
 
 
+@pytest.mark.parametrize("server_side", [False, True])
+def test_an_end_that_speaks_only_tls_1_2_is_turned_away(
+    folder: Path, server_side: bool
+) -> None:
+    ours = certificates(folder).context(server_side)
+    theirs = certificates(folder).context(not server_side)
+    theirs.minimum_version = theirs.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    def shake(sock: socket.socket, context: ssl.SSLContext, as_server: bool) -> None:
+        with (
+            pytest.raises(OSError, match=r"(?i)version|protocol|reset|closed|EOF"),
+            context.wrap_socket(sock, server_side=as_server),
+        ):
+            pass
+        sock.close()
+
+    with tcp_pair() as (first, second):
+        together(
+            [
+                lambda: shake(first, ours, server_side),
+                lambda: shake(second, theirs, not server_side),
+            ]
+        )
+
+
 def test_the_token_never_crosses_and_nothing_else_in_the_clear(folder: Path) -> None:
-    """An ear on the wire hears neither the token nor, with TLS, the facts."""
-    for credentials, hears_facts in ((TOKEN, True), (with_tls(folder), False)):
+    """An ear on the wire hears neither the token nor, with TLS, what the ends are."""
+    for credentials, hears_info in ((TOKEN, True), (with_tls(folder), False)):
         heard = overheard(credentials)
         assert TOKEN.token not in heard
-        assert (b"a job" in heard) is hears_facts
+        assert (b"a job" in heard) is hears_info
 
 
 def overheard(credentials: Credentials) -> bytes:
-    second = LinkTransport(facts(1), credentials)
-    door = second.listen(LOOPBACK, lambda *_: None)
+    second = LinkTransport(info(1), credentials)
+    door = second.listen(LOOPBACK, lambda number: None)
     heard = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -138,7 +164,7 @@ def overheard(credentials: Credentials) -> bytes:
                 )
 
         def dial() -> None:
-            first = LinkTransport(facts(0), credentials)
+            first = LinkTransport(info(0), credentials)
             host, port = server.getsockname()
             first.connect(1, type(LOOPBACK)(host, port))
             first.close()
@@ -172,6 +198,6 @@ def test_certificates_come_from_the_environment(folder: Path) -> None:
 
 
 def test_certificates_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
-    transport = LinkTransport(facts(0), replace(TOKEN, tls=certificates(tmp_path)))
+    transport = LinkTransport(info(0), replace(TOKEN, tls=certificates(tmp_path)))
     with pytest.raises(BadCredentials, match=r"cannot use .*ca\.pem"):
-        transport.listen(LOOPBACK, lambda *_: None)
+        transport.listen(LOOPBACK, lambda number: None)

@@ -6,19 +6,19 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from lightning_adpsgd.links.peer_info import PeerInfo
 
 from lightning_adpsgd.links.credentials import Credentials
 from lightning_adpsgd.links.handshake import (
-    LONGEST_LETTER,
+    LONGEST_INFO,
     Malformed,
     Refused,
     greet_dialer,
     greet_listener,
 )
+from lightning_adpsgd.links.peer_info import PeerInfo
 from lightning_adpsgd.links.sockets import Deadline
 from tests.helpers import PATIENCE_S, together
-from tests.links.ends import TOKEN, facts, tcp_pair
+from tests.links.ends import TOKEN, info, tcp_pair
 
 HELLO = struct.Struct("!8sH32s")
 OTHER_TOKEN = Credentials(b"another token!!!")
@@ -29,7 +29,6 @@ def greet(
     listener: PeerInfo,
     wanted: int = 1,
     credentials: tuple[Credentials, Credentials] = (TOKEN, TOKEN),
-    admit: Callable[[PeerInfo], str] = lambda facts: "",
 ) -> list[PeerInfo | str]:
     """Whom each end has met, or why it does not want to."""
 
@@ -49,7 +48,7 @@ def greet(
                 ),
                 lambda: told(
                     lambda: greet_dialer(
-                        second, Deadline(PATIENCE_S), credentials[1], listener, admit
+                        second, Deadline(PATIENCE_S), credentials[1], listener
                     )
                 ),
             ]
@@ -57,12 +56,12 @@ def greet(
 
 
 def test_both_ends_learn_who_the_other_is() -> None:
-    assert greet(facts(0), facts(1)) == [facts(1), facts(0)]
+    assert greet(info(0), info(1)) == [info(1), info(0)]
 
 
 def test_ends_without_a_token_meet_as_well() -> None:
     both = (Credentials(), Credentials())
-    assert greet(facts(0), facts(1), credentials=both) == [facts(1), facts(0)]
+    assert greet(info(0), info(1), credentials=both) == [info(1), info(0)]
 
 
 @pytest.mark.parametrize(
@@ -72,34 +71,27 @@ def test_ends_without_a_token_meet_as_well() -> None:
 def test_another_token_is_refused_at_both_ends(
     credentials: tuple[Credentials, Credentials],
 ) -> None:
-    for said in greet(facts(0), facts(1), credentials=credentials):
+    for said in greet(info(0), info(1), credentials=credentials):
         assert isinstance(said, str)
-        assert "its token is another one than ours" in said
+        assert "its token differs from ours" in said
 
 
-def test_a_difference_is_told_to_both_ends_with_both_facts() -> None:
-    for said in greet(facts(0, job="speech"), facts(1, job="vision")):
+def test_a_difference_is_told_to_both_ends_with_what_both_have() -> None:
+    for said in greet(info(0, job="speech"), info(1, job="vision")):
         assert isinstance(said, str)
         assert "`job` is 'speech' here and 'vision' there" in said
 
 
 def test_a_model_whose_layout_cannot_be_read_is_refused() -> None:
-    for said in greet(facts(0, model="nonsense"), facts(1)):
+    for said in greet(info(0, model="nonsense"), info(1)):
         assert isinstance(said, str)
         assert "models differ" in said
 
 
 def test_a_listener_that_is_another_member_is_refused() -> None:
-    for said in greet(facts(0), facts(2), wanted=1):
+    for said in greet(info(0), info(2), wanted=1):
         assert isinstance(said, str)
         assert "listens where super-learner 1 was expected" in said
-
-
-def test_whoever_knows_the_members_may_refuse_one() -> None:
-    said = greet(facts(0), facts(1), admit=lambda theirs: f"{theirs} has left")
-    for reason in said:
-        assert isinstance(reason, str)
-        assert "super-learner 0 (incarnation 'start 0') has left" in reason
 
 
 def dialer_says(*pieces: bytes) -> str:
@@ -109,7 +101,7 @@ def dialer_says(*pieces: bytes) -> str:
             first.sendall(piece)
         first.shutdown(socket.SHUT_WR)
         with pytest.raises((Refused, Malformed, OSError)) as caught:
-            greet_dialer(second, Deadline(PATIENCE_S), TOKEN, facts(1), lambda _: "")
+            greet_dialer(second, Deadline(PATIENCE_S), TOKEN, info(1))
         return str(caught.value)
 
 
@@ -121,7 +113,7 @@ def test_what_is_no_handshake_gets_no_answer() -> None:
     with tcp_pair() as (first, second):
         first.sendall(b"GET / HTTP/1.1\r\nHost: gossip.example\r\n\r\n" * 2)
         with pytest.raises(Malformed, match="begins with b'GET / HT'"):
-            greet_dialer(second, Deadline(PATIENCE_S), TOKEN, facts(1), lambda _: "")
+            greet_dialer(second, Deadline(PATIENCE_S), TOKEN, info(1))
         second.shutdown(socket.SHUT_WR)
         assert first.recv(1) == b""
 
@@ -131,11 +123,33 @@ def test_another_protocol_is_refused_at_both_ends_by_number() -> None:
     with tcp_pair() as (first, second):
         second.sendall(good_hello(protocol=7))
         with pytest.raises(Refused, match="protocol 7 and ours 1"):
-            greet_listener(first, Deadline(PATIENCE_S), TOKEN, facts(0), 1)
+            greet_listener(first, Deadline(PATIENCE_S), TOKEN, info(0), 1)
 
 
 def test_a_hello_that_ends_early_is_a_loss() -> None:
     assert "has closed the connection" in dialer_says(good_hello()[:20])
+
+
+def test_no_nonce_is_used_twice_by_either_end() -> None:
+    """Or a proof that was overheard once would be valid again."""
+    dialers, listeners = (
+        {nonce_of(greet) for _ in range(3)}
+        for greet in (
+            lambda sock: greet_listener(sock, Deadline(PATIENCE_S), TOKEN, info(0), 1),
+            lambda sock: greet_dialer(sock, Deadline(PATIENCE_S), TOKEN, info(1)),
+        )
+    )
+    assert len(dialers | listeners) == 6
+
+
+def nonce_of(greet: Callable[[socket.socket], PeerInfo]) -> bytes:
+    """What an end says in its hello to one that says no more."""
+    with tcp_pair() as (first, second):
+        second.sendall(good_hello())
+        second.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionResetError):
+            greet(first)
+        return second.recv(HELLO.size, socket.MSG_WAITALL)[-32:]
 
 
 def test_a_proof_out_of_an_earlier_handshake_is_of_no_use() -> None:
@@ -146,7 +160,7 @@ def test_a_proof_out_of_an_earlier_handshake_is_of_no_use() -> None:
         second.sendall(good_hello())
         nonces = session[-32:] + first.recv(100)[-32:]
     replayed = TOKEN.proof(b"dialer  ", nonces)
-    assert "token is another one" in dialer_says(good_hello(), replayed)
+    assert "its token differs" in dialer_says(good_hello(), replayed)
 
 
 def test_a_dialers_own_proof_sent_back_is_not_a_listeners() -> None:
@@ -159,7 +173,7 @@ def test_a_dialers_own_proof_sent_back_is_not_a_listeners() -> None:
 
         def dial() -> None:
             with pytest.raises(Refused, match="could not prove"):
-                greet_listener(first, Deadline(PATIENCE_S), TOKEN, facts(0), 1)
+                greet_listener(first, Deadline(PATIENCE_S), TOKEN, info(0), 1)
 
         together([mirror, dial])
 
@@ -182,25 +196,23 @@ def proved_dialer_says(*pieces: Callable[[Callable[..., bytes]], bytes]) -> str:
 
         def listen() -> str:
             with pytest.raises((Refused, Malformed, OSError)) as caught:
-                greet_dialer(
-                    second, Deadline(PATIENCE_S), TOKEN, facts(1), lambda _: ""
-                )
+                greet_dialer(second, Deadline(PATIENCE_S), TOKEN, info(1))
             return str(caught.value)
 
         return str(together([dial, listen])[1])
 
 
-def letter(text: bytes) -> Callable[[Callable[..., bytes]], bytes]:
+def info_message(text: bytes) -> Callable[[Callable[..., bytes]], bytes]:
     return lambda proof: struct.pack("!I", len(text)) + text + proof(b"letter d", text)
 
 
-def test_a_letter_may_not_be_of_any_length() -> None:
+def test_an_info_message_is_of_bounded_length() -> None:
     said = proved_dialer_says(lambda proof: struct.pack("!I", 0xFFFFFFFF))
-    assert f"a letter of {0xFFFFFFFF} bytes, more than {LONGEST_LETTER}" in said
+    assert f"an info message of {0xFFFFFFFF} bytes, more than {LONGEST_INFO}" in said
 
 
-def test_a_letter_that_was_changed_on_its_way_is_refused() -> None:
-    text = json.dumps({"facts": facts(0).to_dict(), "wanted": 1}).encode()
+def test_an_info_message_that_was_changed_on_its_way_is_refused() -> None:
+    text = json.dumps({"facts": info(0).to_dict(), "wanted": 1}).encode()
     said = proved_dialer_says(
         lambda proof: struct.pack("!I", len(text)) + text + proof(b"letter d", b"?")
     )
@@ -210,13 +222,13 @@ def test_a_letter_that_was_changed_on_its_way_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "cannot be read"),
-        (b"\xff\xfe", "cannot be read"),
-        (b"[1]", "cannot be read"),
-        (b"[" * 100_000, "cannot be read"),
+        (b"", "is invalid"),
+        (b"\xff\xfe", "is invalid"),
+        (b"[1]", "is invalid"),
+        (b"[" * 100_000, "is invalid"),
         (b"{}", "must have the fields"),
         (b'{"facts": {}}', "must have the fields"),
     ],
 )
-def test_a_letter_of_no_sense_is_refused(text: bytes, message: str) -> None:
-    assert message in proved_dialer_says(letter(text))
+def test_an_info_message_without_sense_is_refused(text: bytes, message: str) -> None:
+    assert message in proved_dialer_says(info_message(text))

@@ -1,4 +1,4 @@
-"""The door: few at a time, each for a short time, whatever comes."""
+"""The listener: few at a time, each for a short time, whatever comes."""
 
 import socket
 import threading

@@ -13,7 +13,7 @@ from lightning_adpsgd.links.sockets import (
     evidence_of,
     is_cut,
     is_loopback,
-    knock,
+    probe,
     receive_all,
     tune,
     wake_after,
@@ -111,11 +111,11 @@ def test_a_link_that_acknowledges_nothing_is_cut(
         assert is_cut(sock, waited_s) is cut
 
 
-def test_a_knock_tells_whether_anybody_listens() -> None:
+def test_a_probe_tells_whether_anybody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = Address(*listener.getsockname())
-        assert knock(address) is None
-    assert evidence_of(knock(address)) == "refusal"
+        assert probe(address) is None
+    assert evidence_of(probe(address)) == "refusal"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from datetime import timedelta
 
 import pytest
 import torch
-from lightning_adpsgd.links.peer_info import PeerInfo
 from torch import Tensor
 
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
@@ -13,6 +12,7 @@ from lightning_adpsgd.gossip.members import FixedMembers
 from lightning_adpsgd.links.credentials import BadCredentials, Credentials
 from lightning_adpsgd.links.handshake import Refused
 from lightning_adpsgd.links.listener import Bounds, Listener
+from lightning_adpsgd.links.peer_info import PeerInfo
 from lightning_adpsgd.links.sockets import Address
 from lightning_adpsgd.links.transport import LinkTransport
 from lightning_adpsgd.mixing.schedule import Schedule
@@ -31,18 +31,18 @@ from tests.helpers import (
     together,
     until,
 )
-from tests.links.ends import LOOPBACK, TOKEN, facts, linked
+from tests.links.ends import LOOPBACK, TOKEN, info, linked
 
 FOREVER = timedelta(minutes=5)
 
 
-def ignore(peer: int, lane: int, theirs: PeerInfo) -> None:
+def ignore(number: int) -> None:
     """Of no interest to the test."""
 
 
 def test_everybody_swaps_with_everybody_on_both_lanes() -> None:
     def program(transport: LinkTransport) -> list[list[float]]:
-        peers = [j for j in range(transport.size) if j != transport.index]
+        peers = [j for j in range(3) if j != transport.index]
         got = []
         for peer in peers:
             for lane in (0, 1):
@@ -58,22 +58,22 @@ def test_everybody_swaps_with_everybody_on_both_lanes() -> None:
 
 
 def test_a_peer_that_was_never_connected_is_lost_by_name() -> None:
-    transport = LinkTransport(facts(0), TOKEN)
+    transport = LinkTransport(info(0), TOKEN)
     with pytest.raises(PeerLost, match=r"super-learner 5 while using lane 1.*not conn"):
         transport.post_send(5, 1, torch.zeros(1))
 
 
 def test_there_is_no_mean_over_members_that_come_and_go() -> None:
     with pytest.raises(RuntimeError, match="`communication` must be 'async'"):
-        LinkTransport(facts(0), TOKEN).post_mean(torch.zeros(1))
+        LinkTransport(info(0), TOKEN).post_mean(torch.zeros(1))
 
 
 def test_numbers_of_peers_need_not_be_dense() -> None:
-    first, second = (LinkTransport(facts(n), TOKEN) for n in (7, 1000))
-    came: list[tuple[int, int, PeerInfo]] = []
-    listener = second.listen(LOOPBACK, lambda *lane: came.append(lane))
-    assert first.connect(1000, listener.address) == facts(1000)
-    until(lambda: came == [(7, lane_of(7, 1000), facts(7))], "the lane")
+    first, second = (LinkTransport(info(n), TOKEN) for n in (7, 1000))
+    came: list[int] = []
+    listener = second.listen(LOOPBACK, came.append)
+    first.connect(1000, listener.address)
+    until(lambda: came == [7], "the lane")
     into = torch.zeros(1)
     first.post_send(1000, lane_of(7, 1000), torch.ones(1)).wait(PATIENCE)
     second.post_receive(7, lane_of(7, 1000), into).wait(PATIENCE)
@@ -101,7 +101,7 @@ def test_the_loss_of_one_peer_is_noticed_at_once_and_is_of_that_peer_alone() -> 
 
 
 def test_a_lane_is_made_anew_and_takes_nothing_from_the_one_before() -> None:
-    first, second = (LinkTransport(facts(n), TOKEN) for n in (0, 1))
+    first, second = (LinkTransport(info(n), TOKEN) for n in (0, 1))
     ready = threading.Semaphore(0)
     listener = second.listen(LOOPBACK, lambda *_: ready.release())
     first.connect(1, listener.address)
@@ -123,10 +123,10 @@ def test_a_lane_is_made_anew_and_takes_nothing_from_the_one_before() -> None:
 
 def test_a_peer_that_connects_again_breaks_off_its_old_lane() -> None:
     """Its process was killed and started anew before this end noticed anything."""
-    second = LinkTransport(facts(1), TOKEN)
+    second = LinkTransport(info(1), TOKEN)
     ready = threading.Semaphore(0)
     listener = second.listen(LOOPBACK, lambda *_: ready.release())
-    before, after = (LinkTransport(facts(0, incarnation=i), TOKEN) for i in "ab")
+    before, after = (LinkTransport(info(0, incarnation=i), TOKEN) for i in "ab")
     before.connect(1, listener.address)
     assert ready.acquire(timeout=PATIENCE_S)
     waits = second.post_receive(0, 0, torch.zeros(1))
@@ -176,33 +176,33 @@ def test_one_lane_can_be_ended_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("listener_facts", "listener_token", "message"),
+    ("listener_info", "listener_token", "message"),
     [
-        (facts(1), b"another token!!!", "its token is another one"),
-        (facts(1, job="vision"), TOKEN.token, "`job` is 'a job' here and 'vision'"),
-        (facts(2), TOKEN.token, "super-learner 2 .* where super-learner 1 was"),
+        (info(1), b"another token!!!", "its token differs"),
+        (info(1, job="vision"), TOKEN.token, "`job` is 'a job' here and 'vision'"),
+        (info(2), TOKEN.token, "super-learner 2 .* where super-learner 1 was"),
     ],
 )
 def test_a_peer_that_does_not_fit_is_refused_and_the_next_one_is_not(
-    listener_facts: PeerInfo, listener_token: bytes, message: str
+    listener_info: PeerInfo, listener_token: bytes, message: str
 ) -> None:
-    second = LinkTransport(listener_facts, Credentials(listener_token))
+    second = LinkTransport(listener_info, Credentials(listener_token))
     listener = second.listen(LOOPBACK, ignore)
-    dialer = LinkTransport(facts(0), TOKEN)
+    dialer = LinkTransport(info(0), TOKEN)
     with pytest.raises(Refused, match=rf"super-learner 1 at 127.0.0.1:.*{message}"):
         dialer.connect(1, listener.address)
     until(lambda: listener.turned_away["Refused"] == 1, "its own notice")
-    fits = LinkTransport(facts(0, job=listener_facts.job), Credentials(listener_token))
-    fits.connect(listener_facts.member, listener.address)
+    fits = LinkTransport(info(0, job=listener_info.job), Credentials(listener_token))
+    fits.connect(listener_info.member, listener.address)
     end(listener, dialer, fits, second)
 
 
 def test_an_address_where_nobody_listens_is_a_loss_by_name() -> None:
-    second = LinkTransport(facts(1), TOKEN)
+    second = LinkTransport(info(1), TOKEN)
     listener = second.listen(LOOPBACK, ignore)
     listener.close()
     with pytest.raises(PeerLost, match=r"lost super-learner 1 while connecting to 127"):
-        LinkTransport(facts(0), TOKEN).connect(1, listener.address)
+        LinkTransport(info(0), TOKEN).connect(1, listener.address)
 
 
 def test_something_else_that_listens_is_a_loss_by_name() -> None:
@@ -212,12 +212,12 @@ def test_something_else_that_listens_is_a_loss_by_name() -> None:
     listener = Listener(LOOPBACK, lambda sock: None, speak, Bounds())
     listener.start()
     with pytest.raises(PeerLost, match=r"begins with b'220 mail'"):
-        LinkTransport(facts(0), TOKEN).connect(1, listener.address)
+        LinkTransport(info(0), TOKEN).connect(1, listener.address)
     listener.close()
 
 
 def test_without_a_token_it_listens_on_loopback_alone() -> None:
-    transport = LinkTransport(facts(0), Credentials())
+    transport = LinkTransport(info(0), Credentials())
     transport.listen(LOOPBACK, ignore).close()
     with pytest.raises(BadCredentials, match=r"0\.0\.0\.0 is not a loopback address"):
         transport.listen(Address("0.0.0.0", 0), ignore)

@@ -5,43 +5,43 @@ import re
 from typing import Any
 
 import pytest
+
 from lightning_adpsgd.links.peer_info import PeerInfo, differences
+from tests.links.ends import info
 
-from tests.links.ends import facts
 
-
-def test_facts_go_through_json() -> None:
-    told = facts(3, settings={"wire_dtype": "int8"})
+def test_peer_info_goes_through_json() -> None:
+    told = info(3, settings={"wire_dtype": "int8"})
     assert PeerInfo.from_dict(json.loads(json.dumps(told.to_dict()))) == told
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"member": "3"}, "`member` of facts must be a int"),
-        ({"member": True}, "`member` of facts must be a int"),
+        ({"member": "3"}, "`member` of peer info must be a int"),
+        ({"member": True}, "`member` of peer info must be a int"),
         ({"member": -1}, "numbers from 0 to"),
         ({"member": 1 << 70}, "numbers from 0 to"),
         ({"super_learner_size": 0}, "numbers from 0 to"),
-        ({"model": 4}, "`model` of facts must be a str"),
-        ({"settings": {"gain": 1}}, "must be of strings"),
-        ({"settings": []}, "`settings` of facts must be a dict"),
+        ({"model": 4}, "`model` of peer info must be a str"),
+        ({"settings": {"gain": 1}}, "must hold strings"),
+        ({"settings": []}, "`settings` of peer info must be a dict"),
         ({"other": 1}, "must have the fields"),
     ],
 )
-def test_malformed_facts_are_refused(change: dict[str, Any], message: str) -> None:
+def test_malformed_peer_info_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        PeerInfo.from_dict({**facts().to_dict(), **change})
+        PeerInfo.from_dict({**info().to_dict(), **change})
 
 
-@pytest.mark.parametrize("content", [None, [], "facts", 3, {}])
-def test_what_is_no_facts_at_all_is_refused(content: object) -> None:
+@pytest.mark.parametrize("content", [None, [], "info", 3, {}])
+def test_what_is_no_peer_info_at_all_is_refused(content: object) -> None:
     with pytest.raises(ValueError, match="must have the fields"):
         PeerInfo.from_dict(content)
 
 
 def test_members_of_one_job_agree() -> None:
-    assert differences(facts(0), facts(1)) == []
+    assert differences(info(0), info(1)) == []
 
 
 @pytest.mark.parametrize(
@@ -67,5 +67,5 @@ def test_members_of_one_job_agree() -> None:
 def test_a_difference_names_what_both_have(
     change: dict[str, Any], message: str
 ) -> None:
-    (found,) = differences(facts(0), facts(**{"member": 1, **change}))
+    (found,) = differences(info(0), info(**{"member": 1, **change}))
     assert re.search(message, found), found

@@ -1,4 +1,4 @@
-"""What a member tells another about itself, and in what the two must agree. Pure."""
+"""What a learner tells a peer about itself, and in what the two must agree. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -8,24 +8,24 @@ from lightning_adpsgd import __version__
 from lightning_adpsgd.parameters import first_difference
 
 PROTOCOL = 1
-"""Raised when members with the one before could not talk to those with this one."""
+"""Raised when learners with the previous one cannot talk to those with this one."""
 
 _LONGEST_NAME, _MOST = 100, 1 << 31
 
 
 @dataclass(frozen=True)
 class PeerInfo:
-    """A learner of a member, as the handshake presents it.
+    """A learner of a super-learner, as the handshake presents it.
 
     Attributes:
-        member: Number that the membership has given to its super-learner.
-        incarnation: Differs for every start of a super-learner's processes.
-        job: Name of the job.
+        member: number that the membership has given to its super-learner.
+        incarnation: identifier of this start of the super-learner's processes.
+        job: name of the job.
         model: `FlatParameters.layout()`: names, shapes and dtypes of the weights.
-        super_learner_size: Learners of the super-learner.
-        shard: Which of them this one is.
-        settings: What else must be equal at both ends, such as the wire's dtype.
-        version: Of this package.
+        super_learner_size: number of learners in the super-learner.
+        shard: index of this learner among them.
+        settings: what else must be equal at both ends, such as the wire's dtype.
+        version: version of this package.
     """
 
     member: int
@@ -38,49 +38,40 @@ class PeerInfo:
     version: str = __version__
 
     def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` reads; of JSON's types."""
+        """Returns what `from_dict` reads, of JSON's types."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, content: object) -> "PeerInfo":
-        """PeerInfo that another process has written.
+        """Reads what another process has written.
 
         Raises:
-            ValueError: They are malformed.
+            ValueError: The content is malformed.
         """
-        if not isinstance(content, dict) or set(content) != _NAMES:
-            raise ValueError(f"facts must have the fields {sorted(_NAMES)}")
+        if not isinstance(content, dict) or set(content) != set(_KINDS):
+            raise ValueError(f"peer info must have the fields {sorted(_KINDS)}")
         for name, kind in _KINDS.items():
-            # A bool is an int to Python, and no number of a member.
+            # To Python a bool is an int, but it is no number of a member.
             if type(content[name]) is not kind:
-                raise ValueError(f"`{name}` of facts must be a {kind.__name__}")
-        facts = cls(**content)
-        numbers = facts.member, facts.shard, facts.super_learner_size - 1
+                raise ValueError(f"`{name}` of peer info must be a {kind.__name__}")
+        info = cls(**content)
+        numbers = info.member, info.shard, info.super_learner_size - 1
         if not all(0 <= number < _MOST for number in numbers):
-            raise ValueError(f"facts must have numbers from 0 to {_MOST}")
-        if not all(type(value) is str for value in facts.settings.values()):
-            raise ValueError("`settings` of facts must be of strings")
-        return facts
+            raise ValueError(f"peer info must have numbers from 0 to {_MOST}")
+        if not all(type(value) is str for value in info.settings.values()):
+            raise ValueError("`settings` of peer info must hold strings")
+        return info
 
     def __str__(self) -> str:
         return f"super-learner {self.member} (incarnation {_short(self.incarnation)})"
 
 
-_KINDS: dict[str, type] = {
-    "member": int,
-    "incarnation": str,
-    "job": str,
-    "model": str,
-    "super_learner_size": int,
-    "shard": int,
-    "settings": dict,
-    "version": str,
-}
-_NAMES = {one.name for one in fields(PeerInfo)}
+_KINDS: dict[str, Any] = {one.name: one.type for one in fields(PeerInfo)}
+_KINDS["settings"] = dict
 
 
 def differences(ours: PeerInfo, theirs: PeerInfo) -> list[str]:
-    """One sentence for each thing in which two members must agree and do not."""
+    """Returns a sentence for each thing in which two peers differ and must not."""
     found = list(_unequal(ours, theirs))
     if ours.model != theirs.model:
         found.append(f"models differ: {first_difference(theirs.model, ours.model)}")
@@ -93,7 +84,7 @@ def _unequal(ours: PeerInfo, theirs: PeerInfo) -> Iterator[str]:
     names = ("version", "job", "super_learner_size", "shard")
     pairs = {name: (getattr(ours, name), getattr(theirs, name)) for name in names}
     for name in sorted({*ours.settings, *theirs.settings}):
-        mine, other = (f.settings.get(name, "absent") for f in (ours, theirs))
+        mine, other = (one.settings.get(name, "absent") for one in (ours, theirs))
         pairs[name[:_LONGEST_NAME]] = mine, other
     for name, (mine, other) in pairs.items():
         if mine != other:

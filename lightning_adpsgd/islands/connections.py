@@ -1,0 +1,393 @@
+"""The connections of an island: whom it asks at present, and who has gone.
+
+The member list says who is there, a topology says who asks whom, and this module makes
+it so. It dials the peers that are to be asked, hangs up on those that are not any more,
+and closes the ring around a member that cannot be reached, whatever the list says. Such
+a member is dialed again, after twice the time each time. Two islands that for a while
+know different members at worst miss exchanges: any island that connects is answered.
+
+    a connection breaks    the ring closes; if its host refuses connections to its
+                           port, it is evicted from the member list, for all islands
+    nothing is heard       the ring closes, and all members that this island may need
+                           next are probed: half of them may be behind the same cable
+    the list is unreadable all members are probed now and then, because no list tells
+                           of those with which this island is not connected
+
+What is believed of each peer, and when that changes, is in `members`.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import NamedTuple
+
+from lightning_adpsgd.circle import LiveSchedule
+from lightning_adpsgd.gossip.engine import Gossip
+from lightning_adpsgd.gossip.protocol import Pulled
+from lightning_adpsgd.islands.members import (
+    Event,
+    Member,
+    News,
+    Peer,
+    Status,
+    transition,
+)
+from lightning_adpsgd.islands.membership_reader import Members
+from lightning_adpsgd.links import (
+    Address,
+    LinkTransport,
+    Refused,
+    evidence_of,
+    probe,
+)
+from lightning_adpsgd.transport import PeerLost, lane_of
+
+_log = logging.getLogger(__name__)
+
+_DIAL_TIMEOUT = timedelta(seconds=2)
+_TURN_S, _PROBE_AROUND_S = 1.0, 10.0
+# An exchange under way is made to its end, if that does not take longer.
+_HANG_UP_S = 2.0
+_MOST_PROBES = 64
+_ALONE = "this super-learner alone"
+
+MakeEngine = Callable[
+    [Callable[[int, PeerLost], None], Callable[[int, bool], None]], Gossip
+]
+"""Makes the engine, from what to call when a peer is lost and when one leaves."""
+
+
+class _Posted(NamedTuple):
+    number: int
+    event: Event
+    reason: str
+
+
+class Connections:
+    """Keeps an island connected with the peers that it asks.
+
+    A thread of its own does so once started. Any thread may call `pull`. Both hold
+    `_dialing` while they connect and hang up; it guards `_dialed` (the members that are
+    asked) and `_temporary` (those that are asked for a `pull` only). `_state` guards
+    `_posted`, what communication threads report. `_peers` belongs to the thread.
+
+    Args:
+        transport: links of this learner.
+        membership: member list as this learner knows it.
+        make_engine: makes the engine whose peers these are.
+        on_unlisted: called by the thread in each turn in which this island is not on
+            the member list.
+        shard: index of the learner to which it connects in each island.
+        dial_timeout: time that one connection may take to be made.
+
+    Attributes:
+        engine: the engine, not started.
+        joined: number of super-learners that have joined since the start.
+        lost: number of super-learners that went without a goodbye since then.
+    """
+
+    def __init__(
+        self,
+        transport: LinkTransport,
+        membership: Members,
+        make_engine: MakeEngine,
+        on_unlisted: Callable[[], None],
+        shard: int = 0,
+        dial_timeout: timedelta = _DIAL_TIMEOUT,
+    ) -> None:
+        self._transport, self._membership = transport, membership
+        self._on_unlisted = on_unlisted
+        self._shard, self._dial_timeout = shard, dial_timeout
+        self.engine = make_engine(self.on_lost, self.on_left)
+        self._state, self._dialing = threading.Condition(), threading.Lock()
+        self._woken, self._ending = False, False
+        self._posted: list[_Posted] = []
+        self._dialed, self._temporary = set[int](), set[int]()
+        self._peers: dict[str, Peer] = {}  # by incarnation, all that were ever met
+        self._probe_around_at = 0.0
+        self.joined = self.lost = 0
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.name = "adpsgd-connections"
+
+    # --- for others
+
+    def start(self) -> None:
+        """Starts to connect, with the members that are on the list by now."""
+        self._peers = {one.incarnation: Peer(one) for one in self._listed()}
+        self._thread.start()
+
+    def stop(self, seconds: float) -> None:
+        """Ends the thread; connections stay as they are."""
+        with self._state:
+            self._ending = True
+            self._state.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    def wake(self) -> None:
+        """Begins the next turn at once: there may be something to do."""
+        with self._state:
+            self._woken = True
+            self._state.notify_all()
+
+    def on_lane(self, number: int) -> None:
+        """A member has connected the lane on which it asks."""
+        self.engine.peers.answer(number)
+        self._post(number, Event.CALLED)
+
+    def on_lost(self, number: int, error: PeerLost) -> None:
+        """A communication thread has lost a member."""
+        is_silent = error.evidence == "silence"
+        self._post(number, Event.SILENT if is_silent else Event.LOST, error.detail)
+
+    def on_left(self, number: int, for_good: bool) -> None:
+        """A member asks no more."""
+        self._transport.disconnect(number, lane_of(number, self._transport.index))
+        if for_good:
+            self._post(number, Event.GOODBYE)
+
+    def pull(self, number: int, seconds: float) -> Pulled | None:
+        """Returns the weights of a member; none if it does not answer in time.
+
+        Raises:
+            Refused: The two do not fit together; the message says in what.
+        """
+        deadline = time.monotonic() + seconds
+        member = self._membership.members.by_number.get(number)
+        if member is None:
+            return None
+        self._temporary.add(number)
+        try:
+            with self._dialing:
+                self._dial(member)
+            future = self.engine.peers.pull(number)
+            return future.result(max(0.0, deadline - time.monotonic()))
+        except (PeerLost, TimeoutError) as error:
+            _log.info("%s gave no weights: %s", member, error)
+            return None
+        finally:
+            self._temporary.discard(number)
+            self.wake()
+
+    # --- the thread
+
+    def _work(self) -> None:
+        try:
+            while not self._ending:
+                self._take_turn()
+                with self._state:
+                    self._state.wait_for(lambda: self._woken or self._ending, _TURN_S)
+                    self._woken = False
+        except BaseException as error:
+            self.engine.peers.fail(error)
+
+    def _take_turn(self) -> None:
+        # After the process was stopped, the list must be read before anything is done.
+        if not self._membership.is_awake:
+            return
+        with self._state:
+            posted, self._posted = self._posted, []
+        if not self._membership.is_in:
+            self._stand_apart()
+            return
+        for one in posted:
+            self._heed(one)
+        self._take_number()
+        self._follow_list()
+        self._probe_around_without_list()
+        with self._dialing:
+            self._close_ring()
+            self._probe([one for one in self._present() if one.needs_probe])
+            if self._retry_suspects():
+                self._close_ring()
+
+    def _stand_apart(self) -> None:
+        with self._dialing:
+            schedule = self.engine.members.circle.schedule
+            alone = LiveSchedule.of(schedule, (), self._transport.index)
+            self.engine.members.circle = alone
+            for peer in self._present():
+                self._observe(peer.member, Event.FORGOTTEN)
+                self._disconnect(peer.member.number)
+        self._on_unlisted()
+
+    def _take_number(self) -> None:
+        own = self._membership.member.number
+        if own != self._transport.index:
+            numbers = {one.member.number for one in self._present()}
+            for number in self._dialed | numbers:
+                self._disconnect(number)
+            self._transport.rename(own, self._membership.member.incarnation)
+
+    def _heed(self, posted: _Posted) -> None:
+        """Acts on what a communication thread has reported."""
+        number, event, reason = posted
+        same = (one for one in self._present() if one.member.number == number)
+        peer = next(same, None)
+        is_loss = event in (Event.LOST, Event.SILENT)
+        if is_loss and peer is not None and peer.status is Status.SUSPECT:
+            return
+        if is_loss or event is Event.GOODBYE:
+            self._disconnect(number)
+        if peer is not None:
+            self._observe(peer.member, event, reason)
+        if peer is not None and event is Event.SILENT:
+            self._probe_around()
+
+    def _follow_list(self) -> None:
+        """Compares the peers with the member list."""
+        listed = self._listed()
+        for peer in self._present():
+            if peer.member not in listed:
+                left = peer.member.incarnation in self._membership.left
+                event = Event.GOODBYE if left else Event.UNLISTED
+                self._observe(peer.member, event, "it has shown no sign of life")
+                self._disconnect(peer.member.number)
+        for member in sorted(listed):
+            if (peer := self._peers.get(member.incarnation)) is not None:
+                # Its number may be another one.
+                self._peers[member.incarnation] = peer._replace(member=member)
+                self._observe(member, Event.LISTED)
+            else:
+                self._peers[member.incarnation] = Peer(member)
+                self.joined += 1
+                _log.info("%s has joined", member)
+
+    def _probe_around_without_list(self) -> None:
+        """Probes as soon as no list can be read, and now and then after that."""
+        now = time.monotonic()
+        if not self._membership.outage:
+            self._probe_around_at = now
+        elif now >= self._probe_around_at:
+            self._probe_around()
+            self._probe_around_at = time.monotonic() + _PROBE_AROUND_S
+
+    def _probe_around(self) -> None:
+        """Suspects all peers that cannot be reached, before they are needed."""
+        idle = [p for p in self._alive() if p.member.number not in self._dialed]
+        for peer, error in self._probe(idle):
+            if error is not None:
+                self._observe(peer.member, Event.PROBE_FAILED, str(error))
+
+    def _probe(self, peers: Collection[Peer]) -> list[tuple[Peer, OSError | None]]:
+        """Returns why hosts cannot be reached, all within a second.
+
+        A peer that turns out to be dead is evicted from the list, for all islands.
+        """
+        if not peers:
+            return []
+        addresses = [self._address_of(peer.member) for peer in peers]
+        with ThreadPoolExecutor(min(len(addresses), _MOST_PROBES)) as pool:
+            errors = list(pool.map(probe, addresses))
+        for peer, error in zip(peers, errors, strict=True):
+            self._observe(peer.member, Event.PROBED)
+            if evidence_of(error) == "refusal":
+                self._membership.evict(peer.member)
+        return list(zip(peers, errors, strict=True))
+
+    def _retry_suspects(self) -> bool:
+        """Dials the suspects whose time has come; returns whether one was reached."""
+        now, reached = time.monotonic(), False
+        for peer, error in self._probe([p for p in self._present() if p.is_due(now)]):
+            if error is None:
+                reached |= self._reach(peer)
+            else:
+                self._observe(peer.member, Event.PROBE_FAILED, str(error))
+        return reached
+
+    def _close_ring(self) -> None:
+        """Dials the peers to ask, and draws the ring anew while one is out of reach."""
+        while True:
+            alive = {peer.member.number: peer for peer in self._alive()}
+            schedule = self.engine.members.circle.schedule
+            circle = LiveSchedule.of(schedule, alive, self._transport.index)
+            self.engine.members.circle, wanted = circle, set(circle.peers())
+            missing = sorted(wanted - self._dialed)
+            if all(self._reach(alive[number]) for number in missing):
+                break
+        self._hang_up_on(self._dialed - wanted - self._temporary)
+
+    def _reach(self, peer: Peer) -> bool:
+        try:
+            self._dial(peer.member)
+        except (PeerLost, Refused) as error:
+            reason = getattr(error, "detail", str(error))
+            self._observe(peer.member, Event.DIAL_FAILED, reason)
+            return False
+        self._observe(peer.member, Event.REACHED)
+        return True
+
+    def _dial(self, member: Member) -> None:
+        """Begins to ask a member; does nothing if it is asked already."""
+        if member.number in self._dialed:
+            return
+        address = self._address_of(member)
+        self._transport.connect(member.number, address, self._dial_timeout)
+        self._dialed.add(member.number)
+        self.engine.peers.add(member.number)
+
+    def _hang_up_on(self, numbers: Collection[int]) -> None:
+        ended = [(n, self.engine.peers.drop(n)) for n in numbers]
+        deadline = time.monotonic() + _HANG_UP_S
+        for number, event in ended:
+            event.wait(max(0.0, deadline - time.monotonic()))
+            lane = lane_of(self._transport.index, number)
+            self._transport.disconnect(number, lane)
+            self._dialed.discard(number)
+
+    def _disconnect(self, number: int) -> None:
+        """Breaks off both lanes, at once."""
+        self.engine.peers.forget(number)
+        self._transport.disconnect(number)
+        self._dialed.discard(number)
+
+    # --- what is believed of the peers
+
+    def _observe(self, member: Member, event: Event, reason: str = "") -> None:
+        before = self._peers[member.incarnation]
+        after, news = transition(before, event, time.monotonic())
+        self._peers[member.incarnation] = after
+        self._report(member, news, reason)
+
+    def _report(self, member: Member, news: News, reason: str) -> None:
+        match news:
+            case News.LOST:
+                self.lost += 1
+                left = len(self._alive()) + 1
+                rest = f"{left} super-learners" if left > 1 else _ALONE
+                _log.warning(
+                    "lost %s: %s. The ring is closed around it; training goes on with "
+                    "%s",
+                    member,
+                    reason,
+                    rest,
+                )
+            case News.LEFT:
+                _log.info("%s has left", member)
+            case News.REACHABLE:
+                _log.warning("%s can be reached again", member)
+            case News.BACK:
+                _log.warning("%s is back: what both have learned is averaged", member)
+            case News.NONE:
+                pass
+
+    def _present(self) -> list[Peer]:
+        return [peer for peer in self._peers.values() if peer.is_present]
+
+    def _alive(self) -> list[Peer]:
+        return [one for one in self._peers.values() if one.status is Status.ALIVE]
+
+    def _listed(self) -> set[Member]:
+        members, own = self._membership.members, self._membership.member
+        return {members.by_number[number] for number in members.after(own.number)}
+
+    def _address_of(self, member: Member) -> Address:
+        return Address.parse(member.addresses[self._shard])
+
+    def _post(self, number: int, event: Event, reason: str = "") -> None:
+        with self._state:
+            self._posted.append(_Posted(number, event, reason))
+        self.wake()

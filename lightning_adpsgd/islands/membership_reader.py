@@ -1,0 +1,127 @@
+"""How the other learners of an island know the member list: its first learner tells.
+
+The first learner of an island keeps its place on the member list (`Membership`). It
+publishes what it knows in the island's own store, where the others read it.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+
+from torch._C._distributed_c10d import Store
+
+from lightning_adpsgd.islands.members import Heartbeat, Member, MemberList
+from lightning_adpsgd.islands.membership import Membership
+
+_KEY = "membership"
+
+
+class MembershipPublisher:
+    """Tells the other learners of the island what the first one knows.
+
+    Args:
+        store: store of the island alone.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._published = store, ""
+
+    def publish(self, membership: Membership) -> None:
+        """Writes it to the store if it has changed."""
+        text = json.dumps(
+            [
+                membership.member,
+                membership.is_in,
+                membership.members.to_json(),
+                sorted(membership.left),
+                membership.outage,
+            ]
+        )
+        if text != self._published and membership.member.number >= 0:
+            self._store.set(_KEY, text)
+            self._published = text
+
+
+class MembershipReader:
+    """The membership as the first learner of the island publishes it.
+
+    It has the methods and attributes of `Membership`. A thread of its own reads the
+    store and replaces the attributes whole.
+
+    Args:
+        store: store of the island alone.
+        heartbeat: interval of reading, and length of a silence.
+        on_change: called by the thread when something has changed.
+    """
+
+    def __init__(
+        self, store: Store, heartbeat: Heartbeat, on_change: Callable[[], None]
+    ) -> None:
+        self._store, self._heartbeat, self._on_change = store, heartbeat, on_change
+        self.member, self.members = Member(-1, "", "", ()), MemberList()
+        self.left, self.steps_of, self.outage = frozenset[str](), dict[int, int](), ""
+        self.is_in, self._text = False, ""
+        self._state, self._ending, self._num_turns = threading.Condition(), False, 0
+        self._last_turn = time.monotonic()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.name = "adpsgd-members"
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether the thread has read the store lately."""
+        return time.monotonic() - self._last_turn <= self._heartbeat.silence_s
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def refresh(self, seconds: float) -> bool:
+        """Waits for one more turn of the thread; returns whether it came in time."""
+        with self._state:
+            turn = self._num_turns
+            return self._state.wait_for(lambda: self._num_turns > turn, seconds)
+
+    def enter(self, seconds: float = 0.0) -> bool:
+        """Waits until the first learner has entered; returns whether it has."""
+        with self._state:
+            return self._state.wait_for(lambda: self.is_in, seconds)
+
+    def evict(self, member: Member) -> None:
+        """Does nothing: the first learner loses the member as well, and evicts it."""
+
+    def leave(self, seconds: float) -> None:
+        """Ends the thread; waits that long for it."""
+        with self._state:
+            self._ending = True
+            self._state.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    def _work(self) -> None:
+        while not self._ending:
+            try:
+                changed = self._read()
+            except RuntimeError:
+                return  # the island's store has gone, and so will this learner
+            if changed:
+                self._on_change()
+            with self._state:
+                self._num_turns, self._last_turn = self._num_turns + 1, time.monotonic()
+                self._state.notify_all()
+                if not self._ending:
+                    self._state.wait(self._heartbeat.interval_s)
+
+    def _read(self) -> bool:
+        text = self._store.get(_KEY).decode() if self._store.check([_KEY]) else ""
+        if text in ("", self._text):
+            return False
+        (number, name, host, ways), is_in, members, left, outage = json.loads(text)
+        self.members, self.left = MemberList.from_json(members), frozenset(left)
+        self.member, self.outage = Member(number, name, host, tuple(ways)), outage
+        self.is_in, self._text = is_in, text
+        return True
+
+
+Members = Membership | MembershipReader
+"""What a learner knows of the members of the job."""
