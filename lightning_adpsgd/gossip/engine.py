@@ -26,6 +26,7 @@ nothing of Lightning. The rest is in::
     protocol     the rules that the simulated cluster shares
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -52,6 +53,7 @@ from lightning_adpsgd.parameters import shard
 from lightning_adpsgd.replica import Replica, as_real
 from lightning_adpsgd.transport import Transport
 
+_log = logging.getLogger(__name__)
 _ABORT_S = 5.0
 
 
@@ -261,11 +263,13 @@ class Gossip(Communication, Exchanges):
         self._replica.show(self._shards)
         self._traffic.resume()
 
-    def drain(self, seconds: float) -> bool:
-        """Begins no more exchanges; returns whether those under way have ended."""
+    def drain(self, seconds: float) -> None:
+        """Begins no more exchanges, and waits that long for those under way."""
         self._traffic.pause()
         with self._state:
-            return self._state.wait_for(self._traffic.is_idle, seconds)
+            is_done = self._state.wait_for(self._traffic.is_idle, seconds)
+        if not is_done:
+            _log.warning("an exchange was still under way after %g s", seconds)
 
     def merge_all(self) -> None:
         """Merges all that was averaged; for the training thread, after `drain`."""

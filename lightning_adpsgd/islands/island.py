@@ -198,7 +198,7 @@ class Island:
         All learners of the island come, at the step at which they have agreed to.
         """
         self._connections.stop(_GOODBYE_S)
-        self._drain()
+        self.engine.drain(_DRAIN_S)
         if self._node.size == 1 or self.engine.leaves:
             self.engine.merge_all()
         self.stop()
@@ -212,7 +212,7 @@ class Island:
     def stop(self) -> None:
         """Drains exchanges, leaves the member list, says goodbye; within seconds."""
         self._connections.stop(_GOODBYE_S)
-        self._drain()
+        self.engine.drain(_DRAIN_S)
         self.membership.leave(_GOODBYE_S)
         self.engine.say_goodbye(_GOODBYE_S)
         self.abort()
@@ -283,10 +283,6 @@ class Island:
             joined=self._connections.joined,
             lost=self._connections.lost,
         )
-
-    def _drain(self) -> None:
-        if not self.engine.drain(_DRAIN_S):
-            _log.warning("an exchange was still under way after %g s", _DRAIN_S)
 
     # --- how it comes in
 
@@ -401,7 +397,8 @@ class Island:
         If none does, what another one gives, the furthest first; none if nobody does.
         """
         members, own = self.membership.members, self.membership.member.number
-        others = sorted(members.after(own), key=self._furthest_first)
+        steps_of = self.membership.steps_of
+        others = sorted(members.after(own), key=lambda n: (-steps_of.get(n, 0), n))
         circle = LiveSchedule.of(self._schedule, others, own)
         near = [n for n in others if n in circle.peers()][:_MOST_NEIGHBOURS]
         found = [pulled for number in near if (pulled := self._pull_finite(number))]
@@ -410,9 +407,6 @@ class Island:
             more = (self._pull_finite(number) for number in rest)
             found = [pulled] if (pulled := next(filter(None, more), None)) else []
         return mean_of(found) if found else None
-
-    def _furthest_first(self, number: int) -> tuple[int, int]:
-        return -self.membership.steps_of.get(number, 0), number
 
     def _pull_finite(self, number: int) -> Pulled | None:
         pulled = self._pull(number, self._timeouts.pull.total_seconds())
