@@ -14,7 +14,7 @@ each draws from the pool of all, once the island has joined the others.
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -55,7 +55,6 @@ class WorkSharing:
     ) -> None:
         self._trainer, self._job, self._index = trainer, job, index
         self._islands = islands
-        self._counter: ClaimCounter | None = None
         self._island_pool: IslandPool | None = None
         self._loaded = EpochState(**checkpoint) if checkpoint else None
         self._batches: SharedBatches | None = None
@@ -166,17 +165,16 @@ class WorkSharing:
             self._index,
             seed,
             LeaderBroadcast(store, self._index, self._job.raise_if_failed),
-            self._pool,
+            self._pool_of(store),
             self._is_training,
             reads_ahead=loader.num_workers > 0,
         )
 
-    def _pool(self) -> Pool | None:
+    def _pool_of(self, store: PrefixStore) -> Callable[[], Pool | None]:
         if self._islands is not None:
-            return self._island_pool
-        if self._counter is None:
-            self._counter = ClaimCounter(self._job.store, self._index, self._job.meet)
-        return self._counter
+            return lambda: self._island_pool
+        counter = ClaimCounter(store, self._index, self._job.meet)
+        return lambda: counter
 
     def _is_training(self) -> bool:
         """Whether a batch is being trained on; asked by another thread as well."""
