@@ -50,10 +50,10 @@ class Figures(NamedTuple):
     """What one claimant saw.
 
     Attributes:
-        waits: Seconds that each claim took from the training thread.
-        core_s: Processor time of the process.
-        attempts: Compare-and-set operations.
-        conflicts: Those that another claimant was faster than.
+        waits: seconds that each claim took from the training thread.
+        core_s: processor time of the process.
+        attempts: number of compare-and-set operations.
+        conflicts: number of those that another claimant was faster than.
     """
 
     waits: list[float]
@@ -66,14 +66,14 @@ class CountedStore:
     """A store that counts how often compare-and-set was beaten by another claimant."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self.attempts, self.conflicts = store, 0, 0
+        self.plain, self.attempts, self.conflicts = store, 0, 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+        return getattr(self.plain, name)
 
     def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
         """As the store's."""
-        stored = self._store.compare_set(key, expected, wanted)
+        stored = self.plain.compare_set(key, expected, wanted)
         self.attempts += 1
         self.conflicts += stored != wanted.encode()
         return stored
@@ -83,8 +83,8 @@ class Claimant(NamedTuple):
     """A way to claim, ready to be used.
 
     Attributes:
-        claim: Gives the next work unit, given how many this claimant has finished.
-        stop: Ends it.
+        claim: function that gives the next unit, given how many units are finished.
+        stop: function that ends it.
     """
 
     claim: Callable[[int], object]
@@ -93,8 +93,7 @@ class Claimant(NamedTuple):
 
 def from_counter(store: CountedStore, number: int, num: int) -> Claimant:
     """Claims as learners of one job do."""
-    keys: Any = store
-    counter = ClaimCounter(keys, LearnerIndex(number, num), lambda name: None)
+    counter = ClaimCounter(store.plain, LearnerIndex(number, num), lambda name: None)
     counter.open(0, TERMS, lambda terms: NUM_UNITS, lambda: 0)
     return Claimant(lambda finished: counter.next(1, waits=False), lambda: None)
 

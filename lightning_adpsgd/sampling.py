@@ -44,7 +44,7 @@ class LeaderBroadcast:
     """Tells all learners of a super-learner what its first one, the leader, says.
 
     Args:
-        store: store of keys that nothing else uses.
+        store: keys that nothing else uses.
         index: index of this learner.
         raise_if_failed: function that is called while this learner waits.
     """
@@ -58,7 +58,7 @@ class LeaderBroadcast:
     def share(self, speak: Callable[[], str]) -> str:
         """What `speak` gives in the leader; all of them call, equally often."""
         self._num_messages += 1
-        key = f"{self._index.super_learner}/{self._num_messages}"
+        key = f"message/{self._index.super_learner}/{self._num_messages}"
         if self._index.learner > 0:
             return self._hear(key)
         message = speak()
@@ -144,7 +144,7 @@ class ClaimCounter:
     The leader of each super-learner uses it; `remaining` is for all learners.
 
     Args:
-        store: store that all learners share.
+        store: keys that nothing else uses, shared by all learners.
         index: index of this learner.
         meet: function that returns when all learners have called it.
     """

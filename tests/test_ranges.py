@@ -29,7 +29,9 @@ def disjoint_ranges(draw: st.DrawFn) -> Ranges:
 
 @settings(deadline=None)
 @given(disjoint_ranges(), st.integers(0, 70), st.integers(0, 70))
-def test_take_is_a_slice_of_the_numbers(ranges: Ranges, start: int, stop: int) -> None:
+def test_take_is_a_slice_of_the_positions(
+    ranges: Ranges, start: int, stop: int
+) -> None:
     assert numbers(take(ranges, start, stop)) == numbers(ranges)[start:stop]
 
 

@@ -15,6 +15,7 @@ from the beginning. Once the rendezvous is back, each island tells what it has d
 """
 
 import logging
+import random
 import threading
 import time
 import uuid
@@ -34,6 +35,8 @@ from lightning_adpsgd.sampling import Claim, ClaimRate
 _log = logging.getLogger(__name__)
 
 _TRIES = 200
+# For each island, after another one was faster.
+_ASIDE_S = 0.003
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class IslandPool:
         self._last_turn = 0.0
         self.num_twice, self.away = 0, ""
         self._store: Store | None = None
-        self._written = set[int]()
+        self._written, self._random = set[int](), random.Random()
         self._seen, self._absent_since = set[str](), dict[str, float]()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.name = "adpsgd-pool"
@@ -306,11 +309,18 @@ class IslandPool:
                 if stored == text:
                     raise RendezvousUnreachable("it has lost its memory")
                 if stored != wanted:
-                    text = stored
+                    self._step_aside(found)
+                    text = store.multi_get([key])[0].decode()
                     continue
             self._applied(lease, plan)
             return
         raise RendezvousUnreachable(f"the pool changed under {_TRIES} changes of ours")
+
+    def _step_aside(self, found: Ledger) -> None:
+        """Waits for a random time, or 64 islands would mostly meet one another."""
+        seconds = self._random.uniform(0, _ASIDE_S * len(found.names))
+        with self._state:
+            self._state.wait_for(lambda: self._ending, seconds)
 
     def _stored(self, store: Store, key: str, lease: Lease) -> str:
         if lease.number in self._written:
