@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+import ssl
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from lightning_adpsgd.links.credentials import (
 from lightning_adpsgd.links.transport import LinkTransport
 from lightning_adpsgd.transport import PeerLost
 from tests.helpers import PATIENCE, PATIENCE_S, together, until
-from tests.links.ends import LOOPBACK, TOKEN, facts, linked
+from tests.links.ends import LOOPBACK, TOKEN, facts, linked, tcp_pair
 
 pytestmark = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="openssl makes the certificates"
@@ -75,6 +76,28 @@ def test_messages_cross_both_ways_and_are_not_to_be_read(folder: Path) -> None:
     with linked(2, [with_tls(folder)]) as transports:
         got = together([lambda t=t: cross(t) for t in transports])
     assert torch.equal(torch.stack(got), rows.flip(0))
+
+
+@pytest.mark.parametrize("old_side", ["dialer", "listener"])
+def test_an_end_that_offers_an_older_tls_is_refused(
+    folder: Path, old_side: str
+) -> None:
+    sides = {"dialer": False, "listener": True}
+    contexts = {name: certificates(folder).context(sides[name]) for name in sides}
+    contexts[old_side].minimum_version = ssl.TLSVersion.TLSv1_2
+    contexts[old_side].maximum_version = ssl.TLSVersion.TLSv1_2
+
+    def refused(name: str, sock: socket.socket) -> None:
+        wrapped = contexts[name].wrap_socket(
+            sock, server_side=sides[name], do_handshake_on_connect=False
+        )
+        with wrapped, pytest.raises(ssl.SSLError):
+            wrapped.do_handshake()
+
+    with tcp_pair() as (first, second):
+        together(
+            [lambda: refused("dialer", first), lambda: refused("listener", second)]
+        )
 
 
 def test_an_end_that_goes_is_noticed_through_tls(folder: Path) -> None:

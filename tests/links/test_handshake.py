@@ -138,6 +138,26 @@ def test_a_hello_that_ends_early_is_a_loss() -> None:
     assert "has closed the connection" in dialer_says(good_hello()[:20])
 
 
+def test_both_ends_draw_a_nonce_for_each_handshake() -> None:
+    def dialers_hello() -> bytes:
+        with tcp_pair() as (first, second):
+            second.shutdown(socket.SHUT_WR)
+            with pytest.raises(OSError, match="closed the connection"):
+                greet_listener(first, Deadline(PATIENCE_S), TOKEN, facts(0), 1)
+            return second.recv(100)
+
+    def listeners_hello() -> bytes:
+        with tcp_pair() as (first, second):
+            first.sendall(good_hello())
+            first.shutdown(socket.SHUT_WR)
+            with pytest.raises(OSError, match="closed the connection"):
+                greet_dialer(second, Deadline(PATIENCE_S), TOKEN, facts(1), str)
+            return first.recv(100)
+
+    hellos = [dialers_hello() for _ in range(2)] + [listeners_hello() for _ in range(2)]
+    assert len({hello[-32:] for hello in hellos}) == 4
+
+
 def test_a_proof_out_of_an_earlier_handshake_is_of_no_use() -> None:
     """Whoever listens on the wire and repeats what the dialer said is refused."""
     with tcp_pair() as (first, second):
