@@ -1,7 +1,7 @@
 """In which order tests run and on which devices; and what none may leave behind."""
 
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,13 +99,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     """Writes the list anew after a run of all tests that was to record it."""
     if not config.getoption("--record-seconds"):
         return
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[report.nodeid.partition("::")[0]] += report.duration
-    slow = [(file, s) for file, s in seconds.most_common() if s >= 2]
-    SECONDS.write_text("".join(f"{s:.0f} {file}\n" for file, s in slow))
+    slow = sorted((-s, file) for file, s in seconds.items() if s >= 2)
+    SECONDS.write_text("".join(f"{-s:.0f} {file}\n" for s, file in slow))
 
 
 def starts_processes(module: Any) -> bool:

@@ -1,8 +1,10 @@
 """Checkpoints as files: whole or not at all, checked, readable by torch alone."""
 
 import io
+import os
 import pickle
 import random
+import stat
 import threading
 import zipfile
 from argparse import Namespace
@@ -152,6 +154,21 @@ def test_after_an_error_the_old_file_is_as_it_was_and_nothing_is_left(
     with pytest.raises(ValueError, match="on the way"):
         fail()
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"a.ckpt": b"old"}
+
+
+def test_the_bytes_reach_the_disk_before_the_name_and_then_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "a.ckpt", []
+
+    def fsync(number: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(number).st_mode)
+        synced.append(("folder" if is_folder else "file", path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with bytes_written_whole(path) as file:
+        file.write(b"new")
+    assert synced == [("file", False), ("folder", True)]
 
 
 @pytest.mark.parametrize("newline", [None, ""])
