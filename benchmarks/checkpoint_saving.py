@@ -8,7 +8,6 @@ waited for apart. The limit is a copy of as many bytes in memory.
 
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, take_turns
 from lightning_adpsgd.checkpoints.io import WholeCheckpointIO
-from lightning_adpsgd.checkpoints.saving import SaveThread
+from lightning_adpsgd.checkpoints.saving import BackgroundCheckpointIO
 
 NUM_WEIGHTS = 43_154_944
 NUM_LAYERS = 54
@@ -46,28 +45,27 @@ def copy(value: dict[str, Any], room: list[torch.Tensor]) -> None:
         target.copy_(tensor)
 
 
-def ways(folder: Path, thread: SaveThread) -> dict[str, Callable[[], Any]]:
+def ways(folder: Path, beside: BackgroundCheckpointIO) -> dict[str, Callable[[], Any]]:
     """What the training thread does, one after the other."""
     value, whole, path = checkpoint(), WholeCheckpointIO(), folder / "a.ckpt"
     room = [torch.zeros(len(t)) for t in value["state_dict"].values()] * 2
-    write = partial(whole.save_checkpoint, path=path)
     return {
         COPY: lambda: copy(value, room),
         LIGHTNING: lambda: TorchCheckpointIO().save_checkpoint(value, path),
         WHOLE: lambda: whole.save_checkpoint(value, path),
-        SNAPSHOT: lambda: thread.save(value, path, write),
-        BEHIND: thread.wait,
+        SNAPSHOT: lambda: beside.save_checkpoint(value, path),
+        BEHIND: beside.wait,
     }
 
 
 def measure(quick: bool = False) -> Report:
     """The five in turn; what counts is the snapshot against the whole file."""
     torch.set_num_threads(1)
-    thread = SaveThread()
+    beside = BackgroundCheckpointIO(WholeCheckpointIO())
     with tempfile.TemporaryDirectory() as folder:
-        works = ways(Path(folder), thread)
+        works = ways(Path(folder), beside)
         seconds = take_turns(works, 3 if quick else REPETITIONS, warmups=1)
-        thread.stop()
+        beside.teardown()
     report = Report(
         "What training waits for while a checkpoint of 345 MB is saved (1 thread).",
         limit=WHOLE,
