@@ -101,7 +101,7 @@ def test_a_dial_out_of_its_bounds_is_refused_with_bound_and_value(
         ({"seed": 0.5}, r"`seed` must be a whole number, got 0\.5"),
         (
             {"timeout": "5 min"},
-            "`timeout` must be a timedelta or a number of seconds or",
+            "`timeout` must be a timedelta or a number of seconds",
         ),
         ({"timeout": True}, "`timeout` must be .* got True of type bool"),
         ({"timeout": float("inf")}, "`timeout` must be finite, got inf"),
