@@ -1,9 +1,10 @@
 """The settings that turn one strategy into a family of algorithms, and their bounds."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, Literal, NamedTuple, TypedDict
+from types import NoneType
+from typing import Any, Literal, TypedDict, get_args, get_origin
 
 import torch
 from torch.distributed.constants import default_pg_timeout
@@ -21,33 +22,29 @@ _WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16, torch.int8)
 _ORDERS = (None, "step_then_average", "average_then_step")
 
 
-class _Kind(NamedTuple):
-    """A type of arguments, what an error calls it, and a value that would do."""
-
-    types: tuple[type, ...]
-    called: str
-    example: Any
-
-
-_NUMBER_TYPES = (int, float)
-# Of each argument whose type a wrong value may have without an error soon after.
-_KINDS = {
-    "super_learner_size": _Kind((int, str), 'a whole number or "node"', 1),
-    "mixing_gain": _Kind(_NUMBER_TYPES, "a number", 1.0),
-    "gossip_every": _Kind((int,), "a whole number", 1),
-    "link_budget": _Kind(_NUMBER_TYPES, "a number of bytes per second or None", 1e6),
-    "cpu_share": _Kind(_NUMBER_TYPES, "a number", 0.01),
-    "work_sharing": _Kind((bool,), "True or False", True),
-    "save_learners": _Kind((bool,), "True or False", True),
-    "islands": _Kind((str,), "a URL or None", "tcp://10.0.0.1:29400"),
-    "seed": _Kind((int,), "a whole number", 0),
-    "max_staleness": _Kind((int,), "a whole number or None", 100),
-    "max_reloads": _Kind((int,), "a whole number or None", 3),
+_CALLED: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "a string",
+    timedelta: "a timedelta",
+    NoneType: "None",
 }
-_TIMEOUT = _Kind(
-    (timedelta, int, float), "a timedelta, a number of seconds or None", 300
-)
-_MAY_BE_NONE = ("link_budget", "islands", "max_staleness", "max_reloads", "timeout")
+_UNITS = {"timeout": " of seconds", "link_budget": " of bytes per second"}
+_EXAMPLES = {
+    "super_learner_size": 1,
+    "mixing_gain": 1.0,
+    "gossip_every": 1,
+    "link_budget": 1e6,
+    "cpu_share": 0.01,
+    "work_sharing": True,
+    "save_learners": True,
+    "islands": "tcp://10.0.0.1:29400",
+    "seed": 0,
+    "timeout": 300,
+    "max_staleness": 100,
+    "max_reloads": 3,
+}
 
 
 class TunedDials(TypedDict, total=False):
@@ -89,13 +86,13 @@ class Dials:
     max_reloads: int | None = 3
 
     def __post_init__(self) -> None:
-        for name, kind in _KINDS.items():
-            _check_type(name, getattr(self, name), kind)
         communications = ("sync", "delay_by_one", "async")
         _check_one_of("communication", self.communication, communications)
         _check_one_of("order", self.order, _ORDERS)
         _check_one_of("wire_dtype", self.wire_dtype, _WIRE_DTYPES)
         _check_one_of("after_evaluation", self.after_evaluation, ("restore", "adopt"))
+        for field in fields(self):
+            _check_type(field.name, getattr(self, field.name), field.type)
         if not 0 < self.mixing_gain <= 1:
             raise ValueError(f"`mixing_gain` must be in (0, 1], got {self.mixing_gain}")
         if not 0 < self.cpu_share <= 1:
@@ -184,7 +181,7 @@ def as_duration(timeout: timedelta | float | None) -> timedelta | None:
         TypeError: It is neither.
         ValueError: It is not finite.
     """
-    _check_type("timeout", timeout, _TIMEOUT)
+    _check_type("timeout", timeout, timedelta | float | None)
     if timeout is None or isinstance(timeout, timedelta):
         return timeout
     if not math.isfinite(timeout):
@@ -192,16 +189,25 @@ def as_duration(timeout: timedelta | float | None) -> timedelta | None:
     return timedelta(seconds=timeout)
 
 
-def _check_type(name: str, value: Any, kind: _Kind) -> None:
-    if value is None and name in _MAY_BE_NONE:
-        return
+def _check_type(name: str, value: Any, annotation: Any) -> None:
+    """Refuses a value of another type than the plain ones of an annotation."""
+    kinds = get_args(annotation) or (annotation,)
+    texts = [kind for kind in kinds if get_origin(kind) is Literal]
+    plain = [kind for kind in kinds if kind in _CALLED]
+    if len(plain) + len(texts) < len(kinds):
+        return  # its values are listed, or another check knows them
+    types = (*plain, *((str,) if texts else ()), *((int,) if float in plain else ()))
     # A bool is an int in Python, and True would pass for 1.
-    as_number = isinstance(value, bool) and bool not in kind.types
-    if as_number or not isinstance(value, kind.types):
-        raise TypeError(
-            f"`{name}` must be {kind.called}, got {value!r} of type "
-            f"{type(value).__name__}; for example `{name}={kind.example!r}`"
-        )
+    as_number = isinstance(value, bool) and bool not in plain
+    if isinstance(value, types) and not as_number:
+        return
+    unit = _UNITS.get(name, "")
+    called = [_CALLED[k] + (unit if k is float else "") for k in plain]
+    called += [f'"{get_args(kind)[0]}"' for kind in texts]
+    raise TypeError(
+        f"`{name}` must be {' or '.join(called)}, got {value!r} of type "
+        f"{type(value).__name__}; for example `{name}={_EXAMPLES[name]!r}`"
+    )
 
 
 def _check_one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -12,21 +12,13 @@ from functools import cached_property, partial
 from typing import Any, TypeVar, final
 
 import torch.distributed as dist
-from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.strategies.ddp import DDPStrategy
-from lightning.fabric.strategies.launchers.multiprocessing import (
-    _MultiProcessingLauncher,
-)
-from lightning.fabric.strategies.launchers.subprocess_script import (
-    _SubprocessScriptLauncher,
-)
 from lightning.fabric.strategies.strategy import _BackwardSyncControl
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_adpsgd.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.checkpoints.rng_state import (
     generator_states,
     set_generator_states,
@@ -39,6 +31,7 @@ from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.trainer.compatibility import check_device
 from lightning_adpsgd.trainer.module_jobs import ModuleJobs
 from lightning_adpsgd.trainer.options import HADPSGDOptions
+from lightning_adpsgd.trainer.overrides import Overrides
 
 _Broadcast = TypeVar("_Broadcast")
 _Step = Callable[[Callable[[], Any]], Any]
@@ -56,25 +49,12 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     are the program's; `after_evaluation` applies at the end of `consensus`.
     """
 
-    _shares_epochs = False
+    _has_trainer = False
 
     @cached_property
     def jobs(self) -> ModuleJobs:
         """The jobs of the modules that are trained."""
         return ModuleJobs()
-
-    @property
-    @override
-    def checkpoint_io(self) -> CheckpointIO:
-        """What reads and writes checkpoints; by default `WholeCheckpointIO`."""
-        if self._checkpoint_io is None:
-            self._checkpoint_io = WholeCheckpointIO()
-        return self._checkpoint_io
-
-    @checkpoint_io.setter
-    @override
-    def checkpoint_io(self, io: CheckpointIO) -> None:
-        self._checkpoint_io = io
 
     # --- what it has done
 
@@ -132,14 +112,11 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
     @override
     def _configure_launcher(self) -> None:
-        assert self.cluster_environment is not None
-        if self._start_method == "popen":
-            self._launcher = _ScriptLauncher(self)
-        else:
-            self._launcher = _ProcessLauncher(
-                self,
-                self._start_method,  # pyright: ignore[reportArgumentType]
-            )
+        super()._configure_launcher()
+        # Not undone: a launcher belongs to its strategy.
+        launcher: Any = self._launcher
+        launch = partial(_launch, self, partial(type(launcher).launch, launcher))
+        Overrides().replace("fabric", launcher, "launch", launch)
 
     @override
     def setup_module(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -311,32 +288,19 @@ class _SuperLearnerSyncControl(_BackwardSyncControl):
         return nullcontext()
 
 
-@final
-class _ScriptLauncher(_SubprocessScriptLauncher):
-    """Runs the script again for each learner, and programs to their end."""
-
-    def __init__(self, strategy: HADPSGDFabricStrategy) -> None:
-        assert strategy.cluster_environment is not None
-        super().__init__(
-            strategy.cluster_environment, strategy.num_processes, strategy.num_nodes
-        )
-        self._strategy = strategy
-
-    @override
-    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        program = partial(self._strategy.jobs.run, function)
-        return super().launch(program, *args, **kwargs)
+def _launch(
+    strategy: HADPSGDFabricStrategy,
+    launch: Callable[..., Any],
+    function: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Launches learners that run a program to its end, which ends training."""
+    return launch(partial(_run, strategy, function), *args, **kwargs)
 
 
-@final
-class _ProcessLauncher(_MultiProcessingLauncher):
-    """Makes a process for each learner, and runs programs to their end."""
-
-    @override
-    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        assert isinstance(self._strategy, HADPSGDFabricStrategy)
-        program = partial(self._strategy.jobs.run, function)
-        return super().launch(program, *args, **kwargs)
+def _run(strategy: HADPSGDFabricStrategy, function: Any, *args: Any, **kw: Any) -> Any:
+    return strategy.jobs.run(function, *args, **kw)
 
 
 def _with_closure(take: Callable[..., Any]) -> _Step:

@@ -16,9 +16,7 @@ from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
-from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -32,10 +30,8 @@ from lightning_adpsgd.checkpoints.contents import (
     place_in_epoch,
     resumed_from,
 )
-from lightning_adpsgd.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.checkpoints.saving import (
-    BackgroundCheckpointIO,
     finish_saves,
     must_wait,
 )
@@ -47,9 +43,8 @@ from lightning_adpsgd.trainer.compatibility import (
     refuse_with_work_sharing,
 )
 from lightning_adpsgd.trainer.launchers import (
-    ProcessLauncher,
-    ScriptLauncher,
     check_launch,
+    resume_from_whole,
 )
 from lightning_adpsgd.trainer.loaders import prepare_training_loaders
 from lightning_adpsgd.trainer.options import HADPSGDOptions
@@ -104,16 +99,8 @@ class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
 
     @override
     def _configure_launcher(self) -> None:
-        assert self.cluster_environment is not None
-        if self._start_method == "popen":
-            self._launcher = ScriptLauncher(
-                self.cluster_environment, self.num_processes, self.num_nodes
-            )
-        else:
-            self._launcher = ProcessLauncher(
-                self,
-                self._start_method,  # pyright: ignore[reportArgumentType]
-            )
+        super()._configure_launcher()
+        resume_from_whole(self._launcher)
 
     @override
     def setup_environment(self) -> None:
@@ -267,22 +254,6 @@ class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
         if not within:
             run.job.leave_consensus(adopt=False)
         return state
-
-    @property
-    @override
-    def checkpoint_io(self) -> CheckpointIO:
-        """What reads and writes checkpoints; by default whole, in the background."""
-        if self._checkpoint_io is None:
-            self._checkpoint_io = BackgroundCheckpointIO(WholeCheckpointIO())
-        elif isinstance(self._checkpoint_io, _WrappingCheckpointIO):
-            # Without effect if the user has given it one.
-            self._checkpoint_io.checkpoint_io = WholeCheckpointIO()
-        return self._checkpoint_io
-
-    @checkpoint_io.setter
-    @override
-    def checkpoint_io(self, io: CheckpointIO) -> None:
-        self._checkpoint_io = io
 
     @override
     def save_checkpoint(

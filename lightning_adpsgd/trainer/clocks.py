@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.job import END_OF_TRAINING, Job
 from lightning_adpsgd.trainer.agreement import Agreement
-from lightning_adpsgd.trainer.compatibility import save_times
+from lightning_adpsgd.trainer.compatibility import save_period
 from lightning_adpsgd.trainer.overrides import Overrides
 
 
@@ -96,7 +96,7 @@ class SaveClock(Clock):
 
     @override
     def due(self) -> bool:
-        interval = save_times(self._checkpoint).interval
+        interval = save_period(self._checkpoint, "train_time_interval")
         last = self._checkpoint._last_time_checked
         if interval is None or last is None:
             return False
@@ -322,7 +322,8 @@ def _timers(trainer: pl.Trainer) -> list[Timer]:
 
 
 def _timed_checkpoints(trainer: pl.Trainer) -> list[ModelCheckpoint]:
-    return [one for one in _checkpoints(trainer) if save_times(one).interval]
+    savers = _checkpoints(trainer)
+    return [one for one in savers if save_period(one, "train_time_interval")]
 
 
 def _checkpoints(trainer: pl.Trainer) -> list[ModelCheckpoint]:
@@ -337,8 +338,8 @@ def _at_last_batch(trainer: pl.Trainer) -> bool:
 def _end_of_epoch(trainer: pl.Trainer) -> list[Any]:
     """What the end of this epoch does that not every end of an epoch does."""
     epoch, callbacks = trainer.current_epoch, getattr(trainer, "callbacks", [])
-    periods = [save_times(one).every_n_epochs for one in _checkpoints(trainer)]
-    saves: list[Any] = [(epoch + 1) % every == 0 for every in periods if every > 1]
+    periods = [save_period(one, "every_n_epochs") for one in _checkpoints(trainer)]
+    saves: list[Any] = [(epoch + 1) % every == 0 for every in periods if every]
     averages = any(isinstance(c, StochasticWeightAveraging) for c in callbacks)
     return [*saves, epoch] if averages else saves
 

@@ -1,9 +1,8 @@
 """What cannot work with gossip is refused at set-up, with the reason and a way out."""
 
 from collections.abc import Mapping
-from datetime import timedelta
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -25,27 +24,16 @@ _DDP_ARGUMENTS = signature(DistributedDataParallel).parameters
 _OF_AN_ALLREDUCE = ("ddp_comm_hook", "ddp_comm_wrapper", "mixed_precision")
 
 
-class SaveTimes(NamedTuple):
-    """When a `ModelCheckpoint` saves.
+def save_period(callback: ModelCheckpoint, argument: str) -> Any:
+    """What a callback was given for when it saves; none: it does not save then.
 
-    Attributes:
-        every_n_steps: steps between two saves; 0: it does not go by steps.
-        every_n_epochs: epochs between two saves; 0: it does not go by epochs.
-        interval: time between two saves; none: it does not go by the clock.
+    A user's own kind of `ModelCheckpoint` may lack what Lightning's keeps.
+
+    Args:
+        callback: what saves.
+        argument: "every_n_train_steps", "every_n_epochs" or "train_time_interval".
     """
-
-    every_n_steps: int
-    every_n_epochs: int
-    interval: timedelta | None
-
-
-def save_times(callback: ModelCheckpoint) -> SaveTimes:
-    """When a callback saves; a user's own kind may lack what Lightning's keeps."""
-    return SaveTimes(
-        getattr(callback, "_every_n_train_steps", 0),
-        getattr(callback, "_every_n_epochs", 0),
-        getattr(callback, "_train_time_interval", None),
-    )
+    return getattr(callback, f"_{argument}", None) or None
 
 
 def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
@@ -232,7 +220,16 @@ def refuse_with_work_sharing(trainer: pl.Trainer) -> None:
 def _refuse_callbacks_with_work_sharing(trainer: pl.Trainer) -> None:
     for callback in getattr(trainer, "callbacks", ()):
         if isinstance(callback, ModelCheckpoint):
-            _refuse_save_times(save_times(callback))
+            every = save_period(callback, "every_n_train_steps")
+            if every is not None:
+                raise ValueError(
+                    "`every_n_train_steps` must not be set with `work_sharing=True`, "
+                    f"got {every}: learners come to a number of steps at different "
+                    "times, or never; use "
+                    "`lightning_adpsgd.callbacks.SaveWithinEpoch`"
+                )
+            if save_period(callback, "train_time_interval") is not None:
+                _refuse_clock("train_time_interval")
         if isinstance(callback, Timer):
             _refuse_clock("max_time")
         if isinstance(callback, BatchSizeFinder | LearningRateFinder):
@@ -247,17 +244,6 @@ def _refuse_callbacks_with_work_sharing(trainer: pl.Trainer) -> None:
             "`training_step` must not take `dataloader_iter` with `work_sharing=True`: "
             "which batch is the last would be known too late; take `batch`"
         )
-
-
-def _refuse_save_times(times: SaveTimes) -> None:
-    if times.every_n_steps:
-        raise ValueError(
-            "`every_n_train_steps` must not be set with `work_sharing=True`, got "
-            f"{times.every_n_steps}: learners come to a number of steps at different "
-            "times, or never; use `lightning_adpsgd.callbacks.SaveWithinEpoch`"
-        )
-    if times.interval:
-        _refuse_clock("train_time_interval")
 
 
 def _refuse_clock(argument: str) -> None:

@@ -4,20 +4,14 @@ The Trainer chooses its checkpoint before it sets its strategy up. The launcher 
 of it, and so is the first of ours to see the Trainer.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.strategies.launchers import (
-    _MultiProcessingLauncher,
-    _SubprocessScriptLauncher,
-)
 from torch._C._distributed_c10d import Store
-from typing_extensions import override
 
 from lightning_adpsgd.checkpoints.last_good import whole_checkpoint_path
 from lightning_adpsgd.dials import Dials
@@ -25,36 +19,11 @@ from lightning_adpsgd.startup.checks import LaunchPlacement, check_start, open_s
 from lightning_adpsgd.trainer.overrides import Overrides
 
 
-@final
-class ScriptLauncher(_SubprocessScriptLauncher):
-    """Runs the script again for each learner."""
-
-    @override
-    def launch(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        trainer: pl.Trainer | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        with _whole_checkpoints(trainer):
-            return super().launch(function, *args, trainer=trainer, **kwargs)
-
-
-@final
-class ProcessLauncher(_MultiProcessingLauncher):
-    """Makes a process for each learner."""
-
-    @override
-    def launch(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        trainer: pl.Trainer | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        with _whole_checkpoints(trainer):
-            return super().launch(function, *args, trainer=trainer, **kwargs)
+def resume_from_whole(launcher: Any) -> None:
+    """Makes the Trainers that a launcher runs resume from whole checkpoints alone."""
+    # Not undone: a launcher belongs to its strategy.
+    launch = partial(_launch, partial(type(launcher).launch, launcher))
+    Overrides().replace("launchers", launcher, "launch", launch)
 
 
 def check_launch(strategy: DDPStrategy, dials: Dials) -> Store | None:
@@ -82,14 +51,18 @@ def check_launch(strategy: DDPStrategy, dials: Dials) -> Store | None:
     return store
 
 
-@contextmanager
-def _whole_checkpoints(trainer: pl.Trainer | None) -> Iterator[None]:
+def _launch(
+    launch: Callable[..., Any],
+    *args: Any,
+    trainer: pl.Trainer | None = None,
+    **kwargs: Any,
+) -> Any:
     overrides = Overrides()
     if trainer is not None:
         connector = trainer._checkpoint_connector
         choose = partial(whole_checkpoint_path, trainer)
         overrides.replace("launchers", connector, "_parse_ckpt_path", choose)
     try:
-        yield
+        return launch(*args, trainer=trainer, **kwargs)
     finally:
         overrides.undo()

@@ -7,6 +7,8 @@ to, which comes after it. A shared epoch keeps its own account of what is left, 
 both the first alone applies. Loaders of an evaluation are Lightning's business.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -28,32 +30,27 @@ def prepare_training_loaders(
     Args:
         trainer: whose loaders are not set up yet.
         work_sharing: how its learners share epochs; none: they do not.
-        place: what knows the place in the epoch; none: nobody does.
+        place: what knows the place in the epoch; none: nothing does.
         overrides: undoes it.
     """
     if work_sharing is None and place is None:
         return
-    prepare = _Preparation(trainer, work_sharing, place)
     connector = trainer._data_connector
+    own = partial(type(connector)._prepare_dataloader, connector)
+    prepare = partial(_prepare, own, work_sharing, place)
     overrides.replace("loaders", connector, "_prepare_dataloader", prepare)
 
 
-class _Preparation:
-    def __init__(
-        self,
-        trainer: pl.Trainer,
-        work_sharing: WorkSharing | None,
-        place: PlaceInEpoch | None,
-    ) -> None:
-        self._trainer, self._work_sharing, self._place = trainer, work_sharing, place
-
-    def __call__(self, dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
-        trains = mode == RunningStage.TRAINING
-        if trains and self._work_sharing is not None:
-            return self._work_sharing.prepare(dataloader)
-        connector = self._trainer._data_connector
-        prepare = type(connector)._prepare_dataloader
-        loader = prepare(connector, dataloader, shuffle, mode)
-        if trains and self._place is not None:
-            return self._place.prepare(loader)
-        return loader
+def _prepare(
+    lightnings: Callable[..., Any],
+    work_sharing: WorkSharing | None,
+    place: PlaceInEpoch | None,
+    dataloader: Any,
+    shuffle: bool,
+    mode: RunningStage,
+) -> Any:
+    trains = mode == RunningStage.TRAINING
+    if trains and work_sharing is not None:
+        return work_sharing.prepare(dataloader)
+    loader = lightnings(dataloader, shuffle, mode)
+    return place.prepare(loader) if trains and place is not None else loader

@@ -9,8 +9,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from torch.distributed.constants import default_pg_timeout
 
+from lightning_adpsgd.checkpoints.io import WholeCheckpointIO
+from lightning_adpsgd.checkpoints.saving import BackgroundCheckpointIO
 from lightning_adpsgd.dials import (
     DEFAULT_TIMEOUT,
     CommunicationName,
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
         """What the `DDPStrategy` of the Trainer and that of Fabric have in common."""
 
         _ddp_kwargs: dict[str, Any]
+        _checkpoint_io: CheckpointIO | None
 
         def __init__(self, *, timeout: timedelta, **ddp: Any) -> None: ...
 
@@ -45,7 +50,7 @@ else:
 class HADPSGDOptions(_DDPStrategy):
     """The arguments of a strategy, and the shape that they give to a job."""
 
-    _shares_epochs: ClassVar[bool] = True
+    _has_trainer: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -133,7 +138,7 @@ class HADPSGDOptions(_DDPStrategy):
         duration = as_duration(timeout)
         super().__init__(timeout=duration or default_pg_timeout, **ddp)
         check_ddp_arguments(self._ddp_kwargs)
-        if work_sharing and not self._shares_epochs:
+        if work_sharing and not self._has_trainer:
             raise ValueError(
                 "`work_sharing` must be False in Fabric, got True: your program draws "
                 "the batches itself; use a Trainer to share epochs"
@@ -157,6 +162,27 @@ class HADPSGDOptions(_DDPStrategy):
             max_staleness=max_staleness,
             max_reloads=max_reloads,
         )
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """What reads and writes checkpoints: by default whole files.
+
+        Under a Trainer they are written in the background. A `CheckpointIO` that the
+        user gives is used as it is.
+        """
+        # Not in the constructor, after which Lightning looks for one of the user's.
+        if self._checkpoint_io is None:
+            whole = WholeCheckpointIO()
+            beside = BackgroundCheckpointIO(whole)
+            self._checkpoint_io = beside if self._has_trainer else whole
+        elif isinstance(self._checkpoint_io, _WrappingCheckpointIO):
+            # Without effect if the user has given the wrapper one.
+            self._checkpoint_io.checkpoint_io = WholeCheckpointIO()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:

@@ -9,199 +9,93 @@ attributes are replaced: it refuses those that are not in the table, and a secon
 from typing import Any, NamedTuple, final
 
 
-class Replaced(NamedTuple):
-    """One attribute of Lightning's that is replaced.
+class Names(NamedTuple):
+    """Names of Lightning's that one reason makes necessary.
 
     Attributes:
-        of: name of the class whose instances have the attribute.
-        name: the attribute.
-        owners: modules that may replace it, of which one does at a time.
-        why: what goes wrong with Lightning's own.
-        since: the first version that has it, of those that this package supports.
+        of: name of the class that has them.
+        names: the attributes or methods.
+        by: modules that need them; only one at a time replaces a name.
+        why: what for, or what goes wrong with Lightning's own.
+        since: the first version that has them, of those that this package supports.
+        gone: the version that has them no longer; empty: all have.
     """
 
     of: str
-    name: str
-    owners: tuple[str, ...]
-    why: str
-    since: str = "2.5"
-
-
-class Read(NamedTuple):
-    """One private name of Lightning's that is read, or counted on.
-
-    Attributes:
-        of: name of the class or module that has it.
-        name: the name.
-        readers: modules that read it.
-        why: what for.
-        since: the first version that has it, of those that this package supports.
-        gone: the version from which on no object has it; empty: all have.
-    """
-
-    of: str
-    name: str
-    readers: tuple[str, ...]
+    names: tuple[str, ...]
+    by: tuple[str, ...]
     why: str
     since: str = "2.5"
     gone: str = ""
 
 
+def _of(
+    kind: str, names: str, by: str, why: str, since: str = "2.5", gone: str = ""
+) -> Names:
+    return Names(kind, tuple(names.split()), tuple(by.split()), why, since, gone)
+
+
+_EPOCH, _SAVER = "_TrainingEpochLoop", "ModelCheckpoint"
+_SWA, _CHECKPOINTS = "StochasticWeightAveraging", "_CheckpointConnector"
+_EVERY_STEP = "it asks learner 0 for the time after each batch"
+_SIGNAL = "it ties all learners together, and hangs when one alone gets the signal"
 REPLACED = (
-    Replaced(
-        "_FitLoop",
-        "on_run_end",
-        ("run", "virtual"),
-        "training ends in the consensus model before a hook sees its end",
-    ),
-    Replaced(
-        "_TrainingEpochLoop",
-        "run",
-        ("scope",),
-        "inside an epoch, asynchronous learners are at different steps",
-    ),
-    Replaced(
-        "_TrainingEpochLoop",
-        "_broadcast_sigterm_tensor",
-        ("signals",),
-        "it makes all learners wait for one another in each step",
-        "2.5.2",
-    ),
-    Replaced(
-        "_TrainingEpochLoop",
-        "_should_check_val_fx",
-        ("clocks",),
-        "the last question of a batch, where a clock may have its way",
-    ),
-    Replaced(
-        "_SignalConnector",
-        "_sigterm_notifier_fn",
-        ("signals",),
-        "it broadcasts, and so hangs when one learner alone gets the signal",
-    ),
-    Replaced(
-        "_DataConnector",
-        "_prepare_dataloader",
-        ("loaders",),
-        "training loaders get another batch sampler",
-    ),
-    Replaced(
-        "_CheckpointConnector",
-        "_parse_ckpt_path",
-        ("launchers",),
-        "it takes the newest file, whole or not",
-    ),
-    Replaced(
-        "Timer",
-        "on_train_batch_end",
-        ("clocks",),
-        "it asks learner 0 for the time after each batch",
-    ),
-    Replaced(
-        "ModelCheckpoint",
-        "on_train_batch_end",
-        ("clocks",),
-        "with `train_time_interval` it asks learner 0 for the time after each batch",
-    ),
-    Replaced(
-        "StochasticWeightAveraging",
-        "transfer_weights",
-        ("weight_averaging",),
-        "it writes into weights that gossip reads at the same time",
-    ),
-    Replaced(
-        "StochasticWeightAveraging",
+    _of("_FitLoop", "on_run_end", "run virtual", "the consensus model comes first"),
+    _of(_EPOCH, "run", "scope", "inside an epoch, learners are at different steps"),
+    _of(_EPOCH, "_broadcast_sigterm_tensor", "signals", _SIGNAL, "2.5.2"),
+    _of("_SignalConnector", "_sigterm_notifier_fn", "signals", _SIGNAL),
+    _of(_EPOCH, "_should_check_val_fx", "clocks", "the last question of a batch"),
+    _of("Timer", "on_train_batch_end", "clocks", _EVERY_STEP),
+    _of(_SAVER, "on_train_batch_end", "clocks", _EVERY_STEP),
+    _of("_DataConnector", "_prepare_dataloader", "loaders", "other batch samplers"),
+    _of(_CHECKPOINTS, "_parse_ckpt_path", "launchers", "it takes damaged files too"),
+    _of("_Launcher", "launch", "launchers fabric", "what runs is run to its end"),
+    _of(_SWA, "transfer_weights", "weight_averaging", "gossip reads what it writes"),
+    _of(
+        _SWA,
         "reset_batch_norm_and_save_state",
-        ("weight_averaging",),
+        "weight_averaging",
         "it gives buffers other memory than the vectors that are averaged",
     ),
-    Replaced(
-        "ModelPruning",
-        "_run_pruning",
-        ("pruning",),
-        "each learner would choose weights of its own",
-    ),
+    _of("ModelPruning", "_run_pruning", "pruning", "learners would choose differently"),
 )
 
-_FIT_STATE = "where the training is, and what its next batch does"
-_DDP = "what Lightning's own set-up of DDP was given"
+_STATE, _GIVEN = "where the training is", "what Lightning's set-up of DDP was given"
 READ = (
-    Read("Trainer", "_data_connector", ("loaders",), "has `_prepare_dataloader`"),
-    Read("Trainer", "_signal_connector", ("signals",), "has the handler of SIGTERM"),
-    Read(
-        "Trainer",
-        "_checkpoint_connector",
-        ("launchers", "last_good"),
-        "has `_parse_ckpt_path`",
-    ),
-    Read(
-        "Trainer",
-        "_accelerator_connector",
-        ("compatibility",),
-        "keeps `use_distributed_sampler`",
-    ),
-    Read("Trainer", "_val_check_time_interval", ("clocks",), _FIT_STATE, "2.6.6"),
-    Read("Trainer", "_last_val_time", ("clocks",), _FIT_STATE, "2.6.6"),
-    Read("LightningModule", "_trainer", ("strategy",), "`trainer` raises without one"),
-    Read("LightningModule", "_current_fx_name", ("scope",), "the hook that runs"),
-    Read(
-        "_CheckpointConnector", "_hpc_resume_path", ("last_good",), "SLURM's checkpoint"
-    ),
-    Read("_FitLoop", "_combined_loader", ("work_sharing", "mid_epoch"), _FIT_STATE),
-    Read("_FitLoop", "_data_fetcher", ("work_sharing",), _FIT_STATE),
-    Read("_FitLoop", "_can_stop_early", ("clocks",), _FIT_STATE),
-    Read("_TrainingEpochLoop", "_should_check_val_epoch", ("clocks",), _FIT_STATE),
-    Read("_TrainingEpochLoop", "_is_training_done", ("clocks",), _FIT_STATE),
-    Read("_TrainingEpochLoop", "_batches_that_stepped", ("catching_up",), _FIT_STATE),
-    Read("Timer", "_duration", ("clocks",), "whether the timer ends anything"),
-    Read("Timer", "_interval", ("clocks",), "whether it asks in each step"),
-    Read("Timer", "_verbose", ("clocks",), "whether it says that it stops"),
-    Read(
-        "ModelCheckpoint",
-        "_train_time_interval",
-        ("compatibility",),
-        "when it saves; read by `save_times` alone",
-    ),
-    Read("ModelCheckpoint", "_every_n_train_steps", ("compatibility",), "the same"),
-    Read("ModelCheckpoint", "_every_n_epochs", ("compatibility",), "the same"),
-    Read("ModelCheckpoint", "_last_time_checked", ("clocks",), "when it saved last"),
-    Read(
-        "ModelCheckpoint",
-        "_should_skip_saving_checkpoint",
-        ("clocks",),
-        "whether it has saved at this step",
-    ),
-    Read(
-        "ModelCheckpoint",
-        "_find_last_checkpoints",
-        ("last_good",),
-        "the files that `last` may mean",
-    ),
-    Read(
-        "StochasticWeightAveraging",
-        "_average_model",
-        ("weight_averaging",),
-        "the average that it keeps; `WeightAveraging` keeps its own under this name",
-    ),
-    Read("ParallelStrategy", "_layer_sync", ("strategy", "compatibility"), _DDP),
-    Read("DDPStrategy", "_ddp_kwargs", ("strategy", "fabric", "options"), _DDP),
-    Read("DDPStrategy", "_ddp_comm_hook", ("compatibility",), _DDP),
-    Read("DDPStrategy", "_ddp_comm_wrapper", ("compatibility",), _DDP),
-    Read("DDPStrategy", "_model_averaging_period", ("compatibility",), _DDP),
-    Read("DDPStrategy", "_setup_model", ("strategy",), "wraps the module with DDP"),
-    Read("DDPStrategy", "_start_method", ("strategy", "fabric"), "which launcher"),
-    Read("DDPStrategy", "_determine_ddp_device_ids", ("fabric",), _DDP),
-    Read("DDPStrategy", "_backward_sync_control", ("fabric",), "skips the allreduce"),
-    Read("Strategy", "_launcher", ("strategy", "fabric"), "runs the program"),
-    Read("Strategy", "_checkpoint_io", ("strategy", "fabric"), "has another default"),
-    Read("WandbLogger", "_log_model", ("saving",), "whether it uploads checkpoints"),
-    Read(
-        "NeptuneLogger",
-        "_log_model_checkpoints",
-        ("saving",),
-        "whether it uploads checkpoints",
-        gone="2.6.6",
-    ),
+    _of("Trainer", "_data_connector", "loaders", "has `_prepare_dataloader`"),
+    _of("Trainer", "_signal_connector", "signals", "has the handler of SIGTERM"),
+    _of("Trainer", "_checkpoint_connector", "launchers last_good", "a path's choice"),
+    _of("Trainer", "_accelerator_connector", "compatibility", "who samples"),
+    _of("Trainer", "_val_check_time_interval", "clocks", _STATE, "2.6.6"),
+    _of("Trainer", "_last_val_time", "clocks", _STATE, "2.6.6"),
+    _of("LightningModule", "_trainer", "strategy", "`trainer` raises without one"),
+    _of("LightningModule", "_current_fx_name", "scope", "the hook that runs"),
+    _of(_CHECKPOINTS, "_hpc_resume_path", "last_good", "SLURM's checkpoint"),
+    _of("_FitLoop", "_combined_loader", "work_sharing mid_epoch", _STATE),
+    _of("_FitLoop", "_data_fetcher", "work_sharing", _STATE),
+    _of("_FitLoop", "_can_stop_early", "clocks", _STATE),
+    _of(_EPOCH, "_should_check_val_epoch _is_training_done", "clocks", _STATE),
+    _of(_EPOCH, "_batches_that_stepped", "catching_up", _STATE),
+    _of("Timer", "_duration _interval _verbose", "clocks", "what the timer does"),
+    _of(_SAVER, "_every_n_train_steps", "compatibility", "by `save_period`"),
+    _of(_SAVER, "_every_n_epochs", "compatibility", "by `save_period`"),
+    _of(_SAVER, "_train_time_interval", "compatibility", "by `save_period`"),
+    _of(_SAVER, "_last_time_checked", "clocks", "when it saved last"),
+    _of(_SAVER, "_should_skip_saving_checkpoint", "clocks", "whether it has saved"),
+    _of(_SAVER, "_find_last_checkpoints", "last_good", "files that `last` may mean"),
+    _of(_SWA, "_average_model", "weight_averaging", "its average; also of EMA"),
+    _of("ParallelStrategy", "_layer_sync", "strategy compatibility", _GIVEN),
+    _of("DDPStrategy", "_ddp_kwargs", "strategy fabric options", _GIVEN),
+    _of("DDPStrategy", "_ddp_comm_hook _ddp_comm_wrapper", "compatibility", _GIVEN),
+    _of("DDPStrategy", "_model_averaging_period", "compatibility", _GIVEN),
+    _of("DDPStrategy", "_setup_model", "strategy", "wraps a module with DDP"),
+    _of("DDPStrategy", "_determine_ddp_device_ids", "fabric", _GIVEN),
+    _of("DDPStrategy", "_backward_sync_control", "fabric", "skips the allreduce"),
+    _of("Strategy", "_launcher", "strategy fabric", "runs the program"),
+    _of("Strategy", "_configure_launcher", "strategy fabric", "makes it"),
+    _of("Strategy", "_checkpoint_io", "options", "has another default"),
+    _of("WandbLogger", "_log_model", "saving", "whether it uploads checkpoints"),
+    _of("NeptuneLogger", "_log_model_checkpoints", "saving", "the same", gone="2.6.6"),
 )
 
 
@@ -254,6 +148,6 @@ class Overrides:
             vars(done.target).pop(done.attribute, None)
 
 
-def _fits(row: Replaced, owner: str, target: Any, attribute: str) -> bool:
+def _fits(row: Names, owner: str, target: Any, attribute: str) -> bool:
     kinds = {kind.__name__ for kind in type(target).__mro__}
-    return row.name == attribute and owner in row.owners and row.of in kinds
+    return attribute in row.names and owner in row.by and row.of in kinds

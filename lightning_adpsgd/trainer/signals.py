@@ -8,40 +8,23 @@ learners of one island, which make each step together, stop at the same one.
 """
 
 from functools import partial
-from typing import Protocol
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lightning_adpsgd.job import Job
 from lightning_adpsgd.trainer.overrides import Overrides
 
 
-class Leaving(Protocol):
-    """Where learners agree on the step after which they end; see `job.Job`."""
-
-    @property
-    def running(self) -> bool:
-        """Whether there is anything to leave."""
-        ...
-
-    @property
-    def leaves(self) -> bool:
-        """Whether they have come to that step."""
-        ...
-
-    def ask_to_leave(self) -> None:
-        """Asks for some step to be the last one."""
-
-
 def handle_signals(
-    trainer: pl.Trainer, together: Leaving | None, overrides: Overrides
+    trainer: pl.Trainer, together: Job | None, overrides: Overrides
 ) -> None:
     """Replaces both broadcasts of Lightning.
 
     Args:
         trainer: Trainer of this learner.
-        together: where learners that make their steps together agree on the last one;
-            none: each stops on its own.
+        together: job whose learners step together, and agree on the last step; none:
+            each learner stops on its own.
         overrides: undoes it.
     """
     # Partial functions of this module and not lambdas: a Trainer may be pickled.
@@ -60,14 +43,12 @@ def _stop_if_signalled(trainer: pl.Trainer) -> None:
         raise SIGTERMException
 
 
-def _stop_if_agreed(trainer: pl.Trainer, job: Leaving) -> None:
+def _stop_if_agreed(trainer: pl.Trainer, job: Job) -> None:
     trainer._signal_connector.received_sigterm |= job.leaves
     _stop_if_signalled(trainer)
 
 
-def _ask_to_leave(
-    trainer: pl.Trainer, job: Leaving, signum: int, frame: object
-) -> None:
+def _ask_to_leave(trainer: pl.Trainer, job: Job, signum: int, frame: object) -> None:
     if job.running:
         _pass_on(trainer, signum)
         job.ask_to_leave()

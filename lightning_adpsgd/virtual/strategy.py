@@ -23,13 +23,13 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
 from lightning_adpsgd.consensus import Consensus
-from lightning_adpsgd.dials import CommunicationName
+from lightning_adpsgd.dials import CommunicationName, TunedDials
 from lightning_adpsgd.mixing.statistics import Statistics
-from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology import TopologyLike
+from lightning_adpsgd.trainer.overrides import Overrides
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import dials_and_scenario
 from lightning_adpsgd.virtual.learners import VirtualLearners, make_learners
@@ -64,19 +64,16 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         super_learner_size: N.
         topology: as for `HADPSGDStrategy`.
         communication: as for `HADPSGDStrategy`.
-        order: as for `HADPSGDStrategy`.
-        mixing_gain: as for `HADPSGDStrategy`.
-        gossip_every: as for `HADPSGDStrategy`.
-        wire_dtype: as for `HADPSGDStrategy`.
-        link_budget: as for `HADPSGDStrategy`, per simulated second.
-        max_staleness: as for `HADPSGDStrategy`.
         compute: time that a learner computes for a step.
         link: link of each learner to its counterparts in other super-learners.
         inner_link: link of each learner to the others of its super-learner.
         changes: super-learners that fail or join, in "async".
         seed: seed of simulated times and of topologies drawn at random.
+        **tuned: `order`, `mixing_gain`, `gossip_every`, `wire_dtype`, `link_budget` and
+            `max_staleness` as for `HADPSGDStrategy`, with simulated seconds.
 
     Raises:
+        TypeError: An argument has a wrong type.
         ValueError: A value is out of its bounds.
 
     Attributes:
@@ -93,17 +90,12 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         topology: TopologyLike = "ring",
         communication: CommunicationName = "async",
         *,
-        order: Order | None = None,
-        mixing_gain: float = 1.0,
-        gossip_every: int = 1,
-        wire_dtype: torch.dtype | None = None,
-        link_budget: float | None = None,
-        max_staleness: int | None = None,
         compute: Compute | None = None,
         link: Link | None = None,
         inner_link: Link | None = None,
         changes: Sequence[Change] = (),
         seed: int = 0,
+        **tuned: Unpack[TunedDials],
     ) -> None:
         super().__init__()
         self.dials, self._scenario = dials_and_scenario(
@@ -111,18 +103,14 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
             super_learner_size=super_learner_size,
             topology=topology,
             communication=communication,
-            order=order,
-            mixing_gain=mixing_gain,
-            gossip_every=gossip_every,
-            wire_dtype=wire_dtype,
-            link_budget=link_budget,
-            max_staleness=max_staleness,
             compute=compute,
             link=link,
             inner_link=inner_link,
             changes=changes,
             seed=seed,
+            **tuned,
         )
+        self._overrides = Overrides()
         self._devices: list[torch.device] = []
         self._states: list[_State] = []
         self._learners: VirtualLearners | None = None
@@ -195,11 +183,13 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         num = self.num_super_learners
         self._states = [defaultdict(dict) for _ in range(num)]
         # Before the first hook that sees the end of training.
-        vars(trainer.fit_loop)["on_run_end"] = partial(self._end_run, trainer)
+        loop = trainer.fit_loop
+        end = partial(self._end_run, partial(type(loop).on_run_end, loop))
+        self._overrides.replace("virtual", loop, "on_run_end", end)
 
-    def _end_run(self, trainer: pl.Trainer) -> None:
+    def _end_run(self, on_run_end: Callable[[], None]) -> None:
         self._enter_consensus()
-        type(trainer.fit_loop).on_run_end(trainer.fit_loop)
+        on_run_end()
 
     @override
     def teardown(self) -> None:
@@ -207,8 +197,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
             self.gossip_statistics()
             self._learners.rows.release()
             self._learners = None
-            assert self.lightning_module is not None
-            vars(self.lightning_module.trainer.fit_loop).pop("on_run_end", None)
+        self._overrides.undo()
         super().teardown()
 
     def _renew(self, index: int) -> None:

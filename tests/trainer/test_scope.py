@@ -49,7 +49,9 @@ class SavesAtStep2(pl.Callback):
         self._path = path
 
     @override
-    def on_train_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
+    def on_train_batch_end(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, trainer: pl.Trainer, *arguments: Any
+    ) -> None:
         if trainer.global_step == 2:
             trainer.save_checkpoint(self._path)
 
