@@ -24,11 +24,11 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row, spread
+from lightning_adpsgd.epochs.claims import ClaimCounter, LearnerIndex
+from lightning_adpsgd.epochs.pool import IslandPool, PoolTimeouts
+from lightning_adpsgd.epochs.work_units import Terms
 from lightning_adpsgd.islands.membership import Member, MemberList
-from lightning_adpsgd.islands.pool import IslandPool, PoolTimeouts
 from lightning_adpsgd.islands.rendezvous import serve
-from lightning_adpsgd.portions import Terms
-from lightning_adpsgd.sampling import ClaimCounter, LearnerIndex
 
 COUNTER, LEDGER, NUMBER = "counter", "ledger", "bare number, compare-and-set"
 CLAIMANTS = (4, 16, 64)

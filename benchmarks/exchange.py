@@ -29,11 +29,16 @@ from benchmarks.timing import Spread, print_row, take_turns
 from lightning_adpsgd.gossip import exchange
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import FixedMembers
-from lightning_adpsgd.links import Address, Credentials, LinkTransport, PeerInfo
-from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import SuperLearnerGroup
-from lightning_adpsgd.topology import find_topology
-from lightning_adpsgd.transport import DistributedTransport, Transport
+from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import DistributedTransport, Transport
+from lightning_adpsgd.transport.links import (
+    Address,
+    Credentials,
+    LinkTransport,
+    PeerInfo,
+)
 
 SIZES = (1_000_000, 43_154_944)
 REPETITIONS, WARMUPS = 9, 2

@@ -7,7 +7,7 @@ from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
-from lightning_adpsgd.replica import Replica
+from lightning_adpsgd.weights.replica import Replica
 
 _log = logging.getLogger(__name__)
 

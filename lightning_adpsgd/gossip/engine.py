@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.coordination import LearnerFailed
+from lightning_adpsgd.coordination.store import LearnerFailed
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.exchange import Lanes
 from lightning_adpsgd.gossip.members import Members
@@ -47,11 +47,11 @@ from lightning_adpsgd.gossip.protocol import due_round
 from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.mixing.super_learner import ShardGather, SuperLearnerGroup, Votes
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.node import ShardGather, SuperLearnerGroup, Votes
-from lightning_adpsgd.parameters import shard
-from lightning_adpsgd.replica import Replica, as_real
-from lightning_adpsgd.transport import Transport
+from lightning_adpsgd.transport.base import Transport
+from lightning_adpsgd.weights.flat import shard
+from lightning_adpsgd.weights.replica import Replica, as_real
 
 _log = logging.getLogger(__name__)
 _ABORT_S = 5.0

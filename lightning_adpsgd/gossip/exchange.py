@@ -60,9 +60,15 @@ from lightning_adpsgd.gossip.wire import (
     read_seal,
     write_seal,
 )
-from lightning_adpsgd.replica import Chunk, Part, Replica
-from lightning_adpsgd.streams import to_device, to_host
-from lightning_adpsgd.transport import PeerLost, Pending, Transport, lane_of, one_behind
+from lightning_adpsgd.transport.base import (
+    PeerLost,
+    Pending,
+    Transport,
+    lane_of,
+    one_behind,
+)
+from lightning_adpsgd.weights.replica import Chunk, Part, Replica
+from lightning_adpsgd.weights.streams import to_device, to_host
 
 ASK, ALIVE, LEAVE, GRANT, PULL = 1, 2, 3, 4, 5
 """What an end says on a lane: the asked one `GRANT`, the asker the others."""

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 
 from typing_extensions import override
 
-from lightning_adpsgd.circle import LiveSchedule
 from lightning_adpsgd.gossip.protocol import BEGINNING
-from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.transport import PeerLost
+from lightning_adpsgd.topology.live import LiveSchedule
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import PeerLost
 
 
 class Members(ABC):

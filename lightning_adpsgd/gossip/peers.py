@@ -19,8 +19,8 @@ from lightning_adpsgd.gossip.exchange import ALIVE, ASK, LEAVE, PULL, Lane, Lane
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import Traffic
 from lightning_adpsgd.gossip.protocol import Pulled
-from lightning_adpsgd.streams import side_stream
-from lightning_adpsgd.transport import PeerLost
+from lightning_adpsgd.transport.base import PeerLost
+from lightning_adpsgd.weights.streams import side_stream
 
 _LONGEST_SILENCE_S = 10.0
 

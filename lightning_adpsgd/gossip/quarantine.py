@@ -16,8 +16,8 @@ from torch import Tensor
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.mixing.averages import all_finite
-from lightning_adpsgd.node import SuperLearnerGroup, gather_shards
-from lightning_adpsgd.replica import Replica
+from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
+from lightning_adpsgd.weights.replica import Replica
 
 _log = logging.getLogger(__name__)
 

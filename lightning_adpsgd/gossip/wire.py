@@ -38,8 +38,8 @@ import xxhash
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.replica import Chunk, Part, Replica
-from lightning_adpsgd.streams import Mirrored, mirrored
+from lightning_adpsgd.weights.replica import Chunk, Part, Replica
+from lightning_adpsgd.weights.streams import Mirrored, mirrored
 
 BLOCK = 1024
 """Elements of a lattice that share a scale."""

@@ -24,7 +24,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import NamedTuple
 
-from lightning_adpsgd.circle import LiveSchedule
 from lightning_adpsgd.gossip.engine import Gossip
 from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.islands.members import (
@@ -36,14 +35,15 @@ from lightning_adpsgd.islands.members import (
     transition,
 )
 from lightning_adpsgd.islands.membership_reader import Members
-from lightning_adpsgd.links import (
+from lightning_adpsgd.topology.live import LiveSchedule
+from lightning_adpsgd.transport.base import PeerLost, lane_of
+from lightning_adpsgd.transport.links import (
     Address,
     LinkTransport,
     Refused,
     evidence_of,
     probe,
 )
-from lightning_adpsgd.transport import PeerLost, lane_of
 
 _log = logging.getLogger(__name__)
 

@@ -27,12 +27,9 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store
 
-from lightning_adpsgd.circle import LiveSchedule
-from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import LiveMembers
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position, Pulled
-from lightning_adpsgd.interfaces import VARIABLE, gloo_addresses
 from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.mean import (
     Mean,
@@ -48,7 +45,14 @@ from lightning_adpsgd.islands.membership_reader import (
     MembershipReader,
 )
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
-from lightning_adpsgd.links import (
+from lightning_adpsgd.mixing.averages import all_finite
+from lightning_adpsgd.mixing.consensus import Consensus
+from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
+from lightning_adpsgd.topology.live import LiveSchedule
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import PeerLost
+from lightning_adpsgd.transport.links import (
     Address,
     Credentials,
     LinkTransport,
@@ -56,11 +60,7 @@ from lightning_adpsgd.links import (
     PeerInfo,
     Refused,
 )
-from lightning_adpsgd.mixing.averages import all_finite
-from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.mixing.statistics import Statistics
-from lightning_adpsgd.node import SuperLearnerGroup, gather_shards
-from lightning_adpsgd.transport import PeerLost
+from lightning_adpsgd.transport.network_interfaces import VARIABLE, gloo_addresses
 
 _log = logging.getLogger(__name__)
 
@@ -106,14 +106,13 @@ class Island:
         options: Of the engine.
         layout: `FlatParameters.layout()`; must be equal in all islands.
         credentials: Of the links.
-        node: The learners of this island.
+        node: learners of this island.
         store: Of this island alone; not used by a single learner.
         timeouts: how long it waits for others.
 
     Attributes:
         engine: what the training thread drives at each step.
-        started_from: How far the others had come from whom it took its weights when it
-            started; none if it was the first.
+        started_from: position of those whose weights it took up at its start, if any.
     """
 
     def __init__(
@@ -136,12 +135,9 @@ class Island:
         self.membership = self._make_membership()
         self._transport = self._make_transport()
         self._was_stopped, self._ended = False, False
+        shard, make = self._node.index, self._make_engine
         self._connections = Connections(
-            self._transport,
-            self.membership,
-            self._make_engine,
-            self._rejoin,
-            self._node.index,
+            self._transport, self.membership, make, self._rejoin, shard
         )
         self.engine = self._connections.engine
         self._listener: Listener | None = None

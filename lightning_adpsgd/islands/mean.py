@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.mixing.averages import all_finite
+from lightning_adpsgd.mixing.consensus import Consensus
 
 _log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
-from lightning_adpsgd.background import BackgroundWorker
-from lightning_adpsgd.links.sockets import Address, connect, tune
+from lightning_adpsgd.transport.links.sockets import Address, connect, tune
+from lightning_adpsgd.weights.worker import BackgroundWorker
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from typing import Literal
 
 from typing_extensions import override
 
-from lightning_adpsgd.background import BackgroundWorker, InlineWorker
 from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.rounds import Mixer
 from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.weights.worker import BackgroundWorker, InlineWorker
 
 Order = Literal["step_then_average", "average_then_step"]
 

@@ -15,10 +15,10 @@ from lightning_adpsgd.gossip.members import FixedMembers
 from lightning_adpsgd.gossip.pacing import CoreShare, Pacer, Traffic, crowding
 from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.gossip.quarantine import Quarantine
-from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import SuperLearnerGroup
-from lightning_adpsgd.replica import Replica
-from lightning_adpsgd.topology import find_topology
+from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.weights.replica import Replica
 from tests.helpers import PATIENCE
 
 

@@ -22,10 +22,10 @@ from lightning_adpsgd.islands.members import Heartbeat
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.membership_reader import Members
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress, serve
-from lightning_adpsgd.links import Credentials
-from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import SuperLearnerGroup
-from lightning_adpsgd.topology import find_topology
+from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.links import Credentials
 from tests import helpers
 from tests.helpers import PATIENCE_S, free_port, until
 

@@ -14,7 +14,7 @@ from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.members import Heartbeat, MemberList, Status
-from lightning_adpsgd.links import Credentials, Refused
+from lightning_adpsgd.transport.links import Credentials, Refused
 from tests.helpers import PATIENCE_S, engine_threads, random_rows, until
 from tests.islands.archipelago import (
     PATIENCE,

@@ -30,7 +30,7 @@ from lightning_adpsgd.callbacks import (
     GossipMonitor,
     TrainingCurve,
 )
-from lightning_adpsgd.loggers import FinishWandb, make_wandb_logger
+from lightning_adpsgd.callbacks.loggers import FinishWandb, make_wandb_logger
 from lightning_adpsgd.registration import NAMES
 from recipes.hybrid.pipeline.groups import TrainSettings
 from recipes.hybrid.pipeline.settings import Settings

@@ -1,0 +1,1 @@
+"""What learners agree on besides weights: store, failures, groups, start-up."""

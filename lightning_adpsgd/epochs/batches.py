@@ -1,0 +1,291 @@
+"""The batches that a learner gets from the pool: the batch sampler of its loader.
+
+Epoch for epoch it hands out what the first learner of the super-learner, the leader,
+claims from the pool, and remembers it until training on it begins. So an iterator can
+be thrown away and made anew. Everything happens in the training thread.
+
+Among islands work units may come back. A learner that asks for a batch holds one
+already, or two where workers of a loader read ahead. The sampler ends only when nothing
+can come back; a learner that holds more than that is told that there is nothing at
+present.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from typing_extensions import override
+
+from lightning_adpsgd.epochs.claims import Claim, LeaderBroadcast, LearnerIndex
+from lightning_adpsgd.epochs.ranges import Ranges, as_ranges
+from lightning_adpsgd.epochs.work_units import (
+    Epoch,
+    EpochState,
+    Terms,
+    WorkUnits,
+    draw_epoch,
+    remaining_of,
+)
+
+
+class Pool(Protocol):
+    """Hands out the work units of an epoch; the leader of a super-learner asks."""
+
+    def open(
+        self,
+        number: int,
+        terms: Terms,
+        num_units: Callable[[Terms], int],
+        num_finished: Callable[[], int],
+    ) -> Terms:
+        """Begins an epoch, and ends the one before.
+
+        Args:
+            number: number of the epoch.
+            terms: terms that this super-learner would have.
+            num_units: function that gives the units of the epoch on any terms.
+            num_finished: function that gives how many of the units handed out here were
+                trained on to the end; any thread may call it.
+
+        Returns:
+            The terms that all learners have.
+        """
+        ...
+
+    def next(self, num_held: int, waits: bool) -> Claim:
+        """Claims the next unit.
+
+        Args:
+            num_held: units that this learner has claimed and not begun.
+            waits: whether to wait, at the end of an epoch, until nothing can come back.
+        """
+        ...
+
+    @property
+    def num_claimed(self) -> int:
+        """Units of the epoch that learners have claimed, as far as is known."""
+        ...
+
+    def remaining(self, held: Ranges) -> Ranges | None:
+        """Units on which no learner has trained, given those held here.
+
+        Returns:
+            None where another learner knows them.
+        """
+        ...
+
+
+class EpochUnderWay:
+    """One epoch of one learner.
+
+    Args:
+        number: number of the epoch.
+        terms: terms on which all learners number its units.
+        epoch: samples of the epoch.
+        units: units of the epoch.
+        pool: pool of the epoch, where this learner alone makes up its super-learner.
+
+    Attributes:
+        num_begun: units on which training has begun.
+        last_claim: the last answer of the pool.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        terms: Terms,
+        epoch: Epoch,
+        units: WorkUnits,
+        pool: Pool | None,
+    ) -> None:
+        self.number, self.terms, self.epoch, self.units = number, terms, epoch, units
+        self._pool, self.num_begun = pool, 0
+        self.last_claim = Claim(None, 0, is_last=False)
+
+    @property
+    def num_units(self) -> int:
+        """Work units that the epoch had to hand out when this job began with it."""
+        return len(self.units)
+
+    def num_claimed(self) -> int:
+        """Units that learners have claimed.
+
+        The learners of a super-learner must not disagree about what has happened: where
+        there are several, this is what was so at their last claim.
+        """
+        return self._pool.num_claimed if self._pool else self.last_claim.num_claimed
+
+    def samples(self, number: int, learner: int) -> list[int]:
+        """Indices of the samples of a learner's batch in a unit."""
+        return self.epoch.samples(self.units[number][learner])
+
+    def state(self, remaining: Ranges) -> EpochState:
+        """What a checkpoint keeps if these units remain."""
+        positions = self.units.positions(remaining)
+        num_samples = len(self.epoch.order)
+        return EpochState(self.number, self.terms.seed, num_samples, positions)
+
+
+class SharedBatches:
+    """The batches of one learner.
+
+    Args:
+        batches: batch sampler of the user's loader.
+        index: index of this learner.
+        seed: seed of the order of samples, unless other islands have another.
+        broadcast: broadcast from the leader to this learner.
+        pool: function that gives the pool; none while there is none to draw from.
+        is_training: function that tells whether a batch is being trained on.
+        reads_ahead: whether the loader has workers.
+
+    Attributes:
+        epoch: number of the epoch to hand out from.
+        seed: seed of the order of samples, as agreed.
+        under_way: epoch whose batches were last asked for.
+    """
+
+    def __init__(
+        self,
+        batches: Any,
+        index: LearnerIndex,
+        seed: int,
+        broadcast: LeaderBroadcast,
+        pool: Callable[[], Pool | None],
+        is_training: Callable[[], bool],
+        reads_ahead: bool = False,
+    ) -> None:
+        self._batches, self._index, self.seed = batches, index, seed
+        self._broadcast, self._pool = broadcast, pool
+        self._is_training, self._most_held = is_training, 2 if reads_ahead else 1
+        self._loaded: EpochState | None = None
+        self._last: EpochState | None = None
+        self._is_closed = False
+        self._held = deque[tuple[EpochUnderWay, int]]()
+        self.under_way: EpochUnderWay | None = None
+        self.epoch = 0
+
+    def load(self, state: EpochState) -> None:
+        """Goes on with an epoch that another job began, if islands are in no other."""
+        self._loaded, self.seed, self.epoch = state, state.seed, state.epoch
+
+    def close(self) -> None:
+        """Hands out no more; `state` stays what it is."""
+        self._last, self._is_closed = self.state(), True
+
+    def start_epoch(self, number: int) -> None:
+        """Hands out from another epoch; what is held of the one before is dropped."""
+        self.epoch = number
+        if self.under_way is not None and self.under_way.number != number:
+            self._held.clear()
+
+    def begin_batch(self) -> None:
+        """Training begins on the batch that was handed out first."""
+        if self._held:
+            epoch, _ = self._held.popleft()
+            epoch.num_begun += 1
+
+    def state(self) -> EpochState | None:
+        """What remains of the epoch, in one learner; all learners of the job come."""
+        pool, current = self._pool(), self.under_way
+        if self._is_closed or pool is None or current is None:
+            return self._last
+        held = as_ranges(number for epoch, number in self._held if epoch is current)
+        remaining = pool.remaining(held)
+        return None if remaining is None else current.state(remaining)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if (pool := self._pool()) is not None and not self._is_closed:
+            self._current(pool)
+        learner = self._index.learner
+        return _Handing(self, [epoch.samples(n, learner) for epoch, n in self._held])
+
+    def draw(self) -> list[int] | None:
+        """The samples of one batch more; none at the end of the epoch, or for now."""
+        pool = self._pool()
+        if pool is None or self._is_closed:
+            return None
+        current = self._current(pool)
+        if current.last_claim.is_last:
+            return None
+        current.last_claim = self._claim(pool)
+        number = current.last_claim.number
+        if number is None:
+            return None
+        self._held.append((current, number))
+        return current.samples(number, self._index.learner)
+
+    # --- private
+
+    def _current(self, pool: Pool) -> EpochUnderWay:
+        if self.under_way is None or self.under_way.number != self.epoch:
+            self.under_way = self._begin_epoch(pool, self.epoch)
+        return self.under_way
+
+    def _claim(self, pool: Pool) -> Claim:
+        num_held = len(self._held)
+        waits = num_held <= self._most_held
+        words = self._broadcast.share(lambda: json.dumps(pool.next(num_held, waits)))
+        return Claim(*json.loads(words))
+
+    def _begin_epoch(self, pool: Pool, number: int) -> EpochUnderWay:
+        drawn: dict[int, Epoch] = {}
+
+        def draw(seed: int) -> Epoch:
+            if seed not in drawn:
+                drawn[seed] = draw_epoch(self._batches, seed, number)
+            return drawn[seed]
+
+        def agree() -> str:
+            own = draw(self.seed)
+            base = remaining_of(own, number, self._loaded)
+            agreed = pool.open(
+                number,
+                Terms(self.seed, base, own.fingerprint()),
+                lambda terms: len(self._cut(draw(terms.seed), terms)),
+                lambda: self._num_finished(number),
+            )
+            return json.dumps(agreed)
+
+        terms = Terms.from_row(json.loads(self._broadcast.share(agree)))
+        self.seed, epoch = terms.seed, draw(terms.seed)
+        live = pool if self._index.super_learner_size == 1 else None
+        return EpochUnderWay(number, terms, epoch, self._cut(epoch, terms), live)
+
+    def _cut(self, epoch: Epoch, terms: Terms) -> WorkUnits:
+        if epoch.fingerprint() != terms.fingerprint:
+            raise ValueError(
+                "`work_sharing` needs the same samples in the same order in all "
+                f"learners, got {epoch.fingerprint()} (checksum) here and "
+                f"{terms.fingerprint} in others: give every learner the whole data "
+                "set, and samplers that draw from torch's or Python's common generators"
+            )
+        return WorkUnits(
+            terms.base,
+            epoch,
+            self._index.num_super_learners,
+            self._index.super_learner_size,
+            drop_last=bool(getattr(self._batches, "drop_last", False)),
+        )
+
+    def _num_finished(self, number: int) -> int:
+        """Called by the thread of the pool too: never more than is so."""
+        current = self.under_way
+        if current is None or current.number != number:
+            return 0
+        num_begun = current.num_begun  # before it is asked whether that one has ended
+        return num_begun - self._is_training()
+
+
+class _Handing(Iterator[list[int]]):
+    """Goes on after an end that was one for the present."""
+
+    def __init__(self, batches: SharedBatches, held: list[list[int]]) -> None:
+        self._batches, self._held = batches, deque(held)
+
+    @override
+    def __next__(self) -> list[int]:
+        batch = self._held.popleft() if self._held else self._batches.draw()
+        if batch is None:
+            raise StopIteration
+        return batch

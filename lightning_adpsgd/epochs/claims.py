@@ -1,0 +1,248 @@
+"""Claims of work units: the learners of one job count them in the job's store.
+
+A claim is one atomic addition, so a fast learner claims more, and the epoch ends for
+all at about the same time. Every unit is claimed once. The first units are dealt
+beforehand, one to each super-learner, so that each has at least one step to make.
+
+A learner claims when its loader asks for a batch, which is before the batch is needed.
+Near the end a slow learner leaves the rest to the others if they would be done with it
+before the slow learner had made one step more. This needs no clock: from one claim of a
+learner to its next, the counter grows by what all learners have claimed meanwhile.
+"""
+
+import json
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from lightning_adpsgd.epochs.ranges import Ranges, from_rows, union
+from lightning_adpsgd.epochs.work_units import Terms
+
+_LOOK_S = 0.001
+"""Time between two looks for what the first learner of a super-learner has said."""
+
+
+class LearnerIndex(NamedTuple):
+    """Which learner of the job this one is."""
+
+    super_learner: int
+    num_super_learners: int
+    learner: int = 0
+    super_learner_size: int = 1
+
+    @property
+    def rank(self) -> int:
+        """Number among all learners."""
+        return self.super_learner * self.super_learner_size + self.learner
+
+
+class LeaderBroadcast:
+    """Tells all learners of a super-learner what its first one, the leader, says.
+
+    Args:
+        store: keys that nothing else uses.
+        index: index of this learner.
+        raise_if_failed: function that is called while this learner waits.
+    """
+
+    def __init__(
+        self, store: Store, index: LearnerIndex, raise_if_failed: Callable[[], None]
+    ) -> None:
+        self._store, self._index = store, index
+        self._raise_if_failed, self._num_messages = raise_if_failed, 0
+
+    def share(self, speak: Callable[[], str]) -> str:
+        """What `speak` gives in the leader; all of them call, equally often."""
+        self._num_messages += 1
+        key = f"message/{self._index.super_learner}/{self._num_messages}"
+        if self._index.learner > 0:
+            return self._hear(key)
+        message = speak()
+        if self._index.super_learner_size > 1:
+            self._store.set(key, message)
+        return message
+
+    def _hear(self, key: str) -> str:
+        # Not `Store.wait`: it keeps the thread that watches for failures from looking.
+        while not self._store.check([key]):
+            self._raise_if_failed()
+            time.sleep(_LOOK_S)
+        message = self._store.get(key).decode()
+        if self._store.add(f"{key}/heard", 1) == self._index.super_learner_size - 1:
+            self._store.delete_key(key)
+            self._store.delete_key(f"{key}/heard")
+        return message
+
+
+class ClaimRate:
+    """How many units all learners claim between two claims of this one.
+
+    It is the median of the last five, including those of earlier epochs, so that one
+    hiccup has no effect.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[int] = deque(maxlen=5)
+        self._last: int | None = None
+
+    def note(self, number: int) -> None:
+        """A claim of this learner got this number."""
+        if self._last is not None:
+            self._steps.append(number - self._last)
+        self._last = number
+
+    def start_epoch(self) -> None:
+        """Numbers begin anew.
+
+        After an epoch without a claim the oldest step is forgotten, so that a learner
+        that was slow once is tried again.
+        """
+        if self._last is None and self._steps:
+            self._steps.popleft()
+        self._last = None
+
+    def others_end_first(
+        self, num_units: int, num_super_learners: int, num_held: int
+    ) -> bool:
+        """Whether the rest is done before this learner has made one step more.
+
+        With t the time of one own step and d the numbers per step, the others claim
+        d - 1 units in t, and their last step takes (S - 1) t / (d - 1) on average.
+        They end R units in (R + S - 1) t / (d - 1); this learner ends one more in
+        (`num_held` + 1) t, and if they all hold as many, in as many times d - S.
+        """
+        if not self._steps:
+            return False
+        step = statistics.median(self._steps)
+        # At the start of an epoch each has the unit that was dealt and claims one.
+        claimed = 2 * num_super_learners if self._last is None else self._last + step
+        remaining = num_units - claimed
+        return remaining <= (num_held + 1) * (step - num_super_learners)
+
+
+class Claim(NamedTuple):
+    """The answer to a learner that wants one work unit more.
+
+    Attributes:
+        number: number of the unit; none if there is none, or none at present.
+        num_claimed: units of the epoch that learners have claimed so far.
+        is_last: whether no further one will be given in this epoch.
+    """
+
+    number: int | None
+    num_claimed: int
+    is_last: bool
+
+
+class ClaimCounter:
+    """The pool of work units of one job: a counter for each epoch, in the job's store.
+
+    The leader of each super-learner uses it; `remaining` is for all learners.
+
+    Args:
+        store: keys that nothing else uses, shared by all learners.
+        index: index of this learner.
+        meet: function that returns when all learners have called it.
+    """
+
+    def __init__(
+        self, store: Store, index: LearnerIndex, meet: Callable[[str], None]
+    ) -> None:
+        self._store, self._index, self._meet = store, index, meet
+        self._rate, self._num_gathered = ClaimRate(), 0
+        self._number, self._num_units, self._keys = -1, 0, store
+        self._is_dealt, self._stays = False, False
+
+    def open(
+        self,
+        number: int,
+        terms: Terms,
+        num_units: Callable[[Terms], int],
+        num_finished: Callable[[], int],
+    ) -> Terms:
+        """Begins an epoch; see `SharedBatches`."""
+        self._number = number
+        self._keys = PrefixStore(f"epoch/{number}", self._store)
+        found = self._keys.compare_set("samples", "", terms.fingerprint).decode()
+        agreed = terms._replace(fingerprint=found)
+        self._num_units = num_units(agreed)
+        self._is_dealt, self._stays = False, False
+        self._rate.start_epoch()
+        return agreed
+
+    def next(self, num_held: int, waits: bool) -> Claim:
+        """The next unit; see `SharedBatches`."""
+        number = self._draw(num_held)
+        num_claimed = max(number + 1, self._index.num_super_learners)
+        num_claimed = min(num_claimed, self._num_units)
+        if number >= self._num_units:
+            return Claim(None, num_claimed, is_last=True)
+        return Claim(number, num_claimed, is_last=False)
+
+    @property
+    def num_claimed(self) -> int:
+        """Units that learners have claimed; those dealt beforehand count."""
+        dealt = self._index.num_super_learners
+        return min(dealt + self._keys.add("claimed", 0), self._num_units)
+
+    def remaining(self, held: Ranges) -> Ranges | None:
+        """Units that no learner has begun; all learners come, between two steps.
+
+        Args:
+            held: units that this learner holds and has not begun.
+
+        Returns:
+            None in all learners but the first.
+
+        Raises:
+            ValueError: Learners are in different epochs.
+        """
+        self._num_gathered += 1
+        news = PrefixStore(f"gather/{self._num_gathered}", self._store)
+        if self._index.learner == 0:
+            held = held if self._is_dealt else self._dealt()
+            # All claims that others make before they come are in the largest count.
+            words = json.dumps([self._number, self.num_claimed, held])
+            news.set(str(self._index.super_learner), words)
+        self._meet("what remains of the epoch")
+        return self._combined(news) if self._index.rank == 0 else None
+
+    def _combined(self, news: Store) -> Ranges:
+        keys = [str(number) for number in range(self._index.num_super_learners)]
+        rows = [json.loads(news.get(key)) for key in keys]
+        for key in keys:
+            news.delete_key(key)
+        epochs, num_claimed, held = zip(*rows, strict=True)
+        if len(set(epochs)) > 1:
+            raise ValueError(
+                "with `work_sharing` all learners must be in the same epoch when a "
+                f"checkpoint is written, got epochs {[*epochs]}"
+            )
+        unclaimed = ((max(num_claimed), self._num_units),)
+        return union(unclaimed, *map(from_rows, held))
+
+    def _dealt(self) -> Ranges:
+        number = self._index.super_learner
+        return ((number, number + 1),) if number < self._num_units else ()
+
+    def _draw(self, num_held: int) -> int:
+        if not self._is_dealt:
+            self._is_dealt = True
+            return self._index.super_learner
+        if self._leaves(num_held):
+            return self._num_units
+        number = self._index.num_super_learners + self._keys.add("claimed", 1) - 1
+        self._rate.note(number)
+        return number
+
+    def _leaves(self, num_held: int) -> bool:
+        count, num = self._index.num_super_learners, self._num_units
+        if self._stays or not self._rate.others_end_first(num, count, num_held):
+            return False
+        # The one that would be the last to leave stays, so that nothing remains.
+        self._stays = self._keys.add("left", 1) == count
+        return not self._stays

@@ -1,0 +1,214 @@
+"""A lease on work units: what one island holds, has finished, and would claim next.
+
+From the ledger that it finds it computes the one that should be there (`ledger`). It
+has no thread and communicates nothing.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from lightning_adpsgd.epochs.claims import ClaimRate
+from lightning_adpsgd.epochs.ledger import Ledger, OtherTerms
+from lightning_adpsgd.epochs.ranges import (
+    Ranges,
+    as_ranges,
+    common,
+    count,
+    numbers,
+    union,
+    without,
+)
+
+_AHEAD = 2
+# Stretches of an epoch for each island that goes on alone.
+_STRETCHES = 16
+# Units left for each island, below which the end of the epoch is near.
+_NEAR = 8
+
+
+class Plan(NamedTuple):
+    """What a look at the ledger leads to.
+
+    Attributes:
+        ledger: ledger that should be there.
+        claimed: units that this island gets by it.
+        lost: units claimed ahead that others have.
+        twice: units that this island trains on, or has, though others had them.
+        num_finished: finished units of this island that it writes down.
+    """
+
+    ledger: Ledger
+    claimed: list[int]
+    lost: Ranges
+    twice: Ranges
+    num_finished: int
+
+
+class Lease:
+    """What this island has of one epoch; every use is under the lock of its pool.
+
+    Args:
+        number: number of the epoch.
+        ledger: ledger as the epoch begins, if no other island has another.
+        name: name of this island.
+        rate: rate of its claims.
+        num_finished: function that gives how many of the units handed out are finished.
+
+    Attributes:
+        ledger: ledger as last known.
+        num_units: units of the epoch.
+        out: units claimed and handed out, in the order of training, not finished.
+        ahead: units claimed and not handed out.
+        is_fresh: whether it may still take over any ledger that it finds.
+        is_awaited: whether the training thread waits for more.
+        has_ended: whether it has been told that there is no more.
+        is_leaving: whether this island ends altogether.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        ledger: Ledger,
+        name: str,
+        rate: ClaimRate,
+        num_finished: Callable[[], int],
+    ) -> None:
+        self.number, self.ledger, self._name, self._rate = number, ledger, name, rate
+        self.num_units = count(ledger.left)
+        self.out, self.ahead = deque[int](), deque[int]()
+        self.is_fresh, self.is_awaited, self.has_ended = True, False, False
+        self.is_leaving = False
+        self._finished: list[int] = []
+        self._num_finished, self._num_noted = num_finished, 0
+        self._told_twice = set[int]()
+        self._share: Ranges | None = None
+        rate.start_epoch()
+
+    @property
+    def num_claimed(self) -> int:
+        """Units that islands have claimed, as far as is known."""
+        return self.num_units - count(self.ledger.left)
+
+    @property
+    def is_near_its_end(self) -> bool:
+        """Whether other islands may soon take what this one takes alone."""
+        return count(self.ledger.left) <= _NEAR * max(1, len(self.ledger.held))
+
+    # --- used by the training thread
+
+    def hand_out(self) -> int:
+        """The first unit of those claimed ahead."""
+        number = self.ahead.popleft()
+        self.out.append(number)
+        self._rate.note(self.num_claimed)
+        return number
+
+    def take_alone(self, place: int, num: int) -> int | None:
+        """The last unit left of this island's share, while no island can be asked.
+
+        Args:
+            place: place of this island among the members.
+            num: number of members.
+        """
+        if self._share is None:
+            self._share = common(self.ledger.left, self._stretches(place, num))
+        if not self._share:
+            return None
+        number = self._share[-1][1] - 1
+        taken = ((number, number + 1),)
+        self._share = without(self._share, taken)
+        left = without(self.ledger.left, taken)
+        self.ledger, self.is_fresh = self.ledger._replace(left=left), False
+        self.out.append(number)
+        return number
+
+    def _stretches(self, place: int, num: int) -> Ranges:
+        """A share of all units, which does not depend on what is left."""
+        end = self.num_units
+        length = max(1, -(-end // (_STRETCHES * num)))
+        begins = range(place * length, end, num * length)
+        return union(tuple((begin, min(begin + length, end)) for begin in begins))
+
+    def close(self, leaves: bool) -> None:
+        """Gives back what was not trained on."""
+        self._note_finished()
+        self._give_back(self.ahead)
+        self._give_back(self.out)
+        self.has_ended, self.is_leaving, self.is_awaited = True, leaves, False
+
+    # --- used by the thread of the pool
+
+    def plan(self, found: Ledger, gone: set[str]) -> Plan:
+        """What should take the place of the ledger that was found.
+
+        Args:
+            found: ledger in the rendezvous.
+            gone: islands that have a part in it, and have left or died.
+
+        Raises:
+            OtherTerms: The ledger is about other samples.
+        """
+        name = self._name
+        self._note_finished()
+        if found.another_waits(name) and not self.is_awaited:
+            self._give_back(self.ahead)
+        ahead, finished = as_ranges(self.ahead), as_ranges(self._finished)
+        holds = union(as_ranges(self.out), ahead)
+        if found.life != self.ledger.life and not self.is_fresh:
+            found = found.joined(self.ledger, name, union(holds, finished))
+        ledger, twice = found.report(name, holds, finished)
+        lost, claimed = common(ahead, twice), ()
+        ledger = ledger.without_names(gone | ({name} if self.is_leaving else set()))
+        if ledger.is_settled and not self.has_ended:
+            ledger, claimed = ledger.claim(name, self._wanted(ledger, lost))
+        if not self.is_leaving:
+            rests = self.is_awaited and not (claimed or without(ahead, lost))
+            ledger = ledger.rest(name, rests or self.has_ended)
+        twice = without(twice, ahead)
+        return Plan(ledger, numbers(claimed), lost, twice, len(self._finished))
+
+    def apply(self, plan: Plan) -> int:
+        """Takes note that a plan has been carried out.
+
+        Returns:
+            How many units are newly found to be trained on twice.
+
+        Raises:
+            OtherTerms: The ledger is about other samples.
+        """
+        if plan.ledger.terms != self.ledger.terms and not self.is_fresh:
+            raise OtherTerms("the answer came after the epoch had begun without it")
+        self.ledger, self.is_fresh, self._share = plan.ledger, False, None
+        lost = set(numbers(plan.lost))
+        self.ahead = deque(number for number in self.ahead if number not in lost)
+        self.ahead.extend(plan.claimed)
+        del self._finished[: plan.num_finished]
+        news = set(numbers(plan.twice)) - self._told_twice
+        self._told_twice |= news
+        return len(news)
+
+    def _note_finished(self) -> None:
+        while self._num_noted < self._num_finished() and self.out:
+            self._finished.append(self.out.popleft())
+            self._num_noted += 1
+
+    def _give_back(self, units: deque[int]) -> None:
+        """Forgets that they were claimed: the next report says so."""
+        back = as_ranges(units)
+        held = {**self.ledger.held}
+        held[self._name] = without(held.get(self._name, ()), back)
+        left = union(self.ledger.left, back)
+        self.ledger = self.ledger._replace(left=left, held=held)
+        units.clear()
+
+    def _wanted(self, ledger: Ledger, lost: Ranges) -> int:
+        num_ahead = len(self.ahead) - count(lost)
+        slow = self._rate.others_end_first(
+            self.num_units, len(ledger.held), len(self.out) + num_ahead
+        )
+        # The one that would be the last to leave the rest to others stays.
+        if slow and not ledger.others_rest(self._name):
+            return 0
+        needs = int(self.is_awaited and not num_ahead)
+        return needs if ledger.another_waits(self._name) else _AHEAD - num_ahead

@@ -1,0 +1,197 @@
+"""Who has which work unit of an epoch, where islands come and go and books get lost.
+
+    left       units that no island has
+    held       units that each island has claimed and not finished
+    awaited    units claimed before the books were lost, as other islands remember
+    resting    islands that want no more of this epoch
+
+A unit in none of these is finished. An island that reads a ledger from the rendezvous
+computes the one that should be there and puts it in its place. If another island was
+faster, it computes again. All methods are pure functions of a ledger, so any
+interleaving of islands is a sequence of them. Nothing here communicates.
+
+A rendezvous that comes back empty gets the ledger of the first island that finds it so,
+under another `life`. Each other island adds what it knows when it sees a life that it
+does not know. Until all have done so, nothing is claimed.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from lightning_adpsgd.epochs.ranges import (
+    Ranges,
+    common,
+    from_rows,
+    take,
+    union,
+    without,
+)
+from lightning_adpsgd.epochs.work_units import Terms
+
+
+class OtherTerms(ValueError):
+    """A ledger is about other samples than those of this island."""
+
+
+class Ledger(NamedTuple):
+    """The books of one epoch; see the module.
+
+    Attributes:
+        life: life of the rendezvous in which it was begun.
+        terms: terms on which the units of the epoch are numbered.
+        left: numbers of units.
+        held: numbers of units by name, which is an incarnation of an island.
+        awaited: numbers of units by name.
+        resting: names.
+    """
+
+    life: str
+    terms: Terms
+    left: Ranges
+    held: Mapping[str, Ranges] = {}
+    awaited: Mapping[str, Ranges] = {}
+    resting: tuple[str, ...] = ()
+
+    # --- what it says
+
+    @property
+    def names(self) -> set[str]:
+        """All islands that have, or had, a part in it."""
+        return {*self.held, *self.awaited}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known what is left."""
+        return not self.awaited
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no island will ask for more, unless one dies."""
+        rests = all(name in self.resting for name in self.held)
+        return self.is_settled and not self.left and rests
+
+    def others_rest(self, name: str) -> bool:
+        """Whether all other islands want no more."""
+        return all(other in self.resting for other in self.held if other != name)
+
+    def another_waits(self, name: str) -> bool:
+        """Whether another island has asked and got nothing."""
+        return any(other in self.resting for other in self.held if other != name)
+
+    def of_others(self, name: str) -> dict[str, Ranges]:
+        """What all other islands hold, or are remembered to have held."""
+        found = {**self.awaited, **self.held}
+        return {other: ranges for other, ranges in found.items() if other != name}
+
+    # --- what becomes of it
+
+    def report(
+        self, name: str, holds: Ranges, finished: Ranges
+    ) -> "tuple[Ledger, Ranges]":
+        """Writes down what an island has, as the island itself knows best.
+
+        Args:
+            name: name of the island.
+            holds: units that it has claimed, or taken alone, and not finished.
+            finished: units that it has finished since its last report.
+
+        Returns:
+            The ledger, and the units that another island has or had as well.
+        """
+        known, mine = self.held.get(name, ()), union(holds, finished)
+        twice = without(without(mine, known), self.left)
+        # Units that it does not know to be its own: the answer never reached it.
+        left = union(without(self.left, mine), without(known, mine))
+        held = {**self.held, name: without(holds, twice)}
+        return self._replace(left=left, held=held), twice
+
+    def without_names(self, gone: Collection[str]) -> "Ledger":
+        """Puts back what islands hold that are gone."""
+        back = [self.held.get(name, ()) for name in gone]
+        back += [self.awaited.get(name, ()) for name in gone]
+        return self._replace(
+            left=union(self.left, *back),
+            held={n: r for n, r in self.held.items() if n not in gone},
+            awaited={n: r for n, r in self.awaited.items() if n not in gone},
+            resting=tuple(n for n in self.resting if n not in gone),
+        )
+
+    def claim(self, name: str, num: int) -> "tuple[Ledger, Ranges]":
+        """The ledger, and the units that an island gets: the first `num`, or all."""
+        taken = take(self.left, 0, num)
+        held = {**self.held, name: union(self.held.get(name, ()), taken)}
+        return self._replace(left=without(self.left, taken), held=held), taken
+
+    def rest(self, name: str, rests: bool) -> "Ledger":
+        """Writes down whether an island wants no more."""
+        others = {other for other in self.resting if other != name}
+        now = others | {name} if rests else others
+        return self._replace(resting=tuple(sorted(now)))
+
+    # --- where the books were lost
+
+    def begun_anew(self, name: str, life: str) -> "Ledger":
+        """The ledger as this island knows it, for a rendezvous that has none."""
+        held = {name: self.held.get(name, ())}
+        return Ledger(life, self.terms, self.left, held, self.of_others(name))
+
+    def joined(self, known: "Ledger", name: str, mine: Ranges) -> "Ledger":
+        """Adds what an island knows that has not seen this life of the ledger.
+
+        Args:
+            known: ledger as the island knew it.
+            name: name of the island.
+            mine: units that it holds, or has finished since its last report.
+
+        Raises:
+            OtherTerms: The two are about different samples.
+        """
+        if self.terms != known.terms:
+            raise OtherTerms(
+                "the rendezvous holds the pool of other samples, or of another part of "
+                "the epoch, than this super-learner trains on"
+            )
+        told = union(self.held.get(name, ()), self.awaited.get(name, ()))
+        # The island has not finished a claim of which it never heard.
+        unheard = common(without(told, mine), known.left)
+        theirs = {n: r for n, r in known.of_others(name).items() if n in self.held}
+        # An island in this life already knows best what it has, or has given back.
+        may_be_left = union(known.left, mine, *theirs.values())
+        left = union(common(self.left, may_be_left), unheard)
+        held_here = union(*self.held.values())
+        others = {**known.of_others(name), **self.awaited}
+        awaited = {
+            other: without(ranges, held_here)
+            for other, ranges in others.items()
+            if other not in {*self.held, name}
+        }
+        held = {**self.held, name: common(told, mine)}
+        return self._replace(left=left, held=held, awaited=awaited)
+
+    # --- as text
+
+    def to_json(self) -> str:
+        """The text that the rendezvous keeps; equal ledgers are equal texts."""
+        held, awaited = (dict(sorted(x.items())) for x in (self.held, self.awaited))
+        return json.dumps(self._replace(held=held, awaited=awaited))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Ledger":
+        """Reads what `to_json` has written.
+
+        Raises:
+            ValueError: The text is no ledger.
+        """
+        try:
+            life, terms, left, held, awaited, rest = json.loads(text)
+            return cls(
+                str(life),
+                Terms.from_row(terms),
+                from_rows(left),
+                {str(name): from_rows(rows) for name, rows in held.items()},
+                {str(name): from_rows(rows) for name, rows in awaited.items()},
+                tuple(map(str, rest)),
+            )
+        except (TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"it holds no ledger of ours: {error}") from error

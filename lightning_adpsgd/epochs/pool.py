@@ -1,0 +1,390 @@
+"""One pool of work units for all islands: a ledger for each epoch, in the rendezvous.
+
+A thread of its own keeps this island's part of the ledger (`ledger`) and claims ahead
+of need; the training thread takes what is there.
+
+An epoch ends when nothing is left and every island has asked for more in vain. Until
+then, what a dead island held may come back. So the training thread waits once in an
+epoch, with one batch still in hand, for the islands that have not come as far. It does
+not wait for a dead island (the member list tells), for the rendezvous, or for ever.
+
+While the rendezvous cannot be reached, an island goes on alone. The epoch is cut into
+stretches, which belong to the members in turn. Of the units that it knows to be left
+the island takes its own, from the end backwards, while those that have the pool take
+from the beginning. Once the rendezvous is back, each island tells what it has done.
+"""
+
+import logging
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch._C._distributed_c10d import Store
+
+from lightning_adpsgd.epochs.claims import Claim, ClaimRate
+from lightning_adpsgd.epochs.lease import Lease, Plan
+from lightning_adpsgd.epochs.ledger import Ledger, OtherTerms
+from lightning_adpsgd.epochs.ranges import Ranges, as_ranges, union
+from lightning_adpsgd.epochs.work_units import Terms
+from lightning_adpsgd.islands.membership_reader import Members
+from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
+
+_log = logging.getLogger(__name__)
+
+_TRIES = 200
+# For each island, after another one was faster.
+_ASIDE_S = 0.003
+
+
+@dataclass(frozen=True)
+class PoolTimeouts:
+    """For how long the pool waits, and for what.
+
+    Args:
+        look_s: seconds between two looks at the ledger without need.
+        wait_s: seconds between two looks while the training thread waits.
+        answer_s: seconds without an answer of the rendezvous, after which the training
+            goes on alone.
+        end_s: the same near the end of an epoch, where others soon take what this
+            island takes alone; also for an island never seen among the members.
+        start_s: seconds to wait, at the first epoch, for the ledger of other islands.
+        slowest_s: seconds to wait for islands that live and do not come to the end of
+            an epoch.
+    """
+
+    look_s: float = 0.5
+    wait_s: float = 0.05
+    answer_s: float = 0.25
+    end_s: float = 3.0
+    start_s: float = 20.0
+    slowest_s: float = 300.0
+
+
+_DEFAULT = PoolTimeouts()
+
+
+class IslandPool:
+    """This island's part in the pool; its first learner uses it, the others cannot.
+
+    The training thread and the thread of the pool share everything below `_state`. The
+    thread alone uses the rendezvous.
+
+    Args:
+        rendezvous: rendezvous of all islands.
+        members: member list as this island knows it.
+        raise_if_failed: function that is called while the training thread waits.
+        times: durations of waiting.
+
+    Attributes:
+        num_twice: units that this island has trained on though another had, too.
+        away: reason why the pool cannot be reached at present; empty if it can.
+    """
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        members: Members,
+        raise_if_failed: Callable[[], None],
+        times: PoolTimeouts = _DEFAULT,
+    ) -> None:
+        self._rendezvous, self._members, self._times = rendezvous, members, times
+        self._raise_if_failed, self._rate = raise_if_failed, ClaimRate()
+        self._state = threading.Condition()
+        self._lease: Lease | None = None
+        self._closed: list[Lease] = []
+        self._asked, self._ending = False, False
+        self._is_alone, self._told_alone = False, False
+        self._last_turn = 0.0
+        self.num_twice, self.away = 0, ""
+        self._store: Store | None = None
+        self._written, self._random = set[int](), random.Random()
+        self._seen, self._absent_since = set[str](), dict[str, float]()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.name = "adpsgd-pool"
+
+    @property
+    def name(self) -> str:
+        """Name of this island in the ledger: its incarnation."""
+        return self._members.member.incarnation
+
+    # --- used by the training thread
+
+    def start(self) -> None:
+        """Begins to look; the island is a member."""
+        self._thread.start()
+
+    def open(
+        self,
+        number: int,
+        terms: Terms,
+        num_units: Callable[[Terms], int],
+        num_finished: Callable[[], int],
+    ) -> Terms:
+        """Begins an epoch; see `SharedBatches`."""
+        ledger = Ledger(uuid.uuid4().hex, terms, _all(num_units(terms)))
+        is_first = self._lease is None
+        with self._state:
+            self._close(leaves=False)
+            lease = Lease(number, ledger, self.name, self._rate, num_finished)
+            self._lease = lease
+            self._ask()
+        limit = self._times.start_s if is_first else self._times.end_s
+        self._wait(lambda: not lease.is_fresh or (self.away and not is_first), limit)
+        with self._state:
+            lease.is_fresh = False
+            agreed = lease.ledger.terms
+        lease.num_units = num_units(agreed)
+        return agreed
+
+    def next(self, num_held: int, waits: bool) -> Claim:
+        """The next unit; see `SharedBatches`."""
+        lease, begin = self._current, time.monotonic()
+        with self._state:
+            lease.is_awaited, self._is_alone = waits, False
+            self._ask()
+            try:
+                self._wait(
+                    lambda: self._has_answer(lease, waits, begin),
+                    self._times.slowest_s,
+                )
+                # Under the lock still, or what is ahead might be given back.
+                number = self._answer(lease, waits)
+            finally:
+                lease.is_awaited = False
+        return Claim(number, lease.num_claimed, lease.has_ended)
+
+    def remaining(self, held: Ranges) -> Ranges | None:
+        """Units that are not finished; see `SharedBatches`."""
+        with self._state:
+            if (lease := self._lease) is None:
+                return None
+            others = lease.ledger.of_others(self.name).values()
+            return union(lease.ledger.left, *others, as_ranges(lease.ahead), held)
+
+    @property
+    def num_claimed(self) -> int:
+        """Units of the epoch that islands have claimed, as far as is known."""
+        return self._lease.num_claimed if self._lease is not None else 0
+
+    def leave(self, seconds: float) -> None:
+        """Gives back what was not trained on, and ends the thread; once or twice.
+
+        Args:
+            seconds: seconds to wait for the thread.
+        """
+        with self._state:
+            self._close(leaves=True)
+            self._ending = True
+            self._ask()
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    @property
+    def _current(self) -> Lease:
+        assert self._lease is not None
+        return self._lease
+
+    def _close(self, leaves: bool) -> None:
+        if self._lease is not None:
+            self._lease.close(leaves)
+            # An earlier one that is not reported yet never will be.
+            self._closed = [self._lease]
+        self._lease = None
+
+    def _ask(self) -> None:
+        self._asked = True
+        self._state.notify_all()
+
+    def _wait(self, condition: Callable[[], object], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        with self._state:
+            while not condition() and time.monotonic() < deadline:
+                self._state.wait(self._times.wait_s)
+                self._raise_if_failed()
+
+    def _has_answer(self, lease: Lease, waits: bool, begin: float) -> bool:
+        ledger = lease.ledger
+        if lease.ahead or ledger.is_over:
+            return True
+        if not waits and (not ledger.left or self._last_turn > begin):
+            return True  # nothing is left, or it was left to others
+        self._is_alone = bool(self.away) or self._hears_nothing(lease, begin)
+        return self._is_alone
+
+    def _hears_nothing(self, lease: Lease, begin: float) -> bool:
+        silent_s = time.monotonic() - max(begin, self._last_turn)
+        near, times = lease.is_near_its_end, self._times
+        return silent_s > (times.end_s if near else times.answer_s)
+
+    def _answer(self, lease: Lease, waits: bool) -> int | None:
+        number: int | None = None
+        if lease.ahead:
+            number = lease.hand_out()
+        elif self._is_alone:
+            self._say_it_is_alone()
+            number = lease.take_alone(*self._place())
+        elif waits and not lease.ledger.is_over:
+            self._say_who_did_not_come(lease)
+        lease.has_ended = waits and number is None
+        self._ask()
+        return number
+
+    def _place(self) -> tuple[int, int]:
+        own = self._members.member.number
+        known = sorted({*self._members.members.by_number, own})
+        return known.index(own), len(known)
+
+    def _say_it_is_alone(self) -> None:
+        if not self._told_alone:
+            _log.warning(
+                "the pool of batches cannot be reached (%s): this super-learner goes "
+                "on with a share of what is left",
+                self.away or "no answer",
+            )
+        self._told_alone = True
+
+    def _say_who_did_not_come(self, lease: Lease) -> None:
+        ledger = lease.ledger
+        late = [name for name in ledger.held if name not in ledger.resting]
+        _log.warning(
+            "epoch %d ends here without super-learners %s, which hold batches of it "
+            "and have not come to its end for %g s",
+            lease.number,
+            late,
+            self._times.slowest_s,
+        )
+
+    # --- used by the thread
+
+    def _work(self) -> None:
+        while True:
+            with self._state:
+                self._asked = False
+                is_last = self._ending
+            self._take_turn()
+            if is_last:
+                break
+            with self._state:
+                self._state.wait_for(lambda: self._asked or self._ending, self._pause())
+        self._rendezvous.close()
+
+    def _pause(self) -> float:
+        """Seconds until the next look, if none is asked for."""
+        waits = self._lease is not None and self._lease.is_awaited
+        return self._times.wait_s if waits else self._times.look_s
+
+    def _take_turn(self) -> None:
+        try:
+            self._rendezvous.ask(self._meet)
+        except (RendezvousUnreachable, OtherTerms) as error:
+            self._note_absence(str(error))
+
+    def _meet(self, store: Store) -> None:
+        if self._store is not store:
+            self._store, self._written = store, set()
+        if not self._members.is_in and not self._ending:
+            return
+        for lease in self._closed:
+            self._update(store, lease)
+            with self._state:
+                self._closed = [one for one in self._closed if one is not lease]
+            store.delete_key(_key(lease.number - 2))
+        if (lease := self._lease) is not None:
+            self._update(store, lease)
+            self._note_presence(lease)
+
+    def _update(self, store: Store, lease: Lease) -> None:
+        key = _key(lease.number)
+        text = self._stored(store, key, lease)
+        for _ in range(_TRIES):
+            found = _parsed(text)
+            with self._state:
+                plan = lease.plan(found, self._gone(found))
+            wanted = plan.ledger.to_json()
+            if wanted != text:
+                stored = store.compare_set(key, text, wanted).decode()
+                if stored == text:
+                    raise RendezvousUnreachable("it has lost its memory")
+                if stored != wanted:
+                    self._step_aside(found)
+                    text = store.multi_get([key])[0].decode()
+                    continue
+            self._applied(lease, plan)
+            return
+        raise RendezvousUnreachable(f"the pool changed under {_TRIES} changes of ours")
+
+    def _step_aside(self, found: Ledger) -> None:
+        """Waits for a random time, or 64 islands would mostly meet one another."""
+        seconds = self._random.uniform(0, _ASIDE_S * len(found.names))
+        with self._state:
+            self._state.wait_for(lambda: self._ending, seconds)
+
+    def _stored(self, store: Store, key: str, lease: Lease) -> str:
+        if lease.number in self._written:
+            # This one has a time limit of its own, also where the link is cut.
+            return store.multi_get([key])[0].decode()
+        with self._state:
+            known = lease.ledger.begun_anew(self.name, uuid.uuid4().hex)
+        text = store.compare_set(key, "", known.to_json()).decode()
+        self._written.add(lease.number)
+        return text
+
+    def _applied(self, lease: Lease, plan: Plan) -> None:
+        with self._state:
+            num_twice = lease.apply(plan)
+            self.num_twice += num_twice
+            self._state.notify_all()
+        if num_twice:
+            _log.warning(
+                "%d batches of epoch %d were trained on by another super-learner too",
+                num_twice,
+                lease.number,
+            )
+
+    def _gone(self, ledger: Ledger) -> set[str]:
+        """Islands that have a part in it and are no members any more."""
+        live = {m.incarnation for m in self._members.members.by_number.values()}
+        self._seen |= live
+        absent, now = ledger.names - live - {self.name}, time.monotonic()
+        since = {name: self._absent_since.get(name, now) for name in absent}
+        self._absent_since = since
+        # One that was never seen may be newer than the member list known here.
+        late = self._times.end_s
+        return {n for n in absent if n in self._seen or now - since[n] > late}
+
+    def _note_absence(self, reason: str) -> None:
+        with self._state:
+            self.away = reason
+            self._state.notify_all()
+            # There is no hurry to hear the same once more.
+            self._state.wait_for(lambda: self._ending, self._times.look_s)
+
+    def _note_presence(self, lease: Lease) -> None:
+        with self._state:
+            if lease.ledger.is_settled:
+                self._last_turn, self.away = time.monotonic(), ""
+                told, self._told_alone = self._told_alone, False
+                self._state.notify_all()
+            else:
+                told = False
+        if told:
+            _log.warning("the pool of batches is back")
+
+
+def _key(epoch: int) -> str:
+    """Key of the ledger of an epoch, in the store of the job."""
+    return f"pool/{epoch}"
+
+
+def _parsed(text: str) -> Ledger:
+    try:
+        return Ledger.from_json(text)
+    except ValueError as error:
+        raise RendezvousUnreachable(str(error)) from error
+
+
+def _all(num: int) -> Ranges:
+    return ((0, num),) if num else ()

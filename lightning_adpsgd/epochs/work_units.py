@@ -1,0 +1,290 @@
+"""What an epoch consists of: samples in order, batches, and work units to hand out.
+
+All are pure functions of a sampler, a seed and the number of the epoch, so every
+learner computes the same ones without communication. A *work unit* is what one claim
+takes: a batch for each of the N learners of a super-learner, which step together.
+
+A sample is named by its position in the epoch's order, and a set of samples is a set of
+ranges of positions (`ranges`).
+"""
+
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from lightning_adpsgd.epochs.block_sampler import BlockOrder, BlockSampler
+from lightning_adpsgd.epochs.ranges import Ranges, count, from_rows, split, union
+
+
+class Epoch(NamedTuple):
+    """The samples of an epoch and where its batches begin and end.
+
+    Attributes:
+        order: indices into the data set, [sample]; a tensor, or computed when asked.
+        bounds: positions in `order`, increasing from 0, [batch + 1].
+    """
+
+    order: Tensor | BlockOrder
+    bounds: Tensor
+
+    def everything(self) -> Ranges:
+        """All positions that a batch covers."""
+        return ((0, int(self.bounds[-1])),)
+
+    def samples(self, ranges: Ranges) -> list[int]:
+        """Indices into the data set of the samples at these positions."""
+        parts = [self.order[first:last] for first, last in ranges]
+        return torch.cat(parts).tolist() if parts else []
+
+    def fingerprint(self) -> str:
+        """Equal for equal epochs, and hardly ever otherwise."""
+        size = f"{len(self.order)} samples, {len(self.bounds) - 1} batches"
+        return f"{size}, {_checksum(self.order)}"
+
+
+def draw_epoch(batches: Any, seed: int, epoch: int) -> Epoch:
+    """What a batch sampler yields in an epoch, drawn from the seed and nothing else.
+
+    Generators that its samplers were given are seeded alike.
+
+    Args:
+        batches: batch sampler of a loader: torch's own over any sampler, or one that
+            yields lists of indices.
+        seed: seed of the whole training.
+        epoch: number of the epoch, from 0.
+
+    Raises:
+        ValueError: The sampler yields something other than integers.
+    """
+    sampler = getattr(batches, "sampler", None)
+    with _seeded(seed + epoch, _generators(batches, sampler)):
+        for source in (batches, sampler):
+            set_epoch = getattr(source, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
+        if type(batches) is not BatchSampler:
+            return _irregular([_indices(batch) for batch in batches])
+        order = _order(batches.sampler, seed + epoch)
+    return _regular(order, batches.batch_size, batches.drop_last)
+
+
+class Terms(NamedTuple):
+    """What all learners must agree upon to mean the same by the number of a work unit.
+
+    Attributes:
+        seed: seed of the order of samples.
+        base: positions in that order from which work units are cut.
+        fingerprint: fingerprint of the epoch.
+    """
+
+    seed: int
+    base: Ranges
+    fingerprint: str
+
+    @classmethod
+    def from_row(cls, row: Iterable[Any]) -> "Terms":
+        """Reads what JSON has made of them."""
+        seed, base, fingerprint = row
+        return cls(int(seed), from_rows(base), str(fingerprint))
+
+
+class EpochState(NamedTuple):
+    """What a checkpoint keeps of an epoch that is under way.
+
+    Attributes:
+        epoch: number of the epoch.
+        seed: seed of the order of samples, in this epoch and all others.
+        num_samples: samples of the whole epoch.
+        remaining: positions on which no learner has trained.
+    """
+
+    epoch: int
+    seed: int
+    num_samples: int
+    remaining: Ranges
+
+
+def remaining_of(epoch: Epoch, number: int, state: EpochState | None) -> Ranges:
+    """What remains of an epoch after what another job has done of it.
+
+    Args:
+        epoch: the whole epoch.
+        number: number of the epoch.
+        state: state that the other job saved; none if there was no other job.
+
+    Raises:
+        ValueError: The other job had other data.
+    """
+    if state is None or state.epoch != number:
+        return epoch.everything()
+    if state.num_samples != len(epoch.order):
+        raise ValueError(
+            f"the checkpoint was written in an epoch of {state.num_samples} "
+            f"samples and this one has {len(epoch.order)}: go on with the same "
+            "data, or from a checkpoint of the end of an epoch"
+        )
+    return state.remaining
+
+
+class WorkUnits:
+    """What is left of an epoch, cut into units of one batch for each of N learners.
+
+    Batches are the user's. If they do not divide by N, the samples of the last ones are
+    dealt evenly among the N learners; fewer samples than N join the unit before. If
+    there are fewer units than super-learners, all samples are dealt evenly, so that
+    every learner has a step to make.
+
+    Args:
+        ranges: positions that are left.
+        epoch: epoch whose batches they are.
+        num_super_learners: S.
+        super_learner_size: N.
+        drop_last: whether batches that do not divide by N are left out.
+
+    Raises:
+        ValueError: There are fewer samples (with `drop_last`: batches) than learners.
+    """
+
+    def __init__(
+        self,
+        ranges: Ranges,
+        epoch: Epoch,
+        num_super_learners: int,
+        super_learner_size: int,
+        drop_last: bool = False,
+    ) -> None:
+        self._size, self._drop_last = super_learner_size, drop_last
+        self._pieces = _cut(ranges, epoch.bounds)
+        self._evenly: list[Ranges] = []
+        self._num = self._count_units()
+        if count(ranges) > 0 and self._num < num_super_learners:
+            self._deal_evenly(ranges, num_super_learners)
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __getitem__(self, index: int) -> list[Ranges]:
+        """The positions of each learner's batch."""
+        if not 0 <= index < self._num:
+            raise IndexError(f"work unit {index} of {self._num}")
+        if self._evenly:
+            return self._evenly[index * self._size : (index + 1) * self._size]
+        pieces = self._pieces_from(index, index + 1)
+        if len(pieces) == self._size:
+            return [(piece,) for piece in pieces]
+        return split(tuple(pieces), self._size)
+
+    def positions(self, units: Ranges) -> Ranges:
+        """The positions of these work units."""
+        return union(*(self._pieces_from(start, stop) for start, stop in units))
+
+    def _pieces_from(self, start: int, stop: int) -> list[tuple[int, int]]:
+        if start >= stop:
+            return []
+        if self._evenly:
+            dealt = self._evenly[start * self._size : stop * self._size]
+            return list(chain.from_iterable(dealt))
+        last = stop == self._num and not self._drop_last
+        end = len(self._pieces) if last else stop * self._size
+        rows = self._pieces[start * self._size : end].tolist()
+        return [(begin, end) for begin, end in rows]
+
+    def _count_units(self) -> int:
+        full, rest = divmod(len(self._pieces), self._size)
+        over = int(
+            sum(stop - start for start, stop in self._pieces[full * self._size :])
+        )
+        own = rest and not self._drop_last and over >= self._size
+        return full + bool(own)
+
+    def _deal_evenly(self, ranges: Ranges, num_super_learners: int) -> None:
+        num_learners = num_super_learners * self._size
+        if self._drop_last or count(ranges) < num_learners:
+            what = "full batches" if self._drop_last else "samples"
+            number = len(self._pieces) if self._drop_last else count(ranges)
+            raise ValueError(
+                f"`work_sharing` needs at least as many {what} as learners in an "
+                f"epoch, {num_learners}, got {number}; use fewer learners"
+            )
+        self._evenly, self._num = split(ranges, num_learners), num_super_learners
+
+
+def _cut(ranges: Ranges, bounds: Tensor) -> Tensor:
+    """The ranges cut where batches begin and end: [piece, 2]."""
+    pieces = [torch.empty(0, 2, dtype=torch.int64)]
+    for first, last in ranges:
+        inner = bounds[(bounds > first) & (bounds < last)]
+        edges = torch.cat(
+            [bounds.new_tensor([first]), inner, bounds.new_tensor([last])]
+        )
+        pieces.append(torch.stack([edges[:-1], edges[1:]], dim=1))
+    return torch.cat(pieces)
+
+
+def _checksum(order: Tensor | BlockOrder) -> str:
+    if isinstance(order, BlockOrder):
+        return str(order)  # its arguments
+    weights = torch.arange(1, len(order) + 1)
+    # Integers wrap around, alike on all machines.
+    return str(int((order * weights * weights).sum()))
+
+
+def _regular(order: Tensor | BlockOrder, batch_size: int, drop_last: bool) -> Epoch:
+    end = len(order) - len(order) % batch_size if drop_last else len(order)
+    bounds = torch.arange(0, end, batch_size)
+    return Epoch(order, torch.cat([bounds, torch.tensor([end])]))
+
+
+def _irregular(batches: list[Tensor]) -> Epoch:
+    sizes = torch.tensor([0, *(len(batch) for batch in batches if len(batch))])
+    order = torch.cat(batches) if batches else torch.empty(0, dtype=torch.int64)
+    return Epoch(order, sizes.cumsum(0))
+
+
+def _order(sampler: Any, seed: int) -> Tensor | BlockOrder:
+    if isinstance(sampler, BlockSampler):
+        return sampler.order(seed)
+    if type(sampler) is SequentialSampler:
+        return torch.arange(len(sampler))
+    if type(sampler) is RandomSampler and not sampler.replacement:
+        num_samples = len(sampler.data_source)  # pyright: ignore[reportArgumentType]
+        if sampler.num_samples == num_samples:
+            # As the sampler does, without a list of as many Python numbers.
+            return torch.randperm(num_samples, generator=sampler.generator)
+    return _indices(sampler)
+
+
+def _indices(sampler: Iterable[Any]) -> Tensor:
+    values = list(sampler)
+    if not all(isinstance(value, int) for value in values):
+        raise ValueError(
+            "`work_sharing` needs samplers that yield integers, got "
+            f"{next(v for v in values if not isinstance(v, int))!r} from "
+            f"{type(sampler).__name__}"
+        )
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def _generators(*samplers: Any) -> list[torch.Generator]:
+    found = [getattr(sampler, "generator", None) for sampler in samplers]
+    return [value for value in found if isinstance(value, torch.Generator)]
+
+
+@contextmanager
+def _seeded(seed: int, generators: list[torch.Generator]) -> Iterator[None]:
+    """Seeds what samplers draw from, and puts the common generators back."""
+    python, common = random.getstate(), torch.get_rng_state()
+    random.seed(seed)
+    for generator in (torch.default_generator, *generators):
+        generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        torch.set_rng_state(common)

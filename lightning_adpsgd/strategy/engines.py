@@ -1,0 +1,163 @@
+"""The engine that averages the weights of a job, as its dials ask for it."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from lightning_adpsgd.coordination.groups import Groups, has_nccl
+from lightning_adpsgd.dials import Dials
+from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
+from lightning_adpsgd.gossip.members import FixedMembers
+from lightning_adpsgd.gossip.protocol import Position
+from lightning_adpsgd.islands.island import Island
+from lightning_adpsgd.islands.rendezvous import RendezvousAddress
+from lightning_adpsgd.mixing.communication import Communication, Exchanges
+from lightning_adpsgd.mixing.rounds import RoundMixer
+from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
+from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import DeviceTransport, DistributedTransport
+from lightning_adpsgd.transport.links import Credentials
+from lightning_adpsgd.weights.flat import FlatParameters
+
+
+class Engine(NamedTuple):
+    """What averages the weights of one learner with those of others.
+
+    Attributes:
+        communication: averaging, as the training thread drives it.
+        exchanges: what goes on beside the training thread; none in rounds.
+        island: this learner's part among islands; none in one job.
+    """
+
+    communication: Communication
+    exchanges: Exchanges | None = None
+    island: Island | None = None
+
+    def start(self, position: Position) -> Position | None:
+        """Begins to communicate; an island, from the weights of those who are there.
+
+        Args:
+            position: how far the training has come.
+
+        Returns:
+            How far the others have come whose weights an island took; None if it took
+            none.
+        """
+        if self.island is None:
+            self.communication.start()
+            return None
+        self.island.start(position)
+        return self.island.started_from
+
+    def stop(self) -> None:
+        """Ends cleanly: peers are told, threads joined."""
+        (self.island or self.communication).stop()
+
+    def abort(self) -> None:
+        """Ends within seconds, without a peer's help."""
+        (self.island or self.communication).abort()
+
+    def statistics(self) -> Statistics:
+        """What was done so far."""
+        return (self.island or self.communication).statistics()
+
+
+def mixes_on_device(dials: Dials, size: int, device: torch.device) -> bool:
+    """Whether weights are mixed on the GPU, over NCCL, and not on the host, over Gloo.
+
+    In "async" they are not: a receive of NCCL that waits for a peer occupies the GPU.
+    Nor behind the gradients of learners that allreduce them meanwhile: two
+    communicators at work at once may each wait for what the other holds.
+    """
+    at_boundary = dials.effective_order == "step_then_average"
+    fits = dials.communication != "async" and (at_boundary or size == 1)
+    return fits and has_nccl(device)
+
+
+def make_engine(
+    dials: Dials,
+    flat: FlatParameters,
+    groups: Groups,
+    store: Store,
+    lost_peer: Callable[[str], None],
+) -> Engine:
+    """Makes the engine, which is not started yet.
+
+    Args:
+        dials: how to average.
+        flat: the weights.
+        groups: the process groups of this learner.
+        store: keys of this job.
+        lost_peer: called by a communication thread that lost a peer for good.
+    """
+    if dials.islands is not None:
+        island = _make_island(dials, dials.islands, flat, groups, store)
+        return Engine(island.engine, island.engine, island)
+    schedule = Schedule(
+        dials.topology,
+        dist.get_world_size(groups.counterparts),
+        dials.mixing_gain,
+        dials.seed,
+    )
+    if dials.communication != "async":
+        return Engine(_make_rounds(dials, flat.vectors, groups, schedule))
+    gossip = Gossip(
+        flat.vectors,
+        DistributedTransport(groups.counterparts),
+        SuperLearnerGroup(groups.shards),
+        FixedMembers(schedule, dist.get_rank(groups.counterparts)),
+        _options(dials),
+        lost_peer,
+    )
+    return Engine(gossip, gossip)
+
+
+def _make_rounds(
+    dials: Dials, vectors: Sequence[Tensor], groups: Groups, schedule: Schedule
+) -> Communication:
+    carrier = DeviceTransport if groups.on_device else DistributedTransport
+    mixer = RoundMixer(
+        vectors,
+        carrier(groups.counterparts),
+        SuperLearnerGroup(groups.shards),
+        schedule,
+        dials.timeout,
+    )
+    if dials.communication == "sync":
+        return synchronous(mixer, dials.effective_order, dials.gossip_every)
+    return delay_by_one(mixer, dials.gossip_every)
+
+
+def _make_island(
+    dials: Dials, url: str, flat: FlatParameters, groups: Groups, store: Store
+) -> Island:
+    return Island(
+        flat.vectors,
+        RendezvousAddress.parse(url),
+        Schedule(dials.topology, 1, dials.mixing_gain, dials.seed),
+        _options(dials),
+        flat.layout(),
+        Credentials.from_environment(os.environ),
+        SuperLearnerGroup(groups.shards),
+        PrefixStore("island", store),
+    )
+
+
+def _options(dials: Dials) -> GossipOptions:
+    return GossipOptions(
+        order=dials.effective_order,
+        every=dials.gossip_every,
+        wire_dtype=dials.wire_dtype,
+        link_budget=dials.link_budget,
+        cpu_share=dials.cpu_share,
+        max_staleness=dials.max_staleness,
+        timeout=dials.timeout,
+        max_reloads=dials.max_reloads,
+    )

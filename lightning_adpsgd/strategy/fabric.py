@@ -1,0 +1,343 @@
+"""The same family for `lightning.fabric`, whose users write their own loops.
+
+`HADPSGDFabricStrategy` has the options of `strategy.HADPSGDStrategy` and drives the
+same `job`, one for each module that is trained. Fabric has no hook for the end of
+training and none for an evaluation, so there are two methods more: `finish` and
+`consensus`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property, partial
+from typing import Any, TypeVar, final
+
+import torch.distributed as dist
+from lightning.fabric.strategies.ddp import DDPStrategy
+from lightning.fabric.strategies.strategy import _BackwardSyncControl
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_adpsgd.gossip.protocol import Position
+from lightning_adpsgd.mixing.consensus import Consensus
+from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.strategy.checkpoints.rng_state import (
+    generator_states,
+    set_generator_states,
+)
+from lightning_adpsgd.strategy.compatibility import check_device
+from lightning_adpsgd.strategy.job import NAMESPACE, Job, set_up_job
+from lightning_adpsgd.strategy.learner_states import learner_of
+from lightning_adpsgd.strategy.module_jobs import ModuleJobs
+from lightning_adpsgd.strategy.options import HADPSGDOptions
+from lightning_adpsgd.strategy.overrides import Overrides
+
+_Broadcast = TypeVar("_Broadcast")
+_Step = Callable[[Callable[[], Any]], Any]
+
+
+@final
+class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
+    """Hierarchical asynchronous decentralized parallel SGD, and its whole family.
+
+    The learning rate is the one for the global batch (learners x local batch):
+    gradients are means, and nothing is divided by the number of learners.
+
+    The constructor documents the arguments. Some belong to a Trainer: `work_sharing` is
+    refused; `save_learners` keeps neither schedules nor the place in the epoch, which
+    are the program's; `after_evaluation` applies at the end of `consensus`.
+    """
+
+    _has_trainer = False
+
+    @cached_property
+    def jobs(self) -> ModuleJobs:
+        """The jobs of the modules that are trained."""
+        return ModuleJobs()
+
+    # --- what it has done
+
+    def gossip_statistics(self) -> list[Statistics]:
+        """What this learner's communication has done, for each module in training."""
+        parts = [job.statistics() for job in self.jobs]
+        return [statistics for statistics in parts if statistics is not None]
+
+    @property
+    def position(self) -> Position | None:
+        """How far this island has come, counted from where the others were.
+
+        A loop that begins at `position.steps` ends where the loops of the others end.
+        None without `islands`, and before the optimizer is set up.
+        """
+        return next((job.position for job in self.jobs.running), None)
+
+    # --- evaluation and end, which Fabric has no hooks for
+
+    @contextmanager
+    def consensus(self) -> Iterator[list[Consensus]]:
+        """Holds the consensus model in all modules; all learners come.
+
+        At its end the local weights come back, unless `after_evaluation="adopt"`.
+
+        Yields:
+            How far apart the super-learners are, for each module in training.
+        """
+        jobs = [job for job in self.jobs.running if not job.in_consensus]
+        measured = [job.enter_consensus("consensus") for job in jobs]
+        try:
+            yield [consensus for consensus in measured if consensus is not None]
+        finally:
+            for job in jobs:
+                job.leave_consensus(self._dials.after_evaluation == "adopt")
+
+    def finish(self) -> list[Consensus]:
+        """Ends training in the consensus model, which stays; all learners come.
+
+        A function given to `fabric.launch` need not call it: its end is the end of
+        training. Nothing happens if nothing is being trained.
+
+        Returns:
+            How far apart the super-learners were, for each module in training.
+        """
+        return self.jobs.finish()
+
+    @override
+    def teardown(self) -> None:
+        """Ends without waiting for any learner."""
+        self.jobs.close()
+        super().teardown()
+
+    # --- set-up
+
+    @override
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        # Not undone: a launcher belongs to its strategy.
+        launcher: Any = self._launcher
+        launch = partial(_launch, self, partial(type(launcher).launch, launcher))
+        Overrides().replace("fabric", launcher, "launch", launch)
+
+    @override
+    def setup_module(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, module: nn.Module
+    ) -> nn.Module:
+        """Makes a module one of a job; DDP wraps it if a super-learner has several."""
+        self._backward_sync_control = _SuperLearnerSyncControl()
+        if not any(weight.requires_grad for weight in module.parameters()):
+            return module
+        if not self.check_peers():
+            return super().setup_module(module)
+        self._check_one_module()
+        check_device(self.root_device)
+        self.jobs.meet("setup")
+        reset = partial(self.jobs.reset_optimizers, module)
+        job = set_up_job(module, self._dials, self.super_learner_size, reset)
+        self.jobs.add(module, job)
+        if self.super_learner_size == 1:
+            return module
+        return job.wrap(module, self._determine_ddp_device_ids(), self._ddp_kwargs)
+
+    def _check_one_module(self) -> None:
+        if self._dials.islands is not None and len(self.jobs):
+            raise ValueError(
+                "`fabric.setup` must be given one trained module with `islands`, got "
+                f"{len(self.jobs) + 1}: islands meet over one model; make the modules "
+                "parts of one"
+            )
+
+    @override
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Begins to communicate for the modules whose weights it changes."""
+        self.jobs.add_optimizer(optimizer)
+        return super().setup_optimizer(optimizer)
+
+    # --- the step
+
+    @override
+    def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
+        closure = kwargs.pop("closure", None)
+        take = partial(super().optimizer_step, optimizer, **kwargs)
+        step = _without_closure(take) if closure is None else _with_closure(take)
+        for job in self.jobs.of_optimizer(optimizer):
+            _check_trains(job)
+            # The program alone knows how many samples and epochs.
+            job.note(samples=0, epochs=0)
+            step = partial(job.update, step)
+        return step(closure or _nothing)
+
+    # --- checkpoints: the consensus model
+
+    @override
+    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
+        """The consensus model; called by all learners, as `fabric.save` does."""
+        job = self.jobs.of_module(module)
+        if job is None or not job.running or job.in_consensus:
+            return super().get_module_state_dict(module)
+        job.enter_consensus("checkpoint")
+        state = super().get_module_state_dict(module)
+        # The local weights come back into the same memory.
+        state = {name: _cloned(value) for name, value in state.items()}
+        job.leave_consensus(adopt=False)
+        return state
+
+    @override
+    def load_module_state_dict(
+        self, module: nn.Module, state_dict: dict[str, Any], strict: bool = True
+    ) -> None:
+        """Loads the weights into all learners alike; called by all learners.
+
+        Within `consensus`, what is loaded goes away at its end.
+        """
+        job = self.jobs.of_module(module)
+        if job is None or not job.running or job.in_consensus:
+            super().load_module_state_dict(module, state_dict, strict)
+            return
+        job.enter_consensus("load")
+        super().load_module_state_dict(module, state_dict, strict)
+        job.leave_consensus(adopt=True)
+
+    @override
+    def save_checkpoint(
+        self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        if self._dials.save_learners and self.jobs.running:
+            state = {**state, NAMESPACE: self._gather_learners()}
+        super().save_checkpoint(path, state, *args, **kwargs)
+
+    @override
+    def load_checkpoint(
+        self, path: Any, state: Any = None, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        remainder = super().load_checkpoint(path, state, *args, **kwargs)
+        saved = remainder.pop(NAMESPACE, None) if isinstance(state, dict) else None
+        if saved:
+            for job, learners in zip(self.jobs.running, saved, strict=True):
+                self._restore_learner(job, learners)
+        return remainder
+
+    def _gather_learners(self) -> list[list[Any]]:
+        """The super-learners of each job, in learner 0."""
+        self.jobs.meet("checkpoint of learners")
+        return [
+            job.gather_learners(
+                [one.state_dict() for one in self.jobs.optimizers_of(job)],
+                {"generators": generator_states(self.root_device)},
+            )
+            for job in self.jobs.running
+        ]
+
+    def _restore_learner(self, job: Job, learners: list[Any]) -> None:
+        size = self.super_learner_size
+        learner = learner_of(learners, self.global_rank, self.world_size, size)
+        if learner is None:
+            return
+        job.enter_consensus("load of learners")
+        job.restore_learner(learner)
+        job.leave_consensus(adopt=True)
+        for optimizer, saved in zip(
+            self.jobs.optimizers_of(job), learner["states"], strict=True
+        ):
+            optimizer.load_state_dict(saved)
+        if "generators" in learner["own"]:
+            set_generator_states(learner["own"]["generators"], self.root_device)
+
+    # --- collectives: all learners come, however far apart they are
+
+    @override
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        jobs = self.jobs.running
+        if jobs:
+            name = args[0] if args else kwargs.get("name")
+            jobs[0].meet(str(name or "barrier"))
+        else:
+            super().barrier(*args, **kwargs)
+
+    @override
+    def all_reduce(
+        self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean"
+    ) -> Tensor:
+        if _is_world(group):
+            self.jobs.meet("all_reduce")
+        return super().all_reduce(tensor, group, reduce_op)
+
+    @override
+    def all_gather(
+        self, tensor: Tensor, group: Any = None, sync_grads: bool = False
+    ) -> Tensor:
+        if _is_world(group):
+            self.jobs.meet("all_gather")
+        return super().all_gather(tensor, group, sync_grads)
+
+    @override
+    def broadcast(self, obj: _Broadcast, src: int = 0) -> _Broadcast:
+        self.jobs.meet("broadcast")
+        return super().broadcast(obj, src)
+
+
+@final
+class _SuperLearnerSyncControl(_BackwardSyncControl):
+    """Skips the allreduce of DDP where there is one: a learner alone has none."""
+
+    @override
+    def no_backward_sync(
+        self, module: nn.Module, enabled: bool
+    ) -> AbstractContextManager[None]:
+        if enabled and isinstance(module, DistributedDataParallel):
+            return module.no_sync()
+        return nullcontext()
+
+
+def _launch(
+    strategy: HADPSGDFabricStrategy,
+    launch: Callable[..., Any],
+    function: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Launches learners that run a program to its end, which ends training."""
+    return launch(partial(_run, strategy, function), *args, **kwargs)
+
+
+def _run(strategy: HADPSGDFabricStrategy, function: Any, *args: Any, **kw: Any) -> Any:
+    return strategy.jobs.run(function, *args, **kw)
+
+
+def _with_closure(take: Callable[..., Any]) -> _Step:
+    return lambda closure: take(closure=closure)
+
+
+def _without_closure(take: Callable[..., Any]) -> _Step:
+    def step(averaging: Callable[[], Any]) -> Any:
+        averaging()  # the gradients are ready
+        return take()
+
+    return step
+
+
+def _check_trains(job: Job) -> None:
+    """Refuses a step that would be lost, and ends if another learner has failed."""
+    if not job.running:
+        raise RuntimeError(
+            "`optimizer.step()` needs a module in training: set it up before or with "
+            "its optimizer (`fabric.setup(module, optimizer)`), and once more to train "
+            "on after `fabric.strategy.finish()`"
+        )
+    if job.in_consensus:
+        raise RuntimeError(
+            "`optimizer.step()` within `fabric.strategy.consensus()` would be lost: "
+            "the local weights come back at its end; take the step outside"
+        )
+    job.raise_if_failed()
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _is_world(group: Any) -> bool:
+    return group is None or group is dist.group.WORLD
+
+
+def _nothing() -> None:
+    """The closure of a step whose gradients are ready."""

@@ -1,0 +1,476 @@
+"""The life of one training job in one of its learners, whatever framework drives it.
+
+A job begins when all learners have the same module, and ends in the consensus model or
+with one message that names what failed. In between it averages around each optimizer
+step. Nothing here knows a Trainer, a loop or an optimizer: `strategy` is the face of it
+that Lightning sees.
+"""
+
+import atexit
+import os
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from datetime import timedelta
+from functools import partial
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from lightning_utilities.core.rank_zero import rank_zero_info
+from torch import nn
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.utils import _sync_module_states
+from torch.nn.parallel import DistributedDataParallel
+
+from lightning_adpsgd.coordination.failures import FailureReport
+from lightning_adpsgd.coordination.gather import (
+    gather_weights_only,
+    number_from_learner_0,
+)
+from lightning_adpsgd.coordination.groups import Groups, make_groups, wrap_in_ddp
+from lightning_adpsgd.coordination.startup.checks import check_same_layout
+from lightning_adpsgd.coordination.store import Coordinator
+from lightning_adpsgd.dials import Dials
+from lightning_adpsgd.gossip.protocol import BEGINNING, Position
+from lightning_adpsgd.islands.island import Island
+from lightning_adpsgd.mixing.communication import AveragingClosure
+from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
+from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.strategy.engines import Engine, make_engine, mixes_on_device
+from lightning_adpsgd.strategy.learner_states import by_super_learner
+from lightning_adpsgd.weights.flat import FlatParameters
+
+NAMESPACE = "lightning_adpsgd"
+"""Prefix of the job's keys in the store, and its key in a checkpoint."""
+
+END_OF_TRAINING = "end of training"
+"""The meeting to which all learners come last."""
+
+_BROADCAST_BYTES = 250 * 1024 * 1024
+
+
+def has_peers(num_learners: int, super_learner_size: int) -> bool:
+    """Whether there is more than one super-learner; says so once where there is not.
+
+    Raises:
+        ValueError: The learners do not form whole super-learners.
+    """
+    if num_learners % super_learner_size:
+        raise ValueError(
+            f"`super_learner_size` must divide the number of learners "
+            f"{num_learners}, got {super_learner_size}"
+        )
+    if num_learners == super_learner_size and num_learners > 1:
+        rank_zero_info(
+            f"All {num_learners} learners form one super-learner, which is "
+            "plain synchronous allreduce (ddp). To gossip, set "
+            "`super_learner_size` to a proper divisor of "
+            f"{num_learners}, or use several machines."
+        )
+    return num_learners > super_learner_size
+
+
+def set_up_job(
+    module: nn.Module,
+    dials: Dials,
+    super_learner_size: int,
+    on_reload: Callable[[], None] = lambda: None,
+) -> "Job":
+    """Brings all learners together; a collective over the default process group.
+
+    Afterwards the weights of the module are views of one vector per dtype, and those of
+    learner 0 in every learner, as under DDP.
+
+    Args:
+        module: module on its final device and in its final dtype.
+        dials: how to average.
+        super_learner_size: N, which divides the number of learners.
+        on_reload: called when the weights were replaced by those of others, because
+            they were non-finite or had diverged; the optimizer is to begin anew.
+
+    Raises:
+        ValueError: There is no such topology of that many super-learners, or the model
+            cannot be flattened.
+        StartUpError: The models of the learners differ.
+    """
+    dials.topology.check_size(dist.get_world_size() // super_learner_size)
+    flat = FlatParameters(module, shards=super_learner_size)
+    rank, num_learners = dist.get_rank(), dist.get_world_size()
+    store = _own_store(flat.device)
+    layout = flat.layout()
+    check_same_layout(store, rank, num_learners, layout, dials.start_patience)
+    on_device = mixes_on_device(dials, super_learner_size, flat.device)
+    groups = make_groups(super_learner_size, dials.timeout, flat.device, on_device)
+    _take_weights_of_learner_0(module)
+    job = Job(dials, super_learner_size, flat, groups, store, on_reload)
+    job.coordinator.start()
+    return job
+
+
+def _in_process(process: int, action: Callable[[], None]) -> None:
+    """Runs an exit handler, but not in a forked child, which shares connections."""
+    if os.getpid() == process:
+        action()
+
+
+def _let_go_of_groups() -> None:
+    """Ends the threads of Gloo before the interpreter does.
+
+    One that frees the last tensor of a collective then needs Python, and torch aborts
+    the process.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@final
+class Job:
+    """One learner's part in a job; made by `set_up_job`, driven by the training thread.
+
+    Between `start` and `finish` (or `fail`, or `close`) it communicates; before and
+    after, `update` is a plain optimizer step and `meet` does nothing.
+
+    `_engine` is written by the training thread, and read by the watching thread of the
+    coordinator, which lets go of peers when a learner has failed.
+
+    Args:
+        dials: how to average.
+        super_learner_size: N.
+        flat: the weights.
+        groups: the process groups of this learner.
+        store: keys of this job alone, shared by all learners.
+        on_reload: called when the weights were replaced by those of others.
+    """
+
+    def __init__(
+        self,
+        dials: Dials,
+        super_learner_size: int,
+        flat: FlatParameters,
+        groups: Groups,
+        store: Store,
+        on_reload: Callable[[], None],
+    ) -> None:
+        self._dials, self._super_learner_size = dials, super_learner_size
+        self.flat, self.groups, self.store = flat, groups, store
+        self._on_reload, self._num_reloads = on_reload, 0
+        self._rank, num_learners = dist.get_rank(), dist.get_world_size()
+        self.coordinator = Coordinator(
+            store,
+            self._rank,
+            num_learners,
+            dials.timeout,
+            when_failed=self._let_go_of_peers,
+        )
+        first = self._rank - self._rank % super_learner_size
+        super_learner = list(range(first, first + super_learner_size))
+        self.failures = FailureReport(self.coordinator, self._rank, super_learner)
+        self._engine: Engine | None = None
+        self._consensus: ConsensusModel | None = None
+        self._statistics: Statistics | None = None
+        self._restored_position: tuple[int, int] | None = None
+        self._closed = False
+        # Torch aborts a process at whose end threads are in its code.
+        self._at_exit = partial(_in_process, os.getpid(), self.close)
+        atexit.register(self._at_exit)
+
+    # --- what it is, and what it has done
+
+    @property
+    def running(self) -> bool:
+        """Whether it communicates at present."""
+        return self._engine is not None
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether learners may be at different steps."""
+        return self._dials.communication == "async"
+
+    @property
+    def island(self) -> Island | None:
+        """Its part among islands; none before the start, and in one job."""
+        return None if self._engine is None else self._engine.island
+
+    @property
+    def in_consensus(self) -> bool:
+        """Whether the module holds the consensus model at present."""
+        return self._consensus is not None and self._consensus.entered
+
+    def statistics(self) -> Statistics | None:
+        """What its communication has done; none before the start."""
+        if self._engine is not None:
+            self._statistics = self._engine.statistics()
+        return self._statistics
+
+    # --- from start to end
+
+    def wrap(
+        self,
+        model: nn.Module,
+        device_ids: list[int] | None,
+        arguments: Mapping[str, Any],
+    ) -> DistributedDataParallel:
+        """DDP over the learners of this super-learner."""
+        group = self.groups.gradients
+        return wrap_in_ddp(model, group, self.flat.device, device_ids, arguments)
+
+    def start(self, position: Position = BEGINNING) -> Position | None:
+        """Begins to communicate, from the weights as they are; again after `finish`.
+
+        An island begins from the weights of those who are there, if there are any.
+
+        Args:
+            position: How far the training has come.
+
+        Returns:
+            How far those have come whose weights it took; none if it took none.
+
+        Raises:
+            RuntimeError: It is closed, or an island cannot reach the others.
+        """
+        if self._closed:
+            raise RuntimeError(
+                "this training has ended; set the module up once more to train on"
+            )
+        self.flat.rebind()
+        self.flat.check_views()
+        engine = make_engine(
+            self._dials, self.flat, self.groups, self.store, self.failures.lost_peer
+        )
+        communication, exchanges, island = engine
+        if self._restored_position is not None:
+            communication.go_on_from(*self._restored_position)
+            self._restored_position = None
+        self._consensus = ConsensusModel(
+            self.flat,
+            communication,
+            self.coordinator,
+            exchanges,
+            island.average if island is not None else None,
+        )
+        self._engine, self._num_reloads = engine, 0
+        return engine.start(position)
+
+    def note(self, samples: int, epochs: int) -> Position | None:
+        """What others are to know, and what they have made of this learner.
+
+        Args:
+            samples: Of the batch that begins.
+            epochs: Completed.
+
+        Returns:
+            How far others have come whose weights it had to take up since.
+        """
+        return None if self.island is None else self.island.note(samples, epochs)
+
+    @property
+    def position(self) -> Position | None:
+        """How far this island has come; none where it is not among any."""
+        return None if self.island is None else self.island.position
+
+    def depart(self) -> str | None:
+        """Leaves the other islands in order, and keeps what they have given.
+
+        Returns:
+            A name that no other island has; none if it was not among any.
+        """
+        if (island := self.island) is None:
+            return None
+        island.depart()
+        self._forget_communication()
+        return island.name
+
+    def ask_to_leave(self) -> None:
+        """Lets all learners of this island come to one step; for a signal handler."""
+        if self.island is not None:
+            self.island.engine.members.wants_to_leave = True
+
+    @property
+    def leaves(self) -> bool:
+        """Whether they are at that step; all learners find the same."""
+        return self.island is not None and self.island.engine.leaves
+
+    def finish(self, occasion: str = END_OF_TRAINING) -> Consensus | None:
+        """Ends in the consensus model, which stays in the module; all learners come.
+
+        Returns:
+            How far apart the super-learners were; none if it did not communicate.
+        """
+        consensus = self.enter_consensus(occasion)
+        if self._engine is None:
+            return None
+        with self.failures.named():
+            self._engine.stop()
+        self._forget_communication()
+        atexit.register(_in_process, os.getpid(), _let_go_of_groups)
+        return consensus
+
+    def fail(self, exception: BaseException) -> None:
+        """Ends with an exception of this learner, and tells the others."""
+        self.failures.announce(exception)
+        if self._rank == 0:
+            self.coordinator.linger(timedelta(seconds=1))
+        self.abort()
+
+    def abort(self) -> None:
+        """Ends communication within seconds, without a peer's help; can be repeated."""
+        if self._engine is not None:
+            self._engine.abort()
+        self._forget_communication()
+
+    def close(self) -> None:
+        """Lets go of everything, whether it ended well or not; waits for nobody."""
+        atexit.unregister(self._at_exit)
+        self.abort()
+        self._closed = True
+        self.coordinator.stop()
+
+    # --- the step
+
+    def raise_if_failed(self) -> None:
+        """Ends this learner if another has failed."""
+        with self.failures.named():
+            self.coordinator.raise_if_failed()
+
+    def update(
+        self,
+        step: Callable[[Callable[[], Any]], Any],
+        closure: Callable[[], Any],
+    ) -> Any:
+        """Takes an optimizer step, with the averages where the order has them.
+
+        Args:
+            step: An optimizer's `step`; calls the closure that it is given.
+            closure: Computes the gradients.
+        """
+        if self._engine is None:
+            return step(closure)
+        # Alone in its super-learner a learner has no DDP: what the closure raises is
+        # the program's own.
+        shares_gradients = self._super_learner_size > 1
+        with self.failures.named() if shares_gradients else nullcontext():
+            gradients = partial(self._compute, closure)
+            output = step(AveragingClosure(gradients, self._before_update))
+        with self.failures.named():
+            self._engine.communication.after_update()
+        self._begin_anew_if_reloaded()
+        return output
+
+    def _compute(self, closure: Callable[[], Any]) -> Any:
+        output = closure()
+        self.flat.rebind()
+        return output
+
+    def _before_update(self) -> None:
+        assert self._engine is not None
+        with self.failures.named():
+            self._engine.communication.before_update()
+        self._begin_anew_if_reloaded()
+
+    def _begin_anew_if_reloaded(self) -> None:
+        assert self._engine is not None
+        num_reloads = self._engine.communication.num_reloads
+        if num_reloads == self._num_reloads:
+            return
+        self._num_reloads = num_reloads
+        # Behind a gradient, it was taken at the weights that are gone.
+        for weight in self.flat.parameters():
+            if weight.grad is not None:
+                weight.grad.zero_()
+        self._on_reload()
+
+    # --- where all learners come
+
+    def meet(self, name: str) -> None:
+        """Waits until all learners have come; ends early if one of them fails."""
+        if self.running:
+            with self.failures.named():
+                self.coordinator.meet(name)
+
+    def meet_if_asynchronous(self, name: str) -> None:
+        """Comes to a collective of all learners only when all have come.
+
+        Learners that gossip asynchronously may be far apart, or on the way to another
+        collective; here one can wait for long, and be told.
+        """
+        if self.asynchronous:
+            self.meet(name)
+
+    def enter_consensus(self, occasion: str) -> Consensus | None:
+        """Puts the consensus model into the module; all learners come.
+
+        Returns:
+            How far apart the super-learners are; none if it does not communicate.
+        """
+        if self._consensus is None:
+            return None
+        self.flat.rebind()
+        with self.failures.named():
+            consensus = self._consensus.enter(occasion)
+        self._begin_anew_if_reloaded()
+        return consensus
+
+    def leave_consensus(self, adopt: bool) -> None:
+        """Goes on from the local weights, or from the mean if it is adopted."""
+        if self._consensus is not None:
+            self._consensus.leave(adopt)
+
+    # --- what a checkpoint keeps of each super-learner
+
+    def gather_learners(
+        self, optimizer_states: list[Any], own: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """All that the super-learners and their learners are made of; a collective.
+
+        Args:
+            optimizer_states: Equal within a super-learner.
+            own: Of this learner alone; plain data.
+
+        Returns:
+            What `learner_of` takes, in the order of the super-learners, in learner 0;
+            nothing elsewhere.
+        """
+        mine: dict[str, Any] = {"own": dict(own or {})}
+        if self._rank % self._super_learner_size == 0:
+            assert self._engine is not None
+            kept = self._consensus.local_weights if self._consensus else None
+            mine["weights"] = kept or self.flat.vectors
+            mine["states"] = optimizer_states
+            mine["position"] = self._engine.communication.step_and_round
+        all_learners = gather_weights_only(mine, self.flat.device)
+        return by_super_learner(all_learners or [], self._super_learner_size)
+
+    @torch.no_grad()
+    def restore_learner(self, learner: Mapping[str, Any]) -> None:
+        """Takes up the weights and the round that `learner_of` gave."""
+        for vector, weights in zip(self.flat.vectors, learner["weights"], strict=True):
+            vector.copy_(weights)
+        position = learner.get("position")
+        if self._engine is None:
+            self._restored_position = position
+        elif position is not None:
+            self._engine.communication.go_on_from(*position)
+
+    # --- private
+
+    def _let_go_of_peers(self) -> None:
+        if (engine := self._engine) is not None and engine.exchanges is not None:
+            engine.exchanges.release()
+
+    def _forget_communication(self) -> None:
+        self.statistics()
+        self._engine = self._consensus = None
+
+
+def _take_weights_of_learner_0(module: nn.Module) -> None:
+    world = dist.distributed_c10d._get_default_group()
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    _sync_module_states(module, world, _BROADCAST_BYTES, 0, ignored)
+
+
+def _own_store(device: torch.device) -> Store:
+    root = dist.distributed_c10d._get_default_store()
+    # Each job of a process group has keys of its own.
+    count = PrefixStore(NAMESPACE, root)
+    run = count.add("runs", 1) if dist.get_rank() == 0 else 0
+    return PrefixStore(f"{NAMESPACE}/{number_from_learner_0(run, device)}", root)

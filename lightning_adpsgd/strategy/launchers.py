@@ -1,0 +1,72 @@
+"""How the learners of a Trainer begin: launched by Lightning, checked, resumed.
+
+The Trainer chooses its checkpoint before it sets its strategy up. The launcher runs all
+of it, and so is the first of ours to see the Trainer.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+from torch._C._distributed_c10d import Store
+
+from lightning_adpsgd.coordination.startup.checks import (
+    LaunchPlacement,
+    check_start,
+    open_store,
+)
+from lightning_adpsgd.dials import Dials
+from lightning_adpsgd.strategy.checkpoints.last_good import whole_checkpoint_path
+from lightning_adpsgd.strategy.overrides import Overrides
+
+
+def resume_from_whole(launcher: Any) -> None:
+    """Makes the Trainers that a launcher runs resume from whole checkpoints alone."""
+    # Not undone: a launcher belongs to its strategy.
+    launch = partial(_launch, partial(type(launcher).launch, launcher))
+    Overrides().replace("launchers", launcher, "launch", launch)
+
+
+def check_launch(strategy: DDPStrategy, dials: Dials) -> Store | None:
+    """Brings all learners together before there is any process group.
+
+    Args:
+        strategy: strategy that knows its ranks.
+        dials: must be equal in all learners.
+
+    Returns:
+        The job's store; none for a learner alone.
+    """
+    environment = strategy.cluster_environment
+    rank, size = strategy.global_rank, strategy.world_size
+    if environment is None or size == 1:
+        return None
+    patience = dials.start_patience
+    if dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()
+    else:
+        address, port = environment.main_address, environment.main_port
+        store = open_store(address, port, rank, size, patience)
+    seats = LaunchPlacement(strategy.num_processes, strategy.local_rank)
+    check_start(store, rank, size, dials, seats, patience)
+    return store
+
+
+def _launch(
+    launch: Callable[..., Any],
+    *args: Any,
+    trainer: pl.Trainer | None = None,
+    **kwargs: Any,
+) -> Any:
+    overrides = Overrides()
+    if trainer is not None:
+        connector = trainer._checkpoint_connector
+        choose = partial(whole_checkpoint_path, trainer)
+        overrides.replace("launchers", connector, "_parse_ckpt_path", choose)
+    try:
+        return launch(*args, trainer=trainer, **kwargs)
+    finally:
+        overrides.undo()

@@ -1,0 +1,222 @@
+"""What a user sets: the documented arguments of the strategies, written once.
+
+`HADPSGDOptions` comes before a strategy of Lightning's among the bases of a class. Its
+constructor is that of the Trainer's strategy and of Fabric's.
+"""
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
+from torch.distributed.constants import default_pg_timeout
+
+from lightning_adpsgd.dials import (
+    DEFAULT_TIMEOUT,
+    CommunicationName,
+    Dials,
+    as_duration,
+)
+from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE
+from lightning_adpsgd.mixing.synchronous import Order
+from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
+from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
+from lightning_adpsgd.strategy.compatibility import check_ddp_arguments, check_island
+from lightning_adpsgd.strategy.job import has_peers
+from lightning_adpsgd.topology.named import TopologyLike, find_topology
+
+if TYPE_CHECKING:
+
+    class _DDPStrategy:
+        """What the `DDPStrategy` of the Trainer and that of Fabric have in common."""
+
+        _ddp_kwargs: dict[str, Any]
+        _checkpoint_io: CheckpointIO | None
+
+        def __init__(self, *, timeout: timedelta, **ddp: Any) -> None: ...
+
+        @property
+        def num_processes(self) -> int: ...
+
+        @property
+        def world_size(self) -> int: ...
+
+else:
+    _DDPStrategy = object
+
+
+class HADPSGDOptions(_DDPStrategy):
+    """The arguments of a strategy, and the shape that they give to a job."""
+
+    _has_trainer: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        topology: TopologyLike = "ring",
+        communication: CommunicationName = "async",
+        super_learner_size: int | Literal["node"] = "node",
+        *,
+        order: Order | None = None,
+        mixing_gain: float = 1.0,
+        gossip_every: int = 1,
+        wire_dtype: torch.dtype | None = None,
+        link_budget: float | None = None,
+        cpu_share: float = 0.01,
+        work_sharing: bool = False,
+        after_evaluation: Literal["restore", "adopt"] = "restore",
+        save_learners: bool = False,
+        islands: str | None = None,
+        seed: int = 0,
+        timeout: timedelta | float | None = None,
+        max_staleness: int | None = None,
+        max_reloads: int | None = 3,
+        **ddp: Any,
+    ) -> None:
+        """Sets the strategy up; nothing communicates before training.
+
+        Args:
+            What a user sets first:
+
+            topology: name of a topology (`lightning_adpsgd.topology.TOPOLOGIES`), or
+                one of your own: a mixing matrix, several matrices or matchings that
+                take turns, or a function (`find_topology`).
+            communication: when the average is taken. "sync": at the step boundary,
+                where all wait. "delay_by_one": hidden behind one gradient. "async":
+                without waiting for any learner.
+            super_learner_size: number of learners that allreduce gradients; "node" for
+                those of one machine. It must divide the number of learners.
+
+            What a user sets to tune:
+
+            order: whether the average comes after the optimizer step or between
+                gradient and step; by default after. "delay_by_one" has the latter.
+            mixing_gain: gamma, 0 < gamma <= 1: how much of each average is taken.
+            gossip_every: optimizer steps per round of averaging.
+            wire_dtype: what travels in "async": a floating-point type, or `torch.int8`
+                for one byte per number on a lattice. Averages are taken in float32.
+            link_budget: in "async", bytes per second that a learner sends on average.
+            cpu_share: in "async", share of the training's time that exchanges may take
+                (docs/concepts.md); 1: no bound.
+            work_sharing: in "async" and under a Trainer, whether an epoch is a pool
+                from which each learner takes batches as fast as it can, each sample
+                once, with `islands` over all islands. Otherwise all learners get equal
+                shares, and each island draws on its own.
+            after_evaluation: "restore" puts the local weights back after an evaluation
+                of the mean, "adopt" continues from the mean.
+            save_learners: whether a checkpoint also holds the state of each learner, so
+                that a resume with as many learners continues exactly: weights,
+                optimizer state, schedules, generators, place in the epoch, round of
+                gossip. Schedules and the place in the epoch need a Trainer.
+            islands: where islands find one another, ``tcp://host:port`` or
+                ``tcp://host:port/job``: this job is then one super-learner, and others
+                join and leave it as they come and go (docs/islands.md). By default the
+                environment's LIGHTNING_ADPSGD_ISLANDS; none: all super-learners are in
+                one job.
+            seed: seed of topologies that are drawn at random; the same in all learners.
+
+            What a user sets when something breaks:
+
+            timeout: how long a peer may say nothing before it counts as lost, and the
+                bound of each collective: a timedelta, or a number of seconds. By
+                default 5 minutes, and 30 for the collectives of Lightning.
+            max_staleness: in "async", steps without a completed exchange after which a
+                learner waits for one; none: it never waits.
+            max_reloads: how often a super-learner with non-finite or, in "async", far
+                too large weights continues from those of its peers with a fresh
+                optimizer, before it ends with an error; none: it continues as it is,
+                and its peers leave it out.
+
+            **ddp: what Lightning's `DDPStrategy` takes, such as `start_method`. Options
+                of DDP itself apply inside a super-learner.
+
+        Raises:
+            TypeError: An argument has a wrong type, or is unknown.
+            ValueError: An argument is out of its bounds.
+        """
+        duration = as_duration(timeout)
+        super().__init__(timeout=duration or default_pg_timeout, **ddp)
+        check_ddp_arguments(self._ddp_kwargs)
+        if work_sharing and not self._has_trainer:
+            raise ValueError(
+                "`work_sharing` must be False in Fabric, got True: your program draws "
+                "the batches itself; use a Trainer to share epochs"
+            )
+        self._dials = Dials(
+            topology=find_topology(topology),
+            communication=communication,
+            super_learner_size=super_learner_size,
+            order=order,
+            mixing_gain=mixing_gain,
+            gossip_every=gossip_every,
+            wire_dtype=wire_dtype,
+            link_budget=link_budget,
+            cpu_share=cpu_share,
+            work_sharing=work_sharing,
+            after_evaluation=after_evaluation,
+            save_learners=save_learners,
+            islands=_of_environment() if islands in (None, "") else islands,
+            seed=seed,
+            timeout=DEFAULT_TIMEOUT if duration is None else duration,
+            max_staleness=max_staleness,
+            max_reloads=max_reloads,
+        )
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """What reads and writes checkpoints: by default whole files.
+
+        Under a Trainer they are written in the background. A `CheckpointIO` that the
+        user gives is used as it is.
+        """
+        # Not in the constructor, after which Lightning looks for one of the user's.
+        if self._checkpoint_io is None:
+            whole = WholeCheckpointIO()
+            beside = BackgroundCheckpointIO(whole)
+            self._checkpoint_io = beside if self._has_trainer else whole
+        elif isinstance(self._checkpoint_io, _WrappingCheckpointIO):
+            # Without effect if the user has given the wrapper one.
+            self._checkpoint_io.checkpoint_io = WholeCheckpointIO()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Registers nothing: `lightning_adpsgd.registration` has the names."""
+
+    @property
+    def dials(self) -> Dials:
+        """The options that the strategy was made with, checked."""
+        return self._dials
+
+    @property
+    def super_learner_size(self) -> int:
+        """N, the learners of each super-learner."""
+        size = self._dials.super_learner_size
+        if not isinstance(size, str):
+            return size
+        return self.num_processes if self._dials.islands is None else self.world_size
+
+    @property
+    def num_super_learners(self) -> int:
+        """S."""
+        return self.world_size // self.super_learner_size
+
+    def check_peers(self) -> bool:
+        """Whether there is more than one super-learner; says so where there is not.
+
+        Raises:
+            ValueError: The learners do not form whole super-learners.
+        """
+        if self._dials.islands is None:
+            return has_peers(self.world_size, self.super_learner_size)
+        check_island(self.super_learner_size, self.world_size)
+        return True
+
+
+def _of_environment() -> str | None:
+    return os.environ.get(ENVIRONMENT_VARIABLE) or None

@@ -1,0 +1,189 @@
+"""One `fit` of learners that gossip: the job, and how the Trainer serves it.
+
+`strategy` answers Lightning's hooks; here is what they do where there is a job.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning_utilities.core.rank_zero import rank_zero_info
+
+from lightning_adpsgd.dials import Dials
+from lightning_adpsgd.epochs.claims import LearnerIndex
+from lightning_adpsgd.gossip.protocol import Position
+from lightning_adpsgd.mixing.consensus import Consensus
+from lightning_adpsgd.strategy.checkpoints.contents import Resumed
+from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
+from lightning_adpsgd.strategy.clocks import follow_clocks
+from lightning_adpsgd.strategy.fast_forward import batch_size, catch_up
+from lightning_adpsgd.strategy.job import Job, set_up_job
+from lightning_adpsgd.strategy.overrides import Overrides
+from lightning_adpsgd.strategy.pruning import prune_together
+from lightning_adpsgd.strategy.scope import CollectiveScope
+from lightning_adpsgd.strategy.signals import handle_signals
+from lightning_adpsgd.strategy.weight_averaging import (
+    average_copies,
+    transfer_in_consensus,
+)
+from lightning_adpsgd.strategy.work_sharing import WorkSharing
+
+
+@final
+class TrainingRun:
+    """What a Trainer's learner does from the set-up of a job to its end.
+
+    Args:
+        trainer: Trainer of this learner.
+        job: set up, not started.
+        dials: how to average.
+        super_learner_size: N.
+        work_sharing: how the learners share epochs; none: each has its own share.
+
+    Attributes:
+        scope: who takes part in a collective.
+        last_consensus: how far apart the super-learners were when their mean was last
+            taken.
+    """
+
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        job: Job,
+        dials: Dials,
+        super_learner_size: int,
+        work_sharing: WorkSharing | None,
+    ) -> None:
+        self._trainer, self._dials, self._size = trainer, dials, super_learner_size
+        self.job, self.work_sharing = job, work_sharing
+        self.scope = CollectiveScope(trainer, job)
+        self.last_consensus: Consensus | None = None
+
+    def adapt(self, overrides: Overrides) -> None:
+        """Replaces what of Lightning does not go with learners that are apart."""
+        trainer, job = self._trainer, self.job
+        for layer in trainer.lightning_module.modules():
+            if isinstance(layer, torch.nn.SyncBatchNorm):
+                layer.process_group = job.groups.gradients
+        stop_together = self._dials.islands is not None and self._size > 1
+        handle_signals(trainer, job if stop_together else None, overrides)
+        follow_clocks(trainer, job, overrides)
+        self.scope.follow(overrides)
+        transfer_in_consensus(trainer, self.enter, job.leave_consensus, overrides)
+        prune_together(trainer, job, overrides)
+        loop = trainer.fit_loop
+        end = partial(type(loop).on_run_end, loop)
+        overrides.replace("run", loop, "on_run_end", partial(self._end, end))
+
+    def begin(self, resumed: Resumed) -> None:
+        """Training begins: the learners communicate from here on."""
+        trainer, sharing = self._trainer, self.work_sharing
+        if resumed.learner is not None:
+            self.job.restore_learner(resumed.learner)
+        if sharing is not None:
+            sharing.check_loaders()
+        begun = Position(trainer.global_step, 0, trainer.current_epoch)
+        if (position := self.job.start(begun)) is not None:
+            catch_up(trainer, position)
+        if sharing is not None:
+            sharing.begin()
+
+    def begin_batch(self, batch: Any) -> None:
+        """Training on a batch begins; ends this learner if another has failed."""
+        self.job.raise_if_failed()
+        if self._dials.islands is not None:
+            samples = batch_size(batch) * self._trainer.world_size
+            position = self.job.note(samples, self._trainer.current_epoch)
+            if position is not None:
+                catch_up(self._trainer, position)
+        if self.work_sharing is not None:
+            self.work_sharing.begin_batch()
+
+    # --- the consensus model
+
+    def enter(self, occasion: str) -> None:
+        """Puts the consensus model in place; all learners come."""
+        if self.job.running:
+            self.last_consensus = self.job.enter_consensus(occasion)
+            average_copies(self._trainer)
+
+    def leave_evaluation(self) -> None:
+        """Continues from the local weights, or from the mean that was evaluated."""
+        self.job.leave_consensus(self._dials.after_evaluation == "adopt")
+
+    # --- the end
+
+    def fail(self, exception: BaseException) -> None:
+        """Ends with an exception of this learner, and tells the others."""
+        if self._dials.islands is not None and isinstance(exception, SIGTERMException):
+            self._leave_in_order()
+        self.job.fail(exception)
+
+    def close(self) -> None:
+        """Lets go of everything; waits for no learner."""
+        self.job.close()
+        if self.work_sharing is not None:
+            self.work_sharing.leave()
+
+    def _end(self, on_run_end: Any) -> None:
+        """Ends in the consensus model before any hook sees the end of training."""
+        finish_saves(self._trainer.strategy.checkpoint_io, interrupted=False)
+        if self.job.running:
+            if self.work_sharing is not None:
+                self.work_sharing.leave()
+            self.last_consensus = self.job.finish()
+            average_copies(self._trainer)
+        on_run_end()
+
+    def _leave_in_order(self) -> None:
+        """Keeps what others have given, and saves what would otherwise be lost."""
+        if self.work_sharing is not None:
+            self.work_sharing.leave()
+        if (name := self.job.depart()) is not None:
+            path = _save(self._trainer, f"preempted-{name}")
+            rank_zero_info(f"This island has left the others and saved {path}.")
+
+
+def set_up_run(
+    trainer: pl.Trainer,
+    model: torch.nn.Module,
+    dials: Dials,
+    resumed: Resumed,
+    on_reload: Callable[[], None],
+) -> TrainingRun:
+    """Brings all learners together; a collective.
+
+    Args:
+        trainer: Trainer of this learner.
+        model: module on its final device and in its final dtype.
+        dials: how to average.
+        resumed: what the checkpoint that is resumed holds for this learner.
+        on_reload: called when the weights were replaced by those of a peer.
+    """
+    size: int = trainer.strategy.super_learner_size  # pyright: ignore
+    job = set_up_job(model, dials, size, on_reload)
+    sharing = None
+    if shares_work(trainer, dials):
+        super_learner, learner = divmod(trainer.global_rank, size)
+        num_super_learners = trainer.world_size // size
+        index = LearnerIndex(super_learner, num_super_learners, learner, size)
+        sharing = WorkSharing(trainer, job, index, resumed.epoch, dials.islands)
+    return TrainingRun(trainer, job, dials, size, sharing)
+
+
+def shares_work(trainer: pl.Trainer, dials: Dials) -> bool:
+    """Whether the learners share their epochs."""
+    # A `fast_dev_run` is a fixed number of batches for each learner.
+    return dials.work_sharing and not getattr(trainer, "fast_dev_run", False)
+
+
+def _save(trainer: pl.Trainer, name: str) -> Path:
+    """Writes a checkpoint beside those of the Trainer."""
+    chosen = getattr(trainer.checkpoint_callback, "dirpath", None)
+    path = Path(chosen or trainer.default_root_dir) / f"{name}.ckpt"
+    trainer.save_checkpoint(path)
+    return path

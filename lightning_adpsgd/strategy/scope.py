@@ -1,0 +1,60 @@
+"""Who takes part in a collective of Lightning's or a user's hook.
+
+Inside an epoch, asynchronous learners are at different steps. No learner but those of
+the same super-learner is known to come to a collective there, whatever hook asks for
+it. There are two exceptions, to which all learners come: an evaluation, and hooks of a
+checkpoint. Everywhere else a collective is over all learners.
+"""
+
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import torch.distributed as dist
+
+from lightning_adpsgd.strategy.job import Job
+from lightning_adpsgd.strategy.overrides import Overrides
+
+ALONE = object()
+"""The scope of a collective in a super-learner of one."""
+
+
+class CollectiveScope:
+    """Knows whether the learners of a training are apart at present.
+
+    Args:
+        trainer: Trainer of this learner.
+        job: job of this learner.
+    """
+
+    def __init__(self, trainer: pl.Trainer, job: Job) -> None:
+        self._trainer, self._job = trainer, job
+        self._in_epoch = False
+
+    def follow(self, overrides: Overrides) -> None:
+        """Takes note of the epochs of the Trainer's loop until it is undone."""
+        loop = self._trainer.fit_loop.epoch_loop
+        run = partial(type(loop).run, loop)
+        overrides.replace("scope", loop, "run", partial(self._run_epoch, run))
+
+    def __call__(self, group: Any) -> Any:
+        """Who takes part: the group asked for, `ALONE`, or none for all learners."""
+        if group is not None and group is not dist.group.WORLD:
+            return group
+        if self._apart():
+            return self._job.groups.gradients or ALONE
+        return None
+
+    def _run_epoch(self, run: Any, data_fetcher: Any) -> Any:
+        self._in_epoch = True
+        try:
+            return run(data_fetcher)
+        finally:
+            self._in_epoch = False
+
+    def _apart(self) -> bool:
+        if not (self._in_epoch and self._job.running and self._job.asynchronous):
+            return False
+        module = self._trainer.lightning_module
+        saves = module._current_fx_name == "on_save_checkpoint"
+        return self._trainer.training and not saves

@@ -1,0 +1,68 @@
+"""Keeps Lightning's handling of SIGTERM from tying all learners together.
+
+Lightning broadcasts from learner 0 before each training batch whether a SIGTERM came,
+and once more inside the signal handler. The first makes asynchronous learners wait for
+one another in every step. The second hangs when one learner alone gets the signal. Here
+the learner that gets the signal stops, and the coordinator tells the others. The
+learners of one island, which make each step together, stop at the same one.
+"""
+
+from functools import partial
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lightning_adpsgd.strategy.job import Job
+from lightning_adpsgd.strategy.overrides import Overrides
+
+
+def handle_signals(
+    trainer: pl.Trainer, together: Job | None, overrides: Overrides
+) -> None:
+    """Replaces both broadcasts of Lightning.
+
+    Args:
+        trainer: Trainer of this learner.
+        together: job whose learners step together, and agree on the last step; none:
+            each learner stops on its own.
+        overrides: undoes it.
+    """
+    # Partial functions of this module and not lambdas: a Trainer may be pickled.
+    if together is None:
+        check, notify = partial(_stop_if_signalled, trainer), partial(_note, trainer)
+    else:
+        check = partial(_stop_if_agreed, trainer, together)
+        notify = partial(_ask_to_leave, trainer, together)
+    loop, connector = trainer.fit_loop.epoch_loop, trainer._signal_connector
+    overrides.replace("signals", loop, "_broadcast_sigterm_tensor", check)
+    overrides.replace("signals", connector, "_sigterm_notifier_fn", notify)
+
+
+def _stop_if_signalled(trainer: pl.Trainer) -> None:
+    if trainer.received_sigterm:
+        raise SIGTERMException
+
+
+def _stop_if_agreed(trainer: pl.Trainer, job: Job) -> None:
+    trainer._signal_connector.received_sigterm |= job.leaves
+    _stop_if_signalled(trainer)
+
+
+def _ask_to_leave(trainer: pl.Trainer, job: Job, signum: int, frame: object) -> None:
+    if job.running:
+        _pass_on(trainer, signum)
+        job.ask_to_leave()
+    else:
+        _note(trainer, signum, frame)
+
+
+def _note(trainer: pl.Trainer, signum: int, frame: object) -> None:
+    connector = trainer._signal_connector
+    if not connector.received_sigterm:
+        _pass_on(trainer, signum)
+    connector.received_sigterm = True
+
+
+def _pass_on(trainer: pl.Trainer, signum: int) -> None:
+    if (launcher := trainer.strategy.launcher) is not None:
+        launcher.kill(signum)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,352 @@
+"""The strategy that Lightning sees: one class, three options.
+
+`topology` says who averages with whom, `communication` when (at the step boundary,
+hidden behind the next gradient, or asynchronously), `super_learner_size` how many
+learners allreduce their gradients and count as one. The registered names are settings
+of these. Inside a super-learner this is Lightning's DDP on the process group of its
+learners; between super-learners the engines of `mixing` and `gossip` do the work.
+
+Here are Lightning's hooks. `options` has the constructor, `run` what the hooks do while
+learners gossip, and `overrides` lists what of Lightning is replaced.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.optimizer import _optimizers_to_device
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from lightning_adpsgd.mixing.consensus import Consensus
+from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.strategy.checkpoints.contents import (
+    Resumed,
+    add_epoch,
+    add_learners,
+    place_in_epoch,
+    resumed_from,
+)
+from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
+from lightning_adpsgd.strategy.checkpoints.saving import (
+    finish_saves,
+    must_wait,
+)
+from lightning_adpsgd.strategy.compatibility import (
+    refuse_unsupported,
+    refuse_with_work_sharing,
+)
+from lightning_adpsgd.strategy.launchers import (
+    check_launch,
+    resume_from_whole,
+)
+from lightning_adpsgd.strategy.loaders import prepare_training_loaders
+from lightning_adpsgd.strategy.optimizer_reset import FreshState
+from lightning_adpsgd.strategy.options import HADPSGDOptions
+from lightning_adpsgd.strategy.overrides import Overrides
+from lightning_adpsgd.strategy.run import TrainingRun, set_up_run, shares_work
+from lightning_adpsgd.strategy.scope import ALONE
+from lightning_adpsgd.strategy.work_sharing import WorkSharing
+
+_Broadcast = TypeVar("_Broadcast")
+
+
+class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
+    """Hierarchical asynchronous decentralized parallel SGD, and its whole family.
+
+    The learning rate is the one for the global batch (learners x local batch):
+    gradients are means, and nothing is divided by the number of learners.
+
+    While training runs, learner 0 writes checkpoints in the background, at the cost of
+    one more copy in the host's memory: `checkpoint_io.wait()` waits for the file. A
+    `CheckpointIO` among the Trainer's `plugins` is used as it is.
+
+    The constructor documents the arguments.
+    """
+
+    _run: TrainingRun | None = None
+    _place: PlaceInEpoch | None = None
+    _resumed = Resumed()
+    _initial_states: tuple[FreshState, ...] = ()
+    _overrides: Overrides | None = None
+    _decides = False
+    _statistics: Statistics | None = None
+    _last_consensus: Consensus | None = None
+
+    # --- what it has done
+
+    @property
+    def work_sharing(self) -> WorkSharing | None:
+        """How the epochs are shared; none without `work_sharing` or outside `fit`."""
+        return self._run.work_sharing if self._run is not None else None
+
+    @property
+    def last_consensus(self) -> Consensus | None:
+        """How far apart the super-learners were when their mean was last taken."""
+        last = self._run.last_consensus if self._run is not None else None
+        return last or self._last_consensus
+
+    def gossip_statistics(self) -> Statistics | None:
+        """What this learner's communication has done; none if nothing communicates."""
+        return self._run.job.statistics() if self._run is not None else self._statistics
+
+    # --- set-up and end
+
+    @override
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        resume_from_whole(self._launcher)
+
+    @override
+    def setup_environment(self) -> None:
+        self.set_world_ranks()
+        # Kept until torch has its own connection, which then shares the listener.
+        store = check_launch(self, self._dials)
+        super().setup_environment()
+        del store
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        gossips = self.check_peers()
+        if trainer.state.fn != TrainerFn.FITTING:
+            super().setup(trainer)
+            return
+        self._overrides = Overrides()
+        if self._dials.save_learners:
+            self._place = place_in_epoch(trainer, self._resumed)
+        if gossips:
+            refuse_unsupported(trainer, self, self.super_learner_size)
+            if shares_work(trainer, self._dials):
+                refuse_with_work_sharing(trainer)
+        elif self.world_size > 1:
+            prepare_training_loaders(trainer, None, self._place, self._overrides)
+            super().setup(trainer)
+            return
+        self._set_up_without_ddp(trainer, self._overrides, gossips)
+
+    def _set_up_without_ddp(
+        self, trainer: pl.Trainer, overrides: Overrides, gossips: bool
+    ) -> None:
+        """As Lightning sets up, but for DDP, which is inside a super-learner only."""
+        assert self.accelerator is not None
+        assert self.model is not None
+        self.accelerator.setup(trainer)
+        # Within a super-learner of one, batch-norm is synchronised as it is.
+        if self._layer_sync is not None and self.super_learner_size > 1:
+            self.model = self._layer_sync.apply(self.model)
+        self.precision_plugin.convert_module(self.model)
+        self.model_to_device()
+        if gossips:
+            self._run = set_up_run(
+                trainer, self.model, self._dials, self._resumed, self._reset_optimizers
+            )
+            self._run.adapt(overrides)
+            if self.super_learner_size > 1:
+                self.configure_ddp()
+        # Before optimizers, which may ask for the number of batches.
+        prepare_training_loaders(trainer, self.work_sharing, self._place, overrides)
+        self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+        _optimizers_to_device(self.optimizers, self.root_device)
+        self._initial_states = tuple(FreshState(one) for one in self.optimizers)
+
+    @override
+    def _setup_model(self, model: torch.nn.Module) -> DistributedDataParallel:
+        if self._run is None:
+            return super()._setup_model(model)
+        device_ids = self.determine_ddp_device_ids()
+        return self._run.job.wrap(model, device_ids, self._ddp_kwargs)
+
+    @override
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self._place is not None:
+            self._place.begin()
+        resumed, self._resumed = self._resumed, Resumed()
+        if self._run is not None:
+            self._run.begin(resumed)
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        if self._run is not None:
+            self._run.fail(exception)
+
+    @override
+    def teardown(self) -> None:
+        try:
+            finish_saves(self.checkpoint_io, self._interrupted())
+        finally:
+            if self._run is not None:
+                self._run.close()
+                self._statistics = self._run.job.statistics()
+                self._last_consensus = self.last_consensus
+            if self._overrides is not None:
+                self._overrides.undo()
+            self._run = self._place = self._overrides = None
+            self._resumed, self._initial_states = Resumed(), ()
+            super().teardown()
+
+    # --- the step
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self._run is not None:
+            self._run.begin_batch(batch)
+        if self._place is not None:
+            self._place.count(batch)
+        super().on_train_batch_start(batch, batch_idx)
+
+    @override
+    def optimizer_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], Any],
+        model: pl.LightningModule | torch.nn.Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        step = partial(super().optimizer_step, optimizer, model=model, **kwargs)
+        if self._run is None:
+            return step(closure)
+        return self._run.job.update(step, closure)
+
+    def _reset_optimizers(self) -> None:
+        for state in self._initial_states:
+            state.restore()
+
+    # --- evaluation and checkpoints: the consensus model
+
+    @override
+    def on_validation_start(self) -> None:
+        super().on_validation_start()
+        if self._run is not None:
+            self._run.enter("validation")
+
+    @override
+    def on_validation_end(self) -> None:
+        if self._run is not None:
+            self._run.leave_evaluation()
+        super().on_validation_end()
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The consensus model; called by all learners, as Lightning does.
+
+        After a failure, when the others can no longer be asked, the local weights.
+        """
+        run = self._run
+        if run is None or not run.job.running or self._interrupted():
+            return super().lightning_module_state_dict()
+        within = run.job.in_consensus
+        if not within:
+            run.enter("checkpoint")
+        # What is written later, by a plugin that saves in the background, must not
+        # change when the local weights come back.
+        state = {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in super().lightning_module_state_dict().items()
+        }
+        if not within:
+            run.job.leave_consensus(adopt=False)
+        return state
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        interrupted = self._interrupted()
+        # Without optimizer states it is a file of weights, and no run resumes from it.
+        whole = "optimizer_states" in checkpoint and not interrupted
+        if self._place is not None and whole:
+            job = self._run.job if self._run is not None else None
+            add_learners(checkpoint, self._place, self, job)
+        # Islands need not ask one another what is left.
+        may_ask = not interrupted or self._dials.islands is not None
+        if self.work_sharing is not None and may_ask:
+            add_epoch(checkpoint, self.work_sharing.state())
+        waits = must_wait(self._trainer_or_none(), filepath)
+        if waits:
+            finish_saves(self.checkpoint_io, interrupted)
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+        if waits:
+            finish_saves(self.checkpoint_io, interrupted)
+
+    @override
+    def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
+        super().load_model_state_dict(checkpoint, strict)
+        trainer = self._trainer_or_none()
+        if trainer is not None and trainer.state.fn == TrainerFn.FITTING:
+            self._resumed = resumed_from(
+                checkpoint, self.global_rank, self.world_size, self.super_learner_size
+            )
+
+    # --- collectives and their scope
+
+    @override
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        if self._interrupted():
+            return
+        if self._run is None or not self._run.job.running:
+            super().barrier(*args, **kwargs)
+            return
+        name = args[0] if args else kwargs.get("name")
+        self._run.job.meet(str(name or "barrier"))
+
+    @override
+    def reduce(
+        self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean"
+    ) -> Tensor:
+        group = self._scope(group)
+        if group is ALONE:
+            return tensor
+        if group is None and isinstance(tensor, Tensor):
+            self._meet("reduce")
+        return super().reduce(tensor, group, reduce_op)
+
+    @override
+    def all_gather(
+        self, tensor: Tensor, group: Any = None, sync_grads: bool = False
+    ) -> Tensor:
+        group = self._scope(group)
+        if group is ALONE:
+            return tensor.unsqueeze(0)
+        if group is None:
+            self._meet("all_gather")
+        return super().all_gather(tensor, group, sync_grads)
+
+    @override
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        # Callbacks decide for all learners, in hooks of a step to which all come.
+        self._decides = True
+        try:
+            return super().reduce_boolean_decision(decision, all)
+        finally:
+            self._decides = False
+
+    @override
+    def broadcast(self, obj: _Broadcast, src: int = 0) -> _Broadcast:
+        self._meet("broadcast")
+        return super().broadcast(obj, src)
+
+    def _meet(self, name: str) -> None:
+        if self._run is not None:
+            self._run.job.meet_if_asynchronous(name)
+
+    def _scope(self, group: Any) -> Any:
+        if self._run is None or self._decides:
+            return group
+        return self._run.scope(group)
+
+    # --- private
+
+    def _interrupted(self) -> bool:
+        trainer = self._trainer_or_none()
+        return trainer is not None and trainer.interrupted
+
+    def _trainer_or_none(self) -> pl.Trainer | None:
+        return getattr(self.lightning_module, "_trainer", None)

@@ -1,0 +1,87 @@
+"""Callbacks that keep an average of the weights: SWA, EMA.
+
+Such an average is linear in the weights. So the mean of what the learners keep is the
+average of their mean, and it is taken wherever the consensus model is. What such a
+callback writes into the module stays in the vectors that are averaged.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+from torch import nn
+
+from lightning_adpsgd.strategy.overrides import Overrides
+
+
+@torch.no_grad()
+def average_copies(trainer: pl.Trainer) -> None:
+    """Replaces all kept averages by their mean over the learners; a collective."""
+    # SWA keeps its average on the CPU, where NCCL cannot reach it.
+    device = trainer.strategy.root_device
+    for model in _kept_models(trainer):
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point() or tensor.is_complex():
+                dist.all_reduce(total := tensor.to(device))
+                tensor.copy_(total.div_(dist.get_world_size()))
+
+
+def transfer_in_consensus(
+    trainer: pl.Trainer,
+    enter: Callable[[str], Any],
+    leave: Callable[[bool], Any],
+    overrides: Overrides,
+) -> None:
+    """Makes SWA write its average when nothing is on its way.
+
+    Args:
+        trainer: Trainer whose callbacks are looked through.
+        enter: puts the consensus model in place; all learners come.
+        leave: continues from what is in place then if its argument is true.
+        overrides: undoes it.
+    """
+    for swa in getattr(trainer, "callbacks", ()):
+        if not isinstance(swa, StochasticWeightAveraging):
+            continue
+        transfer = partial(_transfer, enter, leave, swa.transfer_weights)
+        reset = partial(_reset_in_place, swa.reset_batch_norm_and_save_state)
+        overrides.replace("weight_averaging", swa, "transfer_weights", transfer)
+        overrides.replace(
+            "weight_averaging", swa, "reset_batch_norm_and_save_state", reset
+        )
+
+
+def _transfer(
+    enter: Callable[[str], Any],
+    leave: Callable[[bool], Any],
+    transfer: Callable[..., None],
+    average: pl.LightningModule,
+    module: pl.LightningModule,
+) -> None:
+    enter("weight averaging")
+    transfer(average, module)
+    leave(True)
+
+
+@torch.no_grad()
+def _reset_in_place(reset: Callable[..., None], module: pl.LightningModule) -> None:
+    """Batch-norm statistics start again in the tensors that they were in."""
+    kept = dict(module.named_buffers())
+    reset(module)
+    for name, buffer in kept.items():
+        owner, _, leaf = name.rpartition(".")
+        layer = module.get_submodule(owner)
+        if (fresh := getattr(layer, leaf)) is not buffer:
+            buffer.copy_(fresh)
+            setattr(layer, leaf, buffer)
+
+
+def _kept_models(trainer: pl.Trainer) -> Iterator[nn.Module]:
+    for callback in getattr(trainer, "callbacks", ()):
+        model = getattr(callback, "_average_model", None)
+        if isinstance(model, nn.Module):
+            yield model

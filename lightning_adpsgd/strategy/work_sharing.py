@@ -1,0 +1,223 @@
+"""Gives a Trainer's training loader the batches that its learner claims.
+
+Lightning would put a `DistributedSampler` into the loader of each learner: equal
+shares, whatever the speed. While a `WorkSharing` is installed, the loader of the
+training is a copy of the user's whose batch sampler is `SharedBatches`; loaders of an
+evaluation are Lightning's business as before.
+
+A learner does not know how many batches it will get, so the copy has no length, and
+Lightning asks it for one batch ahead to know which is the last.
+
+The learners of one job draw from a counter in its store. Among islands the leader of
+each draws from the pool of all, once the island has joined the others.
+"""
+
+import copy
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+from torch._C._distributed_c10d import PrefixStore
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from lightning_adpsgd.epochs.batches import EpochUnderWay, Pool, SharedBatches
+from lightning_adpsgd.epochs.block_sampler import BlockSampler
+from lightning_adpsgd.epochs.claims import ClaimCounter, LeaderBroadcast, LearnerIndex
+from lightning_adpsgd.epochs.pool import IslandPool
+from lightning_adpsgd.epochs.work_units import EpochState
+from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
+from lightning_adpsgd.strategy.job import Job
+
+_GOODBYE_S = 2.0
+
+
+class WorkSharing:
+    """One learner's part in sharing the epochs of a training.
+
+    Args:
+        trainer: Trainer of this learner.
+        job: job whose learners share.
+        index: index of this learner in the job.
+        checkpoint: what `state` gave to the checkpoint that is resumed; none at a fresh
+            start.
+        islands: URL of their rendezvous; none where all learners are in one job.
+    """
+
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        job: Job,
+        index: LearnerIndex,
+        checkpoint: Mapping[str, Any] | None = None,
+        islands: str | None = None,
+    ) -> None:
+        self._trainer, self._job, self._index = trainer, job, index
+        self._islands = islands
+        self._island_pool: IslandPool | None = None
+        self._loaded = EpochState(**checkpoint) if checkpoint else None
+        self._batches: SharedBatches | None = None
+        self._num_occasions, self._num_loaders = 0, 0
+
+    # --- from set-up to end
+
+    def prepare(self, dataloader: Any) -> Any:
+        """A copy of a training loader, whose batches this learner claims.
+
+        Raises:
+            ValueError: Its samples cannot be shared.
+        """
+        _refuse_loader(dataloader)
+        self._batches = self._shared(dataloader)
+        progress: Any = self._trainer.fit_loop.epoch_progress.current
+        self._batches.epoch = progress.processed
+        if self._loaded is not None:
+            self._batches.load(self._loaded)
+        return self._copy(dataloader, self._batches)
+
+    def begin(self) -> None:
+        """The island has joined the others, and is where they are; it may draw."""
+        if self._islands is None or self._job.island is None:
+            return
+        self._island_pool = IslandPool(
+            Rendezvous(RendezvousAddress.parse(self._islands)),
+            self._job.island.membership,
+            self._job.raise_if_failed,
+        )
+        if self._index.learner == 0:
+            self._island_pool.start()
+
+    def leave(self) -> None:
+        """Hands other islands what this one has not trained on."""
+        if self._batches is not None and self._island_pool is not None:
+            self._batches.close()
+            self._island_pool.leave(_GOODBYE_S)
+
+    def check_loaders(self) -> None:
+        """Refuses several training loaders, once Lightning has them all.
+
+        Raises:
+            ValueError: There are several training loaders.
+        """
+        combined = self._trainer.fit_loop._combined_loader
+        if combined is not None and len(combined.flattened) > 1:
+            raise ValueError(
+                "`work_sharing` needs a single training loader, got "
+                f"{len(combined.flattened)}: learners would come to the ends of their "
+                "pools at different times; make one data set of them, with "
+                "torch.utils.data.ConcatDataset or StackDataset"
+            )
+
+    # --- the epoch
+
+    @property
+    def under_way(self) -> EpochUnderWay | None:
+        """The epoch that is being shared; none before the first."""
+        return self._batches.under_way if self._batches is not None else None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Lightning calls this when an epoch begins, as with a distributed sampler."""
+        assert self._batches is not None
+        self._batches.start_epoch(epoch)
+        stale = self.under_way is None or self.under_way.number != epoch
+        if stale and not self._lightning_iterates():
+            iter(self._trainer.fit_loop._data_fetcher)  # pyright: ignore
+
+    def begin_batch(self) -> None:
+        """Training on the next batch begins."""
+        if self._batches is None:
+            return
+        self._batches.begin_batch()
+        if self._islands is not None:
+            # An island that was stopped and has rejoined is in the others' epoch.
+            self._batches.epoch = self._trainer.current_epoch
+
+    def all_go_on(self, at_last_batch: bool) -> bool:
+        """Whether no learner is at its last batch of the epoch; all learners come."""
+        store = self._next_occasion()
+        store.add("ended", int(at_last_batch))
+        self._job.meet("a point within the epoch")
+        return store.add("ended", 0) == 0
+
+    def state(self) -> dict[str, Any] | None:
+        """What a checkpoint keeps of the epoch, in learner 0; a collective."""
+        state = self._batches.state() if self._batches is not None else None
+        return state._asdict() if state is not None else None
+
+    # --- private
+
+    def _shared(self, loader: DataLoader[Any]) -> SharedBatches:
+        seed = self._batches.seed if self._batches is not None else _seed()
+        self._num_loaders += 1
+        store = PrefixStore(f"loader/{self._num_loaders}", self._job.store)
+        return SharedBatches(
+            loader.batch_sampler,
+            self._index,
+            seed,
+            LeaderBroadcast(store, self._index, self._job.raise_if_failed),
+            self._pool_of(store),
+            self._is_training,
+            reads_ahead=loader.num_workers > 0,
+        )
+
+    def _pool_of(self, store: PrefixStore) -> Callable[[], Pool | None]:
+        if self._islands is not None:
+            return lambda: self._island_pool
+        counter = ClaimCounter(store, self._index, self._job.meet)
+        return lambda: counter
+
+    def _is_training(self) -> bool:
+        """Whether a batch is being trained on; asked by another thread as well."""
+        progress = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        return progress.ready != progress.completed
+
+    def _copy(self, loader: DataLoader[Any], batches: SharedBatches) -> Any:
+        # Not made anew: a subclass need not take a batch sampler. Not by assignment:
+        # torch forbids it, lest iterators under way go on with the old one.
+        copied = copy.copy(loader)
+        vars(copied).update(batch_sampler=batches, sampler=self, _iterator=None)
+        return copied
+
+    def _lightning_iterates(self) -> bool:
+        """Whether Lightning makes a new iterator for the epoch that begins.
+
+        It does not for the first one of a run, for which it has one since set-up.
+        """
+        loop = self._trainer.fit_loop
+        resumes = loop.is_resuming or loop.epoch_loop.restarting
+        return self._trainer.current_epoch > 0 and not resumes
+
+    def _next_occasion(self) -> PrefixStore:
+        self._num_occasions += 1
+        return PrefixStore(f"occasion/{self._num_occasions}", self._job.store)
+
+
+def _seed() -> int:
+    """The seed of `seed_everything`, as for Lightning's distributed sampler."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+
+def _refuse_loader(loader: Any) -> None:
+    if not isinstance(loader, DataLoader):
+        raise ValueError(
+            "`work_sharing` needs a torch.utils.data.DataLoader to train from, got "
+            f"{type(loader).__name__}"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            "`work_sharing` needs a data set with indices, got the iterable "
+            f"{type(loader.dataset).__name__}: there is nothing to hand out; give "
+            "every learner a stream of its own, with `work_sharing=False`"
+        )
+    if loader.batch_sampler is None:
+        raise ValueError(
+            "`work_sharing` needs a loader that makes batches, got `batch_size=None`: "
+            "pass a `batch_size`, or a `batch_sampler` that yields lists of indices"
+        )
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    whole = isinstance(sampler, BlockSampler)  # knows the order of all samples
+    if isinstance(sampler, DistributedSampler) and not whole:
+        raise ValueError(
+            "`work_sharing` chooses the samples of each learner itself, got a loader "
+            "with a DistributedSampler: leave it out"
+        )

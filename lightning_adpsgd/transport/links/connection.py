@@ -1,0 +1,290 @@
+"""One connection of a link: messages both ways, moved by the thread that waits for one.
+
+A message follows a header, so that its size is agreed first:
+
+    4 bytes   a mark, by which a stream that is out of step is noticed
+    8 bytes   size of the message in bytes, in network order
+
+The receiver has posted a tensor for the message, and refuses a header with any other
+size before it reads a byte of the message. Nothing is allocated because of a header.
+"""
+
+import selectors
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_adpsgd.transport.base import Evidence, PeerLost
+from lightning_adpsgd.transport.links.sockets import evidence_of, is_cut, wake_after
+
+_HEADER, _MARK = struct.Struct("!4sQ"), b"\xadpsg"
+# A message of at most so many bytes leaves in one packet with its header.
+_SHORT_BYTES = 1024
+# TLS repeats a send that did not fit, from its beginning.
+_MOST_BYTES_AT_ONCE = 1 << 18
+# A wake-up costs more than a packet: wait for so much of a long message at once.
+_WORTH_WAKING_FOR = 1 << 20
+_SECONDS_BETWEEN_CHECKS = 0.25
+
+
+class BadFrame(RuntimeError):
+    """What arrived is not the message that is due."""
+
+
+def make_header(num_bytes: int) -> bytes:
+    """Returns the header of a message of so many bytes."""
+    return _HEADER.pack(_MARK, num_bytes)
+
+
+def check_header(header: bytes | bytearray, num_bytes: int) -> None:
+    """Accepts the header of a message of so many bytes and nothing else.
+
+    Raises:
+        BadFrame: The message is another one; names both sizes.
+    """
+    mark, announced = _HEADER.unpack(header)
+    if mark != _MARK:
+        raise BadFrame(f"its stream is out of step: a message begins with {mark!r}")
+    if announced != num_bytes:
+        raise BadFrame(
+            f"it announces a message of {announced} bytes where one of {num_bytes} is "
+            "due; its model or its options differ from ours"
+        )
+
+
+class _Operation(Protocol):
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def num_left(self) -> int:
+        """Number of bytes that it can move before it interprets them."""
+        ...
+
+    def step(self, sock: socket.socket) -> None:
+        """Tries once; raises what the socket raises where nothing can move."""
+        ...
+
+
+class Connection:
+    """Messages to and from one peer; for one thread at a time.
+
+    It has no thread of its own. Posted operations are in two queues, and the thread
+    that waits for one of them moves the bytes of both. Two ends that both send first do
+    not block each other, as long as both have posted what they receive. A wait that
+    timed out does no harm: the operation stays posted. An operation that no thread
+    waits for moves while others are waited for.
+
+    `_turn` guards the queues and the socket; the thread that waits holds it.
+    `break_off` may be called by any thread, and wakes the one that waits.
+
+    Args:
+        sock: connected socket, after its handshake.
+        peer: number of the member at the other end.
+        on_broken: called in the thread that is told of the break.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: int,
+        on_broken: Callable[[], None] = lambda: None,
+    ) -> None:
+        sock.setblocking(False)
+        self._socket, self._peer, self._on_broken = sock, peer, on_broken
+        self._sends: deque[_Operation] = deque()
+        self._receives: deque[_Operation] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._turn = threading.Lock()
+        self._broken = ""
+        self._evidence: Evidence = ""
+
+    def post_receive(self, into: Tensor) -> "Posted":
+        """Posts a receive into a contiguous tensor in host memory."""
+        receive = _Receive(_memory_of(into))
+        return self._post(self._receives, receive, "receiving from it")
+
+    def post_send(self, tensor: Tensor) -> "Posted":
+        """Posts a send; sends at once what the kernel takes."""
+        posted = self._post(self._sends, _Send(_memory_of(tensor)), "sending to it")
+        with self._turn:
+            while self._sends and not self._broken:
+                if not self._try(self._sends, selectors.EVENT_WRITE)[0]:
+                    break
+        return posted
+
+    def break_off(self, reason: str) -> None:
+        """Ends the connection, in any thread; one that waits is told the reason."""
+        self._broken = self._broken or reason
+        self._shut()
+        with self._turn:
+            self._close()
+
+    def _post(
+        self, queue: deque[_Operation], operation: _Operation, doing: str
+    ) -> "Posted":
+        if self._broken:
+            self._tell(doing)
+        with self._turn:
+            queue.append(operation)
+        return Posted(self, operation, doing)
+
+    def wait(self, operation: _Operation, doing: str, timeout: timedelta) -> None:
+        """Returns once it is done; raises `PeerLost` after the timeout or a break."""
+        begin = time.monotonic()
+        with self._turn:
+            while not (operation.done or self._broken):
+                blocked = self._move()
+                if operation.done or not blocked:
+                    continue
+                if not self._sleep(blocked, begin, timeout):
+                    seconds = timeout.total_seconds()
+                    reason = f"it was not done within {seconds:g} s"
+                    raise PeerLost(self._peer, doing, reason)
+        if not operation.done:
+            self._tell(doing)
+
+    def _tell(self, doing: str) -> None:
+        self._on_broken()
+        raise PeerLost(self._peer, doing, self._broken, self._evidence)
+
+    def _move(self) -> int:
+        """Tries each way once; returns what to wait for, or 0 if something moved."""
+        sent, wants = self._try(self._sends, selectors.EVENT_WRITE)
+        received, also_wants = self._try(self._receives, selectors.EVENT_READ)
+        return 0 if sent or received else wants | also_wants
+
+    def _try(self, queue: deque[_Operation], event: int) -> tuple[bool, int]:
+        """Returns whether something has moved, and if not, what to wait for."""
+        if not queue or self._broken:
+            return bool(self._broken), 0
+        try:
+            queue[0].step(self._socket)
+        except ssl.SSLWantReadError:
+            return False, selectors.EVENT_READ
+        except ssl.SSLWantWriteError:
+            return False, selectors.EVENT_WRITE
+        except BlockingIOError:
+            return False, event
+        except (OSError, BadFrame) as error:
+            self._fail(str(error), evidence_of(error))
+            return True, 0
+        if queue[0].done:
+            queue.popleft()
+        return True, 0
+
+    def _sleep(self, events: int, begin: float, timeout: timedelta) -> bool:
+        """Waits until something can move; returns whether time was left."""
+        seconds = begin + timeout.total_seconds() - time.monotonic()
+        if seconds <= 0:
+            return False
+        if self._receives:
+            enough = min(self._receives[0].num_left, _WORTH_WAKING_FOR)
+            wake_after(self._socket, enough)
+        self._selector.modify(self._socket, events)
+        if not self._selector.select(min(seconds, _SECONDS_BETWEEN_CHECKS)):
+            self._check_for_cut(time.monotonic() - begin)
+        return True
+
+    def _check_for_cut(self, waited_s: float) -> None:
+        try:
+            cut = is_cut(self._socket, waited_s)
+        except OSError as error:
+            self._fail(str(error), evidence_of(error))
+        else:
+            if cut:
+                reason = "the link is cut: nothing that was sent is acknowledged"
+                self._fail(reason, "silence")
+
+    def _fail(self, reason: str, evidence: Evidence) -> None:
+        if not self._broken:
+            self._evidence = evidence
+        self._broken = self._broken or reason
+        self._shut()
+        self._close()
+
+    def _shut(self) -> None:
+        with suppress(OSError):  # it was broken already
+            # TLS's own shutdown would let a reader see what is encrypted.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def _close(self) -> None:
+        self._selector.close()
+        self._socket.close()
+
+
+class Posted:
+    """A posted operation of a connection."""
+
+    def __init__(
+        self, connection: Connection, operation: _Operation, doing: str
+    ) -> None:
+        self._connection, self._operation = connection, operation
+        self._doing = doing
+
+    def wait(self, timeout: timedelta) -> None:
+        """Returns once it is done; raises `PeerLost` after the timeout or a break."""
+        self._connection.wait(self._operation, self._doing, timeout)
+
+
+class _Send:
+    def __init__(self, payload: memoryview) -> None:
+        header = make_header(len(payload))
+        if len(payload) <= _SHORT_BYTES:
+            self._left = [memoryview(header + payload)]
+        else:
+            self._left = [memoryview(header), payload]
+
+    @property
+    def done(self) -> bool:
+        return not self._left
+
+    @property
+    def num_left(self) -> int:
+        return sum(map(len, self._left))
+
+    def step(self, sock: socket.socket) -> None:
+        sent = sock.send(self._left[0][:_MOST_BYTES_AT_ONCE])
+        self._left[0] = self._left[0][sent:]
+        if not self._left[0]:
+            self._left.pop(0)
+
+
+class _Receive:
+    def __init__(self, into: memoryview) -> None:
+        self._header, self._into = bytearray(_HEADER.size), into
+        self._room, self._at_header = memoryview(self._header), True
+
+    @property
+    def done(self) -> bool:
+        return not (self._at_header or self._room)
+
+    @property
+    def num_left(self) -> int:
+        return len(self._room)
+
+    def step(self, sock: socket.socket) -> None:
+        received = sock.recv_into(self._room)
+        if not received:
+            raise ConnectionResetError("it has closed the connection")
+        self._room = self._room[received:]
+        if self._at_header and not self._room:
+            check_header(self._header, len(self._into))
+            self._room, self._at_header = self._into, False
+
+
+def _memory_of(tensor: Tensor) -> memoryview:
+    if not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError("a link takes contiguous tensors in host memory")
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data

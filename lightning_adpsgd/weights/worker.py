@@ -1,0 +1,72 @@
+"""Work beside the training thread, one action after another."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+
+from lightning_adpsgd.weights.streams import side_stream
+
+T = TypeVar("T")
+_Task = Callable[[], None]
+
+
+class BackgroundWorker:
+    """Runs actions one after another in a thread of its own.
+
+    Unlike `concurrent.futures`' executors it is a daemon: an action that waits for a
+    peer that is gone does not hold up the end of the process.
+
+    Args:
+        name: name of the thread, which the first action starts.
+        device: device on which actions queue work, on a stream of the thread's own.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self._device = device
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def submit(self, action: Callable[[], T]) -> "Future[T]":
+        """Queues an action; its result or exception comes with the future."""
+        if self._thread.ident is None:
+            self._thread.start()
+        future: Future[T] = Future()
+        self._tasks.put(lambda: _settle(future, action))
+        return future
+
+    def stop(self, seconds: float | None) -> None:
+        """Ends the thread after what is queued; waits that long, none: to the end."""
+        self._tasks.put(None)
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    def _work(self) -> None:
+        with side_stream(self._device):
+            while (task := self._tasks.get()) is not None:
+                task()
+
+
+class InlineWorker:
+    """Runs each action when it is queued, where nothing is to hide it."""
+
+    def submit(self, action: Callable[[], T]) -> "Future[T]":
+        """Runs an action; its result or exception comes with the future."""
+        future: Future[T] = Future()
+        _settle(future, action)
+        return future
+
+    def stop(self, seconds: float | None) -> None:
+        """Nothing is queued, and there is no thread."""
+
+
+def _settle(future: "Future[T]", action: Callable[[], T]) -> None:
+    try:
+        result = action()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

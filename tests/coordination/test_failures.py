@@ -1,0 +1,106 @@
+from datetime import timedelta
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
+
+from lightning_adpsgd.coordination.failures import FailureReport, SuperLearnerBroken
+from lightning_adpsgd.coordination.store import (
+    Coordinator,
+    LearnerDiverged,
+    LearnerFailed,
+    LearnerFollows,
+)
+from lightning_adpsgd.gossip.quarantine import WeightsDiverged
+from lightning_adpsgd.transport.base import PeerLost
+
+
+def reports(num: int) -> list[FailureReport]:
+    store, poll = HashStore(), timedelta(seconds=0.01)
+    coordinators = [
+        Coordinator(store, rank, num, timedelta(seconds=30), poll)
+        for rank in range(num)
+    ]
+    return [FailureReport(each, rank, [rank]) for rank, each in enumerate(coordinators)]
+
+
+def end_with(report: FailureReport) -> None:
+    with report.named():
+        raise PeerLost(1, "averaging", "no answer")
+
+
+@pytest.mark.parametrize(
+    "cause", [WeightsDiverged("it is ill"), FloatingPointError("it")]
+)
+def test_learner_0_hears_that_another_has_diverged(cause: Exception) -> None:
+    first, second = reports(2)
+    second.announce(cause)
+    with pytest.raises(FloatingPointError, match=rf"learner 1 .* {cause}") as error:
+        end_with(first)
+    assert isinstance(error.value, LearnerDiverged)
+
+
+def test_another_failure_is_no_divergence() -> None:
+    first, second = reports(2)
+    second.announce(ValueError("no such file"))
+    with pytest.raises(LearnerFailed, match=r"learner 1 .* no such file") as error:
+        end_with(first)
+    assert not isinstance(error.value, FloatingPointError)
+
+
+def test_the_others_end_without_a_message_of_their_own() -> None:
+    first, second = reports(2)
+    first.announce(WeightsDiverged("it is ill"))
+    with pytest.raises(LearnerFollows):
+        end_with(second)
+
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
+# As torch 2.11 raises them.
+LOST = [
+    RuntimeError(f"{GLOO}pair.cc:547] Connection closed by peer [127.0.0.1]:9119"),
+    RuntimeError(f"{GLOO}unbound_buffer.cc:129] Timed out waiting 4000ms for send"),
+    RuntimeError("Application timeout caused pair closure"),
+    DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited"),
+    DistNetworkError("failed to recv, got 0 bytes"),
+    DistStoreError("wait timeout after 4000ms, keys: /default_pg/0//none"),
+    SuperLearnerBroken("the learners of this super-learner did not gather"),
+]
+
+
+@pytest.mark.parametrize("error", LOST, ids=str)
+def test_what_torch_and_gloo_say_of_a_lost_connection_is_a_lost_learner(
+    error: RuntimeError,
+) -> None:
+    (report,) = reports(1)
+    with (
+        pytest.raises(LearnerFailed, match="lost another learner") as failed,
+        report.named(),
+    ):
+        raise error
+    assert failed.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "database connection refused",
+        "the request to the feature server timed out",
+        "the gloo of the zoo is lost",
+        "see [/data/gloo/notes.cc:1] for what went wrong",
+    ],
+)
+def test_an_error_of_the_program_stays_what_it_is(message: str) -> None:
+    (report,) = reports(1)
+    mine = RuntimeError(message)
+    with pytest.raises(RuntimeError) as error, report.named():
+        raise mine
+    assert error.value is mine
+    assert report._coordinator.failure is None
+
+
+def test_a_failure_that_is_named_twice_keeps_its_cause() -> None:
+    (report,) = reports(1)
+    with pytest.raises(LearnerFailed) as failed, report.named():
+        end_with(report)
+    assert isinstance(failed.value.__cause__, PeerLost)

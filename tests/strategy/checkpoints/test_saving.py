@@ -1,0 +1,248 @@
+"""Saving beside the training: what is written, in what order, and where errors go."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from typing_extensions import override
+
+from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
+from lightning_adpsgd.strategy.checkpoints.saving import (
+    BackgroundCheckpointIO,
+    snapshot_of,
+    uploads_checkpoints,
+)
+from tests.helpers import PATIENCE_S
+from tests.learners import Linear, gossip, loader, trainer_of
+
+
+class Gate(TorchCheckpointIO):
+    """A write that begins, and ends when it is let."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.written: list[Any] = []
+        self.removed: list[Any] = []
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: Any, path: Any, storage_options: Any = None
+    ) -> None:
+        self.begun.set()
+        assert self.may_end.wait(PATIENCE_S)
+        self.written.append(checkpoint)
+
+    @override
+    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> Any:
+        return self.written[-1]
+
+    @override
+    def remove_checkpoint(self, path: Any) -> None:
+        self.removed.append(path)
+
+
+class FullDisk(TorchCheckpointIO):
+    @override
+    def save_checkpoint(
+        self, checkpoint: Any, path: Any, storage_options: Any = None
+    ) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    @override
+    def remove_checkpoint(self, path: Any) -> None:
+        raise AssertionError("nothing was saved")
+
+
+# --- the snapshot
+
+
+def test_a_snapshot_shares_nothing_with_what_it_is_of() -> None:
+    weights = torch.zeros(3)
+    value = {"w": weights, "nested": [{"w": weights[:2]}, (1, "a")], "names": ["x"]}
+    snapshot = snapshot_of(value)
+    weights.add_(1)
+    value["names"].append("y")
+    assert snapshot["w"].tolist() == [0, 0, 0]
+    assert snapshot["nested"][0]["w"].tolist() == [0, 0]
+    assert snapshot["nested"][1] == (1, "a")
+    assert snapshot["names"] == ["x"]
+
+
+def test_tied_tensors_stay_tied_and_views_are_not_taken_for_the_whole() -> None:
+    weights = torch.arange(6.0)
+    square = weights.view(2, 3)
+    snapshot = snapshot_of(
+        {"a": weights, "b": weights, "rows": square, "columns": square.t()}
+    )
+    assert snapshot["a"] is snapshot["b"]
+    assert snapshot["rows"].tolist() == square.tolist()
+    assert snapshot["columns"].tolist() == square.t().tolist()
+
+
+# --- the thread
+
+
+def test_training_goes_on_while_a_checkpoint_is_written() -> None:
+    gate = Gate()
+    beside = BackgroundCheckpointIO(gate)
+    weights = torch.zeros(1)
+    beside.save_checkpoint({"w": weights}, "a.ckpt")
+    assert gate.begun.wait(PATIENCE_S)
+    weights.add_(1)  # the next step
+    assert gate.written == []
+    gate.may_end.set()
+    beside.teardown()
+    assert gate.written[0]["w"].item() == 0
+
+
+@pytest.mark.parametrize("meet", ["save", "load"])
+def test_one_checkpoint_at_most_is_on_its_way(meet: str) -> None:
+    gate = Gate()
+    beside = BackgroundCheckpointIO(gate)
+    beside.save_checkpoint({"n": 1}, "a.ckpt")
+    again: dict[str, Callable[[], Any]] = {
+        "save": lambda: beside.save_checkpoint({"n": 2}, "b.ckpt"),
+        "load": lambda: beside.load_checkpoint("a.ckpt"),
+    }
+    second = threading.Thread(target=again[meet])
+    second.start()
+    assert gate.begun.wait(PATIENCE_S)
+    assert second.is_alive()
+    gate.may_end.set()
+    second.join(PATIENCE_S)
+    beside.teardown()
+    assert gate.written == [{"n": 1}, {"n": 2}][: 2 if meet == "save" else 1]
+
+
+@pytest.mark.parametrize("meet", ["save", "wait", "teardown"])
+def test_an_error_reaches_the_training_once_with_file_and_cause(meet: str) -> None:
+    beside = BackgroundCheckpointIO(FullDisk())
+    beside.save_checkpoint({}, "folder/a.ckpt")
+    again: dict[str, Callable[[], None]] = {
+        "save": lambda: beside.save_checkpoint({}, "b.ckpt"),
+        "wait": beside.wait,
+        "teardown": beside.teardown,
+    }
+    with pytest.raises(OSError, match=r"No space left.*folder/a\.ckpt"):
+        again[meet]()
+    beside.teardown()
+    assert not [t for t in threading.enumerate() if t.name.startswith("adpsgd-save")]
+
+
+def test_the_old_checkpoint_is_removed_after_the_new_one_is_there() -> None:
+    gate = Gate()
+    beside = BackgroundCheckpointIO(gate)
+    beside.remove_checkpoint("nothing was on its way")
+    beside.save_checkpoint({}, "b.ckpt")
+    beside.remove_checkpoint("a.ckpt")
+    assert len(gate.removed) == 1
+    gate.may_end.set()
+    beside.wait()
+    assert gate.removed[1:] == ["a.ckpt"]
+    beside.teardown()
+
+
+def test_the_old_checkpoint_stays_if_the_new_one_could_not_be_written() -> None:
+    beside = BackgroundCheckpointIO(FullDisk())
+    beside.save_checkpoint({}, "b.ckpt")
+    beside.remove_checkpoint("a.ckpt")
+    with pytest.raises(OSError, match="No space left"):
+        beside.teardown()
+
+
+def test_loggers_that_read_the_file_are_known() -> None:
+    class Uploads:
+        _log_model = "all"
+
+    assert uploads_checkpoints(Uploads())
+    assert not uploads_checkpoints(object())
+
+
+# --- in a Trainer
+
+
+class Weights(Callback):
+    """The weights at each save, by the number of the step."""
+
+    def __init__(self) -> None:
+        self.at: dict[int, torch.Tensor] = {}
+
+    @override
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: Any
+    ) -> None:
+        weights = checkpoint["state_dict"]["weight"]
+        self.at[trainer.global_step] = weights.clone()
+
+
+def save_each_step(folder: Path, **arguments: Any) -> Trainer:
+    saver = ModelCheckpoint(
+        folder, every_n_train_steps=1, save_top_k=-1, filename="{step}"
+    )
+    return trainer_of(
+        gossip(), 1, callbacks=[saver], enable_checkpointing=True, **arguments
+    )
+
+
+@pytest.mark.parametrize("plugins", [[], [WholeCheckpointIO()]])
+def test_each_checkpoint_holds_the_weights_of_its_step(
+    tmp_path: Path, plugins: list[Any]
+) -> None:
+    trainer = save_each_step(tmp_path, plugins=plugins)
+    weights = Weights()
+    trainer.callbacks.append(weights)  # pyright: ignore
+    trainer.fit(Linear(), loader(6))
+    assert sorted(weights.at) == [1, 2, 3, 4, 5, 6]
+    for step, expected in weights.at.items():
+        saved = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)
+        assert saved["state_dict"]["weight"].equal(expected)
+
+
+def test_what_is_saved_after_the_training_is_there_at_once(tmp_path: Path) -> None:
+    trainer, path = save_each_step(tmp_path), tmp_path / "after.ckpt"
+    trainer.fit(Linear(), loader(6))
+    trainer.save_checkpoint(path)
+    assert torch.load(path, weights_only=True)["global_step"] == 6
+    assert not [t for t in threading.enumerate() if t.name.startswith("adpsgd-save")]
+
+
+@pytest.mark.parametrize("io", [FullDisk(), BackgroundCheckpointIO(FullDisk())])
+def test_a_full_disk_ends_the_training_with_file_and_cause(
+    tmp_path: Path, io: Any
+) -> None:
+    trainer = save_each_step(tmp_path, plugins=[io])
+    with pytest.raises(OSError, match=r"No space left.*step=\d\.ckpt"):
+        trainer.fit(Linear(), loader(6))
+
+
+def test_an_exception_of_the_training_is_not_hidden_by_one_of_a_save(
+    tmp_path: Path,
+) -> None:
+    class Fails(Linear):
+        @override
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+            if batch_idx == 1:
+                raise ValueError("of the training")
+            return super().training_step(batch, batch_idx)
+
+    trainer = save_each_step(tmp_path, plugins=[BackgroundCheckpointIO(FullDisk())])
+    with (
+        pytest.warns(UserWarning, match="No space left"),
+        pytest.raises(ValueError, match="of the training"),
+    ):
+        trainer.fit(Fails(), loader(6))
+
+
+def test_the_default_is_replaced_by_what_the_user_gives() -> None:
+    assert isinstance(gossip().checkpoint_io, BackgroundCheckpointIO)
+    # Lightning's own tests, and callbacks, ask whether it is torch's.
+    assert isinstance(gossip().checkpoint_io, TorchCheckpointIO)
+    given = TorchCheckpointIO()
+    assert trainer_of(gossip(), 1, plugins=[given]).strategy.checkpoint_io is given
+    assert gossip(checkpoint_io=given).checkpoint_io is given

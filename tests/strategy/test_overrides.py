@@ -1,0 +1,308 @@
+"""What is replaced of Lightning: put back, by one owner, and all of it in one table."""
+
+import ast
+import inspect
+import pickle
+import re
+from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import lightning.fabric.strategies.ddp as fabric_ddp
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    ModelCheckpoint,
+    ModelPruning,
+    StochasticWeightAveraging,
+    Timer,
+)
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from typing_extensions import override
+
+import lightning_adpsgd
+from lightning_adpsgd.strategy import (
+    clocks,
+    compatibility,
+    fabric,
+    fast_forward,
+    launchers,
+    loaders,
+    module_jobs,
+    options,
+    overrides,
+    pruning,
+    run,
+    scope,
+    signals,
+    weight_averaging,
+    work_sharing,
+)
+from lightning_adpsgd.strategy import trainer as trainer_face
+from lightning_adpsgd.strategy.checkpoints import (
+    contents,
+    io,
+    last_good,
+    mid_epoch,
+    saving,
+)
+from lightning_adpsgd.strategy.overrides import READ, REPLACED, Overrides
+from tests.learners import (
+    Linear,
+    Sampled,
+    gossip,
+    learners,
+    loader,
+    trainer_of,
+    values,
+)
+
+MODULES = (
+    *(
+        fast_forward,
+        fabric,
+        trainer_face,
+        work_sharing,
+        contents,
+        io,
+        last_good,
+        mid_epoch,
+    ),
+    *(saving, clocks, compatibility, launchers, loaders, module_jobs, options),
+    *(overrides, pruning, run, scope, signals, weight_averaging),
+)
+PACKAGE = Path(str(lightning_adpsgd.__file__)).parent
+
+
+# --- replace and undo
+
+
+def replaced_by(target: Any) -> dict[str, Any]:
+    names = {name for row in REPLACED for name in row.names}
+    return {name: value for name, value in vars(target).items() if name in names}
+
+
+def test_what_is_replaced_comes_back_last_first() -> None:
+    trainer = trainer_of("ddp", 1)
+    loop, mine = trainer.fit_loop, Overrides()
+    mine.replace("run", loop, "on_run_end", print)
+    mine.replace("scope", loop.epoch_loop, "run", print)
+    assert loop.on_run_end is print
+    mine.undo()
+    mine.undo()
+    assert replaced_by(loop) == replaced_by(loop.epoch_loop) == {}
+    mine.replace("run", loop, "on_run_end", len)
+    assert loop.on_run_end is len
+
+
+def test_a_second_owner_is_refused_and_both_are_named() -> None:
+    loop, mine = trainer_of("ddp", 1).fit_loop, Overrides()
+    mine.replace("run", loop, "on_run_end", print)
+    with pytest.raises(RuntimeError, match=r"on_run_end.*'virtual' after 'run'"):
+        mine.replace("virtual", loop, "on_run_end", len)
+    assert loop.on_run_end is print
+
+
+@pytest.mark.parametrize(
+    ("owner", "attribute"), [("run", "advance"), ("clocks", "on_run_end")]
+)
+def test_what_the_table_does_not_have_is_refused(owner: str, attribute: str) -> None:
+    loop = trainer_of("ddp", 1).fit_loop
+    with pytest.raises(LookupError, match=f"_FitLoop.{attribute}.*'{owner}'"):
+        Overrides().replace(owner, loop, attribute, print)
+
+
+def objects_of(trainer: pl.Trainer) -> list[Any]:
+    connectors = (
+        trainer._data_connector,
+        trainer._signal_connector,
+        trainer._checkpoint_connector,
+    )
+    callbacks: list[Any] = trainer.callbacks  # pyright: ignore
+    loop = trainer.fit_loop
+    return [loop, loop.epoch_loop, trainer.strategy.launcher, *connectors, *callbacks]
+
+
+def state_of(trainer: pl.Trainer) -> dict[tuple[str, str], Any]:
+    """All replaced attributes of a Trainer's objects, by class and name."""
+    return {
+        (type(one).__name__, name): value
+        for one in objects_of(trainer)
+        for name, value in replaced_by(one).items()
+    }
+
+
+class Looks(Sampled):
+    """Notes in the middle of training what is replaced; fails if it is told to."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.fails, self.seen = fails, set[Any]()
+        self.layer = nn.Linear(2, 2, dtype=torch.float64)
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.seen = set(state_of(self.trainer))
+        if self.fails:
+            raise ValueError("of the training")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_all_is_put_back_after_training_and_after_an_exception(fails: bool) -> None:
+    def fit(*callbacks: Any) -> tuple[set[Any], set[Any]]:
+        trainer = trainer_of(
+            gossip(save_learners=True),
+            2,
+            enable_checkpointing=True,
+            callbacks=list(callbacks),
+        )
+        module = Looks(fails)
+        ended = pytest.raises(ValueError, match="of the") if fails else nullcontext()
+        with ended:
+            trainer.fit(module)
+        return module.seen, set(state_of(trainer))
+
+    def program(rank: int) -> Any:
+        hour = timedelta(hours=1)
+        saves = ModelCheckpoint(train_time_interval=hour, save_top_k=0)
+        prunes = ModelPruning("l1_unstructured", parameter_names=["weight"])
+        # SWA does not copy weights that are pruned.
+        return fit(Timer(hour), saves, StochasticWeightAveraging(0.1)), fit(prunes)
+
+    # A launcher belongs to its strategy, and keeps what runs there.
+    launcher = {("_SubprocessScriptLauncher", "launch")}
+    in_table = {(row.of, name) for row in REPLACED for name in row.names}
+    in_table = in_table - {("_Launcher", "launch")} | launcher
+    for (first, after), (second, after_second) in values(learners(2, program)):
+        assert first | second == in_table
+        assert after == after_second == launcher
+
+
+def test_a_place_and_shared_epochs_compose() -> None:
+    """The shared epoch prepares the loader, whoever came first."""
+
+    def program(rank: int) -> Any:
+        trainer = trainer_of(
+            gossip(work_sharing=True, save_learners=True),
+            2,
+            use_distributed_sampler=True,
+        )
+        trainer.fit(Linear(), loader(8))
+        assert trainer.train_dataloader is not None
+        return type(trainer.train_dataloader.batch_sampler).__name__
+
+    assert [o.value for o in learners(2, program)] == ["SharedBatches"] * 2
+
+
+def test_what_takes_a_place_travels_with_the_trainer() -> None:
+    trainer = trainer_of("ddp", 1)
+    signals.handle_signals(trainer, None, Overrides())
+    for value in state_of(trainer).values():
+        assert isinstance(pickle.dumps(value.func), bytes)
+
+
+# --- the table
+
+
+def attributes(module: ModuleType) -> Iterator[ast.Attribute]:
+    tree = ast.parse(inspect.getsource(module))
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def lightnings_own() -> set[str]:
+    """Private names that our strategies have from Lightning's."""
+    bases = (DDPStrategy(), fabric_ddp.DDPStrategy())
+    return {name for base in bases for name in dir(base) if is_private(name)}
+
+
+def private_names(module: ModuleType) -> set[str]:
+    """Those of other objects, and those that a class has from Lightning's."""
+    of_others = {
+        node.attr
+        for node in attributes(module)
+        if is_private(node.attr)
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    }
+    inherited = {node.attr for node in attributes(module)} & lightnings_own()
+    is_strategy = module in (trainer_face, fabric, options)
+    return {*of_others, *(inherited if is_strategy else ())}
+
+
+# Of torch and of the data loaders that are copied.
+OF_TORCH = {"_get_default_store", "_iterator", "_parent", "_asdict"}
+
+
+def test_every_private_name_that_is_read_is_in_the_table() -> None:
+    listed = {name for row in (*READ, *REPLACED) for name in row.names}
+    read = {name for module in MODULES for name in private_names(module)}
+    read |= strings_that_are_names(MODULES)
+    assert read - listed - OF_TORCH == set()
+    no_longer = {name for row in READ for name in row.names} - read
+    assert no_longer == set()
+
+
+def strings_that_are_names(modules: tuple[ModuleType, ...]) -> set[str]:
+    """Names that are read by `getattr` or in `vars(...)`, whose owner may lack them."""
+    listed = {name for row in READ for name in row.names}
+    found = {
+        node.value
+        for module in modules
+        if module is not overrides
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    return {*found, *(f"_{name}" for name in found)} & listed
+
+
+def test_each_name_is_one_of_lightnings() -> None:
+    root = Path(str(pl.__file__)).parents[1]
+    text = "\n".join(path.read_text("utf-8") for path in root.rglob("*.py"))
+    for row in (*READ, *REPLACED):
+        assert [bool(row.gone)] * len(row.names) == [n not in text for n in row.names]
+
+
+def test_each_row_names_the_modules_that_need_it() -> None:
+    by_name = {module.__name__.rpartition(".")[2]: module for module in MODULES}
+    for row in READ:
+        for reader in row.by:
+            source = inspect.getsource(by_name[reader])
+            # `save_period` writes the underscore itself.
+            if reader != "compatibility":
+                assert [name for name in row.names if name not in source] == []
+
+
+# `clocks` changes a time of the Trainer's within one call, and `mid_epoch` and
+# `work_sharing` copies of torch's loaders; the others write into modules of the user's.
+WRITES = {"clocks", "objective", "probe", "weight_averaging", "mid_epoch"}
+WRITES |= {"work_sharing"}
+
+
+def written_to(path: Path) -> Iterator[str]:
+    """Code that sets or drops an attribute by its name."""
+    by_call = re.compile(r"(vars\(.*\)\.(pop|update)|(set|del)attr)\(")
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        source = ast.unparse(node)
+        if isinstance(node, ast.Subscript) and source.startswith("vars("):
+            if not isinstance(node.ctx, ast.Load):
+                yield source
+        elif isinstance(node, ast.Call) and by_call.match(source):
+            yield source
+
+
+def test_nothing_is_replaced_but_by_overrides() -> None:
+    allowed = {"overrides", *WRITES, fast_forward.__name__.rpartition(".")[2]}
+    for path in PACKAGE.rglob("*.py"):
+        if path.stem not in allowed and "asr" not in path.parts:
+            # Own values, whose attributes are named by a variable.
+            found = [one for one in written_to(path) if "tally" not in one]
+            assert found == [], path
