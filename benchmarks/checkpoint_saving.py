@@ -17,8 +17,8 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, take_turns
-from lightning_adpsgd.checkpoints.io import WholeCheckpointIO
-from lightning_adpsgd.checkpoints.saving import SaveThread
+from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
+from lightning_adpsgd.strategy.checkpoints.saving import SaveThread
 
 NUM_WEIGHTS = 43_154_944
 NUM_LAYERS = 54

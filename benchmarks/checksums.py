@@ -24,10 +24,10 @@ from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from lightning_adpsgd.gossip import exchange
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import Node
-from lightning_adpsgd.topology import find_topology
-from lightning_adpsgd.transport import DistributedTransport
+from lightning_adpsgd.mixing.super_learner import Node
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import DistributedTransport
 
 NUM_ELEMENTS = 8_556_010  # those of `workload`
 TURNS, WARMUPS = 12, 2  # both even, or one would be first more often

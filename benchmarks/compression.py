@@ -15,8 +15,8 @@ from benchmarks import workload
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from lightning_adpsgd.gossip.wire import make_codec
-from lightning_adpsgd.parameters import FlatParameters
-from lightning_adpsgd.topology import find_topology
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.weights.flat import FlatParameters
 
 WIRES = {
     "float32": torch.float32,

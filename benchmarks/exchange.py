@@ -28,11 +28,11 @@ from benchmarks.results import Report, Row
 from benchmarks.timing import Spread, print_row, take_turns
 from lightning_adpsgd.gossip import exchange
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.links import Address, Credentials, Facts, LinkTransport
-from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import Node
-from lightning_adpsgd.topology import find_topology
-from lightning_adpsgd.transport import DistributedTransport, Transport
+from lightning_adpsgd.mixing.super_learner import Node
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import DistributedTransport, Transport
+from lightning_adpsgd.transport.links import Address, Credentials, Facts, LinkTransport
 
 SIZES = (1_000_000, 43_154_944)
 REPETITIONS, WARMUPS = 9, 2

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row
+from lightning_adpsgd.coordination.groups import Groups, make_groups
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.groups import Groups, make_groups
-from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import Node
-from lightning_adpsgd.topology import find_topology
-from lightning_adpsgd.transport import DistributedTransport
+from lightning_adpsgd.mixing.super_learner import Node
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import DistributedTransport
 
 ELEMENTS = 43_154_944
 WIRES = {"float32": None, "bfloat16": torch.bfloat16, "int8": torch.int8}

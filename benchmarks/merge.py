@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row, take_turns
 from lightning_adpsgd.gossip.engine import GossipOptions
-from lightning_adpsgd.replica import Part, Replica
+from lightning_adpsgd.weights.replica import Part, Replica
 
 SIZES = (1_000_000, 43_154_944)
 REPETITIONS = 15

@@ -21,7 +21,7 @@ from benchmarks.methods import PROGRAMS, SOLO, Task, Trace, rate
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from benchmarks.workload import BATCH, make_model, weights_of
-from lightning_adpsgd.calibration import (
+from lightning_adpsgd.prediction.calibration import (
     Arithmetic,
     Calibration,
     Wire,
@@ -29,7 +29,7 @@ from lightning_adpsgd.calibration import (
     measure_wire,
     num_cores,
 )
-from lightning_adpsgd.prediction import Mode, Prediction, Workload, predict
+from lightning_adpsgd.prediction.model import Mode, Prediction, Workload, predict
 from lightning_adpsgd.virtual.clock import Compute
 
 WAIT_S, SECONDS, LIMIT_S = 0.25, 4.0, 120.0

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from benchmarks.timing import Spread, spread
-from lightning_adpsgd.matrices import contraction
-from lightning_adpsgd.topology import TOPOLOGIES, Topology
+from lightning_adpsgd.topology.matrices import contraction
+from lightning_adpsgd.topology.named import TOPOLOGIES, Topology
 
 SIZES = (4, 8, 16, 64, 128)
 ODD_SIZES = (3, 7, 17, 67)

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 from lightning_adpsgd.registration import install
 
 if TYPE_CHECKING:
-    from lightning_adpsgd.fabric import HADPSGDFabricStrategy as HADPSGDFabricStrategy
-    from lightning_adpsgd.strategy import HADPSGDStrategy as HADPSGDStrategy
-    from lightning_adpsgd.topology import Topology as Topology
+    from lightning_adpsgd.strategy.fabric import (
+        HADPSGDFabricStrategy as HADPSGDFabricStrategy,
+    )
+    from lightning_adpsgd.strategy.trainer import HADPSGDStrategy as HADPSGDStrategy
+    from lightning_adpsgd.topology.named import Topology as Topology
     from lightning_adpsgd.virtual.cluster import VirtualCluster as VirtualCluster
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "HADPSGDFabricStrategy": "fabric",
-    "HADPSGDStrategy": "strategy",
-    "Topology": "topology",
+    "HADPSGDFabricStrategy": "strategy.fabric",
+    "HADPSGDStrategy": "strategy.trainer",
+    "Topology": "topology.named",
     "VirtualCluster": "virtual.cluster",
 }
 

@@ -20,11 +20,11 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
-from lightning_adpsgd import calibration
-from lightning_adpsgd.calibration import Calibration
 from lightning_adpsgd.islands import rendezvous
-from lightning_adpsgd.prediction import Mode, Prediction, Workload, predict
-from lightning_adpsgd.topology import TOPOLOGIES
+from lightning_adpsgd.prediction import calibration
+from lightning_adpsgd.prediction.calibration import Calibration
+from lightning_adpsgd.prediction.model import Mode, Prediction, Workload, predict
+from lightning_adpsgd.topology.named import TOPOLOGIES
 from lightning_adpsgd.virtual.clock import Compute, Link
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

@@ -7,10 +7,10 @@ from typing import Any, Literal
 import torch
 from torch.distributed.constants import default_pg_timeout
 
-from lightning_adpsgd.circle import check_any_size
 from lightning_adpsgd.islands.rendezvous import Place
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.topology import Topology
+from lightning_adpsgd.topology.live import check_any_size
+from lightning_adpsgd.topology.named import Topology
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 """For how long a peer may say nothing."""

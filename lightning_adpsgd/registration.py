@@ -88,7 +88,7 @@ def _register(module: ModuleType) -> None:
 
 
 def _make_strategy(**dials: Any) -> Any:
-    from lightning_adpsgd.strategy import HADPSGDStrategy
+    from lightning_adpsgd.strategy.trainer import HADPSGDStrategy
 
     return HADPSGDStrategy(**dials)
 
@@ -100,7 +100,7 @@ def _make_virtual_strategy(**dials: Any) -> Any:
 
 
 def _make_fabric_strategy(**dials: Any) -> Any:
-    from lightning_adpsgd.fabric import HADPSGDFabricStrategy
+    from lightning_adpsgd.strategy.fabric import HADPSGDFabricStrategy
 
     return HADPSGDFabricStrategy(**dials)
 

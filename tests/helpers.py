@@ -25,11 +25,11 @@ from typing_extensions import override
 
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.mixing.rounds import RoundMixer
-from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import Node
-from lightning_adpsgd.streams import Mark, has_streams
-from lightning_adpsgd.topology import TOPOLOGIES, TopologyLike, find_topology
-from lightning_adpsgd.transport import Pending, ThreadTransport, Transport
+from lightning_adpsgd.mixing.super_learner import Node
+from lightning_adpsgd.topology.named import TOPOLOGIES, TopologyLike, find_topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import Pending, ThreadTransport, Transport
+from lightning_adpsgd.weights.streams import Mark, has_streams
 
 ALL_TOPOLOGIES = list(TOPOLOGIES)
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17)

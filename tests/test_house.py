@@ -457,7 +457,11 @@ UNPICKLING = re.compile(
     r"|gather_object$|_object_list$|^torch\.load$"
 )
 # What they read is restricted by `weights_only`, unless a caller has said otherwise.
-LOADERS = ("checkpoints/format.py", "lightning_adpsgd/plain.py", "asr/recogniser.py")
+LOADERS = (
+    "strategy/checkpoints/format.py",
+    "lightning_adpsgd/coordination/gather.py",
+    "asr/recogniser.py",
+)
 
 
 def test_nothing_unpickles_what_comes_from_a_network_or_a_file() -> None:

@@ -29,7 +29,7 @@ from lightning_adpsgd.callbacks import (
     ConvergenceMonitor,
     GossipMonitor,
 )
-from lightning_adpsgd.runs import read_runs
+from lightning_adpsgd.callbacks.runs import read_runs
 
 NUM_LEARNERS, NUM_CLASSES, EPOCHS = 4, 10, 8
 LOCAL_BATCHES = (32, 128, 512)

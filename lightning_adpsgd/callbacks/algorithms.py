@@ -6,7 +6,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_adpsgd.registration import NAMES
-from lightning_adpsgd.strategy import HADPSGDStrategy
+from lightning_adpsgd.strategy.trainer import HADPSGDStrategy
 from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
 
 _Ours = HADPSGDStrategy | VirtualHADPSGDStrategy

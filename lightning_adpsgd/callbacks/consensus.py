@@ -42,7 +42,7 @@ from lightning_adpsgd.callbacks.reporting import (
     within_training,
 )
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.strategy import HADPSGDStrategy
+from lightning_adpsgd.strategy.trainer import HADPSGDStrategy
 
 
 class EffectiveRate(NamedTuple):

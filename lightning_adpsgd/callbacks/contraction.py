@@ -23,9 +23,14 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.matrices import complete, contraction, identity, with_gain
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.topology import Topology
+from lightning_adpsgd.topology.matrices import (
+    complete,
+    contraction,
+    identity,
+    with_gain,
+)
+from lightning_adpsgd.topology.named import Topology
 
 _MOST_SUPER_LEARNERS = 128
 _WINDOW, _MOST_WINDOWS, _TOLERANCE = 64, 64, 1e-3

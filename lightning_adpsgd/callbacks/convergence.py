@@ -30,7 +30,7 @@ from lightning_adpsgd.callbacks.reporting import (
     log,
     loss_of,
 )
-from lightning_adpsgd.runs import Run, results_of, settings_of, write_run
+from lightning_adpsgd.callbacks.runs import Run, results_of, settings_of, write_run
 
 
 class ConvergenceMonitor(Monitor):

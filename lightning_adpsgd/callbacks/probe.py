@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.backends import cudnn
 
-from lightning_adpsgd.replica import to_averaging_dtype
+from lightning_adpsgd.weights.replica import to_averaging_dtype
 
 Loss = Callable[[LightningModule, Any], Tensor]
 """From a module and a batch on its device to a scalar, the mean over the batch."""

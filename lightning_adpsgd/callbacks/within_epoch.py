@@ -11,8 +11,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
-from lightning_adpsgd.strategy import HADPSGDStrategy
-from lightning_adpsgd.work_sharing import WorkSharing
+from lightning_adpsgd.strategy.trainer import HADPSGDStrategy
+from lightning_adpsgd.strategy.work_sharing import WorkSharing
 
 
 class SaveWithinEpoch(Callback):

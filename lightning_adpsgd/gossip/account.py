@@ -6,7 +6,7 @@ import threading
 from lightning_adpsgd.gossip.exchange import Outcome
 from lightning_adpsgd.gossip.health import Health
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
-from lightning_adpsgd.replica import Replica
+from lightning_adpsgd.weights.replica import Replica
 
 _log = logging.getLogger(__name__)
 

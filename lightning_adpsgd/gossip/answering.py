@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from lightning_adpsgd.gossip.exchange import ASK, LEAVE, PULL, Lane, Position
 from lightning_adpsgd.gossip.traffic import Traffic
-from lightning_adpsgd.transport import PeerLost
+from lightning_adpsgd.transport.base import PeerLost
 
 
 class Answerer:

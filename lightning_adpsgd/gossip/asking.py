@@ -8,7 +8,7 @@ from datetime import timedelta
 from lightning_adpsgd.gossip.exchange import ALIVE, LEAVE, Lane, Pulled
 from lightning_adpsgd.gossip.threads import Threads
 from lightning_adpsgd.gossip.traffic import Traffic
-from lightning_adpsgd.transport import PeerLost
+from lightning_adpsgd.transport.base import PeerLost
 
 _LONGEST_SILENCE_S = 10.0
 

@@ -40,8 +40,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.circle import Circle
-from lightning_adpsgd.coordination import LearnerFailed
+from lightning_adpsgd.coordination.store import LearnerFailed
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.answering import Answerer
 from lightning_adpsgd.gossip.asking import Asker
@@ -52,13 +51,14 @@ from lightning_adpsgd.gossip.recovery import Recovery
 from lightning_adpsgd.gossip.threads import Threads
 from lightning_adpsgd.gossip.traffic import Traffic
 from lightning_adpsgd.mixing.communication import Communication
-from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.mixing.super_learner import Node, Votes
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.node import Node, Votes
-from lightning_adpsgd.parameters import shard
-from lightning_adpsgd.replica import Replica, as_real
-from lightning_adpsgd.transport import PeerLost, Transport, lane_of
+from lightning_adpsgd.topology.live import Circle
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import PeerLost, Transport, lane_of
+from lightning_adpsgd.weights.flat import shard
+from lightning_adpsgd.weights.replica import Replica, as_real
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,9 @@ from lightning_adpsgd.gossip.messages import (
 from lightning_adpsgd.gossip.pacing import Pacer
 from lightning_adpsgd.gossip.protocol import exchange_weight
 from lightning_adpsgd.gossip.wire import Codec
-from lightning_adpsgd.replica import Chunk, Part, Replica
-from lightning_adpsgd.streams import Mirrored, mirrored, to_device, to_host
-from lightning_adpsgd.transport import PeerLost, Pending, Transport, one_behind
+from lightning_adpsgd.transport.base import PeerLost, Pending, Transport, one_behind
+from lightning_adpsgd.weights.replica import Chunk, Part, Replica
+from lightning_adpsgd.weights.streams import Mirrored, mirrored, to_device, to_host
 
 ASK, ALIVE, LEAVE, GRANT, PULL = 1, 2, 3, 4, 5
 """What an end says on a lane: the asked one `GRANT`, the asker the others."""

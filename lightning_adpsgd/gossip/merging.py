@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.gossip.account import Account
-from lightning_adpsgd.node import Node, ShardMerge, Votes
-from lightning_adpsgd.replica import Replica
+from lightning_adpsgd.mixing.super_learner import Node, ShardMerge, Votes
+from lightning_adpsgd.weights.replica import Replica
 
 
 class Merging:

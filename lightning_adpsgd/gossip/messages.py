@@ -21,8 +21,8 @@ import xxhash
 from torch import Tensor
 
 from lightning_adpsgd.gossip.wire import Codec, make_codec
-from lightning_adpsgd.replica import Chunk, Part, Replica
-from lightning_adpsgd.streams import Mirrored
+from lightning_adpsgd.weights.replica import Chunk, Part, Replica
+from lightning_adpsgd.weights.streams import Mirrored
 
 FINE, DAMAGED, NOT_FINITE, FAR = 0, 1, 2, 3
 """What an end makes of a part that came: only the first is taken."""

@@ -17,10 +17,10 @@ from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.exchange import Pulled
 from lightning_adpsgd.gossip.merging import Merging
 from lightning_adpsgd.gossip.threads import Threads
-from lightning_adpsgd.node import Node, gather_shards
-from lightning_adpsgd.replica import Replica
-from lightning_adpsgd.sickness import SickLearner, once_too_often
-from lightning_adpsgd.transport import PeerLost
+from lightning_adpsgd.mixing.sickness import SickLearner, once_too_often
+from lightning_adpsgd.mixing.super_learner import Node, gather_shards
+from lightning_adpsgd.transport.base import PeerLost
+from lightning_adpsgd.weights.replica import Replica
 
 _log = logging.getLogger(__name__)
 _MOST_PEERS = 8

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from lightning_adpsgd.streams import side_stream
-from lightning_adpsgd.transport import PeerLost
+from lightning_adpsgd.transport.base import PeerLost
+from lightning_adpsgd.weights.streams import side_stream
 
 
 class Threads:

@@ -22,12 +22,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import NamedTuple
 
-from lightning_adpsgd.circle import Circle
 from lightning_adpsgd.gossip.engine import Gossip
 from lightning_adpsgd.gossip.exchange import Pulled
 from lightning_adpsgd.islands.following import Members
 from lightning_adpsgd.islands.membership import Member
-from lightning_adpsgd.links import (
+from lightning_adpsgd.topology.live import Circle
+from lightning_adpsgd.transport.base import PeerLost, lane_of
+from lightning_adpsgd.transport.links import (
     Address,
     Facts,
     LinkTransport,
@@ -35,7 +36,6 @@ from lightning_adpsgd.links import (
     evidence_of,
     knock,
 )
-from lightning_adpsgd.transport import PeerLost, lane_of
 
 _log = logging.getLogger(__name__)
 

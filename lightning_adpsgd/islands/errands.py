@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lightning_adpsgd.background import Worker
+from lightning_adpsgd.weights.worker import Worker
 
 T = TypeVar("T")
 

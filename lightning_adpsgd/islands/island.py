@@ -28,11 +28,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store
 from typing_extensions import override
 
-from lightning_adpsgd.circle import Circle
-from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.exchange import BEGINNING, Position, Pulled
-from lightning_adpsgd.interfaces import VARIABLE, gloo_addresses
 from lightning_adpsgd.islands.edges import Edges
 from lightning_adpsgd.islands.following import Follower, Members, Teller
 from lightning_adpsgd.islands.mean import (
@@ -44,7 +41,13 @@ from lightning_adpsgd.islands.mean import (
 )
 from lightning_adpsgd.islands.membership import Member, Membership, Pace, Roll
 from lightning_adpsgd.islands.rendezvous import Place, Rendezvous
-from lightning_adpsgd.links import (
+from lightning_adpsgd.mixing.communication import Communication
+from lightning_adpsgd.mixing.consensus import Consensus
+from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.mixing.super_learner import Node, gather_shards
+from lightning_adpsgd.topology.live import Circle
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.links import (
     Address,
     Credentials,
     Facts,
@@ -52,10 +55,7 @@ from lightning_adpsgd.links import (
     Listener,
     Refused,
 )
-from lightning_adpsgd.mixing.communication import Communication
-from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.mixing.statistics import Statistics
-from lightning_adpsgd.node import Node, gather_shards
+from lightning_adpsgd.transport.network_interfaces import VARIABLE, gloo_addresses
 
 _log = logging.getLogger(__name__)
 

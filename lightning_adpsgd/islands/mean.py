@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_adpsgd import sickness
-from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.gossip.exchange import Pulled
+from lightning_adpsgd.mixing import sickness
+from lightning_adpsgd.mixing.consensus import Consensus
 
 _log = logging.getLogger(__name__)
 

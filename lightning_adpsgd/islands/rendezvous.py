@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
 from lightning_adpsgd.islands.errands import Errands, Late
-from lightning_adpsgd.links.sockets import Address, connect, tune
+from lightning_adpsgd.transport.links.sockets import Address, connect, tune
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.shares import Shares
+from lightning_adpsgd.topology.topology import Shares
 
 
 def average(

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.mixing.averages import average, keep_change
-from lightning_adpsgd.mixing.schedule import Schedule
+from lightning_adpsgd.mixing.sickness import healthy_shares, is_finite, once_too_often
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
-from lightning_adpsgd.node import Node
-from lightning_adpsgd.parameters import shard
-from lightning_adpsgd.replica import as_real, averaging_dtype
-from lightning_adpsgd.shares import Part
-from lightning_adpsgd.sickness import healthy_shares, is_finite, once_too_often
-from lightning_adpsgd.streams import Mark, host_memory, to_device, to_host
-from lightning_adpsgd.transport import (
+from lightning_adpsgd.mixing.super_learner import Node
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.topology.topology import Part
+from lightning_adpsgd.transport.base import (
     SYNCHRONOUS_LANE,
     Pending,
     Transport,
     one_behind,
 )
+from lightning_adpsgd.weights.flat import shard
+from lightning_adpsgd.weights.replica import as_real, averaging_dtype
+from lightning_adpsgd.weights.streams import Mark, host_memory, to_device, to_host
 
 _log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from typing import Literal
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.background import AtOnce, Worker
 from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.rounds import Mixer
 from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.weights.worker import AtOnce, Worker
 
 Order = Literal["step_then_average", "average_then_step"]
 

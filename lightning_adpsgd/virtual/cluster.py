@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_adpsgd.dials import CommunicationName, Dials
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.topology import TopologyLike, find_topology
+from lightning_adpsgd.topology.named import TopologyLike, find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
 from lightning_adpsgd.virtual.gradients import (
     BatchedGradients,

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_adpsgd.background import AtOnce
-from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.mixing.communication import Communication
+from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.mixing.synchronous import BehindGradient, synchronous
-from lightning_adpsgd.replica import averaging_dtype, to_averaging_dtype
 from lightning_adpsgd.virtual.row_exchanges import (
     CommunicationSide,
     Exchanges,
@@ -40,6 +38,8 @@ from lightning_adpsgd.virtual.timeline import (
     Stepped,
     lockstep,
 )
+from lightning_adpsgd.weights.replica import averaging_dtype, to_averaging_dtype
+from lightning_adpsgd.weights.worker import AtOnce
 
 Closure = Callable[[], Any]
 

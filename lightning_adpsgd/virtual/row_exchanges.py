@@ -15,13 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.background import AtOnce
 from lightning_adpsgd.gossip.wire import Codec, make_codec
 from lightning_adpsgd.mixing.statistics import Tally
+from lightning_adpsgd.mixing.super_learner import Node, ShardMerge
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.node import Node, ShardMerge
-from lightning_adpsgd.replica import Part, Replica, to_averaging_dtype
 from lightning_adpsgd.virtual.timeline import Exchange
+from lightning_adpsgd.weights.replica import Part, Replica, to_averaging_dtype
+from lightning_adpsgd.weights.worker import AtOnce
 
 _CHUNK_ELEMENTS = 1 << 20
 _NO_WAIT = timedelta()  # nothing is waited for

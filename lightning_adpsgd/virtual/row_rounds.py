@@ -11,17 +11,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.matrices import identity, with_gain
 from lightning_adpsgd.mixing.averages import (
     average,
     keep_change,
     leave_out_if_not_finite,
 )
-from lightning_adpsgd.mixing.schedule import Schedule
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
-from lightning_adpsgd.replica import PART_ELEMENTS, averaging_dtype
-from lightning_adpsgd.streams import has_streams
+from lightning_adpsgd.topology.matrices import identity, with_gain
+from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.virtual.timeline import parts_of
+from lightning_adpsgd.weights.replica import PART_ELEMENTS, averaging_dtype
+from lightning_adpsgd.weights.streams import has_streams
 
 # Elements: of all rows together, to leave room for results beside them; of one row.
 _CACHED, _LEAST_STRETCH = 1 << 17, 1 << 12

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_adpsgd.parameters import FlatParameters
-from lightning_adpsgd.replica import as_real
+from lightning_adpsgd.weights.flat import FlatParameters
+from lightning_adpsgd.weights.replica import as_real
 
 
 class TensorSlot(NamedTuple):

@@ -25,11 +25,11 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.consensus import Consensus
 from lightning_adpsgd.dials import CommunicationName
+from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.topology import TopologyLike
+from lightning_adpsgd.topology.named import TopologyLike
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import dials_and_scenario
 from lightning_adpsgd.virtual.learners import VirtualLearners, make_learners

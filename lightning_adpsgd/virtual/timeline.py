@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 from lightning_adpsgd.gossip.pacing import Pacer
 from lightning_adpsgd.gossip.protocol import UnderWay, due_round, exchange_weight
-from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.shares import Part, Topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.topology.topology import Part, Topology
 from lightning_adpsgd.virtual.clock import (
     Agenda,
     Compute,

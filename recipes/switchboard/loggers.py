@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lightning.pytorch.loggers import CSVLogger, Logger
 
-from lightning_adpsgd.loggers import make_wandb_logger
+from lightning_adpsgd.callbacks.loggers import make_wandb_logger
 
 
 def make_loggers(folder: Path, name: str) -> list[Logger]:

@@ -36,8 +36,8 @@ from lightning_adpsgd.callbacks import (
     GossipMonitor,
     TrainingCurve,
 )
+from lightning_adpsgd.callbacks.loggers import FinishWandb
 from lightning_adpsgd.files import write_json
-from lightning_adpsgd.loggers import FinishWandb
 from lightning_adpsgd.registration import NAMES
 from recipes.switchboard.loggers import make_loggers
 from recipes.switchboard.metrics import (

@@ -21,8 +21,8 @@ from lightning_adpsgd.callbacks.contraction import (
     spectral_contraction,
 )
 from lightning_adpsgd.callbacks.probe import mean_gradient, mean_loss, training_loss
-from lightning_adpsgd.matrices import with_gain
-from lightning_adpsgd.topology import TOPOLOGIES, find_topology
+from lightning_adpsgd.topology.matrices import with_gain
+from lightning_adpsgd.topology.named import TOPOLOGIES, find_topology
 
 ORDERS = ("step_then_average", "average_then_step")
 

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_adpsgd.callbacks import ConvergenceMonitor
-from lightning_adpsgd.runs import Run, read_runs
+from lightning_adpsgd.callbacks.runs import Run, read_runs
 
 
 class Given(LightningModule):

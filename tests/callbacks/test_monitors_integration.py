@@ -20,9 +20,9 @@ from lightning_adpsgd.callbacks import (
     GossipMonitor,
     TrainingCurve,
 )
-from lightning_adpsgd.runs import Run, read_runs
+from lightning_adpsgd.callbacks.runs import Run, read_runs
 from tests.learners import gossip, learners, trainer_of, values
-from tests.test_strategy_integration import CountsCollectives
+from tests.strategy.test_trainer_integration import CountsCollectives
 
 CHANCE = math.log(4)
 

@@ -30,18 +30,18 @@ from pathlib import Path
 import torch
 
 from lightning_adpsgd.gossip.messages import Damaged, checksum, read_seal, write_seal
-from lightning_adpsgd.links.connection import Connection
-from lightning_adpsgd.links.credentials import Credentials
-from lightning_adpsgd.links.facts import Facts
-from lightning_adpsgd.links.frames import make_header
-from lightning_adpsgd.links.handshake import (
+from lightning_adpsgd.transport.base import PeerLost
+from lightning_adpsgd.transport.links.connection import Connection
+from lightning_adpsgd.transport.links.credentials import Credentials
+from lightning_adpsgd.transport.links.facts import Facts
+from lightning_adpsgd.transport.links.frames import make_header
+from lightning_adpsgd.transport.links.handshake import (
     Malformed,
     Refused,
     greet_dialer,
     greet_listener,
 )
-from lightning_adpsgd.links.sockets import Deadline
-from lightning_adpsgd.transport import PeerLost
+from lightning_adpsgd.transport.links.sockets import Deadline
 
 TOKEN = Credentials(b"a token of a test")
 DIALER = Facts(0, "start 0", "job", "weight:(2,):torch.float32")

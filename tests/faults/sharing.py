@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from lightning_adpsgd import HADPSGDStrategy, work_sharing
-from lightning_adpsgd.islands.pool import IslandPool, Times
+from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd.epochs.pool import IslandPool, Times
+from lightning_adpsgd.strategy import work_sharing
 from tests.faults.world import World, of_torchrun
 from tests.learners import Rows
 

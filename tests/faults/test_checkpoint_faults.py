@@ -20,8 +20,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd import files
-from lightning_adpsgd.checkpoints import io as checkpoint_io
-from lightning_adpsgd.checkpoints.io import WholeCheckpointIO
+from lightning_adpsgd.strategy.checkpoints import io as checkpoint_io
+from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from tests.helpers import PATIENCE_S, forked
 from tests.learners import Linear, gossip, loader, trainer_of
 

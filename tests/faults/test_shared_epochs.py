@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightning_adpsgd.islands.pool import Times
+from lightning_adpsgd.epochs.pool import Times
 from tests.faults.sharing import SharingWorld
 from tests.faults.world import until
 

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.gossip.disagreement import NUM_FIRST, Disagreement
 from lightning_adpsgd.gossip.engine import Gossip
-from lightning_adpsgd.sickness import SickLearner
+from lightning_adpsgd.mixing.sickness import SickLearner
 from tests.gossip.test_exchange import exchange, two_ends
 from tests.helpers import engines, random_rows, running, until
 from tests.learners import (

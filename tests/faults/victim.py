@@ -12,7 +12,7 @@ import torch
 
 from lightning_adpsgd.gossip.exchange import Lane
 from lightning_adpsgd.islands.rendezvous import Place
-from lightning_adpsgd.replica import Part
+from lightning_adpsgd.weights.replica import Part
 from tests.helpers import PATIENCE_S, until
 from tests.islands.archipelago import Server, Trained
 

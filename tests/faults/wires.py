@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lightning_adpsgd.links import Address, LinkTransport
+from lightning_adpsgd.transport.links import Address, LinkTransport
 from tests.helpers import PATIENCE_S
 
 _PIECE = 256

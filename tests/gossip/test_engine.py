@@ -13,11 +13,11 @@ from torch import Tensor
 
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.pacing import CoreShare
-from lightning_adpsgd.mixing.schedule import Schedule
+from lightning_adpsgd.mixing.super_learner import Node
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.node import Node
-from lightning_adpsgd.topology import find_topology
-from lightning_adpsgd.transport import PeerLost, ThreadTransport
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import PeerLost, ThreadTransport
 from tests.helpers import (
     PATIENCE,
     PATIENCE_S,

@@ -21,14 +21,14 @@ from lightning_adpsgd.gossip.exchange import (
     Outcome,
 )
 from lightning_adpsgd.gossip.pacing import Pacer
-from lightning_adpsgd.replica import PART_ELEMENTS, Replica
-from lightning_adpsgd.transport import (
+from lightning_adpsgd.transport.base import (
     PeerLost,
     Pending,
     ThreadTransport,
     Transport,
     lane_of,
 )
+from lightning_adpsgd.weights.replica import PART_ELEMENTS, Replica
 from tests.helpers import PATIENCE, together
 
 pytestmark = pytest.mark.usefixtures("engine_device")
@@ -226,7 +226,7 @@ def flipped_ends(
     plain, other = ThreadTransport.connect(2)
     transports = [plain, Flipping(other, number, place, bit)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_adpsgd.replica.PART_ELEMENTS", SHORT_PART)
+        patch.setattr("lightning_adpsgd.weights.replica.PART_ELEMENTS", SHORT_PART)
         return two_ends(
             first, second, 2 * SHORT_PART, wire_dtype, 1.0, transports, timeout
         )

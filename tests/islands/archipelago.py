@@ -21,10 +21,10 @@ from lightning_adpsgd.islands.following import Members
 from lightning_adpsgd.islands.island import Island, Patience
 from lightning_adpsgd.islands.membership import Membership, Pace
 from lightning_adpsgd.islands.rendezvous import Place, serve
-from lightning_adpsgd.links import Credentials
-from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.node import Node
-from lightning_adpsgd.topology import find_topology
+from lightning_adpsgd.mixing.super_learner import Node
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.links import Credentials
 from tests import helpers
 from tests.helpers import PATIENCE_S, free_port, until
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lightning_adpsgd import HADPSGDFabricStrategy
-from tests.fabric_learners import Slope, launched, sgd, strategy_of
 from tests.faults.world import world
 from tests.helpers import PATIENCE_S, Outcome, forked
+from tests.strategy.fabric_learners import Slope, launched, sgd, strategy_of
 
 ROW = torch.ones(1, 3, dtype=torch.float64)
 

@@ -13,7 +13,7 @@ from lightning_adpsgd.gossip.exchange import Lane, Position
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.islands.edges import Edges
 from lightning_adpsgd.islands.membership import Pace, Roll
-from lightning_adpsgd.links import Credentials, Refused
+from lightning_adpsgd.transport.links import Credentials, Refused
 from tests.helpers import PATIENCE_S, engine_threads, random_rows, until
 from tests.islands.archipelago import (
     PATIENCE,

@@ -10,10 +10,10 @@ import torch
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.__main__ import main
-from lightning_adpsgd.catching_up import batch_size, catch_up
 from lightning_adpsgd.gossip.exchange import Position
 from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE, Place
-from lightning_adpsgd.trainer.compatibility import check_island
+from lightning_adpsgd.strategy.compatibility import check_island
+from lightning_adpsgd.strategy.fast_forward import batch_size, catch_up
 from tests.learners import Linear, loader
 
 URL = "tcp://10.0.0.1:29400/my-job"

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from lightning_adpsgd.gossip.exchange import Position
-from lightning_adpsgd.sickness import SickLearner
+from lightning_adpsgd.mixing.sickness import SickLearner
 from tests.helpers import ThreadNode, engine_threads, random_rows, together, until
 from tests.islands.archipelago import Server, Trained, rendezvous
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.matrices import with_gain
-from lightning_adpsgd.mixing.schedule import Schedule
-from lightning_adpsgd.topology import find_topology
+from lightning_adpsgd.topology.matrices import with_gain
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.virtual.row_exchanges import CommunicationSide, Exchanges
 from lightning_adpsgd.virtual.row_rounds import RowMixer
 from lightning_adpsgd.virtual.timeline import Exchange

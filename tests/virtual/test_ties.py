@@ -13,10 +13,10 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
-from lightning_adpsgd.matrices import with_gain
 from lightning_adpsgd.mixing.synchronous import synchronous
-from lightning_adpsgd.shares import Topology
-from lightning_adpsgd.topology import find_topology
+from lightning_adpsgd.topology.matrices import with_gain
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.topology import Topology
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
 from tests.helpers import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_adpsgd.topology import find_topology
+from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Compute, Link
 from lightning_adpsgd.virtual.timeline import (
     Asynchronous,

@@ -25,7 +25,7 @@ from typing_extensions import override
 from lightning_adpsgd.asr.frames.store import IGNORE, FrameStore, chunk_index
 from lightning_adpsgd.asr.frames.streams import Streams
 from lightning_adpsgd.asr.sound.features import CONTEXT
-from lightning_adpsgd.shuffling import BlockSampler
+from lightning_adpsgd.epochs.block_sampler import BlockSampler
 
 
 class Chunk(NamedTuple):

@@ -1,0 +1,215 @@
+"""The summary of a training run: one row, written whole or not at all, and read back.
+
+Each run writes a file of its own, `<name>.run.csv`, so that any number of processes can
+finish at the same time, on one machine or on a shared file system, without a lock.
+`read_runs` collects the files of a folder and, where Weights & Biases is installed, the
+runs that its logger left there; `fetch_runs` asks the server for those of a project.
+Together they are the table behind a figure of loss against batch size.
+"""
+
+import csv
+import importlib.util
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from lightning_adpsgd.callbacks.wandb_log import last_figures
+from lightning_adpsgd.files import written_whole
+
+SUFFIX = ".run.csv"
+PREFIX = "run/"
+"""Of the fields of a `Run` in a logger."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a run was, and what it came to; None where it has no such figure.
+
+    Attributes:
+        name: Of the run, and of its file.
+        algorithm: As the papers call it, "adpsgd" say, or "ddp".
+        topology: Who averages with whom.
+        communication: "allreduce", "sync", "delay_by_one" or "async"; "none" alone.
+        num_super_learners: S.
+        super_learner_size: N.
+        global_batch: B, samples per step of all learners.
+        local_batch: Samples per step of one learner.
+        lr: The highest learning rate that was used.
+        seed: Of the run.
+        epochs: Trained so far, in parts too.
+        global_samples: Samples of all learners.
+        train_seconds: Without validation.
+        best_loss: The lowest held-out loss of the consensus model.
+        best_loss_samples: Global samples when it was measured.
+        last_loss: The held-out loss of the last validation.
+        wer: Word error rate as a fraction.
+        samples_per_second: Of all learners together.
+        exposed_share: Waiting for communication per training time, mean over learners.
+        diverged: Whether the last loss was at chance level or not finite.
+    """
+
+    name: str
+    algorithm: str
+    topology: str
+    communication: str
+    num_super_learners: int
+    super_learner_size: int
+    global_batch: int | None = None
+    local_batch: int | None = None
+    lr: float | None = None
+    seed: int | None = None
+    epochs: float | None = None
+    global_samples: float | None = None
+    train_seconds: float | None = None
+    best_loss: float | None = None
+    best_loss_samples: float | None = None
+    last_loss: float | None = None
+    wer: float | None = None
+    samples_per_second: float | None = None
+    exposed_share: float | None = None
+    diverged: bool = False
+
+
+_SETTINGS = frozenset(
+    {
+        "name",
+        "algorithm",
+        "topology",
+        "communication",
+        "num_super_learners",
+        "super_learner_size",
+        "global_batch",
+        "local_batch",
+        "lr",
+        "seed",
+    }
+)
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """What it was, for a logger's hyperparameters; what it has not is left out."""
+    return {
+        PREFIX + name: value
+        for name, value in asdict(run).items()
+        if name in _SETTINGS and value is not None
+    }
+
+
+def results_of(run: Run) -> dict[str, float]:
+    """What it came to, for a logger's metrics; what it has not is left out."""
+    return {
+        PREFIX + name: float(value)
+        for name, value in asdict(run).items()
+        if name not in _SETTINGS and value is not None
+    }
+
+
+def write_run(run: Run, folder: str | Path) -> Path:
+    """Writes `folder/<name>.run.csv` whole or not at all; replaces one of that name.
+
+    Raises:
+        ValueError: The name of the run is no name of a file.
+    """
+    if not run.name or Path(run.name).name != run.name:
+        raise ValueError(
+            f"`name` of a run must be the name of a file, got {run.name!r}"
+        )
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / (run.name + SUFFIX)
+    with written_whole(path, newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Run)])
+        writer.writeheader()
+        writer.writerow(asdict(run))
+    return path
+
+
+def read_runs(folder: str | Path) -> list[Run]:
+    """All runs below a folder, in the order of their names.
+
+    Those of Weights & Biases' logger are read from its files, without a network, if the
+    package is installed; a run that also wrote a file of its own counts once. It writes
+    the end of its file in the background, a moment after the run has been closed.
+
+    Raises:
+        ValueError: A file is not that of a run; the message has its path.
+    """
+    folder = Path(folder)
+    runs = {run.name: run for run in _logged_runs(folder)}
+    for path in sorted(folder.rglob("*" + SUFFIX)):
+        run = _read_file(path)
+        runs[run.name] = run
+    return [runs[name] for name in sorted(runs)]
+
+
+def fetch_runs(project: str) -> list[Run]:
+    """The runs of a project on the server of Weights & Biases, as `entity/project`.
+
+    Without the package, a network or an account it warns and returns none.
+    """
+    if importlib.util.find_spec("wandb") is None:
+        warnings.warn("Weights & Biases is not installed: no runs", stacklevel=2)
+        return []
+    import wandb
+
+    try:
+        found = wandb.Api(timeout=20).runs(project)
+        tables = [{**run.config, **dict(run.summary)} for run in found]
+    except Exception as error:  # of the network, the server, the account
+        warnings.warn(f"no runs from Weights & Biases: {error}", stacklevel=2)
+        return []
+    return list(_runs_in(tables))
+
+
+def _read_file(path: Path) -> Run:
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    try:
+        [row] = rows
+        return _run_of(row)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} does not hold the row of a run: {error}") from error
+
+
+def _run_of(row: Mapping[str, Any]) -> Run:
+    known = {
+        field.name: _value(str(field.type), row[field.name])
+        for field in fields(Run)
+        if row.get(field.name) not in (None, "")
+    }
+    return Run(**known)
+
+
+def _value(kind: str, given: Any) -> Any:
+    if kind == "bool" or kind.endswith("'bool'>"):
+        return str(given) in ("True", "1", "1.0")
+    if "str" in kind:
+        return str(given)
+    return int(given) if "int" in kind else float(given)
+
+
+def _logged_runs(folder: Path) -> Iterator[Run]:
+    if importlib.util.find_spec("wandb") is None:
+        return
+    paths = sorted(folder.rglob("*run-*.wandb"))
+    tables = []
+    for path in paths:
+        try:
+            tables.append(last_figures(path))
+        except Exception as error:  # of a broken file, of another version
+            warnings.warn(f"{path} was left out: {error}", stacklevel=3)
+    yield from _runs_in(tables)
+
+
+def _runs_in(tables: Iterable[Mapping[str, Any]]) -> Iterator[Run]:
+    """Runs of which a table has a row; others were not watched for convergence."""
+    for table in tables:
+        row = {
+            name.removeprefix(PREFIX): value
+            for name, value in table.items()
+            if name.startswith(PREFIX)
+        }
+        if {"name", "algorithm"} <= row.keys():
+            yield _run_of(row)

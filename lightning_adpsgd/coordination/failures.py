@@ -1,0 +1,93 @@
+"""One learner's failure, told once: what the others raise when they end with it."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lightning_adpsgd.coordination.store import (
+    Coordinator,
+    LearnerDiverged,
+    LearnerFailed,
+    LearnerFollows,
+)
+from lightning_adpsgd.transport.base import PeerLost
+
+_DIVERGED = " diverged: "
+
+
+class FailureReport:
+    """Turns the loss of a connection into the failure that caused it.
+
+    Args:
+        coordinator: Of this learner.
+        rank: Of this learner.
+        super_learner: The ranks of its super-learner.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, rank: int, super_learner: list[int]
+    ) -> None:
+        self._coordinator, self._rank = coordinator, rank
+        self._name = f"learner {rank} on host {socket.gethostname()}"
+        self._super_learner = super_learner
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Runs a block in which a peer may turn out to be gone.
+
+        Raises:
+            LearnerFailed: In learner 0, with the one message of the job.
+            LearnerDiverged: The same, if a learner's training has diverged: learner 0
+                may hear of it before its own weights show it.
+            LearnerFollows: In the others, whose traces would only repeat it.
+        """
+        try:
+            yield
+        except PeerLost as error:
+            message = self._coordinator.explain(str(error))
+            unnamed = error.peer is None and "lost a super-learner" in message
+            self._follow(message + self._silent() if unnamed else message, error)
+        except LearnerFailed as error:
+            self._follow(self._coordinator.explain(str(error)), error)
+        except RuntimeError as error:
+            if not _is_lost_connection(error):
+                raise
+            self._follow(self._coordinator.explain(self._lost_neighbour(error)), error)
+
+    def lost_peer(self, message: str) -> None:
+        """Called by a communication thread that lost a peer."""
+        self._coordinator.explain(f"{self._name} {message}")
+
+    def announce(self, exception: BaseException) -> None:
+        """Tells all learners what this one raised, unless it only followed."""
+        if isinstance(exception, LearnerFailed | LearnerFollows):
+            return
+        text = " ".join(str(exception).split())[:500]
+        what = f"{type(exception).__name__}: {text}".removesuffix(": ")
+        diverged = isinstance(exception, FloatingPointError)
+        verb = _DIVERGED if diverged else " raised "
+        self._coordinator.announce_failure(f"{self._name}{verb}{what}")
+
+    def _follow(self, message: str, cause: BaseException) -> None:
+        if self._rank != 0:
+            raise LearnerFollows(1) from cause
+        repeats = isinstance(cause, LearnerFailed)
+        kind = LearnerDiverged if _DIVERGED in message else LearnerFailed
+        raise kind(message) from (None if repeats else cause)
+
+    def _silent(self) -> str:
+        silent = self._coordinator.silent_learners()
+        return f". No sign of life from learner {silent}" if silent else ""
+
+    def _lost_neighbour(self, error: RuntimeError) -> str:
+        return (
+            f"{self._name} lost another learner of its super-learner "
+            f"{self._super_learner} in an allreduce: {error}. See what those processes "
+            "printed last; learners of one super-learner need equally many batches, "
+            "and `timeout` bounds how far apart they may be"
+        )
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    text = str(error).lower()
+    return "gloo" in text or "connection" in text or "timed out" in text

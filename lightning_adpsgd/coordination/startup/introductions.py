@@ -1,0 +1,151 @@
+"""What learners tell one another about themselves, and in what they must agree.
+
+Pure: who the learners are comes in, sentences about what is wrong go out.
+"""
+
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import timedelta
+from importlib.metadata import version
+
+import torch
+
+from lightning_adpsgd import __version__
+from lightning_adpsgd.coordination.startup.reachability import Place
+from lightning_adpsgd.dials import Dials
+from lightning_adpsgd.topology.named import Topology
+
+PROTOCOL = 1
+"""Raised when learners with the one before could not talk to those with this one."""
+
+_MOST_HOSTS = 8
+_REMEDIES = {
+    "version": "Install the same versions on all hosts, or use one container image",
+    "dial": "Start the same program with the same arguments on all hosts",
+    "job": "Give the launcher of every host the same job, and the Trainer its size",
+    "machine": "Weights travel as they lie in memory; use machines of one kind",
+}
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a learner tells the others about itself.
+
+    Attributes:
+        place: Where it is and listens.
+        settings: What must be equal in all learners, by kind and name.
+        trouble: Why it could not find an address to listen at; empty if it could.
+    """
+
+    place: Place
+    settings: Mapping[str, Mapping[str, str]]
+    trouble: str = ""
+
+    def to_json(self) -> str:
+        """What `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Introduction":
+        """An introduction as its learner made it."""
+        content = json.loads(text)
+        return cls(Place.from_dict(content.pop("place")), **content)
+
+
+def settings_of(dials: Dials, job: Mapping[str, int]) -> dict[str, dict[str, str]]:
+    """What must be equal in all learners, by kind and name.
+
+    Builds of one torch for different devices ("2.6.0+cpu") count as equal, and so do
+    the patches of one Python.
+    """
+    values = ((field.name, getattr(dials, field.name)) for field in fields(dials))
+    return {
+        "version": {
+            "python": ".".join(platform.python_version_tuple()[:2]),
+            "torch": torch.__version__.partition("+")[0],
+            "lightning": version("lightning"),
+            "lightning_adpsgd": __version__,
+            "protocol": str(PROTOCOL),
+        },
+        "dial": {name: _text(value) for name, value in values},
+        "job": {name: str(value) for name, value in job.items()},
+        "machine": {"byte order": sys.byteorder},
+    }
+
+
+def disagreements(introductions: Sequence[Introduction]) -> list[str]:
+    """One line for each setting in which learners differ, with who has which."""
+    settings = {
+        (kind, name): None
+        for introduction in introductions
+        for kind, of_kind in introduction.settings.items()
+        for name in of_kind
+    }
+    lines = []
+    for kind, name in settings:
+        holders: dict[str, list[Place]] = {}
+        for introduction in introductions:
+            value = introduction.settings.get(kind, {}).get(name, "absent")
+            holders.setdefault(value, []).append(introduction.place)
+        if len(holders) > 1:
+            told = " and ".join(f"{v} in {describe(p)}" for v, p in holders.items())
+            lines.append(f"`{name}` differs: {told}. {_REMEDIES.get(kind, '')}".strip())
+    return lines
+
+
+def scattered(places: Sequence[Place], size: int) -> list[str]:
+    """What is wrong with super-learners whose learners are on several hosts."""
+    parts = [places[first : first + size] for first in range(0, len(places), size)]
+    broken = [part for part in parts if len({place.machine for place in part}) > 1]
+    if not broken:
+        return []
+    hosts: dict[str, list[Place]] = {}
+    for place in places:
+        hosts.setdefault(place.machine, []).append(place)
+    counts = ", ".join(f"{len(on)} on {on[0].host}" for on in hosts.values())
+    if len({len(on) for on in hosts.values()}) > 1:
+        remedy = (
+            f"hosts have unequal numbers of learners ({counts}): start equally many on "
+            "each, and as many as `Trainer(devices=)` says"
+        )
+    else:
+        remedy = (
+            f"learners are not numbered host by host ({counts}): with SLURM use `srun "
+            "--distribution=block`, with Open MPI `mpirun --map-by slot`; and let "
+            "`Trainer(devices=)` be the number of learners on a host"
+        )
+    return [
+        '`super_learner_size="node"` makes a super-learner of the learners of one '
+        f"machine, but one would be of {describe(broken[0])}: {remedy}. Or set "
+        "`super_learner_size` to a number"
+    ]
+
+
+def describe(places: Sequence[Place]) -> str:
+    """ "learners 0-3, 6 (hosts a, b)"."""
+    hosts = list(dict.fromkeys(place.host for place in places))
+    named = ", ".join(hosts[:_MOST_HOSTS])
+    named += f" and {len(hosts) - _MOST_HOSTS} more" if hosts[_MOST_HOSTS:] else ""
+    ranks = _ranges([place.rank for place in places])
+    learners = "learner" if len(places) == 1 else "learners"
+    return f"{learners} {ranks} ({'host' if len(hosts) == 1 else 'hosts'} {named})"
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """Ascending numbers, runs of them as "0-3"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{r[0]}-{r[-1]}" if r[1:] else str(r[0]) for r in runs)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Topology):
+        return value.name
+    return str(value) if isinstance(value, timedelta) else repr(value)

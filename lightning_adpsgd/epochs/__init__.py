@@ -1,0 +1,1 @@
+"""Epochs as pools of work units: claims, ledger, leases, samplers."""

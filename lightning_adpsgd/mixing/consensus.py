@@ -1,0 +1,151 @@
+"""The consensus model: the mean of all super-learners, put in the place of the weights.
+
+While it is entered, the module's weights are the mean, in all learners alike; the local
+weights are kept aside and come back when it is left.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from lightning_adpsgd.coordination.store import Coordinator
+from lightning_adpsgd.mixing.communication import Communication
+from lightning_adpsgd.weights.flat import FlatParameters
+from lightning_adpsgd.weights.replica import to_averaging_dtype
+
+_CHUNK = 1 << 22
+
+
+class Consensus(NamedTuple):
+    """How far the super-learners were from their mean when it was last taken.
+
+    Attributes:
+        distance: ``sqrt(mean_i |w_i - mean w|^2)`` over all weights.
+        relative_distance: The same over ``|mean w|``.
+        members: How many islands were in the mean; 0 where there are none.
+    """
+
+    distance: float
+    relative_distance: float
+    members: int = 0
+
+
+Average = Callable[[list[Tensor], list[Tensor]], Consensus]
+
+
+class ConsensusModel:
+    """Takes the mean over all super-learners; every learner calls it alike.
+
+    Args:
+        flat: The weights.
+        communication: Paused while the mean is in place.
+        coordinator: Where learners wait until all have paused.
+        average: Replaces vectors by their mean, and tells how far others were from it:
+            the weights that were trained on, which it is given as well.
+    """
+
+    def __init__(
+        self,
+        flat: FlatParameters,
+        communication: Communication,
+        coordinator: Coordinator,
+        average: Average | None = None,
+    ) -> None:
+        self._flat, self._communication = flat, communication
+        self._coordinator, self._average = coordinator, average or _average
+        self.local_weights: list[Tensor] | None = None
+
+    @property
+    def entered(self) -> bool:
+        """Whether the module holds the mean at present."""
+        return self.local_weights is not None
+
+    def enter(self, occasion: str) -> Consensus:
+        """Replaces the weights of all learners by their mean.
+
+        Args:
+            occasion: Names the meeting; the same in all learners.
+        """
+        self._communication.pause()
+        self._coordinator.meet(occasion)
+        # The distance is that of the weights that were trained on. To settle brings
+        # two super-learners together exactly if their last exchange was the last event.
+        trained = [vector.clone() for vector in self._flat.vectors]
+        self._communication.settle()
+        self._flat.check_views()
+        self.local_weights = [vector.clone() for vector in self._flat.vectors]
+        self._communication.set_aside(self.local_weights)
+        return self._average(self._flat.vectors, trained)
+
+    @torch.no_grad()
+    def leave(self, adopt: bool) -> None:
+        """Puts the local weights back, or adopts the mean, and lets gossip go on."""
+        if self.local_weights is None:
+            return
+        if not adopt:
+            pairs = zip(self._flat.vectors, self.local_weights, strict=True)
+            for vector, local in pairs:
+                vector.copy_(local)
+        self.local_weights = None
+        self._communication.resume()
+
+
+@torch.no_grad()
+def _average(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
+    """Replaces the vectors by their mean over all learners whose weights are finite.
+
+    Returns:
+        How far the weights in `trained` were from that mean.
+
+    The learners of a super-learner hold equal weights, and super-learners are of one
+    size, so the mean over learners is the mean over super-learners.
+    """
+    finite = all(bool(torch.isfinite(vector.sum())) for vector in vectors)
+    device = vectors[0].device if vectors else torch.device("cpu")
+    num_finite = _count_finite(finite, device)
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    for vector, local in zip(vectors, trained, strict=True):
+        # In chunks, so that no further copy of the weights is needed.
+        chunks = zip(vector.split(_CHUNK), local.split(_CHUNK), strict=True)
+        for chunk, local_chunk in chunks:
+            mean = to_averaging_dtype(chunk) if finite else _zeros_like(chunk)
+            dist.all_reduce(mean)
+            mean.div_(num_finite)
+            if finite:
+                sums[0] += (local_chunk - mean).abs().double().square().sum()
+                sums[1] += mean.abs().double().square().sum()
+            chunk.copy_(mean)
+    dist.all_reduce(sums)
+    distance, norm = sums.div_(num_finite).sqrt().tolist()
+    return Consensus(distance, distance / norm if norm else 0.0)
+
+
+def _zeros_like(vector: Tensor) -> Tensor:
+    return to_averaging_dtype(torch.zeros_like(vector))
+
+
+def _count_finite(finite: bool, device: torch.device) -> int:
+    """How many learners have finite weights; those that have not are left out.
+
+    Raises:
+        FloatingPointError: None has.
+    """
+    flags = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
+    flags[dist.get_rank()] = finite
+    dist.all_reduce(flags)
+    if not flags.any():
+        raise FloatingPointError(
+            "the weights of all learners are infinite or not a number: training has "
+            "diverged; lower the learning rate or lengthen its warm-up"
+        )
+    if not flags.all():
+        rank_zero_warn(
+            "The weights of learners "
+            f"{(flags == 0).nonzero().flatten().tolist()} are infinite or not a "
+            "number; the consensus model is the mean of the others."
+        )
+    return int(flags.sum())

@@ -1,0 +1,260 @@
+"""The learners of one super-learner, and how all of them merge the same at one step.
+
+Each learner carries 1/N of the weights to its counterparts in other super-learners, so
+that what it receives concerns its shards alone. `ShardMerge` shares the changes of all
+shards beside the computation of one step, and every learner merges them at its end.
+Each learner gives the others the chunks that exchanges have changed, and no more: they
+come at different times to different learners. With them go `Votes`, which are counted
+at the same step in all of them.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_adpsgd.weights.flat import shard
+from lightning_adpsgd.weights.replica import Chunk, Replica, as_real
+from lightning_adpsgd.weights.streams import (
+    Mark,
+    Mirrored,
+    mirrored,
+    to_device,
+    to_host,
+)
+from lightning_adpsgd.weights.worker import AtOnce, Worker
+
+
+class Node:
+    """The learners of one super-learner.
+
+    Args:
+        group: A process group of theirs that nothing else uses; none for a
+            super-learner of one learner.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self.index = dist.get_rank(group) if group is not None else 0
+        self.size = dist.get_world_size(group) if group is not None else 1
+
+    def agree(self, flags: Tensor, timeout: timedelta) -> None:
+        """Replaces each number by the largest that any learner has there.
+
+        Raises:
+            RuntimeError: Not all came within the timeout.
+        """
+        if self._group is None:
+            return
+        largest, group = dist.ReduceOp.MAX, self._group
+        _complete(lambda: dist.all_reduce(flags, largest, group, True), timeout)
+
+    def gather(self, part: Tensor, into: list[Tensor], timeout: timedelta) -> None:
+        """Fills one tensor for each learner with what that learner gives.
+
+        Raises:
+            RuntimeError: Not all came within the timeout.
+        """
+        if self._group is None:
+            into[0].copy_(part)
+            return
+        group = self._group
+        _complete(lambda: dist.all_gather(into, part, group, True), timeout)
+
+    def share(self, part: Tensor, owner: int, timeout: timedelta) -> None:
+        """Gives all learners what one of them has in a tensor of this shape.
+
+        Raises:
+            RuntimeError: Not all came within the timeout.
+        """
+        if self._group is None:
+            return
+        group = self._group
+        _complete(
+            lambda: dist.broadcast(part, group=group, group_src=owner, async_op=True),
+            timeout,
+        )
+
+
+class Votes(NamedTuple):
+    """What one learner asks all of its super-learner to do at one step boundary.
+
+    Attributes:
+        recover: To go on from a peer's weights, because its own went astray.
+        leave: To end in order.
+    """
+
+    recover: bool = False
+    leave: bool = False
+
+
+_NOTHING = Votes()
+_Changed = list[int]  # the numbers of a chunk and of the learner that has changed it
+
+
+@torch.no_grad()
+def gather_shards(vectors: Sequence[Tensor], node: Node, timeout: timedelta) -> None:
+    """Gives all learners of a node what each of them has in its shard of the weights.
+
+    Raises:
+        RuntimeError: Not all came within the timeout.
+    """
+    if node.size == 1:
+        return
+    for vector in map(as_real, vectors):
+        parts = [shard(vector, n, node.size) for n in range(node.size)]
+        mine = parts[node.index].cpu().contiguous()
+        gathered = [torch.empty_like(mine) for _ in parts]
+        node.gather(mine, gathered, timeout)
+        for part, values in zip(parts, gathered, strict=True):
+            part.copy_(values)
+
+
+class ShardMerge:
+    """Takes what the shards received and merges it, in all learners of a node, later.
+
+    `begin` and `finish` belong to the training thread; the collectives of the node run
+    in a thread of their own, in the same order in all its learners. They are Gloo's, on
+    the host: a second communicator of NCCL beside that of the gradients may deadlock.
+
+    Args:
+        vectors: w, whole, of real numbers.
+        replica: x and d of this learner's shards.
+        node: The learners.
+        timeout: Of each collective.
+        worker: Shares; by default a thread of its own.
+
+    Attributes:
+        seconds: Time that the training thread waited for it.
+        agreed: What any of them had voted for when the merge began that was finished
+            last; the same in all of them.
+    """
+
+    def __init__(
+        self,
+        vectors: Sequence[Tensor],
+        replica: Replica,
+        node: Node,
+        timeout: timedelta,
+        worker: Worker | AtOnce | None = None,
+    ) -> None:
+        self._replica, self._node, self._timeout = replica, node, timeout
+        self.seconds, self.agreed = 0.0, _NOTHING
+        self._worker = worker or Worker("adpsgd-node", replica.device)
+        self._sharing: Future[tuple[list[_Changed], Votes]] | None = None
+        self._taken, self._arrived = Mark(replica.device), Mark(replica.device)
+        self._mine = [_zeros_like(chunk, replica.device) for chunk in replica.chunks]
+        self._weights = _by_chunk(vectors, replica, node.size)
+        # Of each chunk, what each learner has changed.
+        self._changes = [
+            [
+                mine if n == node.index else _zeros_like(chunk, replica.device)
+                for n in range(node.size)
+            ]
+            for chunk, mine in zip(replica.chunks, self._mine, strict=True)
+        ]
+
+    def begin(self, votes: Votes = _NOTHING) -> None:
+        """Takes d of the changed chunks and starts to share it; none may run."""
+        taken = self._replica.take([change.here for change in self._mine])
+        self._taken.set()
+        self._sharing = self._worker.submit(lambda: self._share_all(taken, votes))
+
+    def finish(self) -> bool:
+        """Waits for what `begin` started, adds it to w, and says if it was anything."""
+        if self._sharing is None:
+            return False
+        begin = time.perf_counter()
+        changed, self.agreed = self._sharing.result()
+        self.seconds += time.perf_counter() - begin
+        self._sharing = None
+        self._arrived.follow()
+        for number, owner in changed:
+            self._add(number, owner)
+        return bool(changed)
+
+    def stop(self, seconds: float) -> None:
+        """Ends the thread, or leaves it behind after that long."""
+        self._worker.stop(seconds)
+
+    def _share_all(
+        self, taken: list[int], votes: Votes
+    ) -> tuple[list[_Changed], Votes]:
+        shape = len(self._replica.chunks), self._node.size
+        length = math.prod(shape)
+        flags = torch.zeros(length + len(votes), dtype=torch.uint8, device="cpu")
+        of_chunks, of_votes = flags[:length].view(shape), flags[length:]
+        of_chunks[taken, self._node.index] = 1
+        of_votes.copy_(torch.tensor(votes, device="cpu"))
+        self._node.agree(flags, self._timeout)
+        self._taken.follow()
+        changed = of_chunks.nonzero().tolist()
+        for number, owner in changed:
+            self._share(self._changes[number][owner], owner)
+        self._arrived.set()
+        return changed, Votes(*map(bool, of_votes.tolist()))
+
+    def _share(self, change: Mirrored, owner: int) -> None:
+        if owner == self._node.index:
+            to_host(change.here, change.host)
+        self._node.share(change.host, owner, self._timeout)
+        if owner != self._node.index:
+            to_device(change.host, change.here)
+
+    @torch.no_grad()
+    def _add(self, number: int, owner: int) -> None:
+        weights, change = self._weights[number][owner], self._changes[number][owner]
+        if owner == self._node.index:
+            self._replica.keep(number, _add_and_tell_rest(weights, change.here))
+            change.here.zero_()
+        else:
+            weights.add_(change.here)
+
+
+def _add_and_tell_rest(weights: Tensor, change: Tensor) -> Tensor:
+    """Adds; returns what rounding left out, or anything where it leaves out nothing."""
+    if weights.dtype == change.dtype:
+        weights.add_(change)
+        return change
+    before = weights.to(change.dtype, copy=True)
+    weights.add_(change)
+    return before.sub_(weights).add_(change)
+
+
+def _zeros_like(chunk: Chunk, device: torch.device) -> Mirrored:
+    return mirrored(torch.zeros(len(chunk), dtype=chunk.dtype, device=device))
+
+
+def _by_chunk(
+    vectors: Sequence[Tensor], replica: Replica, num_shards: int
+) -> list[list[Tensor]]:
+    """For each chunk of a shard, that stretch of all shards of w."""
+    found, numbers = [], iter(replica.chunks)
+    for vector in vectors:
+        begin, length = 0, len(vector) // num_shards
+        while begin < length:
+            end = begin + len(next(numbers))
+            shards = [shard(vector, n, num_shards) for n in range(num_shards)]
+            found.append([part[begin:end] for part in shards])
+            begin = end
+    return found
+
+
+def _complete(begin: Callable[[], dist.Work | None], timeout: timedelta) -> None:
+    """Begins a collective of the node and waits for it."""
+    try:
+        work = begin()
+        assert work is not None
+        work.wait(timeout)
+    except RuntimeError as error:
+        raise RuntimeError(
+            "the learners of this super-learner did not gather their shards within "
+            f"{timeout}: {error}. See whether all its processes run; if one is only "
+            "slow, raise `timeout`"
+        ) from error

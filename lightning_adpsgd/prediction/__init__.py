@@ -1,0 +1,1 @@
+"""How fast a cluster would be, from a few measured numbers."""

@@ -1,0 +1,325 @@
+"""A few numbers of a machine and its link, the input of `prediction`.
+
+They are measured with the engine's own functions: arithmetic alone; with one peer, the
+speed of the link and what a round takes beside it. A small JSON file keeps them.
+"""
+
+import json
+import math
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_adpsgd.files import written_whole
+from lightning_adpsgd.gossip.wire import make_codec
+from lightning_adpsgd.mixing.rounds import RoundMixer
+from lightning_adpsgd.mixing.super_learner import Node
+from lightning_adpsgd.prediction.model import Costs
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import (
+    SYNCHRONOUS_LANE,
+    DistributedTransport,
+    one_behind,
+)
+from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Link
+from lightning_adpsgd.weights.replica import Replica
+
+_PATIENCE = timedelta(minutes=2)
+_REPETITIONS, _QUESTIONS = 5, 200
+_CHUNK_ELEMENTS = 1 << 20  # as of an exchange of the engine
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The speed of a machine and its link.
+
+    Args:
+        bandwidth: bytes per second of the link, each way while both ends send.
+        latency: seconds from one end of the link to the other.
+        copy: seconds per byte copied in memory.
+        exchange: seconds per byte of the arithmetic of an exchange.
+        merge: seconds per byte of the merge of an exchange.
+        round: seconds per byte of a round of two, beside its link.
+        gradient: seconds per byte of an all-reduce of two, beside its link.
+        cores: number of cores of this machine, which its learners share.
+        step_seconds: seconds of a learner's step, if it was measured.
+        step_processor_seconds: seconds for which such a step keeps a core busy.
+
+    Raises:
+        ValueError: A number is negative or not finite, or one that must be positive
+            is not.
+    """
+
+    bandwidth: float
+    latency: float
+    copy: float
+    exchange: float
+    merge: float
+    round: float
+    gradient: float
+    cores: int
+    step_seconds: float | None = None
+    step_processor_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value is not None:
+                _check(name, value)
+
+    @property
+    def link(self) -> Link:
+        """As measured."""
+        return Link(self.bandwidth, self.latency)
+
+    def costs(self, learners_per_machine: int = 1) -> Costs:
+        """Processor work of communication, for learners that share a machine.
+
+        Learners that wait for one another also want their cores at the same moment: to
+        copy weights before a round and to merge after it, or to copy gradients into
+        buckets and back. The rest of a round beside its link is waiting. Exchanges find
+        the cores that a step leaves, if it was measured; else as many as they want.
+        """
+        crowd = max(1.0, learners_per_machine / self.cores) - 1
+        return Costs(
+            round=self.round + crowd * min(self.round, self.copy + self.merge),
+            gradient=self.gradient + crowd * min(self.gradient, 2 * self.copy),
+            exchange=self.exchange,
+            merge=self.merge,
+            step=crowd * self.step_processor_seconds,
+            work=DistributedTransport.overhead * self.exchange,
+            cores=self.cores / learners_per_machine,
+            busy=self.step_processor_seconds / (self.step_seconds or math.inf),
+            machine_cores=self.cores,
+        )
+
+    def write(self, path: str | Path) -> Path:
+        """Writes the file, whole or not at all, and returns its path."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(path) as file:
+            file.write(json.dumps(asdict(self), indent=1) + "\n")
+        return path
+
+
+def read(path: str | Path) -> Calibration:
+    """Reads the file that `Calibration.write` has written.
+
+    Raises:
+        ValueError: The file is no calibration; the message names the line.
+        OSError: It cannot be read.
+    """
+    path = Path(path)
+    text = path.read_text("utf-8")
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _bad(path, error.lineno, f"is not JSON: {error.msg}") from error
+    if not isinstance(found, dict):
+        raise _bad(path, 1, "must be an object {...} of numbers")
+    names = {f.name for f in fields(Calibration)}
+    for name in found:
+        if name not in names:
+            raise _bad(path, _line(text, name), f"has an unknown number {name!r}")
+    if missing := sorted(names - {*found, *_OPTIONAL}):
+        last = len(text.splitlines())
+        raise _bad(path, last, f"ends without {', '.join(missing)}")
+    for name, value in found.items():
+        if value is None and name == "step_seconds":
+            continue
+        try:
+            _check(name, value)
+        except ValueError as error:
+            raise _bad(path, _line(text, name), f"is no calibration: {error}") from None
+    return Calibration(**found)
+
+
+def _check(name: str, value: object) -> None:
+    least = "positive" if name in _POSITIVE else "at least 0"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"`{name}` must be a number, {least}, got {value!r}")
+    fits = value > 0 if name in _POSITIVE else value >= 0
+    if not fits or not math.isfinite(value):
+        raise ValueError(f"`{name}` must be {least} and finite, got {value!r}")
+
+
+_OPTIONAL = {"step_seconds", "step_processor_seconds"}
+_POSITIVE = {"bandwidth", "cores", "step_seconds"}
+
+
+def _bad(path: Path, line: int, what: str) -> ValueError:
+    return ValueError(
+        f"{path}:{line}: {what}; `python -m lightning_adpsgd calibrate` writes it anew"
+    )
+
+
+def _line(text: str, name: str) -> int:
+    before = text.partition(f'"{name}"')[0]
+    return before.count("\n") + 1
+
+
+# --- alone
+
+
+def num_cores() -> int:
+    """Number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Arithmetic(NamedTuple):
+    """Seconds per byte of weights, in one thread; as of `Calibration`."""
+
+    copy: float
+    exchange: float
+    merge: float
+
+
+def measure_arithmetic(num_bytes: int) -> Arithmetic:
+    """Measures memory and the engine's arithmetic on this machine.
+
+    Args:
+        num_bytes: bytes of the float32 weights; larger than caches, as models are.
+    """
+    weights, other = (torch.randn(num_bytes // 4) for _ in range(2))
+    replica = Replica([weights], _CHUNK_ELEMENTS, threading.Condition())
+    copy = _seconds(lambda: other.copy_(weights))
+    both = _seconds(lambda: (_exchange(replica, other), replica.merge_all()))
+    exchange = _seconds(lambda: _exchange(replica, other))
+    return Arithmetic(
+        copy / num_bytes, exchange / num_bytes, max(0.0, both - exchange) / num_bytes
+    )
+
+
+@torch.no_grad()
+def _exchange(replica: Replica, theirs: Tensor) -> None:
+    """What one end does of an exchange, but for the network."""
+    codec = make_codec(None, torch.float32)
+    stretches = theirs.split([len(chunk) for chunk in replica.chunks])
+    for chunk, stretch in zip(replica.chunks, stretches, strict=True):
+        mine = torch.empty_like(stretch)
+        chunk.read(mine)
+        pieces = zip(chunk.parts, chunk.split(mine), chunk.split(stretch), strict=True)
+        for part, own, other in pieces:
+            change = torch.empty_like(own)
+            codec.change(own, other, change, part.place)
+            part.add(change, 0.5)
+
+
+# --- with a peer
+
+
+class Wire(NamedTuple):
+    """As of `Calibration`."""
+
+    bandwidth: float
+    latency: float
+    round: float
+    gradient: float
+
+
+def measure_wire(num_bytes: int) -> Wire:
+    """Measures the default process group of two processes that both call this.
+
+    Args:
+        num_bytes: bytes of the float32 weights, the same at both ends.
+
+    Raises:
+        ValueError: The group does not have two members.
+    """
+    if dist.get_world_size() != 2:
+        raise ValueError(f"a link has two ends, got {dist.get_world_size()} processes")
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    transport = DistributedTransport(group)
+    weights = torch.randn(num_bytes // 4)
+    latency = _ping(transport)
+    crossing = _together(lambda: _swap(transport, weights))
+    # Not the mean, for which there would be an all-reduce.
+    thirds = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64) / 3
+    schedule = Schedule(find_topology(thirds), 2)
+    mixer = RoundMixer([weights], transport, Node(), schedule, _PATIENCE)
+    round = _together(lambda: _mix(mixer))
+    gradient = _together(lambda: _reduce(weights))
+    link = Link(num_bytes / max(crossing - latency, 1e-9), latency)
+    return Wire(
+        link.bandwidth,
+        latency,
+        max(0.0, round - link.seconds(num_bytes)) / num_bytes,
+        max(0.0, gradient - link.allreduce_seconds(num_bytes, 2)) / num_bytes,
+    )
+
+
+def _ping(transport: DistributedTransport) -> float:
+    """Seconds one way of a small message."""
+    peer, word = 1 - transport.index, torch.zeros(1, dtype=torch.int64)
+    seconds = []
+    for _ in range(_QUESTIONS):
+        begin = time.perf_counter()
+        for turn in range(2):
+            sends = turn == transport.index
+            post = transport.post_send if sends else transport.post_receive
+            post(peer, SYNCHRONOUS_LANE, word).wait(_PATIENCE)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds) / 2
+
+
+def _swap(transport: DistributedTransport, weights: Tensor) -> None:
+    """Chunk by chunk, the next one posted before the last has come."""
+    peer = 1 - transport.index
+    into = torch.empty_like(weights)
+    pairs = zip(*(v.split(_CHUNK_ELEMENTS) for v in (into, weights)), strict=True)
+    posted = (
+        transport.post_all(SYNCHRONOUS_LANE, {peer: coming}, {peer: going})
+        for coming, going in pairs
+    )
+    for pending in one_behind(posted):
+        for half in pending:
+            half.wait(_PATIENCE)
+
+
+@torch.no_grad()
+def _mix(mixer: RoundMixer) -> None:
+    mixer.take_snapshot()
+    mixer.mix()
+    mixer.finish()
+
+
+def _reduce(weights: Tensor) -> None:
+    """As DDP does: into buckets, all of them under way at once, and back."""
+    buckets = [part.clone() for part in weights.split(BUCKET_BYTES // 4)]
+    works = [dist.all_reduce(bucket, async_op=True) for bucket in buckets]
+    for work, bucket, part in zip(
+        works, buckets, weights.split(BUCKET_BYTES // 4), strict=True
+    ):
+        assert work is not None
+        work.wait()
+        part.copy_(bucket.div_(2))
+
+
+def _together(work: Callable[[], object]) -> float:
+    """Median seconds; both ends begin each time at the same moment."""
+    return _seconds(work, before=dist.barrier)
+
+
+def _seconds(
+    work: Callable[[], object], before: Callable[[], object] = lambda: None
+) -> float:
+    seconds = []
+    for _ in range(_REPETITIONS + 1):
+        before()
+        begin = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[1:])  # the first finds its memory

@@ -1,0 +1,454 @@
+"""How fast training will be: samples per second of a cluster that need not exist.
+
+`predict` runs no model, only the event clock of the virtual cluster (`timeline`). It
+follows all super-learners in modes that wait. Without synchronisation each is as fast
+as alone, and the clock of a neighbourhood says how often exchanges end and how stale
+they are. The equations are in docs/prediction.md.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, get_args
+
+import torch
+
+from lightning_adpsgd.gossip.pacing import TAKEN, crowded
+from lightning_adpsgd.gossip.wire import make_codec
+from lightning_adpsgd.topology.named import TOPOLOGIES, TopologyLike, find_topology
+from lightning_adpsgd.virtual.clock import Compute, Link, StepTimes, check_positive
+from lightning_adpsgd.virtual.timeline import (
+    Asynchronous,
+    Begun,
+    Ended,
+    Event,
+    Exchange,
+    Scenario,
+    Stepped,
+    lockstep,
+)
+
+Mode = Literal["sync", "delay_by_one", "async", "allreduce"]
+"""The strategies' communications, and their control: gradients reduced by all (DDP)."""
+
+_LOCAL = 32  # super-learners: an exchange knows neighbours, not how many others are
+_DRAWS = 2000  # steps of a super-learner alone, for their mean
+_SETTLED, _MEASURED = 20, 40  # rounds of all, in lockstep: of few learners more
+_LEARNER_ROUNDS = 8000
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a learner computes and sends.
+
+    Args:
+        weight_bytes: bytes of the model, in float32.
+        local_batch_size: samples of a step of one learner.
+        wire_dtype: dtype on the wire in "async"; None: the weights as they are.
+        backward: share of a step's time in which gradients become ready.
+
+    Raises:
+        ValueError: Bytes or samples are not positive, or `backward` is no share.
+    """
+
+    weight_bytes: float
+    local_batch_size: int = 1
+    wire_dtype: torch.dtype | None = None
+    backward: float = 2 / 3
+
+    def __post_init__(self) -> None:
+        check_positive("weight_bytes", self.weight_bytes)
+        check_positive("local_batch_size", self.local_batch_size)
+        if not 0 <= self.backward <= 1:
+            raise ValueError(f"`backward` must be in [0, 1], got {self.backward}")
+
+    @property
+    def message_bytes(self) -> float:
+        """Of the weights as they travel in an exchange."""
+        codec = make_codec(self.wire_dtype, torch.float32)
+        return codec.dtype.itemsize * codec.length(math.ceil(self.weight_bytes / 4))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What communication takes of the processor, in seconds per byte of the weights.
+
+    Args:
+        round: work of a round in which all wait that its links do not hide.
+        gradient: work of a DDP step that links and the backward pass do not hide.
+        exchange: arithmetic of an exchange, which a fast link waits for.
+        merge: work of a step boundary that has something to merge.
+        step: seconds, not per byte, by which a step is longer where learners that share
+            cores make it at the same moment.
+        work: all that an exchange takes at one end, beside training.
+        cores: number, not per byte, of cores of a learner; a fraction where it shares.
+        busy: number of these cores that a step keeps busy, on average.
+        machine_cores: number of cores of its machine, including other learners'.
+    """
+
+    round: float = 0.0
+    gradient: float = 0.0
+    exchange: float = 0.0
+    merge: float = 0.0
+    step: float = 0.0
+    work: float = 0.0
+    cores: float = 1.0
+    busy: float = 1.0
+    machine_cores: float = 1.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What to expect, once the start is over.
+
+    Attributes:
+        samples_per_second: samples of all learners per second.
+        steps_per_second: steps of a learner per second, on average.
+        exposed: share of the time in which a learner waits for communication or, where
+            learners wait for one another, for slower ones.
+        exchanges_per_step: exchanges of a super-learner per step; rounds where all
+            wait.
+        staleness: share of exchanges or rounds by their age, the optimizer steps
+            between what was read and its merge.
+    """
+
+    samples_per_second: float
+    steps_per_second: float
+    exposed: float
+    exchanges_per_step: float
+    staleness: dict[int, float] = field(default_factory=dict)
+
+    def hours(self, num_samples: float) -> float:
+        """Until so many samples are seen, over all epochs."""
+        return num_samples / self.samples_per_second / 3600
+
+    @property
+    def mean_staleness(self) -> float:
+        """In optimizer steps; NaN where nothing was exchanged."""
+        total = sum(self.staleness.values())
+        weighted = sum(steps * share for steps, share in self.staleness.items())
+        return weighted / total if total else math.nan
+
+
+def predict(
+    workload: Workload,
+    num_super_learners: int,
+    super_learner_size: int = 1,
+    *,
+    compute: Compute,
+    link: Link | None = None,
+    inner_link: Link | None = None,
+    topology: TopologyLike = "ring",
+    communication: Mode = "async",
+    gossip_every: int = 1,
+    cpu_share: float = 0.05,
+    costs: Costs | None = None,
+    seed: int = 0,
+) -> Prediction:
+    """The speed of S super-learners of N learners.
+
+    Args:
+        workload: what each learner computes and sends.
+        num_super_learners: S.
+        super_learner_size: N.
+        compute: time of a learner's step: forward, backward and update.
+        link: link of each learner to its counterparts in other super-learners.
+        inner_link: link of each learner to the others of its super-learner.
+        topology: topology of the averages.
+        communication: as for the strategies; "allreduce" is DDP over all learners.
+        gossip_every: optimizer steps per round.
+        cpu_share: share of a learner's processor time that exchanges may take in
+            "async", if that is more than a hundredth of the training's time pays for.
+        costs: processor work of communication.
+        seed: seed of random times and topologies.
+
+    Raises:
+        ValueError: An argument is out of its bounds, or has no meaning with another.
+    """
+    _check(workload, compute, communication, cpu_share)
+    costs = costs or Costs()
+    scenario = Scenario(
+        topology=find_topology(topology),
+        num_super_learners=num_super_learners,
+        super_learner_size=super_learner_size,
+        gossip_every=gossip_every,
+        compute=compute,
+        link=link or Link(),
+        inner_link=inner_link or Link(),
+        seed=seed,
+        backward=workload.backward,
+        gradient_seconds=costs.gradient * workload.weight_bytes,
+    )
+    if communication == "async":
+        return _without_waiting(workload, scenario, costs, cpu_share)
+    return _in_step(workload, scenario, costs, communication)
+
+
+def _check(
+    workload: Workload, compute: Compute, communication: str, cpu_share: float
+) -> None:
+    if communication not in get_args(Mode):
+        raise ValueError(
+            f"`communication` must be one of {get_args(Mode)}, got {communication!r}"
+        )
+    if workload.wire_dtype is not None and communication != "async":
+        raise ValueError(
+            '`wire_dtype` applies to `communication="async"` alone, got '
+            f"{workload.wire_dtype} with {communication!r}"
+        )
+    if not 0 < cpu_share <= 1:
+        raise ValueError(f"`cpu_share` must be in (0, 1], got {cpu_share}")
+    if compute.pauses:
+        raise ValueError(
+            "`pauses` have no place in a prediction, which is of a steady state; "
+            "`VirtualCluster` simulates them"
+        )
+
+
+# --- where all wait
+
+
+def _in_step(
+    workload: Workload, scenario: Scenario, costs: Costs, mode: Mode
+) -> Prediction:
+    num_learners = scenario.num_super_learners * scenario.super_learner_size
+    rate = 1 / _step_seconds(workload, scenario, costs, mode)
+    computed = scenario.compute.seconds * _mean_factor(scenario)
+    work = _boundary_seconds(workload, scenario, costs, mode)
+    if mode == "allreduce" and num_learners > 1:
+        work += scenario.gradient_seconds
+    return Prediction(
+        samples_per_second=rate * num_learners * workload.local_batch_size,
+        steps_per_second=rate,
+        exposed=max(0.0, 1 - (computed + work) * rate),
+        exchanges_per_step=1.0 if mode == "allreduce" else 1 / scenario.gossip_every,
+        staleness={int(mode == "delay_by_one"): 1.0},
+    )
+
+
+def _step_seconds(
+    workload: Workload, scenario: Scenario, costs: Costs, mode: Mode
+) -> float:
+    """Mean seconds of a step of the super-learner that is furthest behind."""
+    boundary = _boundary_seconds(workload, scenario, costs, mode)
+    if mode == "allreduce" or scenario.num_super_learners == 1:
+        scenario = _as_one(workload, scenario)
+    hidden = mode == "delay_by_one"
+    num_bytes = workload.weight_bytes
+    ends = lockstep(scenario, num_bytes, hidden, boundary_seconds=boundary)
+    learners = scenario.num_super_learners * scenario.super_learner_size
+    most = _MEASURED * max(1, _LEARNER_ROUNDS // (_MEASURED * learners))
+    settled, measured = (scenario.gossip_every * n for n in (_SETTLED, most))
+    first, last = itertools.islice(ends, settled, settled + measured + 1, measured)
+    return (max(last) - max(first)) / measured
+
+
+def _boundary_seconds(
+    workload: Workload, scenario: Scenario, costs: Costs, mode: Mode
+) -> float:
+    """Processor work of a step boundary, mean over rounds and steps without one."""
+    if scenario.num_super_learners * scenario.super_learner_size == 1:
+        return 0.0
+    if mode == "allreduce" or scenario.num_super_learners == 1:
+        return costs.step
+    return costs.round * workload.weight_bytes / scenario.gossip_every + costs.step
+
+
+def _as_one(workload: Workload, scenario: Scenario) -> Scenario:
+    """All learners as one super-learner, with DDP's rings inside and across."""
+    num, size = scenario.num_super_learners, scenario.super_learner_size
+    num_bytes = workload.weight_bytes
+    seconds = scenario.inner_link.allreduce_seconds(num_bytes, size)
+    seconds += scenario.link.allreduce_seconds(num_bytes / size, num)
+    turns = max(1, 2 * (num * size - 1))
+    return replace(
+        scenario,
+        topology=find_topology("ring"),
+        num_super_learners=1,
+        super_learner_size=num * size,
+        inner_link=Link(latency=seconds / turns),
+        link=Link(),
+    )
+
+
+def _mean_factor(scenario: Scenario) -> float:
+    num = scenario.num_super_learners * scenario.super_learner_size
+    slow = [f for learner, f in scenario.compute.slow.items() if learner < num]
+    return (num - len(slow) + sum(slow)) / num
+
+
+# --- where no learner waits
+
+
+class _Seen(NamedTuple):
+    """What an asynchronous timeline has shown.
+
+    Attributes:
+        exchanges: Per step of a super-learner.
+        merging: Share of the steps that had something to merge.
+        staleness: Share of exchanges by their age.
+    """
+
+    exchanges: float
+    merging: float
+    staleness: dict[int, float]
+
+
+def _without_waiting(
+    workload: Workload, scenario: Scenario, costs: Costs, cpu_share: float
+) -> Prediction:
+    gradients = _alone(scenario, workload.weight_bytes)
+    mean = sum(gradients) / len(gradients)
+    seen = _observe(workload, scenario, costs, mean)
+    cores = _Cores(workload, scenario, costs, mean)
+    merge = seen.merging * costs.merge * workload.weight_bytes
+    kept = cores.kept(seen.exchanges, merge, cpu_share)
+    added = kept * merge + cores.taken_from_training(kept * seen.exchanges)
+    # The same without links: the rest of a gradient is exposed.
+    free = replace(scenario, inner_link=Link(), gradient_seconds=0.0)
+    computed = _alone(free, workload.weight_bytes)
+    rate = sum(1 / (g + added) for g in gradients) / len(gradients)
+    exposed = [(g - c) / (g + added) for g, c in zip(gradients, computed, strict=True)]
+    learners = scenario.num_super_learners * scenario.super_learner_size
+    return Prediction(
+        samples_per_second=rate * learners * workload.local_batch_size,
+        steps_per_second=rate,
+        exposed=sum(exposed) / len(exposed),
+        exchanges_per_step=kept * seen.exchanges,
+        staleness=seen.staleness,
+    )
+
+
+def _alone(scenario: Scenario, num_bytes: float) -> list[float]:
+    """Mean seconds of a gradient of each super-learner, on a clock of its own."""
+    size, compute = scenario.super_learner_size, scenario.compute
+    if size == 1:  # the mean is known
+        compute = replace(compute, spread=0.0)
+    num_steps = _DRAWS if compute.spread else 1
+
+    def mean_of(index: int) -> float:
+        times, end = StepTimes(compute, scenario.seed), 0.0
+        for _ in range(num_steps):
+            end = scenario.gradient_end(times, index, end, num_bytes)
+        return end / num_steps
+
+    slow = {learner // size for learner in compute.slow}
+    # All super-learners without a slow learner are alike.
+    usual = mean_of(next(i for i in itertools.count() if i not in slow))
+    numbers = range(scenario.num_super_learners)
+    return [mean_of(i) if i in slow else usual for i in numbers]
+
+
+class _Cores:
+    """What exchanges find of a learner's cores during a step, in seconds of processor.
+
+    As `CoreShare` bounds it: merges, and exchanges that find every core busy, take a
+    hundredth of the training's time, or exchanges what `cpu_share` grants them: a share
+    of all that the learner gets, exchanges included.
+    """
+
+    def __init__(
+        self, workload: Workload, scenario: Scenario, costs: Costs, step: float
+    ) -> None:
+        # Each learner carries its part of the weights.
+        self._work = costs.work * workload.weight_bytes / scenario.super_learner_size
+        self._step, self._busy = step, costs.busy * step
+        self._all = costs.cores * step
+        self._machine = max(costs.cores, costs.machine_cores)
+
+    def kept(self, exchanges: float, merge: float, cpu_share: float) -> float:
+        """The share of so many exchanges per step, and seconds of merging, that go."""
+        if cpu_share == 1 or not exchanges:
+            return 1.0
+        granted = cpu_share / (1 - cpu_share) * self._busy
+        shared = min(1.0, granted / (exchanges * self._work or math.inf))
+
+        def too_many(kept: float) -> bool:
+            taken = kept * merge + self.taken_from_training(kept * exchanges)
+            return taken > TAKEN * self._step
+
+        return max(shared, _last(too_many))
+
+    def taken_from_training(self, exchanges: float) -> float:
+        """By how many seconds so many exchanges make a step longer."""
+        work = exchanges * self._work
+        busy = (self._busy + work) / self._all
+        missing = self._busy + work - self._all
+        return max(missing, work * crowded(busy, self._machine))
+
+
+def _last(too_many: Callable[[float], bool]) -> float:
+    """The largest share in [0, 1] that is not too many, which larger ones are."""
+    low, high = 0.0, 1.0
+    if not too_many(high):
+        return high
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if too_many(middle) else (middle, high)
+    return low
+
+
+def _observe(
+    workload: Workload, scenario: Scenario, costs: Costs, step: float
+) -> _Seen:
+    """Exchanges of a neighbourhood, long after its start."""
+    if scenario.num_super_learners == 1:
+        return _Seen(0.0, 0.0, {})
+    local = _neighbourhood(scenario, costs)
+    num, size = local.num_super_learners, local.super_learner_size
+    crossing = local.link.seconds(workload.message_bytes / size)
+    num_peers = len(local.topology.part(0, num, 0).takes) - 1
+    is_random = local.topology.period(num) == 0
+    if is_random and num_peers * crossing > step * scenario.gossip_every:
+        # Each asks another peer at each step, until all pairs are under way at once.
+        num_peers = scenario.num_super_learners - 1
+        if num_peers >= num:
+            return _Seen(step / crossing, 1.0, {round(num_peers * crossing / step): 1})
+    begin = 10 * step + 2 * num_peers * crossing
+    timeline = Asynchronous(local, workload.weight_bytes, workload.message_bytes)
+    seen = itertools.takewhile(lambda event: event.seconds < 3 * begin, timeline)
+    late = int(size > 1)  # what a super-learner has gathered is merged a step later
+    return _count(seen, begin, late)
+
+
+def _neighbourhood(scenario: Scenario, costs: Costs) -> Scenario:
+    """As many super-learners as exchanges can know of, in place of thousands."""
+    num, topology = scenario.num_super_learners, scenario.topology
+    if num > _LOCAL and TOPOLOGIES.get(topology.name) is topology:
+        if topology is TOPOLOGIES["complete"]:
+            raise ValueError(
+                '`topology="complete"` with `communication="async"` asks S - 1 peers '
+                f"in each round: at most {_LOCAL} super-learners, got {num}"
+            )
+        num = _LOCAL
+    fastest = 1 / costs.exchange if costs.exchange else math.inf
+    link = replace(scenario.link, bandwidth=min(scenario.link.bandwidth, fastest))
+    return replace(scenario, num_super_learners=num, link=link)
+
+
+def _count(events: Iterable[Event], begin: float, late: int) -> _Seen:
+    """What happens from a time on; ages are counted as the engine counts them."""
+    steps, ages = Counter[int](), Counter[int]()
+    read: dict[Exchange, dict[int, int]] = {}
+    waiting: dict[int, list[int]] = {}
+    num_steps = num_ends = num_merging = 0
+    for event in events:
+        counts = event.seconds >= begin
+        if isinstance(event, Begun):
+            read[event.exchange] = {i: steps[i] for i in event.exchange.ends}
+        elif isinstance(event, Ended):
+            for i, step in read.pop(event.exchange).items():
+                waiting.setdefault(i, []).append(step)
+                num_ends += counts
+        elif isinstance(event, Stepped):
+            i = event.super_learner
+            steps[i] += 1
+            merged = waiting.pop(i, [])
+            if counts:
+                num_steps += 1
+                num_merging += bool(merged)
+                ages.update(steps[i] - step + late for step in merged)
+    shares = {age: count / ages.total() for age, count in sorted(ages.items())}
+    return _Seen(num_ends / num_steps, num_merging / num_steps, shares)

@@ -1,0 +1,1 @@
+"""The faces: Lightning's Trainer and Fabric, the life of a job, checkpoints."""

@@ -1,0 +1,121 @@
+"""`ckpt_path="last"` and `"hpc"`: the newest checkpoint that is whole.
+
+Lightning takes the newest file, whatever is in it. While a choice is installed, a file
+that is damaged is passed over with a warning that names it, and the next older one is
+taken: first of those named `last`, then of all others in the same folders. Training
+never begins anew where there are checkpoints and none is whole.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
+from lightning_adpsgd.strategy.checkpoints.io import check_file
+
+
+def choose_when_launched(launcher: Any) -> None:
+    """Installs the choice in each Trainer that runs by this launcher."""
+    # A partial function of this module and not a lambda: it may be pickled.
+    vars(launcher)["launch"] = partial(_launch, launcher)
+
+
+def newest_whole(paths: Iterable[str]) -> str:
+    """The first checkpoint that is whole; warns of each that is not.
+
+    Args:
+        paths: In the order of preference.
+
+    Raises:
+        DamagedCheckpoint: None is; names what is wrong with each.
+    """
+    problems: list[str] = []
+    for path in paths:
+        try:
+            check_file(path)
+        except (DamagedCheckpoint, OSError) as error:
+            problems.append(_problem(path, error))
+            rank_zero_warn(f"Passed over: {problems[-1]}")
+        else:
+            return path
+    raise DamagedCheckpoint(
+        f"no checkpoint is whole, of {len(problems)}: {'; '.join(problems)}. Remove "
+        "them, or pass no `ckpt_path`, to begin anew"
+    )
+
+
+def _launch(
+    launcher: Any,
+    function: Callable[..., Any],
+    *args: Any,
+    trainer: pl.Trainer | None = None,
+    **kwargs: Any,
+) -> Any:
+    if trainer is not None:
+        choose = partial(_choose, trainer)
+        vars(trainer._checkpoint_connector)["_parse_ckpt_path"] = choose
+    launch = type(launcher).launch
+    return launch(launcher, function, *args, trainer=trainer, **kwargs)
+
+
+def _choose(
+    trainer: pl.Trainer, state_fn: Any, ckpt_path: Any, **arguments: Any
+) -> Any:
+    connector = trainer._checkpoint_connector
+    parse = type(connector)._parse_ckpt_path
+    chosen = parse(connector, state_fn, ckpt_path, **arguments)
+    if ckpt_path == "hpc" or (chosen and chosen == connector._hpc_resume_path):
+        return newest_whole(_hpc_checkpoints(trainer))
+    if ckpt_path == "last" or (ckpt_path is None and _resumes_by_itself(trainer)):
+        candidates = _last_checkpoints(trainer)
+        return newest_whole(candidates) if candidates else chosen
+    return chosen
+
+
+def _resumes_by_itself(trainer: pl.Trainer) -> bool:
+    return trainer.state.fn == "fit" and bool(_at_exceptions(trainer))
+
+
+def _at_exceptions(trainer: pl.Trainer) -> list[str]:
+    callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    found = [c.ckpt_path for c in callbacks if isinstance(c, OnExceptionCheckpoint)]
+    return [path for path in found if os.path.exists(path)]
+
+
+def _last_checkpoints(trainer: pl.Trainer) -> list[str]:
+    """All files that may be meant, in the order of preference; links that lead nowhere
+    count, for they tell of a checkpoint that was there."""
+    savers = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+    found = (path for saver in savers for path in saver._find_last_checkpoints(trainer))
+    lasts = {*found, *_at_exceptions(trainer)}
+    folders = {Path(path).parent for path in lasts}
+    others = {str(path) for folder in folders for path in folder.glob("*.ckpt")}
+    return [*_newest_first(lasts), *_newest_first(others - lasts)]
+
+
+def _newest_first(paths: Iterable[str]) -> list[str]:
+    return sorted(paths, key=lambda path: (os.lstat(path).st_mtime_ns, path))[::-1]
+
+
+def _hpc_checkpoints(trainer: pl.Trainer) -> list[str]:
+    """Those of Lightning's at a signal of SLURM, the highest number first."""
+    return [path for _, path in sorted(_numbered(trainer.default_root_dir))[::-1]]
+
+
+def _numbered(folder: str) -> Iterator[tuple[int, str]]:
+    for path in Path(folder).glob("hpc_ckpt_*.ckpt"):
+        digits = path.stem.removeprefix("hpc_ckpt_")
+        if digits.isdigit():
+            yield int(digits), str(path)
+
+
+def _problem(path: str, error: Exception) -> str:
+    if isinstance(error, FileNotFoundError) and os.path.islink(path):
+        return f"checkpoint {path} is a link to {os.readlink(path)}, which is not there"
+    return str(error)

@@ -1,0 +1,180 @@
+"""Where a learner is within its epoch: batches begun, and how their order was drawn.
+
+Lightning goes on in the middle of an epoch with the first batches of its loader once
+more. Here the batch sampler is told to leave out as many as were trained on. Their
+order is drawn again as it was, from the states that the generators had when the epoch
+began; afterwards the generators go on from where they were.
+
+It takes a loader with a batch sampler. The random choices of a data set are repeated
+where it is read by the training process (`num_workers=0`).
+"""
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.trainer.states import RunningStage
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_adpsgd.strategy.checkpoints.rng_state import (
+    generator_states,
+    set_generator_states,
+)
+from lightning_adpsgd.strategy.fast_forward import batch_size
+
+
+class PlacedBatches:
+    """A batch sampler that notes how its epoch began, and can begin in the middle.
+
+    Args:
+        batches: The user's, or Lightning's.
+        device: Of the learner.
+    """
+
+    def __init__(self, batches: Any, device: torch.device) -> None:
+        self._batches, self._device = batches, device
+        self._begin: dict[str, Any] | None = None
+        self._num_left_out = 0
+
+    @property
+    def sampler(self) -> Any:
+        """In which Lightning sets the number of the epoch."""
+        return getattr(self._batches, "sampler", None)
+
+    @property
+    def batch_size(self) -> Any:
+        """Which Lightning and loggers ask for."""
+        return getattr(self._batches, "batch_size", None)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # Drawn with the first batch: the loader draws a number of its own before.
+        begin, num_left_out = self._begin, self._num_left_out
+        now = self._states()
+        if num_left_out and begin is not None:
+            self._set(begin)
+        else:
+            self._begin = now
+        batches = iter(self._batches)
+        for _ in range(num_left_out):
+            next(batches, None)
+        if num_left_out:
+            set_generator_states(now["common"], self._device)
+        self._num_left_out = 0
+        yield from batches
+
+    def state(self) -> dict[str, Any] | None:
+        """How the order of the epoch was drawn; none before its first batch."""
+        return self._begin
+
+    def go_on_from(self, begin: dict[str, Any] | None, num_batches: int) -> None:
+        """Leaves so many out of the next epoch, whose order is drawn as it was."""
+        self._begin, self._num_left_out = begin, num_batches
+
+    def _generators(self) -> list[torch.Generator]:
+        owners = (self._batches, self.sampler)
+        found = [getattr(owner, "generator", None) for owner in owners]
+        return [value for value in found if isinstance(value, torch.Generator)]
+
+    def _states(self) -> dict[str, Any]:
+        own = [generator.get_state() for generator in self._generators()]
+        return {"common": generator_states(self._device), "own": own}
+
+    def _set(self, states: Mapping[str, Any]) -> None:
+        set_generator_states(states["common"], self._device)
+        for generator, state in zip(self._generators(), states["own"], strict=False):
+            generator.set_state(state.cpu())
+
+
+class PlaceInEpoch:
+    """One learner's place in the epochs of a Trainer, and its generators.
+
+    With `work_sharing`, a stream, or several loaders there is no place to go back to:
+    then the generators alone are kept.
+
+    Args:
+        trainer: Of this learner.
+        device: Of this learner.
+        saved: What `state` gave to the checkpoint that is resumed.
+
+    Attributes:
+        num_samples: Samples that this learner has trained on, in all its runs; batches
+            whose size nobody can tell count nothing.
+    """
+
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        device: torch.device,
+        saved: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._trainer, self._device, self._saved = trainer, device, saved
+        self.num_samples: int = saved["num_samples"] if saved else 0
+
+    def install(self) -> None:
+        """Training loaders are copied from here on, until `remove`."""
+        vars(self._trainer._data_connector)["_prepare_dataloader"] = self._prepare
+
+    def remove(self) -> None:
+        """Brings Lightning's own preparation of loaders back."""
+        vars(self._trainer._data_connector).pop("_prepare_dataloader", None)
+
+    def begin(self) -> None:
+        """Training begins: the generators go on from where they were."""
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            set_generator_states(saved["generators"], self._device)
+
+    def count(self, batch: Any) -> None:
+        """Training on a batch begins."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a size that is guessed
+            self.num_samples += batch_size(batch)
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        progress = self._trainer.fit_loop.epoch_loop.batch_progress
+        placed = self._placed()
+        within = placed is not None and not progress.is_last_batch
+        return {
+            "generators": generator_states(self._device),
+            "num_samples": self.num_samples,
+            "num_batches": progress.current.ready if within else 0,
+            "begin": placed.state() if placed is not None else None,
+        }
+
+    def _placed(self) -> PlacedBatches | None:
+        combined = self._trainer.fit_loop._combined_loader
+        loaders = combined.flattened if combined is not None else []
+        found = [getattr(loader, "batch_sampler", None) for loader in loaders]
+        one = found[0] if len(found) == 1 else None
+        return one if isinstance(one, PlacedBatches) else None
+
+    def _prepare(self, dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
+        connector = self._trainer._data_connector
+        prepare = type(connector)._prepare_dataloader
+        loader: Any = prepare(connector, dataloader, shuffle, mode)
+        if mode != RunningStage.TRAINING or not _has_batches(loader):
+            return loader
+        batches = PlacedBatches(loader.batch_sampler, self._device)
+        if self._saved is not None:
+            batches.go_on_from(self._saved["begin"], self._saved["num_batches"])
+            if not self._saved["num_batches"]:
+                self.begin()  # the epoch that begins draws from these
+        # Not made anew: a subclass need not take a batch sampler.
+        copied = copy.copy(loader)
+        vars(copied).update(batch_sampler=batches, _iterator=None)
+        return copied
+
+
+def _has_batches(loader: Any) -> bool:
+    if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+        return False
+    # One that keeps its own place is restored by Lightning.
+    has_place = hasattr(loader, "load_state_dict")
+    return not (has_place or isinstance(loader.dataset, IterableDataset))

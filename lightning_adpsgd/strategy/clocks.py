@@ -1,0 +1,341 @@
+"""What Lightning does at a time and not at a step, for learners that are apart.
+
+`max_time`, `ModelCheckpoint(train_time_interval=...)` and `val_check_interval="..."`
+make Lightning ask learner 0, or every learner its own clock, after each batch: that is
+a collective in every step, or a mismatch. Here the clock of learner 0 alone is looked
+at, the others are asked only when it is due, and what it calls for happens at a step
+boundary of everybody (`agreement`). The boundary is the last thing in a batch: all that
+Lightning does at certain steps has been done.
+"""
+
+import math
+import time
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import (
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    Timer,
+)
+from lightning.pytorch.callbacks.timer import Interval
+from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning_utilities.core.rank_zero import rank_zero_info
+from typing_extensions import override
+
+from lightning_adpsgd.strategy.agreement import Agreement
+from lightning_adpsgd.strategy.job import END_OF_TRAINING, Job
+
+
+class Clock(ABC):
+    """Something that is due at a time."""
+
+    @abstractmethod
+    def due(self) -> bool:
+        """Asked in learner 0."""
+
+    @abstractmethod
+    def plan(self) -> str | None:
+        """What it would lead to at this boundary; none: it cannot happen here."""
+
+    @abstractmethod
+    def act(self) -> None:
+        """Does it; all learners do."""
+
+
+class StopClock(Clock):
+    """A `Timer` that ends the training.
+
+    After a stop the learners validate, end the epoch and end the training; the plan
+    says what of this has meetings, which may depend on the number of the epoch.
+    """
+
+    def __init__(self, trainer: pl.Trainer, timer: Timer) -> None:
+        self._trainer, self._timer = trainer, timer
+
+    @override
+    def due(self) -> bool:
+        left = self._timer.time_remaining()
+        return left is not None and left <= 0 and not self._trainer.should_stop
+
+    @override
+    def plan(self) -> str | None:
+        loop = self._trainer.fit_loop
+        if not loop._can_stop_early:
+            return None
+        validates = loop.epoch_loop._should_check_val_epoch()
+        return f"validate {validates} {_end_of_epoch(self._trainer)}"
+
+    @override
+    def act(self) -> None:
+        self._trainer.should_stop = True
+        if self._timer._verbose:
+            rank_zero_info(
+                f"Time limit reached after {self._timer.time_elapsed():.0f} s: all "
+                "learners stop."
+            )
+
+
+class SaveClock(Clock):
+    """A `ModelCheckpoint` with `train_time_interval`."""
+
+    def __init__(self, trainer: pl.Trainer, checkpoint: ModelCheckpoint) -> None:
+        self._trainer, self._checkpoint = trainer, checkpoint
+        self._arguments: tuple[Any, ...] = ()
+        self._last = -math.inf
+
+    def hold(self, *arguments: Any) -> None:
+        """Takes the place of its hook at the end of a batch."""
+        self._arguments = arguments
+
+    @override
+    def due(self) -> bool:
+        interval, last = (
+            self._checkpoint._train_time_interval,
+            self._checkpoint._last_time_checked,
+        )
+        assert interval is not None
+        since = time.monotonic() - max(self._last, last or -math.inf)
+        return last is not None and since >= interval.total_seconds()
+
+    @override
+    def plan(self) -> str | None:
+        saved = self._checkpoint._should_skip_saving_checkpoint(self._trainer)
+        return None if saved or _at_last_batch(self._trainer) else "save"
+
+    @override
+    def act(self) -> None:
+        self._last = time.monotonic()
+        hook = type(self._checkpoint).on_train_batch_end
+        hook(self._checkpoint, *self._arguments)
+
+
+class ValidationClock(Clock):
+    """A time as `val_check_interval`."""
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self._trainer, self.wanted = trainer, False
+
+    @override
+    def due(self) -> bool:
+        trainer = vars(self._trainer)
+        since = time.monotonic() - trainer["_last_val_time"]
+        return since >= trainer["_val_check_time_interval"]
+
+    @override
+    def plan(self) -> str | None:
+        loop = self._trainer.fit_loop.epoch_loop
+        here = loop._should_check_val_epoch() and not _at_last_batch(self._trainer)
+        return "validate" if here else None
+
+    @override
+    def act(self) -> None:
+        self.wanted = True
+
+
+class Boundary:
+    """The end of each batch, where a clock may have its way.
+
+    Takes the place of the loop's question whether to validate, which Lightning asks
+    when everything else of a batch is over.
+
+    Args:
+        trainer: Its callbacks are looked through for clocks.
+        job: Set up, not started.
+    """
+
+    def __init__(self, trainer: pl.Trainer, job: Job) -> None:
+        self._trainer, self._job = trainer, job
+        self.saves = [SaveClock(trainer, c) for c in _timed_checkpoints(trainer)]
+        self._stops = [StopClock(trainer, timer) for timer in _timers(trainer)]
+        timed = getattr(trainer, "_val_check_time_interval", None) is not None
+        self._validation = ValidationClock(trainer) if timed else None
+        self._clocks: list[Clock] = [*self.saves, *self._stops]
+        self._clocks += [self._validation] if self._validation else []
+        rank, num_learners = dist.get_rank(), dist.get_world_size()
+        self._agreement = Agreement(job.store, rank, num_learners, job.coordinator)
+        self._is_learner_0, self._answered_to = rank == 0, -1
+        self._stop_here: _StopHere | None = None
+        self._asked = type(trainer.fit_loop.epoch_loop)._should_check_val_fx
+
+    @property
+    def has_clocks(self) -> bool:
+        """Whether there is anything to look at."""
+        return bool(self._clocks)
+
+    def __call__(self, data_fetcher: _DataFetcher) -> bool:
+        """Whether to validate here."""
+        self._stop_here = None
+        with self._job.failures.named():
+            self._propose(self._clocks)
+            if self._is_time_to_answer():
+                self._answer_all()
+        validates = self._validates(data_fetcher)
+        self._note_what_a_stop_would_lead_to(validates)
+        return validates
+
+    def while_waiting(self, meeting: str) -> None:
+        """Answers for a learner that waits in a meeting."""
+        plan = self._plan_of_a_stop_in(meeting)
+        if plan is not None:
+            self._propose(self._stops)
+        if (proposal := self._agreement.pending()) is not None:
+            self._answered_to = int(proposal)
+            stops = isinstance(self._clocks[self._answered_to], StopClock)
+            self._agreement.answer(plan if stops else None)
+        self._act_if_agreed()
+
+    def when_met(self) -> None:
+        """Takes note of a decision that came with the last learner."""
+        self._act_if_agreed()
+        self._agreement.give_up()
+
+    def _act_if_agreed(self) -> None:
+        if self._agreement.decided():
+            self._clocks[self._answered_to].act()
+
+    def _propose(self, clocks: "list[Clock] | list[StopClock]") -> None:
+        for clock in clocks if self._is_learner_0 else ():
+            if clock.due() and clock.plan() is not None:
+                self._agreement.propose(str(self._clocks.index(clock)))
+
+    def _is_time_to_answer(self) -> bool:
+        """The same in all learners of a super-learner, which step together."""
+        pending = self._agreement.pending() is not None
+        group = self._job.groups.gradients
+        if group is None:
+            return pending
+        flag = torch.tensor(int(pending), device=self._trainer.strategy.root_device)
+        dist.broadcast(flag, dist.get_global_rank(group, 0), group)
+        return bool(flag)
+
+    def _answer_all(self) -> None:
+        while (proposal := self._agreement.pending(at_once=True)) is not None:
+            clock = self._clocks[int(proposal)]
+            plan = clock.plan()
+            if plan is None:
+                return
+            if self._agreement.agree(plan):
+                clock.act()
+
+    def _validates(self, data_fetcher: _DataFetcher) -> bool:
+        trainer, loop = self._trainer, self._trainer.fit_loop.epoch_loop
+        if self._validation is None:
+            return self._asked(loop, data_fetcher)
+        last = vars(trainer)["_last_val_time"]
+        wanted, self._validation.wanted = self._validation.wanted, False
+        vars(trainer)["_last_val_time"] = -math.inf if wanted else math.inf
+        try:
+            return self._asked(loop, data_fetcher)
+        finally:
+            vars(trainer)["_last_val_time"] = last
+
+    def _note_what_a_stop_would_lead_to(self, validates: bool) -> None:
+        """A learner whose next meeting is that of a stop may be stopped in there."""
+        loop = self._trainer.fit_loop.epoch_loop
+        same = validates == loop._should_check_val_epoch()
+        if self._stops and same and (validates or loop._is_training_done):
+            plan = self._stops[0].plan()
+            self._stop_here = _StopHere(self._agreement.position, *self._place(), plan)
+
+    def _plan_of_a_stop_in(self, meeting: str) -> str | None:
+        here, (batches, epochs) = self._stop_here, self._place()
+        if here is None or here.position != self._agreement.position:
+            return None
+        # Not at a batch, a start of an epoch or a reload of data since the boundary.
+        ends = meeting == END_OF_TRAINING
+        still = here.batches == batches and (here.epochs == epochs or ends)
+        return here.plan if still else None
+
+    def _place(self) -> tuple[int, int]:
+        loop = self._trainer.fit_loop
+        batches = loop.epoch_loop.batch_progress.total.ready
+        return batches, loop.epoch_progress.current.completed
+
+
+class _StopHere(NamedTuple):
+    """The boundary after which a learner does what it would do after a stop."""
+
+    position: int
+    batches: int
+    epochs: int
+    plan: str | None
+
+
+def follow(trainer: pl.Trainer, job: Job) -> None:
+    """Lets the clocks of a trainer act for learners that are apart, until `restore`."""
+    boundary = Boundary(trainer, job)
+    if not boundary.has_clocks:
+        return
+    vars(trainer.fit_loop.epoch_loop)["_should_check_val_fx"] = boundary
+    job.coordinator.while_waiting = boundary.while_waiting
+    job.coordinator.when_met = boundary.when_met
+    for timer in _timers(trainer):
+        vars(timer)["on_train_batch_end"] = _do_nothing
+    checkpoints = _timed_checkpoints(trainer)
+    for checkpoint, clock in zip(checkpoints, boundary.saves, strict=True):
+        vars(checkpoint)["on_train_batch_end"] = clock.hold
+
+
+def follow_together(trainer: pl.Trainer) -> None:
+    """The same for learners that step together: only validation needs it there."""
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        ask = partial(_validates_when_learner_0_does, trainer)
+        vars(trainer.fit_loop.epoch_loop)["_should_check_val_fx"] = ask
+
+
+def restore(trainer: pl.Trainer) -> None:
+    """Brings Lightning's own handling back."""
+    vars(trainer.fit_loop.epoch_loop).pop("_should_check_val_fx", None)
+    for callback in (*_timers(trainer), *_timed_checkpoints(trainer)):
+        vars(callback).pop("on_train_batch_end", None)
+
+
+def _validates_when_learner_0_does(
+    trainer: pl.Trainer, data_fetcher: _DataFetcher
+) -> bool:
+    loop = trainer.fit_loop.epoch_loop
+    validates = type(loop)._should_check_val_fx(loop, data_fetcher)
+    return trainer.strategy.broadcast(validates)
+
+
+def _timers(trainer: pl.Trainer) -> list[Timer]:
+    callbacks: list[Any] = getattr(trainer, "callbacks", [])
+    return [
+        callback
+        for callback in callbacks
+        if isinstance(callback, Timer)
+        and callback._interval == Interval.step
+        and callback._duration is not None
+    ]
+
+
+def _timed_checkpoints(trainer: pl.Trainer) -> list[ModelCheckpoint]:
+    callbacks: list[Any] = getattr(trainer, "callbacks", [])
+    saving = (one for one in callbacks if isinstance(one, ModelCheckpoint))
+    # One of a user's own kind may lack what Lightning's keeps for itself.
+    return [x for x in saving if getattr(x, "_train_time_interval", None) is not None]
+
+
+def _at_last_batch(trainer: pl.Trainer) -> bool:
+    return trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+
+
+def _end_of_epoch(trainer: pl.Trainer) -> list[Any]:
+    """What the end of this epoch does that not every end of an epoch does."""
+    epoch, callbacks = trainer.current_epoch, getattr(trainer, "callbacks", [])
+    saves: list[Any] = [
+        (epoch + 1) % callback._every_n_epochs == 0
+        for callback in callbacks
+        if isinstance(callback, ModelCheckpoint) and callback._every_n_epochs > 1
+    ]
+    averages = any(isinstance(c, StochasticWeightAveraging) for c in callbacks)
+    return [*saves, epoch] if averages else saves
+
+
+def _do_nothing(*arguments: Any) -> None:
+    """Takes the place of a hook."""

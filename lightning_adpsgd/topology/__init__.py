@@ -1,0 +1,1 @@
+"""Who averages with whom: mixing matrices, named and custom topologies, schedules."""

@@ -1,0 +1,224 @@
+"""Topologies that a user gives: mixing matrices, matchings, or a function.
+
+They are checked when they are given, and again when the number of super-learners is
+known: doubly stochastic, of that size, and joined, so that consensus is reached. They
+can be pickled, for learners that are spawned.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_adpsgd.topology.matrices import (
+    check_connected,
+    check_consensus,
+    check_mixing,
+)
+from lightning_adpsgd.topology.topology import (
+    Shares,
+    Topology,
+    equal_shares,
+    never_repeats,
+)
+
+MatrixOfRound = Callable[[int, int, int], Tensor]
+Matching = Sequence[tuple[int, int]]
+Partners = dict[int, int]
+
+
+def from_matrices(matrices: Sequence[Tensor], name: str = "matrices") -> Topology:
+    """A schedule of mixing matrices, each [S, S], that take turns.
+
+    Asynchronously an edge is asked in proportion to its weight: the heaviest of the
+    schedule in each of its rounds, one of half the weight in every second.
+
+    Raises:
+        ValueError: A matrix is not doubly stochastic or not of the first one's shape,
+            or consensus would never be reached.
+    """
+    rounds = [mixing.detach().to("cpu", torch.float64) for mixing in matrices]
+    for number, mixing in enumerate(rounds):
+        _check_matrix(mixing, f"matrix {number} of `topology`", rounds[0].shape)
+    check_consensus(rounds)
+    heaviest = max(_heaviest(mixing) for mixing in rounds)
+    return Topology(
+        name,
+        partial(_column, matrix := partial(_in_turn, rounds)),
+        partial(_always, len(rounds)),
+        gives=partial(_row, matrix),
+        frequencies=partial(_frequencies, matrix, heaviest),
+        check_size=partial(_check_same_size, len(rounds[0])),
+    )
+
+
+def from_matchings(matchings: Sequence[Matching], name: str = "matchings") -> Topology:
+    """A schedule of matchings that take turns: each pair takes the mean of its two.
+
+    Who is in no pair of a matching sits out that round.
+
+    Raises:
+        ValueError: A pair is not of two different super-learners, or a super-learner is
+            in two pairs of one matching.
+    """
+    partners = [_partners(pairs, number) for number, pairs in enumerate(matchings)]
+    return Topology(
+        name,
+        partial(_half_of_partner, partners),
+        partial(_always, len(partners)),
+        check_size=partial(_check_matchings, partners),
+    )
+
+
+def from_function(matrix: MatrixOfRound, name: str = "function") -> Topology:
+    """A schedule of which a function says all: ``(S, round, seed) -> T``.
+
+    The function must be pure, and the same in all learners. Anybody may meet anybody,
+    so that everybody is connected with everybody. Each matrix is checked when its round
+    comes; that they lead to consensus is up to the function.
+    """
+    checked = partial(_checked, matrix)
+    return Topology(
+        name,
+        partial(_column, checked),
+        never_repeats,
+        gives=partial(_row, checked),
+        frequencies=partial(_frequencies, checked, None),
+        check_size=partial(_check_first_round, checked),
+    )
+
+
+def from_sequence(given: Any) -> Topology:
+    """One matrix as its rows, or several matrices or matchings.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    match given:
+        case [Tensor(), *_]:
+            return from_matrices(given)
+        case [[float() | int(), *_], *_]:
+            return from_matrices([torch.tensor(given, dtype=torch.float64)])
+        case [[] | [[int(), int()], *_], *_]:
+            return from_matchings(given)
+    raise ValueError(
+        "`topology` must be a name, a matrix, a sequence of matrices or of matchings "
+        f"such as [[(0, 1), (2, 3)], [(1, 2), (3, 0)]], or a function, got {given!r}"
+    )
+
+
+# --- matrices
+
+
+def _in_turn(rounds: Sequence[Tensor], size: int, round: int, seed: int) -> Tensor:
+    return rounds[round % len(rounds)]
+
+
+@lru_cache(maxsize=8)
+def _checked(matrix: MatrixOfRound, size: int, round: int, seed: int) -> Tensor:
+    mixing = matrix(size, round, seed).detach().to("cpu", torch.float64)
+    what = f"the matrix that `topology` gives for round {round}"
+    _check_matrix(mixing, what, torch.Size((size, size)))
+    return mixing
+
+
+def _column(
+    matrix: MatrixOfRound, index: int, size: int, round: int, seed: int
+) -> Shares:
+    return _nonzero(matrix(size, round, seed)[:, index])
+
+
+def _row(matrix: MatrixOfRound, index: int, size: int, round: int, seed: int) -> Shares:
+    return _nonzero(matrix(size, round, seed)[index])
+
+
+def _frequencies(
+    matrix: MatrixOfRound,
+    heaviest: float | None,
+    index: int,
+    size: int,
+    round: int,
+    seed: int,
+) -> Shares:
+    """Weights of the edges of `index`, to the heaviest (of the round, if not given)."""
+    mixing = matrix(size, round, seed)
+    weights = (mixing[index] + mixing[:, index]) / 2
+    return _nonzero(weights / (heaviest or _heaviest(mixing)))
+
+
+def _heaviest(mixing: Tensor) -> float:
+    """The largest weight of an edge, the mean of its two directions."""
+    edges = (mixing + mixing.T) / 2
+    return float(edges.fill_diagonal_(0).max())
+
+
+def _nonzero(shares: Tensor) -> Shares:
+    places = shares.nonzero().flatten()
+    return dict(zip(places.tolist(), shares[places].tolist(), strict=True))
+
+
+def _check_matrix(mixing: Tensor, what: str, shape: torch.Size) -> None:
+    if mixing.shape != shape:
+        raise ValueError(
+            f"{what} must be of shape {tuple(shape)}, got {tuple(mixing.shape)}"
+        )
+    try:
+        check_mixing(mixing)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+
+
+def _check_same_size(size: int, num_super_learners: int) -> None:
+    if num_super_learners != size:
+        raise ValueError(
+            f"`topology` has matrices for {size} super-learners, but there are "
+            f"{num_super_learners}"
+        )
+
+
+def _check_first_round(matrix: MatrixOfRound, num_super_learners: int) -> None:
+    matrix(num_super_learners, 0, 0)
+
+
+# --- matchings
+
+
+def _always(num_rounds: int, num_super_learners: int) -> int:
+    return num_rounds
+
+
+def _half_of_partner(
+    partners: Sequence[Partners], index: int, size: int, round: int, seed: int
+) -> Shares:
+    return equal_shares((index, partners[round % len(partners)].get(index, index)))
+
+
+def _partners(pairs: Matching, number: int) -> Partners:
+    partners: Partners = {}
+    for pair in pairs:
+        if len(set(pair)) != 2 or len(pair) != 2 or min(pair) < 0:
+            raise ValueError(
+                "a pair of `topology` must be of two super-learners, counted from 0, "
+                f"got {tuple(pair)} in matching {number}"
+            )
+        if twice := set(pair) & partners.keys():
+            raise ValueError(
+                f"super-learner {min(twice)} is in two pairs of matching {number} of "
+                "`topology`; put one of them into a matching of its own"
+            )
+        i, j = pair
+        partners |= {i: j, j: i}
+    return partners
+
+
+def _check_matchings(partners: Sequence[Partners], num_super_learners: int) -> None:
+    highest = max((i for pairs in partners for i in pairs), default=0)
+    if highest >= num_super_learners:
+        raise ValueError(
+            f"`topology` has a pair with super-learner {highest}, but there are "
+            f"{num_super_learners}, counted from 0"
+        )
+    edges = (edge for pairs in partners for edge in pairs.items())
+    check_connected(num_super_learners, edges)

@@ -1,0 +1,219 @@
+"""The topologies that have a name: who averages with whom, as pure functions.
+
+What super-learner `index` takes from whom in a round is column `index` of the mixing
+matrix. Random topologies draw from a generator seeded by ``(seed, round)``, so that all
+learners draw the same.
+
+To add one, write ``<name>_shares(index, size, round, seed)`` and enter it in
+`TOPOLOGIES`: every property is then tested for it.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_adpsgd.topology.custom import (
+    Matching,
+    MatrixOfRound,
+    from_function,
+    from_matrices,
+    from_sequence,
+)
+from lightning_adpsgd.topology.topology import (
+    Shares,
+    Topology,
+    equal_shares,
+    never_repeats,
+)
+
+TopologyLike = (
+    str
+    | Topology
+    | Tensor
+    | Sequence[Tensor]
+    | Sequence[Matching]
+    | Sequence[Sequence[float]]
+    | MatrixOfRound
+)
+
+
+def ring_shares(index: int, size: int, round: int = 0, seed: int = 0) -> Shares:
+    """The papers' fixed ring: a third each of oneself, the left and the right.
+
+    For S = 2, where left and right are the same, both halves; lambda_2 is
+    ``(1 + 2 cos(2 pi / S)) / 3`` for S >= 3.
+    """
+    return equal_shares((index, (index - 1) % size, (index + 1) % size))
+
+
+def random_ring_shares(index: int, size: int, round: int, seed: int) -> Shares:
+    """The ring over an order drawn anew in each round: P^T T P."""
+    order, places = _drawn_order(size, round, seed)
+    place = places[index]
+    return equal_shares(order[p % size] for p in (place, place - 1, place + 1))
+
+
+def alternating_pairs_shares(
+    index: int, size: int, round: int, seed: int = 0
+) -> Shares:
+    """Pair averages with the left and the right neighbour of the ring in turn.
+
+    With an odd S one super-learner sits out, another one in each round.
+    """
+    shift = round % _two_or_all(size)
+    place = _paired_place((index - shift) % size, size)
+    return equal_shares((index, (place + shift) % size))
+
+
+def random_pairs_shares(index: int, size: int, round: int, seed: int) -> Shares:
+    """Pair averages over a perfect matching drawn anew in each round."""
+    order, places = _drawn_order(size, round, seed)
+    return equal_shares((index, order[_paired_place(places[index], size)]))
+
+
+def hypercube_shares(index: int, size: int, round: int, seed: int = 0) -> Shares:
+    """Pair averages along one dimension of the hypercube after the other.
+
+    log2 S rounds give the exact mean. S is a power of two.
+    """
+    return equal_shares((index, index ^ _hop(size, round) if size > 1 else index))
+
+
+def exponential_shares(index: int, size: int, round: int, seed: int = 0) -> Shares:
+    """One peer at distance 2^k, k growing by one in each round, for any S.
+
+    For S a power of two this is the hypercube. Otherwise i takes half of i + 2^k
+    (mod S), which is not symmetric.
+    """
+    if _is_power_of_two(size):
+        return hypercube_shares(index, size, round, seed)
+    return equal_shares((index, (index + _hop(size, round)) % size))
+
+
+def _exponential_gives(index: int, size: int, round: int, seed: int) -> Shares:
+    if _is_power_of_two(size):
+        return hypercube_shares(index, size, round, seed)
+    return equal_shares((index, (index - _hop(size, round)) % size))
+
+
+def complete_shares(index: int, size: int, round: int = 0, seed: int = 0) -> Shares:
+    """Everybody takes 1/S of everybody: one round gives the mean."""
+    return equal_shares(range(size))
+
+
+def grid_shares(index: int, size: int, round: int = 0, seed: int = 0) -> Shares:
+    """A torus of rows x columns as square as S allows; a prime S makes it a ring."""
+    sides = range(math.isqrt(size), 0, -1)
+    num_rows = next(side for side in sides if size % side == 0)
+    num_columns = size // num_rows
+    if num_rows == 1:
+        return ring_shares(index, size)
+    row, column = divmod(index, num_columns)
+    shares: Shares = {}
+    for c, share in ring_shares(column, num_columns).items():
+        shares[row * num_columns + c] = share / 2
+    for r, share in ring_shares(row, num_rows).items():
+        place = r * num_columns + column
+        shares[place] = shares.get(place, 0.0) + share / 2
+    return shares
+
+
+def _always_the_same(num_super_learners: int) -> int:
+    return 1
+
+
+def _two_or_all(num_super_learners: int) -> int:
+    return 2 if num_super_learners % 2 == 0 else num_super_learners
+
+
+def _one_per_bit(num_super_learners: int) -> int:
+    return max(1, (num_super_learners - 1).bit_length())
+
+
+def _check_power_of_two(num_super_learners: int) -> None:
+    if not _is_power_of_two(num_super_learners):
+        raise ValueError(
+            '`topology="hypercube"` needs a power of two super-learners, got '
+            f'{num_super_learners}; "exponential" takes any number'
+        )
+
+
+TOPOLOGIES = {
+    topology.name: topology
+    for topology in (
+        Topology("ring", ring_shares, _always_the_same),
+        Topology("random_ring", random_ring_shares, never_repeats),
+        Topology("alternating_pairs", alternating_pairs_shares, _two_or_all),
+        Topology("random_pairs", random_pairs_shares, never_repeats),
+        Topology("exponential", exponential_shares, _one_per_bit, _exponential_gives),
+        Topology(
+            "hypercube",
+            hypercube_shares,
+            _one_per_bit,
+            check_size=_check_power_of_two,
+        ),
+        Topology("complete", complete_shares, _always_the_same),
+        Topology("grid", grid_shares, _always_the_same),
+    )
+}
+
+
+def find_topology(topology: TopologyLike) -> Topology:
+    """The topology that an argument means.
+
+    Args:
+        topology: A name; a `Topology`; one mixing matrix, as a tensor or as its rows;
+            several matrices, or several matchings (lists of pairs), which take turns;
+            or a function, see `from_function`.
+
+    Raises:
+        ValueError: It is none of these, or not a topology.
+    """
+    if isinstance(topology, Topology):
+        return topology
+    if isinstance(topology, str):
+        return _named(topology)
+    if isinstance(topology, Tensor):
+        return from_matrices([topology])
+    if callable(topology):
+        return from_function(topology)
+    return from_sequence(topology)
+
+
+def _named(name: str) -> Topology:
+    if name not in TOPOLOGIES:
+        names = ", ".join(repr(known) for known in TOPOLOGIES)
+        raise ValueError(f"`topology` must be one of {names}, got {name!r}")
+    return TOPOLOGIES[name]
+
+
+def _paired_place(place: int, size: int) -> int:
+    """The other of the places (0, 1), (2, 3), ...; one's own at the end of an odd S."""
+    other = place ^ 1
+    return other if other < size else place
+
+
+def _is_power_of_two(num: int) -> bool:
+    return num & (num - 1) == 0
+
+
+def _hop(size: int, round: int) -> int:
+    return 1 << round % _one_per_bit(size)
+
+
+class _Order(NamedTuple):
+    order: list[int]
+    places: list[int]  # the inverse
+
+
+@lru_cache(maxsize=16)  # pure; spares each super-learner of a process its own draw
+def _drawn_order(size: int, round: int, seed: int) -> _Order:
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + round) % 2**63)
+    order = torch.randperm(size, generator=generator)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(size)
+    return _Order(order.tolist(), places.tolist())

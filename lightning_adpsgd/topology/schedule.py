@@ -1,0 +1,63 @@
+"""Which mixing matrix applies in which round."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import Tensor
+
+from lightning_adpsgd.topology.matrices import check_mixing
+from lightning_adpsgd.topology.named import Topology
+from lightning_adpsgd.topology.topology import Part, check_part, equal_shares
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which mixing matrix applies in which round.
+
+    Args:
+        topology: The sequence of matrices.
+        num_super_learners: S.
+        gain: gamma in T_gamma = (1 - gamma) I + gamma T, 0 < gamma <= 1.
+        seed: For topologies that are drawn at random.
+    """
+
+    topology: Topology
+    num_super_learners: int
+    gain: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.topology.check_size(self.num_super_learners)
+
+    def mixing(self, round: int) -> Tensor:
+        """The matrix of this round before the gain is applied, checked."""
+        matrix = self.topology.matrix(self.num_super_learners, round, self.seed)
+        check_mixing(matrix)
+        return matrix
+
+    def part(self, index: int, round: int) -> Part:
+        """What `index` takes and gives before the gain is applied, checked."""
+        part = self.topology.part(index, self.num_super_learners, round, self.seed)
+        check_part(part)
+        return part
+
+    def asks(self, index: int, round: int) -> list[int]:
+        """Whom `index` asks in its own round of this number (`Topology.asks`)."""
+        return self.topology.asks(index, self.num_super_learners, round, self.seed)
+
+    def is_mean(self, round: int) -> bool:
+        """Whether all take the exact mean, for which one all-reduce serves."""
+        period = self.topology.period(self.num_super_learners)
+        return _is_mean(
+            self.topology,
+            self.num_super_learners,
+            round % period if period else round,
+            self.seed,
+        )
+
+
+@lru_cache(maxsize=64)
+def _is_mean(topology: Topology, size: int, round: int, seed: int) -> bool:
+    # Of all of them: who posts an all-reduce must know that the others do.
+    mean = equal_shares(range(size))
+    return all(topology.takes(i, size, round, seed) == mean for i in range(size))

@@ -1,0 +1,1 @@
+"""How a vector reaches a peer: threads, torch.distributed, authenticated links."""

@@ -1,0 +1,184 @@
+"""By what members of a job know one another: a token, and certificates if there are.
+
+The token is a secret that all members of a job share. It never crosses a link: each end
+proves that it has it (see `handshake`). Certificates encrypt what crosses.
+"""
+
+import hmac
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lightning_adpsgd.transport.links.sockets import is_loopback
+
+TOKEN, TOKEN_FILE = "LIGHTNING_ADPSGD_TOKEN", "LIGHTNING_ADPSGD_TOKEN_FILE"
+CERTIFICATE = "LIGHTNING_ADPSGD_TLS_CERTIFICATE"
+KEY = "LIGHTNING_ADPSGD_TLS_KEY"
+AUTHORITY = "LIGHTNING_ADPSGD_TLS_AUTHORITY"
+UNPROTECTED = "LIGHTNING_ADPSGD_UNPROTECTED"
+
+_SHORTEST, _LONGEST = 16, 4096
+_HOW = "make one with `python -c 'import secrets; print(secrets.token_hex(32))'`"
+
+
+class BadCredentials(ValueError):
+    """A token or certificate that cannot be used; says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a member shows and demands.
+
+    Args:
+        token: Shared by all members; empty: whoever connects is let in.
+        tls: Encrypts; none: what crosses can be read and changed on its way.
+        unprotected: Links may leave the host though there is no token.
+
+    Raises:
+        BadCredentials: The token is too short.
+    """
+
+    token: bytes = field(default=b"", repr=False)
+    tls: "Certificates | None" = None
+    unprotected: bool = False
+
+    def __post_init__(self) -> None:
+        if self.token and not _SHORTEST <= len(self.token) <= _LONGEST:
+            raise BadCredentials(
+                f"a token must have {_SHORTEST} to {_LONGEST} bytes, got "
+                f"{len(self.token)}; {_HOW}"
+            )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "Credentials":
+        """What the environment says; see docs/security.md.
+
+        Raises:
+            BadCredentials: Something is malformed, unreadable or open to others.
+        """
+        return cls(
+            _token_of(environment),
+            _certificates_of(environment),
+            environment.get(UNPROTECTED) == "1",
+        )
+
+    def check_place(self, sock: socket.socket) -> None:
+        """Refuses a bound socket that may not be used with these credentials.
+
+        Raises:
+            BadCredentials: It leaves the host, and there is no token; or a certificate
+                cannot be used.
+        """
+        if self.tls is not None:
+            self.tls.context(server_side=True)
+        if not (self.token or self.unprotected or is_loopback(sock)):
+            raise BadCredentials(
+                f"there is no token, and {sock.getsockname()[0]} is not a loopback "
+                f"address: give all members one in {TOKEN_FILE} or {TOKEN} ({_HOW}), "
+                f"or set {UNPROTECTED}=1 where nobody else can reach the network"
+            )
+
+    def proof(self, *parts: bytes) -> bytes:
+        """HMAC-SHA256 of the parts, each of a fixed length but the last."""
+        return hmac.digest(self.token, b"".join(parts), "sha256")
+
+    def accepts(self, proof: bytes, *parts: bytes) -> bool:
+        """Whether this is the proof, compared in a time that tells nothing."""
+        return hmac.compare_digest(proof, self.proof(*parts))
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Files of TLS in PEM; each end demands a certificate of the authority.
+
+    Args:
+        certificate: This member's.
+        key: Its private key.
+        authority: That has signed the certificates of all members and nobody else's.
+    """
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+    def wrap(self, sock: socket.socket, server_side: bool) -> ssl.SSLSocket:
+        """The socket with TLS around it, before TLS's handshake.
+
+        Raises:
+            BadCredentials: A file cannot be read or used.
+        """
+        context = self.context(server_side)
+        return context.wrap_socket(
+            sock, server_side=server_side, do_handshake_on_connect=False
+        )
+
+    def context(self, server_side: bool) -> ssl.SSLContext:
+        """TLS with these files, which are read anew, as they may have been renewed.
+
+        Raises:
+            BadCredentials: A file cannot be read or used.
+        """
+        side = ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT
+        context = ssl.SSLContext(side)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        # The authority is the job's own, so that addresses may change as they like.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        if server_side:
+            # An unread ticket at the closing of a connection would reset it.
+            context.num_tickets = 0
+        try:
+            context.load_verify_locations(self.authority)
+            context.load_cert_chain(self.certificate, self.key, password="")
+        except OSError as error:
+            raise BadCredentials(f"cannot use {self}: {error}") from error
+        return context
+
+
+def _token_of(environment: Mapping[str, str]) -> bytes:
+    token, path = environment.get(TOKEN), environment.get(TOKEN_FILE)
+    if token is not None and path is not None:
+        raise BadCredentials(f"set one of {TOKEN} and {TOKEN_FILE}, not both")
+    if path is not None:
+        return read_token(Path(path))
+    if token == "":
+        raise BadCredentials(f"{TOKEN} is set and empty; {_HOW}, or unset it")
+    return (token or "").encode()
+
+
+def read_token(path: Path) -> bytes:
+    """The token in a file, without white space around it.
+
+    Raises:
+        BadCredentials: The file is absent, readable by others, empty or too long.
+    """
+    try:
+        with path.open("rb") as file:
+            # Of what was opened, whatever the name means by now.
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(_LONGEST + 1)
+    except OSError as error:
+        raise BadCredentials(f"cannot read the token: {error}") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise BadCredentials(
+            f"{path} holds a secret and is open to others than its owner (mode "
+            f"{stat.S_IMODE(mode):04o}): chmod 600 it, and make a token anew"
+        )
+    if not content.strip():
+        raise BadCredentials(f"{path} is empty; {_HOW}")
+    return content.strip() if len(content) <= _LONGEST else content
+
+
+def _certificates_of(environment: Mapping[str, str]) -> Certificates | None:
+    names = (CERTIFICATE, KEY, AUTHORITY)
+    given = [name for name in names if environment.get(name)]
+    if not given:
+        return None
+    if len(given) < len(names):
+        absent = ", ".join(name for name in names if name not in given)
+        raise BadCredentials(f"TLS needs {absent} beside {', '.join(given)}")
+    return Certificates(*(Path(environment[name]) for name in names))

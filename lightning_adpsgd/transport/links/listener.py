@@ -1,0 +1,187 @@
+"""A bounded door: accepts connections at one address, and hands each to a thread."""
+
+import logging
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from lightning_adpsgd.transport.links.sockets import Address, Deadline
+
+_log = logging.getLogger(__name__)
+
+
+class Bounds(NamedTuple):
+    """How much of this process those may take who are not let in yet.
+
+    Attributes:
+        seconds: For a whole handshake.
+        pending: Handshakes at once; a further connection is closed.
+        pending_of_address: Of these, from one address.
+    """
+
+    seconds: float = 5.0
+    pending: int = 64
+    pending_of_address: int = 16
+
+
+BOUNDS = Bounds()
+
+
+class Knock(Exception):
+    """Somebody who only wanted to know whether anybody listens."""
+
+
+class _Guest(NamedTuple):
+    host: str
+    # A second handle: TLS takes the first one away from whoever accepted.
+    door: socket.socket
+
+
+class Listener:
+    """Listens at one address until it is closed.
+
+    `_pending` and `turned_away` are guarded by `_lock`; the accepting thread adds to
+    the first, and a connection's own thread takes itself out.
+
+    Args:
+        address: Of an interface of this host; port 0: any that is free.
+        check: Called with the bound socket, before anybody can connect.
+        welcome: Called in a thread of its own with a connection, which it owns if it
+            returns; what it raises says why the connection is turned away, if it is
+            not `Knock`.
+        bounds: On those who are not let in yet.
+
+    Attributes:
+        address: Where it listens, once started.
+        turned_away: How many connections, by what kind of reason.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        check: Callable[[socket.socket], None],
+        welcome: Callable[[socket.socket, Deadline], None],
+        bounds: Bounds,
+    ) -> None:
+        if not address.host:
+            raise ValueError("a listener needs the address of an interface, got none")
+        self.address, self.turned_away = address, Counter[str]()
+        self._check, self._welcome, self._bounds = check, welcome, bounds
+        self._lock = threading.Lock()
+        self._pending: dict[threading.Thread, _Guest] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._accept_all, daemon=True)
+        self._thread.name = "adpsgd-listen"
+        self._socket: socket.socket | None = None
+
+    def start(self) -> None:
+        """Binds and listens.
+
+        Raises:
+            OSError: The address is taken, or not one of this host.
+        """
+        sock = _bind(self.address)
+        try:
+            self._check(sock)
+            sock.listen()
+        except BaseException:
+            sock.close()
+            raise
+        self._socket = sock
+        self.address = Address(*self._socket.getsockname()[:2])
+        self._thread.start()
+
+    def close(self) -> None:
+        """Lets nobody in any more, and ends the handshakes that are under way."""
+        self._closing.set()
+        if self._socket is None:
+            return
+        _shut(self._socket)
+        self._thread.join()
+        self._socket.close()
+        with self._lock:
+            for guest in self._pending.values():
+                _shut(guest.door)
+            threads = list(self._pending)
+        for thread in threads:
+            thread.join()
+
+    def _accept_all(self) -> None:
+        assert self._socket is not None
+        while not self._closing.is_set():
+            try:
+                sock, source = self._socket.accept()
+            except OSError as error:
+                # Of this process, such as too many open files; it may pass.
+                self._count("accept", "a connection", error)
+                self._closing.wait(0.05)
+                continue
+            self._receive(sock, source[0])
+
+    def _receive(self, sock: socket.socket, host: str) -> None:
+        deadline = Deadline(self._bounds.seconds)
+        thread = threading.Thread(
+            target=self._greet, args=(sock, host, deadline), daemon=True
+        )
+        thread.name = "adpsgd-greet"
+        with self._lock:
+            hosts = [guest.host for guest in self._pending.values()]
+            full = (
+                self._closing.is_set()
+                or len(hosts) >= self._bounds.pending
+                or hosts.count(host) >= self._bounds.pending_of_address
+            )
+            if not full:
+                self._pending[thread] = _Guest(host, sock.dup())
+        if full:
+            sock.close()
+            self._count("full", host, "too many connections that are not let in yet")
+        else:
+            thread.start()
+
+    def _greet(self, sock: socket.socket, host: str, deadline: Deadline) -> None:
+        try:
+            self._welcome(sock, deadline)
+        except Knock:
+            sock.close()
+        except Exception as error:
+            # Whatever it was, the next one who connects is not to suffer for it.
+            sock.close()
+            self._count(type(error).__name__, host, error)
+        finally:
+            with self._lock:
+                self._pending.pop(threading.current_thread()).door.close()
+
+    def _count(self, kind: str, host: str, reason: object) -> None:
+        if self._closing.is_set():
+            return
+        with self._lock:
+            self.turned_away[kind] += 1
+            number = self.turned_away[kind]
+        if number & (number - 1) == 0:  # 1, 2, 4, 8, ...: a flood fills no disk
+            _log.warning(
+                "turned away %s (%d so far as %s): %s", host, number, kind, reason
+            )
+
+
+def _bind(address: Address) -> socket.socket:
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, place = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(place)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _shut(sock: socket.socket) -> None:
+    with suppress(OSError):  # nobody is connected any more
+        sock.shutdown(socket.SHUT_RDWR)

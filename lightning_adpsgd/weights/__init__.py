@@ -1,0 +1,1 @@
+"""One flat vector, of which weights are views, and the replica that exchanges read."""

@@ -1,0 +1,72 @@
+"""What works beside the training thread, in the order of what it is given."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+
+from lightning_adpsgd.weights.streams import side_stream
+
+T = TypeVar("T")
+_Task = Callable[[], None]
+
+
+class Worker:
+    """Runs actions one after another in a thread of its own.
+
+    Unlike `concurrent.futures`' executors it is a daemon: an action that waits for a
+    peer that is gone does not hold up the end of the process.
+
+    Args:
+        name: Of the thread, which the first action starts.
+        device: Where actions queue work, on a stream of the thread's own.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self._device = device
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def submit(self, action: Callable[[], T]) -> "Future[T]":
+        """Queues an action; its result or exception comes with the future."""
+        if self._thread.ident is None:
+            self._thread.start()
+        future: Future[T] = Future()
+        self._tasks.put(lambda: _settle(future, action))
+        return future
+
+    def stop(self, seconds: float | None) -> None:
+        """Ends the thread after what is queued; waits that long, none: to the end."""
+        self._tasks.put(None)
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    def _work(self) -> None:
+        with side_stream(self._device):
+            while (task := self._tasks.get()) is not None:
+                task()
+
+
+class AtOnce:
+    """Stands in for a `Worker` where time is simulated: actions run when queued."""
+
+    def submit(self, action: Callable[[], T]) -> "Future[T]":
+        """Runs an action; its result or exception comes with the future."""
+        future: Future[T] = Future()
+        _settle(future, action)
+        return future
+
+    def stop(self, seconds: float | None) -> None:
+        """Nothing is queued, and there is no thread."""
+
+
+def _settle(future: "Future[T]", action: Callable[[], T]) -> None:
+    try:
+        result = action()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,0 +1,175 @@
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from unittest.mock import create_autospec
+
+import pytest
+from torch._C._distributed_c10d import HashStore, Store
+
+from lightning_adpsgd.coordination.store import Coordinator, LearnerFailed
+from tests.helpers import PATIENCE, PATIENCE_S, forked, together, until
+
+QUICK = timedelta(seconds=0.01)
+LONG = PATIENCE
+
+
+def coordinators(num: int) -> list[Coordinator]:
+    store = HashStore()
+    return [Coordinator(store, rank, num, LONG, QUICK) for rank in range(num)]
+
+
+def test_nobody_leaves_a_meeting_before_the_last_has_come() -> None:
+    first, second, last = coordinators(3)
+    left = [threading.Event(), threading.Event()]
+
+    def come(coordinator: Coordinator, event: threading.Event) -> None:
+        coordinator.meet("validation")
+        event.set()
+
+    threads = [
+        threading.Thread(target=come, args=pair)
+        for pair in zip((first, second), left, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    assert not left[0].wait(0.1)
+    assert not left[1].is_set()
+    last.meet("validation")
+    for event, thread in zip(left, threads, strict=True):
+        assert event.wait(PATIENCE_S)
+        thread.join()
+
+
+def test_meetings_of_one_name_follow_one_another() -> None:
+    def meet_thrice(coordinator: Coordinator) -> int:
+        return sum(coordinator.meet("checkpoint") >= 0 for _ in range(3))
+
+    both = coordinators(2)
+    assert together([lambda c=c: meet_thrice(c) for c in both]) == [3, 3]
+
+
+def test_learners_at_different_meetings_fail_with_both_names() -> None:
+    both = coordinators(2)
+    names = ("validation", "end of training")
+    messages = []
+
+    def come(coordinator: Coordinator, name: str) -> None:
+        coordinator.start()
+        with pytest.raises(LearnerFailed) as failed:
+            coordinator.meet(name)
+        messages.append(str(failed.value))
+        coordinator.stop()
+
+    pairs = zip(both, names, strict=True)
+    together([lambda c=coordinator, n=name: come(c, n) for coordinator, name in pairs])
+    first, second = messages
+    assert first == second
+    assert all(name in first for name in ("learner 0", "learner 1", *names))
+
+
+def test_a_failure_reaches_all_and_the_first_message_wins() -> None:
+    everybody = coordinators(3)
+    for coordinator in everybody:
+        coordinator.start()
+    everybody[1].announce_failure("learner 1 raised ValueError: no")
+    everybody[2].announce_failure("learner 2 lost learner 1")
+    for coordinator in everybody:
+        until(lambda c=coordinator: c.failure is not None, "the failure")
+        with pytest.raises(LearnerFailed, match="learner 1 raised ValueError: no"):
+            coordinator.raise_if_failed()
+        coordinator.stop()
+
+
+def test_a_failure_ends_a_meeting() -> None:
+    first, second = coordinators(2)
+    first.start()
+
+    second.announce_failure("learner 1 raised RuntimeError")
+    with pytest.raises(LearnerFailed, match="learner 1 raised RuntimeError"):
+        first.meet("validation")
+    first.stop()
+
+
+def test_the_action_on_a_failure_is_done_once() -> None:
+    first, second = coordinators(2)
+    calls: list[int] = []
+    first.when_failed(lambda: calls.append(1))
+    first.start()
+    second.announce_failure("no")
+    second.announce_failure("no again")
+    first.linger(timedelta(seconds=0.2))
+    until(lambda: bool(calls), "the action")
+    first.stop()
+    assert calls == [1]
+
+
+def test_a_symptom_is_explained_by_the_announced_cause() -> None:
+    first, second = coordinators(2)
+    first.start()
+    second.announce_failure("learner 1 raised KeyError")
+    assert first.explain("lost super-learner 1") == "learner 1 raised KeyError"
+    first.stop()
+
+
+def test_a_symptom_without_a_cause_becomes_the_failure() -> None:
+    first, second = coordinators(2)
+    assert first.explain("lost super-learner 1", QUICK) == "lost super-learner 1"
+    assert second.explain("lost super-learner 0", QUICK) == "lost super-learner 1"
+
+
+def test_the_host_of_the_store_lingers_until_all_have_seen_the_failure() -> None:
+    host, other = coordinators(2)
+    host.start()
+    host.announce_failure("no")
+    begin = time.perf_counter()
+    host.linger(timedelta(seconds=0.2))
+    assert time.perf_counter() - begin >= 0.2
+    other.start()
+    host.linger(LONG)
+    assert other.failure == "no"
+    host.stop()
+    other.stop()
+
+
+def test_a_store_that_is_gone_is_a_failure_which_says_so() -> None:
+    store = create_autospec(Store, instance=True)
+    store.check.side_effect = RuntimeError("Connection reset by peer")
+    coordinator = Coordinator(store, 1, 2, LONG, QUICK)
+    coordinator.start()
+    until(lambda: coordinator.failure is not None, "the failure")
+    coordinator.stop()
+    assert coordinator.failure is not None
+    assert "hosts the job's store is gone" in coordinator.failure
+    assert "learner 0" in coordinator.failure
+
+
+def test_stopping_ends_the_thread_and_can_be_repeated() -> None:
+    (alone,) = coordinators(1)
+    alone.start()
+    alone.stop()
+    alone.stop()
+    assert "adpsgd-watch" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_process_whose_training_thread_is_stuck_is_ended(tmp_path: Path) -> None:
+    def stuck(rank: int) -> None:
+        patience = timedelta(seconds=0.2)
+        coordinator = Coordinator(HashStore(), rank, 1, patience, QUICK)
+        coordinator.start()
+        coordinator.announce_failure("learner 3 died")
+        threading.Event().wait(60)
+
+    (outcome,) = forked(1, stuck)
+    assert outcome.exit_code == 1
+    assert outcome.error == "ended without a word"
+
+
+def test_learners_that_show_no_sign_of_life_are_found() -> None:
+    first, second, _dead = coordinators(3)
+    for coordinator in (first, second):
+        coordinator.start()
+    first.announce_failure("lost a super-learner")
+    until(lambda: first.silent_learners(QUICK) == [2], "signs of life of two")
+    for coordinator in (first, second):
+        coordinator.stop()

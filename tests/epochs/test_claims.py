@@ -1,0 +1,271 @@
+"""Claims from a store: every sample once, for any interleaving of the learners."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._C._distributed_c10d import HashStore, PrefixStore
+from torch.utils.data import BatchSampler, RandomSampler
+
+from lightning_adpsgd.epochs.claims import (
+    Claims,
+    EpochState,
+    Pace,
+    Place,
+    SharedBatches,
+)
+from tests.helpers import together
+
+SEED = 5
+
+
+def never() -> None:
+    raise AssertionError("waited for the first learner of the super-learner")
+
+
+class Learner:
+    """Trains as fast as it is told: `step` takes one batch, and reads one ahead."""
+
+    def __init__(
+        self, place: Place, store: Any, num_samples: int, batch_size: int, ahead: int
+    ) -> None:
+        sampler = BatchSampler(RandomSampler(range(num_samples)), batch_size, False)
+        self.shared = SharedBatches(
+            sampler,
+            place,
+            SEED,
+            lambda epoch: PrefixStore(f"epoch/{epoch}", store),
+            never,
+        )
+        self.trained: list[int] = []
+        self._ahead = ahead
+        self._batches: Iterator[list[int]] = iter(())
+        self._fetched: list[list[int]] = []
+
+    def start_epoch(self, epoch: int) -> None:
+        self.shared.epoch = epoch
+        self._batches = iter(self.shared)
+        self._fetched = []
+
+    def step(self) -> bool:
+        """Whether there was a batch to train on."""
+        while len(self._fetched) <= self._ahead:
+            batch = next(self._batches, None)
+            if batch is None:
+                break
+            self._fetched.append(batch)
+        if not self._fetched:
+            return False
+        self.trained += self._fetched.pop(0)
+        if self.shared.under_way is not None:
+            self.shared.under_way.begin_batch()
+        return True
+
+
+class Sharing:
+    """All learners of a job, one process and one thread: `step(s)` moves all N of s."""
+
+    def __init__(
+        self, num: int, size: int, num_samples: int, batch_size: int = 2, ahead: int = 1
+    ) -> None:
+        self.num, self.size, self.store = num, size, HashStore()
+        self.learners = [
+            Learner(Place(s, num, n, size), self.store, num_samples, batch_size, ahead)
+            for s in range(num)
+            for n in range(size)
+        ]
+
+    def step(self, super_learner: int) -> bool:
+        first = super_learner * self.size
+        steps = [x.step() for x in self.learners[first : first + self.size]]
+        return all(steps)
+
+    def run_epoch(self, picks: list[int], epoch: int = 0) -> None:
+        for learner in self.learners:
+            learner.start_epoch(epoch)
+        self.run(picks)
+        moving = True
+        while moving:
+            steps = [self.step(s) for s in range(self.num)]
+            moving = any(steps)
+
+    def run(self, picks: list[int]) -> None:
+        for pick in picks:
+            self.step(pick % self.num)
+
+    def trained(self) -> list[int]:
+        return list(chain.from_iterable(x.trained for x in self.learners))
+
+    def state(self) -> EpochState:
+        """What learner 0 writes down: it is the last to come, and so has all news."""
+        state = None
+        for learner in reversed(self.learners):
+            assert learner.shared.under_way is not None
+            state = learner.shared.under_way.gather(self.store, lambda name: None)
+        assert state is not None
+        return state
+
+
+uneven_picks = st.lists(
+    st.sampled_from([0] * 12 + [1] * 4 + [2, 3]), min_size=0, max_size=120
+)
+
+
+@settings(deadline=None)
+@given(
+    num=st.integers(1, 4),
+    size=st.integers(1, 3),
+    num_samples=st.integers(12, 90),
+    batch_size=st.integers(1, 5),
+    ahead=st.integers(0, 4),
+    picks=uneven_picks,
+)
+def test_every_sample_is_trained_on_once_in_each_epoch(
+    num: int, size: int, num_samples: int, batch_size: int, ahead: int, picks: list[int]
+) -> None:
+    sharing = Sharing(num, size, num_samples, batch_size, ahead)
+    for epoch in range(3):
+        sharing.run_epoch(picks, epoch)
+        assert Counter(sharing.trained()) == Counter(
+            dict.fromkeys(range(num_samples), epoch + 1)
+        )
+
+
+@settings(deadline=None)
+@given(
+    first=st.tuples(st.integers(1, 4), st.integers(1, 2)),
+    second=st.tuples(st.integers(1, 4), st.integers(1, 2)),
+    ahead=st.integers(0, 3),
+    picks=uneven_picks,
+    more=st.lists(st.integers(0, 3), max_size=6),
+)
+def test_a_job_of_another_size_goes_on_with_what_remains(
+    first: tuple[int, int],
+    second: tuple[int, int],
+    ahead: int,
+    picks: list[int],
+    more: list[int],
+) -> None:
+    before = Sharing(*first, 61, ahead=ahead)
+    for learner in before.learners:
+        learner.start_epoch(2)
+    before.run(picks[:20])
+    trained, state = before.trained(), before.state()
+    after = Sharing(*second, 61, ahead=ahead)
+    num_left = 61 - len(trained)
+    for learner in after.learners:
+        learner.shared.load(state)
+    if 0 < num_left < second[0] * second[1]:
+        with pytest.raises(ValueError, match="at least as many samples as learners"):
+            after.run_epoch(more, 2)
+        return
+    after.run_epoch(more, 2)
+    assert sorted(trained + after.trained()) == list(range(61))
+    # The next epoch is whole again.
+    after.run_epoch(more, 3)
+    assert Counter(trained + after.trained()) == Counter(list(range(61)) * 2)
+
+
+def test_a_slow_learner_gets_less_and_every_learner_something() -> None:
+    sharing = Sharing(4, 1, 2 * 160)
+    fifths = [0, 1, 2] * 5 + [3]
+    sharing.run_epoch(fifths * 20)
+    nums = [len(learner.trained) // 2 for learner in sharing.learners]
+    assert sum(nums) == 160
+    assert nums[3] == pytest.approx(160 / 16, abs=2)
+    assert nums[0] == pytest.approx(160 * 5 / 16, abs=3)
+    small = Sharing(4, 1, 7, batch_size=3)
+    small.run_epoch([0] * 10)
+    assert sorted(len(learner.trained) for learner in small.learners) == [1, 2, 2, 2]
+
+
+def test_a_new_iterator_goes_on_with_what_is_held() -> None:
+    sharing = Sharing(2, 1, 20)
+    for learner in sharing.learners:
+        learner.start_epoch(0)
+    sharing.run([0, 0, 1])
+    for learner in sharing.learners:
+        learner.start_epoch(0)
+    sharing.run([0] * 20 + [1] * 20)
+    assert sorted(sharing.trained()) == list(range(20))
+
+
+def test_learners_of_a_super_learner_hear_its_first_in_any_order() -> None:
+    store = HashStore()
+
+    def claims(rank: int) -> list[int]:
+        place = Place(rank // 3, 2, rank % 3, 3)
+        mine = Claims(store, place, 40, Pace(), "same", lambda: None)
+        numbers = []
+        while (number := mine.next(0)) is not None:
+            numbers.append(number)
+        return numbers
+
+    ranks = list(range(6))
+    random.shuffle(ranks)
+    by_rank = dict(
+        zip(ranks, together([lambda r=rank: claims(r) for rank in ranks]), strict=True)
+    )
+    assert by_rank[0] == by_rank[1] == by_rank[2]
+    assert by_rank[3] == by_rank[4] == by_rank[5]
+    assert sorted(by_rank[0] + by_rank[3]) == list(range(2, 40))
+    # Nothing but the counter and the checksum stays, and who has left.
+    assert store.num_keys() <= 2 + 1
+
+
+def test_the_last_to_leave_stays() -> None:
+    store, ends = HashStore(), []
+    for super_learner in range(3):
+        pace = Pace()
+        claims = Claims(store, Place(super_learner, 3), 40, pace, "same", lambda: None)
+        # As if each were very slow: all others together make 30 steps in one of its.
+        for ticket in (0, 31):
+            pace.note(ticket)
+        ends.append(claims.next(1))
+    assert ends == [None, None, 3]
+
+
+def test_the_pace_compares_with_what_the_others_would_do_meanwhile() -> None:
+    def leaves(numbers_per_step: int, num_portions: int, num_held: int) -> bool:
+        pace = Pace()
+        for step in range(4):
+            pace.note(step * numbers_per_step)
+        return pace.others_end_first(num_portions, 4, num_held)
+
+    # One of four, five times slower than the others: 16 numbers to a step. In two of
+    # its steps the others make 30, of which the last three may come late.
+    assert leaves(16, 3 * 16 + 16 + 24, 1)
+    assert not leaves(16, 3 * 16 + 16 + 25, 1)
+    assert leaves(16, 3 * 16 + 16 + 12, 0)
+    # Equally fast ones, and the fast one of unequal ones, never leave.
+    assert not leaves(4, 3 * 4 + 4 + 1, 1)
+    assert not leaves(3, 3 * 3 + 3 + 1, 3)
+
+
+def test_learners_with_other_data_are_told() -> None:
+    store = HashStore()
+    good = Claims(store, Place(0, 2), 9, Pace(), "12 samples", lambda: None)
+    other = Claims(store, Place(1, 2), 9, Pace(), "13 samples", lambda: None)
+    assert good.next(1) == 2
+    with pytest.raises(ValueError, match=r"13 samples .* learner 1 and 12 samples in"):
+        other.next(1)
+
+
+def test_a_checkpoint_of_other_data_is_refused() -> None:
+    learner = Sharing(1, 1, 30).learners[0]
+    learner.shared.load(EpochState(0, SEED, 31, ((4, 31),)))
+    with pytest.raises(ValueError, match="epoch of 31 samples and this one has 30"):
+        learner.start_epoch(0)
+
+
+def test_learners_in_different_epochs_cannot_write_one_state() -> None:
+    sharing = Sharing(2, 1, 20)
+    for epoch, learner in enumerate(sharing.learners):
+        learner.start_epoch(epoch)
+    with pytest.raises(ValueError, match=r"same epoch .* got epochs \[0, 1\]"):
+        sharing.state()

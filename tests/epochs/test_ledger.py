@@ -1,0 +1,274 @@
+"""Every portion is trained on, once, whatever islands and their rendezvous do."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_adpsgd.epochs.claims import Pace
+from lightning_adpsgd.epochs.lease import Holding
+from lightning_adpsgd.epochs.ledger import (
+    Ledger,
+    OtherTerms,
+    Terms,
+    as_ranges,
+    common,
+    numbers,
+    union,
+)
+from lightning_adpsgd.epochs.work_units import Ranges, without
+
+TERMS = Terms(3, ((0, 100),), "100 samples")
+SETS = st.sets(st.integers(0, 20))
+
+
+@given(one=SETS, other=SETS)
+def test_ranges_are_sets_of_positions(one: set[int], other: set[int]) -> None:
+    a, b = as_ranges(one), as_ranges(other)
+    assert numbers(a) == sorted(one)
+    assert numbers(union(a, b)) == sorted(one | other)
+    assert numbers(common(a, b)) == sorted(one & other)
+    assert numbers(without(a, b)) == sorted(one - other)
+    assert union(a) == a
+
+
+HOLDINGS = st.dictionaries(st.text(max_size=4), SETS.map(as_ranges), max_size=3)
+
+
+@given(left=SETS, held=HOLDINGS, awaited=HOLDINGS, resting=st.lists(st.text()))
+def test_a_ledger_comes_back_from_its_text(
+    left: set[int], held: Any, awaited: Any, resting: list[str]
+) -> None:
+    ledger = Ledger("a", TERMS, as_ranges(left), held, awaited, tuple(resting))
+    assert Ledger.from_json(ledger.to_json()) == ledger
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "7", "[]", '["a", [1, [], "x"], [[3, 1]], {}, {}, []]', "[1,2,3,4,5,6]"],
+)
+def test_what_is_no_ledger_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no ledger of ours"):
+        Ledger.from_json(text)
+
+
+def test_a_ledger_of_other_samples_is_refused() -> None:
+    mine = Ledger("a", TERMS, ((0, 9),))
+    other = Ledger("b", TERMS._replace(seed=4), ((0, 9),))
+    with pytest.raises(OtherTerms, match="pool of other samples"):
+        other.joined(mine, "me", ())
+
+
+class Sailor:
+    """An island without threads: it claims, trains, and dies when it is told to."""
+
+    def __init__(self, name: str, sea: "Sea") -> None:
+        self.name, self._sea = name, sea
+        self.trained: list[int] = []
+        self.has_ended, self._in_hand = False, list[int]()
+        ledger = Ledger(f"alone {name}", TERMS, ((0, sea.num_portions),))
+        self.holding = Holding(0, ledger, name, Pace(), lambda: len(self.trained))
+
+    def look(self) -> None:
+        """One turn of the thread of its pool."""
+        key_is_gone = self._sea.text == ""
+        if key_is_gone:
+            begun = self.holding.ledger.begun_anew(self.name, self._sea.new_life())
+            self._sea.text = begun.to_json()
+        found = Ledger.from_json(self._sea.text)
+        plan = self.holding.plan(found, found.names - set(self._sea.live))
+        self._sea.text = plan.ledger.to_json()
+        self._sea.num_twice += self.holding.apply(plan)
+
+    def ask(self) -> None:
+        """What the training thread does at a batch; one more is in hand already."""
+        if self.has_ended:
+            return self._train()
+        self.holding.consults = True
+        if not self.holding.ahead:
+            self.look()
+        if self.holding.ahead:
+            self._in_hand.append(self.holding.hand_out())
+        elif self.holding.ledger.is_over:
+            self.has_ended = self.holding.has_ended = True
+        self.holding.consults = bool(not self.holding.ahead and not self.has_ended)
+        if len(self._in_hand) > 1 or self.has_ended:
+            self._train()
+        return None
+
+    def ask_alone(self) -> None:
+        """The same where the rendezvous cannot be reached."""
+        if not self.has_ended and not self.holding.ahead:
+            live = sorted(self._sea.live)
+            number = self.holding.take_alone(live.index(self.name), len(live))
+            self._in_hand += [] if number is None else [number]
+        elif not self.has_ended:
+            self._in_hand.append(self.holding.hand_out())
+        if len(self._in_hand) > 1:
+            self._train()
+
+    def _train(self) -> None:
+        if self._in_hand:
+            self.trained.append(self._in_hand.pop(0))
+
+
+class Sea:
+    """Islands around a rendezvous that is a text."""
+
+    def __init__(self, num_islands: int, num_portions: int) -> None:
+        self.num_portions, self.text, self.num_twice = num_portions, "", 0
+        self._num_lives = 0
+        self.dead: list[Sailor] = []
+        self.live: dict[str, Sailor] = {}
+        for _ in range(num_islands):
+            self.join()
+
+    def new_life(self) -> str:
+        self._num_lives += 1
+        return f"life {self._num_lives}"
+
+    def join(self) -> None:
+        name = f"island {len(self.live) + len(self.dead)}"
+        self.live[name] = Sailor(name, self)
+        self.live[name].look()
+
+    def one(self, pick: int) -> Sailor:
+        return list(self.live.values())[pick % len(self.live)]
+
+    def kill(self, pick: int) -> Sailor:
+        dead = self.one(pick)
+        del self.live[dead.name]
+        self.dead.append(dead)
+        return dead
+
+    def lose_its_memory(self) -> None:
+        self.text = ""
+
+    def run_to_the_end(self) -> None:
+        for _ in range(20 * self.num_portions + 100):
+            for sailor in self.live.values():
+                sailor.look()
+                sailor.ask()
+            if all(s.has_ended and not s._in_hand for s in self.live.values()):
+                return
+        raise AssertionError(f"no end: {self.text}")
+
+    def trained(self) -> "Counter[int]":
+        everybody = [*self.live.values(), *self.dead]
+        return Counter(number for sailor in everybody for number in sailor.trained)
+
+
+picks = st.lists(st.integers(0, 5), max_size=60)
+
+
+@settings(deadline=None)
+@given(num=st.integers(1, 5), portions=st.integers(0, 40), picks=picks)
+def test_every_portion_is_trained_on_once(
+    num: int, portions: int, picks: list[int]
+) -> None:
+    sea = Sea(num, portions)
+    for pick in picks:
+        sea.one(pick).ask()
+    sea.run_to_the_end()
+    assert sea.trained() == Counter(range(portions))
+    assert sea.num_twice == 0
+
+
+@settings(deadline=None)
+@given(
+    portions=st.integers(1, 40),
+    before=picks,
+    between=picks,
+    deaths=st.lists(st.integers(0, 5), max_size=3),
+)
+def test_what_the_dead_held_is_trained_on_by_others(
+    portions: int, before: list[int], between: list[int], deaths: list[int]
+) -> None:
+    sea = Sea(4, portions)
+    for pick in before:
+        sea.one(pick).ask()
+    unreported, last_steps = set[int](), set[int]()
+    for death in deaths:
+        dead = sea.kill(death)
+        if all(sailor.has_ended for sailor in sea.live.values()):
+            # Nobody is left who asks for more of this epoch.
+            last_steps |= set(dead._in_hand)
+        unreported |= set(dead.trained) & set(numbers(holding(sea, dead.name)))
+        for pick in between:
+            sea.one(pick).ask()
+    sea.run_to_the_end()
+    trained = sea.trained()
+    assert set(range(portions)) - set(trained) <= last_steps
+    # All that the ledger knew to be finished is not done again.
+    assert {n for n, times in trained.items() if times > 1} <= unreported
+
+
+def holding(sea: Sea, name: str) -> Ranges:
+    return Ledger.from_json(sea.text).held.get(name, ())
+
+
+def test_a_death_in_the_middle_of_an_epoch_loses_nothing() -> None:
+    sea = Sea(3, 30)
+    for pick in range(12):
+        sea.one(pick).ask()
+    sea.kill(1)
+    sea.run_to_the_end()
+    assert set(sea.trained()) == set(range(30))
+
+
+@settings(deadline=None)
+@given(
+    num=st.integers(1, 4),
+    portions=st.integers(1, 60),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["ask", "ask", "lose", "join", "alone"]), st.integers(0, 5)
+        ),
+        max_size=60,
+    ),
+)
+def test_a_rendezvous_that_forgets_loses_no_portion(
+    num: int, portions: int, steps: list[tuple[str, int]]
+) -> None:
+    sea = Sea(num, portions)
+    for step, pick in steps:
+        if step == "lose":
+            sea.lose_its_memory()
+        elif step == "join" and len(sea.live) < 6 and sea.text:
+            sea.join()
+        elif step == "alone":
+            sea.one(pick).ask_alone()
+        else:
+            sea.one(pick).ask()
+    sea.run_to_the_end()
+    assert set(sea.trained()) == set(range(portions))
+
+
+@settings(deadline=None)
+@given(num=st.integers(1, 4), picks=st.lists(st.integers(0, 9), max_size=40))
+def test_without_a_rendezvous_all_shares_are_each_ones_own(
+    num: int, picks: list[int]
+) -> None:
+    sea = Sea(num, 40)
+    for sailor in sea.live.values():
+        sailor.look()
+    for pick in picks:
+        sea.one(pick).ask_alone()
+    trained = sea.trained()
+    assert all(times == 1 for times in trained.values())
+    sea.run_to_the_end()
+    assert set(sea.trained()) == set(range(40))
+
+
+def test_a_slow_island_ends_with_less_and_gives_back_what_it_holds() -> None:
+    sea = Sea(2, 60)
+    fast, slow = sea.live.values()
+    for step in range(200):
+        fast.ask()
+        if step % 5 == 0:
+            slow.ask()
+    sea.run_to_the_end()
+    assert sea.trained() == Counter(range(60))
+    assert len(fast.trained) > 3 * len(slow.trained) > 0

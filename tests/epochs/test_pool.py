@@ -1,0 +1,178 @@
+"""The pool over a real rendezvous, which may go, hang and come back: nobody waits."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+from torch.utils.data import BatchSampler, SequentialSampler
+
+from lightning_adpsgd.epochs.batches import IslandBatches
+from lightning_adpsgd.epochs.claims import EpochState, Place
+from lightning_adpsgd.epochs.pool import IslandPool, Times
+from lightning_adpsgd.islands.membership import Member, Roll
+from lightning_adpsgd.islands.rendezvous import Rendezvous
+from tests.helpers import together, until
+from tests.islands.archipelago import Server, rendezvous
+
+QUICK = Times(look_s=0.02, wait_s=0.01, answer_s=60.0, end_s=60.0)
+
+
+class Members:
+    """A roll that a test writes."""
+
+    def __init__(self, number: int, names: list[str]) -> None:
+        live = {n: Member(n, name, "", ()) for n, name in enumerate(names)}
+        self.member, self.roll, self.is_in = live[number], Roll(1, live), True
+        self.left, self.steps_of, self.away = frozenset[str](), dict[int, int](), ""
+
+    def strike_off(self, number: int) -> None:
+        rest = {n: m for n, m in self.roll.members.items() if n != number}
+        self.roll = Roll(self.roll.epoch + 1, rest)
+
+
+class Island:
+    """Trains as a Trainer does: one batch in hand beyond the one that it trains on."""
+
+    def __init__(
+        self, server: Server, number: int, num: int, times: Times, seed: int = 7
+    ) -> None:
+        self.members: Any = Members(number, [f"name {n}" for n in range(num)])
+        self.pool = IslandPool(
+            Rendezvous(server.place), self.members, lambda: None, times
+        )
+        self._is_training = False
+        self.batches = IslandBatches(
+            BatchSampler(SequentialSampler(range(60)), 3, False),
+            Place(0, 1),
+            seed,
+            HashStore(),
+            lambda: None,
+            lambda: self._is_training,
+        )
+        self.pool.start()
+        self.batches.begin(self.pool)
+        self.trained: list[list[int]] = []
+        self._in_hand: list[list[int]] = []
+        self._iterator: Iterator[list[int]] = iter(())
+
+    def begin(self, epoch: int = 0) -> None:
+        self.batches.start_epoch(epoch)
+        self._iterator = iter(self.batches)
+        self._in_hand = [batch for batch in [next(self._iterator, None)] if batch]
+
+    def step(self) -> bool:
+        """Trains on a batch; returns whether there was one."""
+        if not self._in_hand:
+            return False
+        batch = next(self._iterator, None)
+        self._in_hand += [] if batch is None else [batch]
+        self._is_training = True
+        self.batches.begin_batch()
+        self.trained.append(self._in_hand.pop(0))
+        self._is_training = False
+        return True
+
+    def run(self, epoch: int = 0) -> None:
+        self.begin(epoch)
+        self.go_on()
+
+    def go_on(self) -> None:
+        while self.step():
+            pass
+
+
+@contextmanager
+def pools(server: Server, num: int, times: Times = QUICK) -> Iterator[list[Island]]:
+    made = [Island(server, number, num, times, seed=number) for number in range(num)]
+    try:
+        yield made
+    finally:
+        for island in made:
+            island.batches.leave(5.0)
+
+
+def rows(islands: list[Island]) -> Counter[int]:
+    batches = chain.from_iterable(island.trained for island in islands)
+    return Counter(chain.from_iterable(batches))
+
+
+def test_islands_draw_from_one_order_and_end_together() -> None:
+    with rendezvous() as server, pools(server, 3) as islands:
+        for epoch in range(2):
+            together([partial(island.run, epoch) for island in islands])
+            assert rows(islands) == Counter(list(range(60)) * (epoch + 1))
+        assert len({island.batches.seed for island in islands}) == 1
+
+
+def test_what_a_dead_one_holds_is_waited_for_and_trained_on() -> None:
+    with rendezvous() as server, pools(server, 2) as (one, dead):
+        together([one.begin, dead.begin])
+        for _ in range(3):
+            assert one.step()
+            assert dead.step()
+        runs = threading.Thread(target=one.go_on, daemon=True)
+        runs.start()
+        until(lambda: one.pool._current.ledger.resting != (), "the end of what is left")
+        assert runs.is_alive()
+        assert len(rows([one, dead])) < 60
+        dead.members.is_in = False
+        one.members.strike_off(1)
+        runs.join(30)
+        assert not runs.is_alive()
+        assert set(rows([one, dead])) == set(range(60))
+
+
+def test_a_rendezvous_that_hangs_is_not_waited_for() -> None:
+    hangs, times = threading.Event(), Times(0.02, 0.01, 0.05, 0.05)
+    with rendezvous() as server, pools(server, 1, times) as (one,):
+        one.begin()
+        ask = one.pool._rendezvous.ask
+
+        def hang(action: Any) -> Any:
+            hangs.wait(60)
+            return ask(action)
+
+        one.pool._rendezvous.ask = hang  # pyright: ignore
+        one.go_on()
+        assert rows([one]) == Counter(range(60))
+        hangs.set()
+
+
+def test_an_island_that_never_finds_the_rendezvous_trains_by_itself() -> None:
+    with rendezvous() as server:
+        place = server.place
+    server.place = place
+    with pools(server, 1, Times(0.02, 0.01, 0.05, 0.05, start_s=0.05)) as (one,):
+        one.run()
+        assert rows([one]) == Counter(range(60))
+        one.run(1)
+        assert rows([one]) == Counter(list(range(60)) * 2)
+
+
+def test_a_checkpoint_of_one_is_what_all_go_on_with() -> None:
+    with rendezvous() as server, pools(server, 1) as (before,):
+        before.begin()
+        for _ in range(5):
+            before.step()
+        state = before.batches.state()
+    assert state is not None
+    trained = list(chain.from_iterable(before.trained))
+    with rendezvous() as server, pools(server, 2) as islands:
+        islands[0].batches.load(EpochState(*state))
+        islands[0].begin()
+        together([islands[0].go_on, islands[1].run])
+        assert sorted([*trained, *rows(islands).elements()]) == list(range(60))
+
+
+def test_islands_with_other_samples_are_told() -> None:
+    with rendezvous() as server, pools(server, 2) as (one, other):
+        one.begin()
+        other.batches._batches = BatchSampler(SequentialSampler(range(61)), 3, False)
+        with pytest.raises(ValueError, match=r"61 samples.*60 samples.* in others"):
+            other.begin()

@@ -1,0 +1,198 @@
+"""Epochs, ranges and portions: every position once, whatever the sizes."""
+
+from itertools import chain, pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from typing_extensions import override
+
+from lightning_adpsgd.epochs.work_units import (
+    Epoch,
+    Portions,
+    Ranges,
+    count,
+    draw_epoch,
+    merged,
+    split,
+    take,
+)
+
+
+def positions(ranges: Ranges) -> list[int]:
+    return list(chain.from_iterable(range(first, last) for first, last in ranges))
+
+
+def regular(num_samples: int, batch_size: int, drop_last: bool = False) -> Epoch:
+    sampler = SequentialSampler(range(num_samples))
+    return draw_epoch(BatchSampler(sampler, batch_size, drop_last), 0, 0)
+
+
+def every(portions: Portions) -> list[list[Ranges]]:
+    return [portions[index] for index in range(len(portions))]
+
+
+@st.composite
+def disjoint_ranges(draw: st.DrawFn) -> Ranges:
+    cuts = draw(st.lists(st.integers(0, 60), unique=True, max_size=8).map(sorted))
+    return tuple(zip(cuts[::2], cuts[1::2], strict=False))
+
+
+@settings(deadline=None)
+@given(disjoint_ranges(), st.integers(0, 70), st.integers(0, 70))
+def test_take_is_a_slice_of_the_positions(
+    ranges: Ranges, start: int, stop: int
+) -> None:
+    assert positions(take(ranges, start, stop)) == positions(ranges)[start:stop]
+
+
+@settings(deadline=None)
+@given(disjoint_ranges(), st.integers(1, 9))
+def test_split_parts_differ_by_one_at_most(ranges: Ranges, num: int) -> None:
+    parts = split(ranges, num)
+    assert list(chain.from_iterable(map(positions, parts))) == positions(ranges)
+    sizes = [count(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@settings(deadline=None)
+@given(disjoint_ranges(), st.randoms())
+def test_merging_keeps_positions_and_leaves_no_neighbours(
+    ranges: Ranges, random: Any
+) -> None:
+    pieces = [(position, position + 1) for position in positions(ranges)]
+    random.shuffle(pieces)
+    result = merged(pieces)
+    assert positions(result) == positions(ranges)
+    assert all(a[1] < b[0] for a, b in pairwise(result))
+
+
+@settings(deadline=None)
+@given(
+    num_samples=st.integers(0, 200),
+    batch_size=st.integers(1, 17),
+    count_s=st.integers(1, 5),
+    size_n=st.integers(1, 4),
+    ranges=st.none() | disjoint_ranges(),
+)
+def test_portions_hold_every_position_once_and_no_empty_batch(
+    num_samples: int, batch_size: int, count_s: int, size_n: int, ranges: Ranges | None
+) -> None:
+    epoch = regular(num_samples, batch_size)
+    left = take(epoch.everything(), 0, num_samples) if ranges is None else ranges
+    left = tuple((a, min(b, num_samples)) for a, b in left if a < num_samples)
+    if 0 < count(left) < count_s * size_n:
+        with pytest.raises(ValueError, match="at least as many samples as learners"):
+            Portions(left, epoch, count_s, size_n)
+        return
+    portions = Portions(left, epoch, count_s, size_n)
+    batches = list(chain.from_iterable(every(portions)))
+    assert sorted(chain.from_iterable(map(positions, batches))) == positions(left)
+    assert all(0 < count(batch) <= batch_size + 1 for batch in batches)
+    assert all(len(portion) == size_n for portion in every(portions))
+    assert not left or len(portions) >= count_s
+    for index in range(len(portions) + 1):
+        rest = chain.from_iterable(chain.from_iterable(every(portions)[index:]))
+        assert portions.left_from(index) == merged(rest)
+
+
+def test_portions_of_whole_epochs_are_the_users_batches() -> None:
+    portions = Portions(((0, 20),), regular(20, 3), 2, 2)
+    assert every(portions)[:3] == [
+        [((0, 3),), ((3, 6),)],
+        [((6, 9),), ((9, 12),)],
+        [((12, 15),), ((15, 18),)],
+    ]
+    # One batch of two samples is left for two learners.
+    assert every(portions)[3:] == [[((18, 19),), ((19, 20),)]]
+
+
+def test_drop_last_leaves_full_batches_alone() -> None:
+    epoch = regular(31, 4, drop_last=True)
+    portions = Portions(epoch.everything(), epoch, 2, 2, drop_last=True)
+    batches = list(chain.from_iterable(every(portions)))
+    assert [count(batch) for batch in batches] == [4] * 6
+    with pytest.raises(ValueError, match=r"full batches as learners in an epoch, 8, "):
+        Portions(epoch.everything(), epoch, 4, 2, drop_last=True)
+
+
+def user_samplers() -> dict[str, Any]:
+    data = range(40)
+    generator = torch.Generator().manual_seed(9)
+    return {
+        "random": RandomSampler(data),
+        "own generator": RandomSampler(data, generator=generator),
+        "replacement": RandomSampler(data, replacement=True, num_samples=50),
+        "subset": SubsetRandomSampler(range(5, 25)),
+        "weighted": WeightedRandomSampler([1.0, 2.0, 0.0, 4.0] * 10, 30),
+    }
+
+
+@pytest.mark.parametrize("name", list(user_samplers()))
+def test_an_epoch_depends_on_seed_and_number_alone(name: str) -> None:
+    def drawn(seed: int, epoch: int) -> list[int]:
+        torch.manual_seed(torch.seed())
+        batches = BatchSampler(user_samplers()[name], 8, False)
+        order = draw_epoch(batches, seed, epoch).order
+        return order[:].tolist()
+
+    assert drawn(3, 1) == drawn(3, 1)
+    assert drawn(3, 1) != drawn(3, 2)
+    assert drawn(3, 1) != drawn(5, 1)
+    assert len(drawn(3, 1)) == len(user_samplers()[name])
+
+
+def test_drawing_an_epoch_leaves_the_common_generator_alone() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    draw_epoch(BatchSampler(RandomSampler(range(10)), 2, False), 1, 1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+class Buckets(Sampler[list[int]]):
+    """Batches of unequal size, in another order in every epoch."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    @override
+    def __iter__(self) -> Any:
+        batches = [[0, 1, 2], [3], [4, 5], [6, 7, 8, 9]]
+        yield from batches[self.epoch :] + batches[: self.epoch]
+
+
+def test_batches_of_a_users_batch_sampler_stay_together() -> None:
+    epoch = draw_epoch(Buckets(), 0, 1)
+    portions = Portions(epoch.everything(), epoch, 2, 1)
+    drawn = [epoch.samples(portion[0]) for portion in every(portions)]
+    assert drawn == [[3], [4, 5], [6, 7, 8, 9], [0, 1, 2]]
+
+
+def test_samplers_of_other_things_than_integers_are_refused() -> None:
+    class Pairs(Sampler[Any]):
+        @override
+        def __iter__(self) -> Any:
+            yield (1, 2)
+
+    with pytest.raises(ValueError, match=r"integers, got \(1, 2\) from Pairs"):
+        draw_epoch(BatchSampler(Pairs(), 1, False), 0, 0)
+
+
+def test_fingerprints_tell_orders_and_batches_apart() -> None:
+    epochs = [regular(12, 3), regular(12, 4), regular(13, 3)]
+    turned = epochs[0]._replace(order=epochs[0].order[:].flip(0))
+    assert len({epoch.fingerprint() for epoch in [*epochs, turned]}) == 4

@@ -1,0 +1,225 @@
+"""The synchronous modes over threads against matrix arithmetic."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_adpsgd.mixing.communication import Communication
+from lightning_adpsgd.mixing.rounds import RoundMixer
+from lightning_adpsgd.mixing.synchronous import BehindGradient, Order, synchronous
+from lightning_adpsgd.topology.matrices import with_gain
+from lightning_adpsgd.topology.named import Topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import ThreadTransport
+from tests.helpers import (
+    ALL_TOPOLOGIES,
+    DeviceThreadTransport,
+    mixing_rounds,
+    random_rows,
+    round_mixers,
+    together,
+    topologies_of,
+)
+
+pytestmark = pytest.mark.usefixtures("engine_device")
+
+CARRIERS = (ThreadTransport, DeviceThreadTransport)
+Gradient = Callable[[Tensor], Tensor]
+
+
+def lockstep(
+    vectors: list[Tensor],
+    communications: list[Communication],
+    gradient: Gradient,
+    lr: float,
+    num_steps: int,
+) -> Tensor:
+    """SGD steps of all super-learners, each in a thread; returns the weights."""
+
+    def train(vector: Tensor, communication: Communication) -> None:
+        communication.start()
+        for _ in range(num_steps):
+            change = gradient(vector)
+            communication.before_update()
+            vector.sub_(change, alpha=lr)
+            communication.after_update()
+
+    together(
+        [
+            lambda v=vector, c=communication: train(v, c)
+            for vector, communication in zip(vectors, communications, strict=True)
+        ]
+    )
+    return torch.stack(vectors)
+
+
+def end(communications: list[Communication]) -> None:
+    """Joins what is under way and ends the threads."""
+    together([communication.settle for communication in communications])
+    together([communication.stop for communication in communications])
+
+
+def taken(mixing: Tensor, rows: Tensor) -> Tensor:
+    """``w_i <- sum_j T[j, i] w_j`` for all rows."""
+    return mixing.T @ rows
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize(("name", "size"), topologies_of(1, 2, 3, 5, 8))
+def test_rounds_over_threads_are_matrix_products(
+    name: str, size: int, carrier: type[ThreadTransport]
+) -> None:
+    rows = random_rows(size)
+    vectors, mixers = round_mixers(rows, name, 0.75, carrier)
+
+    def rounds(mixer: RoundMixer) -> None:
+        for _ in range(4):
+            mixer.take_snapshot()
+            mixer.mix()
+            mixer.finish()
+
+    together([lambda m=mixer: rounds(m) for mixer in mixers])
+    for mixing in mixing_rounds(name, size, 4):
+        rows = taken(with_gain(mixing, 0.75), rows)
+    torch.testing.assert_close(torch.stack(vectors), rows, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", ALL_TOPOLOGIES)
+def test_step_then_average_mixes_the_weights_after_the_step(name: str) -> None:
+    rows = random_rows(4)
+    vectors, mixers = round_mixers(rows, name)
+    communications = [synchronous(mixer, "step_then_average") for mixer in mixers]
+    result = lockstep(vectors, list(communications), torch.sin, 0.3, 5)
+    for mixing in mixing_rounds(name, 4, 5):
+        rows = taken(mixing, rows - 0.3 * rows.sin())
+    torch.testing.assert_close(result, rows, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", ALL_TOPOLOGIES)
+def test_average_then_step_uses_the_gradient_before_the_average(name: str) -> None:
+    rows = random_rows(4)
+    vectors, mixers = round_mixers(rows, name)
+    communications = [synchronous(mixer, "average_then_step") for mixer in mixers]
+    result = lockstep(vectors, list(communications), torch.sin, 0.3, 5)
+    end(communications)
+    for mixing in mixing_rounds(name, 4, 5):
+        rows = taken(mixing, rows) - 0.3 * rows.sin()
+    torch.testing.assert_close(result, rows, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("name", ALL_TOPOLOGIES)
+def test_delay_by_one_averages_behind_one_gradient(
+    name: str, carrier: type[ThreadTransport]
+) -> None:
+    rows = random_rows(4)
+    vectors, mixers = round_mixers(rows, name, carrier=carrier)
+    communications = [BehindGradient(mixer) for mixer in mixers]
+    lockstep(vectors, list(communications), torch.sin, 0.3, 6)
+    end(list(communications))
+    # No average is due before the first step, and `settle` joins that of the last.
+    rows = rows - 0.3 * rows.sin()
+    *mixings, last = mixing_rounds(name, 4, 6)
+    for mixing in mixings:
+        rows = taken(mixing, rows) - 0.3 * rows.sin()
+    torch.testing.assert_close(
+        torch.stack(vectors), taken(last, rows), atol=1e-12, rtol=0
+    )
+
+
+@pytest.mark.parametrize("order", ["step_then_average", "average_then_step"])
+def test_every_third_step_averages(order: Order) -> None:
+    rows = random_rows(3)
+    vectors, mixers = round_mixers(rows, "complete")
+    communications = [synchronous(mixer, order, every=3) for mixer in mixers]
+    result = lockstep(vectors, list(communications), torch.zeros_like, 1.0, 2)
+    torch.testing.assert_close(result, rows, atol=0, rtol=0)
+    result = lockstep(vectors, list(communications), torch.zeros_like, 1.0, 1)
+    torch.testing.assert_close(result, rows.mean(0).expand(3, -1), atol=1e-14, rtol=0)
+    assert all(c.statistics().merges == 1 for c in communications)
+    end(communications)
+
+
+Mode = Literal["step_then_average", "average_then_step", "delay_by_one"]
+
+
+def communications_of(mode: Mode, mixers: list[RoundMixer]) -> list[Communication]:
+    if mode == "delay_by_one":
+        return [BehindGradient(mixer) for mixer in mixers]
+    return [synchronous(mixer, mode) for mixer in mixers]
+
+
+def disagreement_after(
+    mode: Mode, topology: str, size: int, gain: float, lr: float
+) -> float:
+    """Largest weight after 200 steps on w²/2 (h = 1) from alternating ±1."""
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(size // 2)
+    vectors, mixers = round_mixers(signs[:, None], topology, gain)
+    communications = communications_of(mode, mixers)
+    result = lockstep(vectors, communications, torch.clone, lr, 200)
+    end(communications)
+    return float(result.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("mode", "topology", "size", "gain", "bound"),
+    [
+        ("average_then_step", "ring", 4, 1.0, 2 / 3),
+        ("average_then_step", "ring", 4, 0.5, 2 - 0.5 * 4 / 3),
+        ("average_then_step", "complete", 2, 1.0, 1.0),
+        ("delay_by_one", "complete", 4, 1.0, 1.0),
+        ("delay_by_one", "complete", 4, 0.5, 1.5),
+        ("delay_by_one", "ring", 4, 1.0, 2 / 3),
+    ],
+)
+def test_an_average_of_the_weights_before_the_step_bounds_the_learning_rate(
+    mode: Mode, topology: str, size: int, gain: float, bound: float
+) -> None:
+    """lr h < 2 - gamma (1 - lambda_min)."""
+    assert disagreement_after(mode, topology, size, gain, bound - 0.05) < 0.1
+    assert disagreement_after(mode, topology, size, gain, bound + 0.05) > 10
+
+
+def test_step_then_average_is_stable_up_to_two() -> None:
+    """The mode's factor is lambda (1 - lr h), here with lambda = -1/3."""
+    assert disagreement_after("step_then_average", "ring", 4, 1.0, 1.95) < 1e-6
+    # Beyond 2 this mode is still stable, for |lambda| = 1/3: the mean diverges first.
+    rows = torch.ones(4, 1, dtype=torch.float64)
+    for lr, grows in ((1.95, False), (2.05, True)):
+        vectors, mixers = round_mixers(rows, "ring")
+        communications = communications_of("step_then_average", mixers)
+        result = lockstep(vectors, communications, torch.clone, lr, 100)
+        assert bool(result.abs().max() > 10) is grows
+
+
+def test_a_diverged_learner_is_refused_and_counted() -> None:
+    rows = random_rows(4)
+    rows[0] = float("nan")
+    vectors, mixers = round_mixers(rows, "ring")
+    communications = [synchronous(mixer, "step_then_average") for mixer in mixers]
+    result = lockstep(vectors, list(communications), torch.zeros_like, 0.0, 3)
+    assert result[1:].isfinite().all()
+    assert [c.statistics().refused for c in communications] == [3, 3, 0, 3]
+
+
+def test_statistics_count_rounds_and_bytes() -> None:
+    vectors, mixers = round_mixers(random_rows(5, length=10), "ring")
+    communications = [synchronous(mixer, "step_then_average") for mixer in mixers]
+    lockstep(vectors, list(communications), torch.zeros_like, 0.0, 3)
+    for communication in communications:
+        statistics = communication.statistics()
+        assert statistics.exchanges == statistics.merges == 3
+        assert statistics.bytes_sent == 3 * 2 * 10 * 8  # two neighbours, float64
+        assert statistics.staleness == {0: 3}
+        assert statistics.exposed_seconds > 0
+
+
+def test_a_schedule_refuses_a_matrix_that_loses_mass() -> None:
+    leaky = Topology("leaky", lambda index, *_: {index: 0.5}, lambda size: 1)
+    with pytest.raises(ValueError, match=r"takes .* sums to 1, it is off by 0.5"):
+        Schedule(leaky, 3).part(0, 0)
+    with pytest.raises(ValueError, match="sums to 1"):
+        Schedule(leaky, 3).mixing(0)

@@ -1,0 +1,90 @@
+"""Learners of one super-learner: in threads, and over Gloo."""
+
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_adpsgd.mixing.super_learner import Node, ShardMerge
+from lightning_adpsgd.weights.flat import shard
+from lightning_adpsgd.weights.replica import Replica
+from tests.helpers import PATIENCE, ThreadNode, forked, together
+
+
+def test_a_node_of_one_has_its_own_part_and_flags() -> None:
+    into, flags = torch.zeros(3), torch.tensor([0, 1], dtype=torch.uint8)
+    Node().gather(torch.arange(3.0), [into], PATIENCE)
+    Node().agree(flags, PATIENCE)
+    Node().share(into, 0, PATIENCE)
+    assert into.tolist() == [0, 1, 2]
+    assert flags.tolist() == [0, 1]
+
+
+def cross(node: Node) -> Any:
+    """What a learner has after the collectives of a node."""
+    into = [torch.zeros(2, dtype=torch.float64) for _ in range(node.size)]
+    node.gather(torch.full((2,), node.index, dtype=torch.float64), into, PATIENCE)
+    flags: Tensor = torch.zeros(node.size + 1, dtype=torch.uint8)
+    flags[node.index] = 1
+    node.agree(flags, PATIENCE)
+    last = torch.full((3,), node.index, dtype=torch.float64)
+    node.share(last, node.size - 1, PATIENCE)
+    return [part.tolist() for part in into], flags.tolist(), last.tolist()
+
+
+def over_gloo(folder: Path) -> list[Any]:
+    def learner(rank: int) -> Any:
+        dist.init_process_group(
+            "gloo", f"file://{folder}/store", world_size=2, rank=rank
+        )
+        group = dist.new_group([0, 1], backend="gloo")
+        assert isinstance(group, dist.ProcessGroup)
+        return cross(Node(group))
+
+    return [outcome.value for outcome in forked(2, learner)]
+
+
+@pytest.mark.parametrize("where", ["threads", "gloo"])
+def test_a_node_gathers_in_order_agrees_on_the_largest_and_shares_what_one_has(
+    where: str, tmp_path: Path
+) -> None:
+    if where == "gloo":
+        results = over_gloo(tmp_path)
+    else:
+        results = together([lambda n=n: cross(n) for n in ThreadNode.connect(2)])
+    assert results == [([[0, 0], [1, 1]], [1, 1, 0], [1, 1, 1])] * 2
+
+
+class Counting(ThreadNode):
+    """Notes whose changes are shared, and how many numbers that are."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.shared: list[tuple[int, int]] = []
+
+    @override
+    def share(self, part: Tensor, owner: int, timeout: timedelta) -> None:
+        self.shared.append((owner, len(part)))
+        super().share(part, owner, timeout)
+
+
+def test_only_the_chunks_that_a_learner_changed_are_shared() -> None:
+    def learner(node: Counting) -> Any:
+        weights, state = torch.zeros(8), threading.Condition()
+        replica = Replica([shard(weights, node.index, 2)], 2, state)
+        merge = ShardMerge([weights], replica, node, PATIENCE)
+        if node.index == 1:  # in its second chunk
+            replica.chunks[1].parts[0].add(torch.tensor([3.0, 4.0]), 0.5)
+        merge.begin()
+        merge.finish()
+        merge.stop(1.0)
+        return weights.tolist(), node.shared
+
+    results = together([lambda n=n: learner(n) for n in Counting.connect(2)])
+    assert results == [([0, 0, 0, 0, 0, 0, 1.5, 2.0], [(1, 2)])] * 2

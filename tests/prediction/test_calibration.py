@@ -1,0 +1,151 @@
+"""What is measured, its file, and the command line around both."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from lightning_adpsgd import __main__ as command_line
+from lightning_adpsgd.prediction.calibration import (
+    Calibration,
+    measure_arithmetic,
+    read,
+)
+
+FOUND = Calibration(
+    bandwidth=1e9,
+    latency=1e-4,
+    copy=1e-10,
+    exchange=1e-9,
+    merge=2e-10,
+    round=1e-9,
+    gradient=5e-10,
+    cores=2,
+    step_seconds=0.1,
+    step_processor_seconds=0.02,
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return FOUND.write(tmp_path / "machine.json")
+
+
+def test_a_calibration_is_read_as_it_was_written(file: Path) -> None:
+    assert read(file) == FOUND
+    assert [path.name for path in file.parent.iterdir()] == ["machine.json"]
+
+
+def test_a_link_is_that_of_the_file() -> None:
+    assert FOUND.link.seconds(1e9) == pytest.approx(1.0001)
+
+
+def test_learners_that_share_cores_repeat_what_goes_over_memory_alone() -> None:
+    assert FOUND.costs() == replace(FOUND.costs(2), cores=2)
+    four = FOUND.costs(4)
+    assert four.round == pytest.approx(1e-9 + 3e-10)
+    assert four.gradient == pytest.approx(5e-10 + 2e-10)
+    assert four.step == pytest.approx(0.02)
+    assert four.merge == FOUND.merge
+
+
+def test_exchanges_find_the_cores_that_steps_leave() -> None:
+    four = FOUND.costs(4)
+    assert four.cores == 0.5
+    assert four.machine_cores == 2
+    assert four.busy == pytest.approx(0.2)
+    # All that an exchange takes is three and a half times its arithmetic.
+    assert four.work == pytest.approx(3.5 * FOUND.exchange)
+    assert replace(FOUND, step_seconds=None).costs(4).busy == 0
+
+
+def test_no_more_is_repeated_than_there_is() -> None:
+    quick = replace(FOUND, round=1e-11, gradient=0.0)
+    assert quick.costs(4).round == pytest.approx(2e-11)
+    assert quick.costs(4).gradient == 0
+
+
+def test_arithmetic_takes_longer_than_a_copy() -> None:
+    found = measure_arithmetic(8 << 20)
+    assert 0 < found.copy < found.exchange
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("bandwidth", 0, ":2: .*`bandwidth` must be positive and finite, got 0"),
+        ("latency", -1, ":3: .*`latency` must be at least 0 and finite, got -1"),
+        ("cores", "two", ":9: .*`cores` must be a number, positive, got 'two'"),
+        ("merge", True, ":6: .*`merge` must be a number"),
+        ("colour", 1, ":12: has an unknown number 'colour'"),
+    ],
+)
+def test_a_bad_number_is_named_with_its_line(
+    name: str, value: object, message: str, file: Path
+) -> None:
+    file.write_text(json.dumps({**asdict(FOUND), name: value}, indent=1))
+    with pytest.raises(ValueError, match=f"machine.json{message}"):
+        read(file)
+
+
+def test_a_file_that_is_not_whole_is_refused_with_its_line(file: Path) -> None:
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(lines[:4]))
+    with pytest.raises(ValueError, match=r"machine\.json:4: is not JSON"):
+        read(file)
+    file.write_text("[1]")
+    with pytest.raises(ValueError, match=r"machine\.json:1: must be an object"):
+        read(file)
+    file.write_text('{\n "bandwidth": 1\n}\n')
+    with pytest.raises(ValueError, match=r"machine\.json:3: ends without copy, cores"):
+        read(file)
+
+
+# --- the command line
+
+
+def predict(file: Path, *words: str) -> int:
+    return command_line.main(["predict", "--calibration", str(file), *words])
+
+
+def test_a_prediction_is_a_table(file: Path, capsys: pytest.CaptureFixture) -> None:
+    words = ["--learners", "4", "--gbit", "1000", "--local-batch", "10"]
+    assert predict(file, *words, "--samples", "1.44e6") == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["samples/s", "steps/s"]
+    cells = {row.split()[0]: row.split()[1:] for row in rows}
+    assert list(cells) == ["ddp", "sync", "delay_by_one", "async"]
+    # Merges take 2e-10 seconds a byte of a tenth of a second.
+    speed = float(cells["async"][0].replace(",", ""))
+    assert 400 / (1 + 172.6e6 * 2e-10 / 0.1) - 1 < speed <= 400
+    assert float(cells["async"][-1]) == pytest.approx(1.44e6 / speed / 3600, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--learners", "6", "--super-learner-size", "4"], "must divide `--learners`"),
+        (["--learners", "4", "--step-s", "-1"], "`seconds` must be positive"),
+    ],
+)
+def test_an_error_is_one_line(
+    words: list[str], message: str, file: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert predict(file, *words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+
+
+def test_a_missing_step_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    file = replace(FOUND, step_seconds=None).write(tmp_path / "machine.json")
+    assert predict(file, "--learners", "4") == 2
+    assert "Give `--step-s`" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert predict(tmp_path / "none.json", "--learners", "4") == 2
+    assert "none.json" in capsys.readouterr().err

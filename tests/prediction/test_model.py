@@ -1,0 +1,299 @@
+"""Predicted speed, against arithmetic by hand and the timelines with all events."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lightning_adpsgd.prediction.model import (
+    Costs,
+    Mode,
+    Prediction,
+    Workload,
+    predict,
+)
+from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Compute, Link, overlapped
+
+MODES: tuple[Mode, ...] = ("sync", "delay_by_one", "async", "allreduce")
+WEIGHTS = 100.0  # bytes: one bucket
+BATCH = 8
+
+
+def speed(num: int = 4, size: int = 1, /, **arguments) -> Prediction:
+    workload = arguments.pop("workload", Workload(WEIGHTS, BATCH))
+    arguments.setdefault("compute", Compute(0.5))
+    return predict(workload, num, size, **arguments)
+
+
+# --- computation alone
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("num", "size"), [(1, 1), (3, 1), (4, 2), (1, 4)])
+def test_constant_steps_without_links_give_all_learners_samples(
+    mode: Mode, num: int, size: int
+) -> None:
+    found = speed(num, size, communication=mode)
+    assert found.samples_per_second == pytest.approx(num * size * BATCH / 0.5)
+    assert found.exposed == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("mode", ["sync", "delay_by_one", "allreduce"])
+def test_one_slow_learner_sets_the_pace_of_all_who_wait(mode: Mode) -> None:
+    found = speed(8, communication=mode, compute=Compute(0.5, slow={3: 5.0}))
+    assert found.steps_per_second == pytest.approx(1 / 2.5)
+    # Seven learners compute for a fifth of the time.
+    assert found.exposed == pytest.approx(7 / 8 * 4 / 5)
+
+
+def test_one_slow_learner_costs_its_own_samples_where_nobody_waits() -> None:
+    found = speed(8, compute=Compute(0.5, slow={3: 5.0}))
+    assert found.samples_per_second == pytest.approx((7 + 1 / 5) * BATCH / 0.5)
+
+
+def test_one_slow_learner_holds_up_its_own_super_learner_alone() -> None:
+    found = speed(4, 2, compute=Compute(0.5, slow={3: 5.0}))
+    assert found.samples_per_second == pytest.approx((3 + 1 / 5) * 2 * BATCH / 0.5)
+
+
+@pytest.mark.parametrize("mode", ["sync", "delay_by_one"])
+@pytest.mark.parametrize("topology", ["ring", "random_pairs", "exponential", "grid"])
+def test_a_distant_straggler_is_felt_by_all_though_steps_vary(
+    mode: Mode, topology: str
+) -> None:
+    slow = Compute(0.5, spread=0.01, slow={0: 4.0})
+    found = speed(36, topology=topology, communication=mode, compute=slow)
+    assert found.steps_per_second == pytest.approx(1 / 2, rel=0.01)
+
+
+def test_all_wait_for_the_slowest_of_random_steps() -> None:
+    found = speed(2, communication="allreduce", compute=Compute(0.5, spread=0.3))
+    # The mean of the larger of two lognormals: 2 e^(s²/2) Phi(s / sqrt 2).
+    larger = 0.5 * 2 * 0.5 * (1 + math.erf(0.3 / 2))
+    assert found.steps_per_second == pytest.approx(1 / larger, rel=0.03)
+
+
+def test_one_learner_alone_computes() -> None:
+    found = [speed(1, communication=m, compute=Compute(0.5, 0.3)) for m in MODES[:3]]
+    rates = [f.steps_per_second for f in found]
+    assert rates == pytest.approx([2.0] * 3, rel=0.02)
+
+
+# --- links
+
+
+def test_an_all_reduce_of_one_bucket_follows_the_gradient() -> None:
+    link = Link(bandwidth=50.0, latency=0.1)
+    found = speed(4, communication="allreduce", link=link)
+    # 6 turns with a quarter of 100 bytes each.
+    assert found.steps_per_second == pytest.approx(1 / (0.5 + 6 * (0.1 + 0.5)))
+
+
+def test_an_all_reduce_hides_all_but_its_last_bucket_behind_a_long_gradient() -> None:
+    assert overlapped(1.0, 10.0, 4 * BUCKET_BYTES) == pytest.approx(1 / 4)
+    # Where the links take longer, what comes before the first bucket is not hidden.
+    assert overlapped(10.0, 1.0, 4 * BUCKET_BYTES) == pytest.approx(1 / 4 + 10 - 1)
+    assert overlapped(10.0, 0.0, 4 * BUCKET_BYTES) == 10.0
+
+
+def test_a_round_of_the_ring_takes_two_messages() -> None:
+    found = speed(5, communication="sync", link=Link(bandwidth=100.0, latency=0.25))
+    assert found.steps_per_second == pytest.approx(1 / (0.5 + 0.25 + 2.0))
+    assert found.exposed == pytest.approx(2.25 / 2.75)
+
+
+def test_a_hidden_round_costs_what_is_longer_than_the_gradient() -> None:
+    link = Link(bandwidth=100.0)
+    short = speed(5, communication="delay_by_one", link=Link(bandwidth=500.0))
+    assert short.steps_per_second == pytest.approx(2.0)
+    assert short.staleness == {1: 1.0}
+    long = speed(5, communication="delay_by_one", link=link)
+    assert long.steps_per_second == pytest.approx(1 / 2.0)
+
+
+def test_rarer_rounds_cost_less() -> None:
+    link = Link(bandwidth=100.0)
+    found = speed(5, communication="sync", link=link, gossip_every=4)
+    assert found.steps_per_second == pytest.approx(4 / (4 * 0.5 + 2.0))
+    assert found.exchanges_per_step == 1 / 4
+
+
+@pytest.mark.parametrize("topology", ["ring", "alternating_pairs", "random_pairs"])
+def test_a_saturated_link_exchanges_as_often_as_it_can(topology: str) -> None:
+    link = Link(bandwidth=20.0)
+    found = speed(16, topology=topology, link=link, compute=Compute(0.5, 0.2))
+    assert found.steps_per_second == pytest.approx(2.0)
+    # A crossing that meets a busier one does not use all of its own link.
+    most = 20.0 / WEIGHTS
+    assert (
+        0.75 * most < found.steps_per_second * found.exchanges_per_step <= 1.05 * most
+    )
+
+
+def test_a_pair_on_a_saturated_link_exchanges_without_a_pause() -> None:
+    found = speed(2, link=Link(bandwidth=20.0))
+    rate = found.steps_per_second * found.exchanges_per_step
+    assert rate == pytest.approx(20.0 / WEIGHTS, rel=0.1)
+
+
+def test_smaller_messages_are_exchanged_more_often() -> None:
+    link = Link(bandwidth=20.0)
+    half = speed(2, link=link, workload=Workload(WEIGHTS, wire_dtype=torch.bfloat16))
+    whole = speed(2, link=link)
+    assert half.exchanges_per_step == pytest.approx(2 * whole.exchanges_per_step, 0.1)
+
+
+def test_each_learner_carries_its_share_of_a_round() -> None:
+    link = Link(bandwidth=100.0)
+    found = speed(5, 2, communication="sync", link=link)
+    assert found.steps_per_second == pytest.approx(1 / (0.5 + 1.0))
+
+
+# --- the processor
+
+
+def test_work_for_communication_adds_to_steps_that_all_make_together() -> None:
+    costs = Costs(round=0.001, gradient=0.002, step=0.05)
+    ring = speed(5, communication="sync", costs=costs)
+    assert ring.steps_per_second == pytest.approx(1 / (0.5 + 0.1 + 0.05))
+    everybody = speed(5, communication="allreduce", costs=costs)
+    assert everybody.steps_per_second == pytest.approx(1 / (0.5 + 0.2 + 0.05))
+
+
+def test_a_merge_costs_where_there_is_something_to_merge() -> None:
+    often = speed(2, costs=Costs(merge=0.001), cpu_share=1.0)
+    assert often.steps_per_second == pytest.approx(1 / (0.5 + 0.1))
+    rarely = speed(2, costs=Costs(merge=0.001), cpu_share=1.0, link=Link(bandwidth=2.0))
+    assert 1 / (0.5 + 0.1) < rarely.steps_per_second < 2.0
+
+
+def test_exchanges_keep_merges_to_a_hundredth_of_a_step() -> None:
+    found = speed(2, costs=Costs(merge=0.001))
+    assert found.exchanges_per_step == pytest.approx(0.01 * 0.5 / 0.1)
+    assert found.steps_per_second == pytest.approx(1 / (0.5 + 0.01 * 0.5))
+
+
+# --- the cores of exchanges
+
+WORK = Costs(work=0.01)  # a second for each exchange, at either end
+
+
+def test_exchanges_on_full_cores_take_the_share_that_they_are_granted() -> None:
+    found = speed(2, costs=WORK, cpu_share=0.2)
+    # A fifth of all that a learner computes is a quarter of its training.
+    assert found.exchanges_per_step == pytest.approx(0.25 * 0.5)
+    assert found.steps_per_second == pytest.approx(1 / (0.5 + 0.125))
+    rarely = speed(2, costs=replace(WORK, merge=0.001), cpu_share=0.2)
+    assert rarely.steps_per_second == pytest.approx(1 / (0.5 + 0.125 + 0.125 * 0.1))
+
+
+def test_exchanges_that_find_idle_cores_take_nothing() -> None:
+    assert speed(2, costs=replace(WORK, cores=64.0), cpu_share=0.2) == speed(2)
+    shared = replace(WORK, cores=2.0, machine_cores=64.0)
+    many = speed(2, costs=shared, cpu_share=0.2)
+    alone = speed(2, costs=replace(shared, machine_cores=2.0), cpu_share=0.2)
+    assert many.exchanges_per_step > alone.exchanges_per_step
+
+
+def test_exchanges_that_find_no_idle_core_take_a_hundredth() -> None:
+    found = speed(2, costs=replace(WORK, cores=2.0), cpu_share=0.001)
+    exchanges = found.exchanges_per_step
+    busy = (0.5 + exchanges) / 1.0
+    assert exchanges * busy**2 == pytest.approx(0.01 * 0.5)
+    assert found.steps_per_second == pytest.approx(1 / (0.5 + 0.01 * 0.5))
+
+
+def test_without_a_bound_exchanges_take_the_time_of_training() -> None:
+    found = speed(2, costs=WORK, cpu_share=1.0)
+    assert found.exchanges_per_step == speed(2).exchanges_per_step == pytest.approx(1.0)
+    assert found.steps_per_second == pytest.approx(1 / (0.5 + 1.0))
+
+
+def test_a_super_learner_shares_the_work_of_its_exchanges() -> None:
+    one, two = (speed(2, n, costs=WORK, cpu_share=0.2) for n in (1, 2))
+    assert two.exchanges_per_step == pytest.approx(2 * one.exchanges_per_step)
+
+
+# --- against the timelines
+
+
+@pytest.mark.parametrize(
+    ("topology", "bandwidth"),
+    [("ring", 50.0), ("ring", 1000.0), ("random_ring", 1000.0), ("random_pairs", 2e3)],
+)
+def test_a_neighbourhood_exchanges_as_all_do(
+    topology: str, bandwidth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = {
+        "topology": topology,
+        "link": Link(bandwidth),
+        "compute": Compute(0.5, 0.2),
+    }
+    local = speed(120, **arguments)
+    monkeypatch.setattr("lightning_adpsgd.prediction.model._LOCAL", 120)
+    whole = speed(120, **arguments)
+    assert local.exchanges_per_step == pytest.approx(whole.exchanges_per_step, rel=0.05)
+    assert local.mean_staleness == pytest.approx(whole.mean_staleness, rel=0.05)
+
+
+def test_links_that_random_peers_saturate_carry_all_pairs_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = {"topology": "random_pairs", "link": Link(80.0)}
+    arguments["compute"] = Compute(0.5, 0.2)
+    whole = speed(24, **arguments)
+    monkeypatch.setattr("lightning_adpsgd.prediction.model._LOCAL", 8)
+    formula = speed(24, **arguments)
+    # 23 exchanges of 1.25 s each share the link; a step takes half a second.
+    assert formula.staleness == {round(23 * 1.25 / 0.5): 1}
+    assert whole.exchanges_per_step == pytest.approx(0.5 / 1.25, rel=0.15)
+    assert whole.mean_staleness == pytest.approx(formula.mean_staleness, rel=0.15)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_thousands_of_learners_are_predicted_within_seconds(mode: Mode) -> None:
+    found = speed(
+        1250,
+        8,
+        communication=mode,
+        compute=Compute(0.5, 0.1),
+        link=Link(1000.0),
+        inner_link=Link(1000.0),
+    )
+    assert 0 < found.samples_per_second < 10_000 * BATCH / 0.5
+
+
+# --- what it is told
+
+
+def test_hours_are_samples_over_speed() -> None:
+    assert speed(4).hours(64 * 7200) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"cpu_share": 0.0}, r"`cpu_share` must be in \(0, 1\], got 0.0"),
+        ({"communication": "often"}, "`communication` must be one of"),
+        ({"compute": Compute(pauses={0: [(1.0, 2.0)]})}, "`pauses` have no place"),
+        (
+            {"num": 65, "topology": "complete"},
+            "at most 32 super-learners, got 65",
+        ),
+    ],
+)
+def test_what_has_no_meaning_is_refused(arguments: dict, message: str) -> None:
+    num = arguments.pop("num", 4)
+    with pytest.raises(ValueError, match=message):
+        speed(num, **arguments)
+
+
+def test_a_wire_dtype_is_for_exchanges_alone() -> None:
+    with pytest.raises(ValueError, match="`wire_dtype` applies to"):
+        speed(4, communication="sync", workload=Workload(WEIGHTS, 1, torch.float16))
+
+
+def test_the_backward_pass_is_no_more_than_a_step() -> None:
+    with pytest.raises(ValueError, match=r"`backward` must be in \[0, 1\], got 1.1"):
+        Workload(WEIGHTS, backward=1.1)

@@ -1,0 +1,303 @@
+"""Checkpoints as files: whole or not at all, checked, readable by torch alone."""
+
+import io
+import pickle
+import random
+import threading
+import zipfile
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_adpsgd.files import (
+    bytes_written_whole,
+    remove_leftovers,
+    written_whole,
+)
+from lightning_adpsgd.strategy.checkpoints.format import (
+    DamagedCheckpoint,
+    UnsafeCheckpoint,
+    check_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO, check_file
+from tests.helpers import PATIENCE_S
+
+
+def checkpoint(value: float = 1.0) -> dict[str, Any]:
+    weights = torch.full((300,), value)
+    return {"state_dict": {"w": weights, "tied": weights}, "epoch": 3, "names": ["a"]}
+
+
+def written(value: Any) -> bytes:
+    file = io.BytesIO()
+    write_checkpoint(value, file)
+    return file.getvalue()
+
+
+def plain(value: Any) -> bytes:
+    """As torch alone writes it."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def read(content: bytes, **options: Any) -> Any:
+    return read_checkpoint(io.BytesIO(content), "some.ckpt", **options)
+
+
+def flipped(content: bytes, bit: int) -> bytes:
+    damaged = bytearray(content)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+def same(one: Any, other: Any) -> bool:
+    return pickle.dumps(_numbers(one)) == pickle.dumps(_numbers(other))
+
+
+def _numbers(value: dict[str, Any]) -> dict[str, Any]:
+    tensors = {name: tensor.tolist() for name, tensor in value["state_dict"].items()}
+    return {**value, "state_dict": tensors}
+
+
+# --- the format
+
+
+def test_torch_alone_reads_what_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    path.write_bytes(written(checkpoint()))
+    for mmap in (False, True):
+        loaded = torch.load(path, weights_only=True, mmap=mmap)
+        assert same(loaded, checkpoint())
+    tied = loaded["state_dict"]
+    assert tied["w"].data_ptr() == tied["tied"].data_ptr()
+
+
+def test_the_archive_is_that_of_torch_but_for_its_comment() -> None:
+    mine, theirs = written(checkpoint()), plain(checkpoint())
+    assert mine[: len(theirs) - 2] == theirs[:-2]
+    with zipfile.ZipFile(io.BytesIO(mine)) as archive:
+        assert archive.comment.startswith(b"lightning_adpsgd sha256 ")
+        assert archive.testzip() is None
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"not an archive"])
+def test_what_somebody_has_put_in_the_place_of_torchs_save_writes_as_it_likes(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "save", lambda value, file: file.write(content))
+    WholeCheckpointIO().save_checkpoint({}, tmp_path / "a.ckpt")
+    assert (tmp_path / "a.ckpt").read_bytes() == content
+
+
+@pytest.mark.parametrize("make", [written, plain])
+def test_a_whole_checkpoint_is_loaded(make: Any) -> None:
+    assert same(read(make(checkpoint())), checkpoint())
+
+
+def test_a_file_of_torchs_old_format_is_loaded() -> None:
+    file = io.BytesIO()
+    torch.save(checkpoint(), file, _use_new_zipfile_serialization=False)
+    assert same(read(file.getvalue()), checkpoint())
+
+
+# --- objects that are not data
+
+
+def test_an_object_that_could_run_code_is_refused_by_name() -> None:
+    content = written({"hyper_parameters": Namespace(lr=1.0)})
+    with pytest.raises(
+        UnsafeCheckpoint, match=r"some.ckpt.*argparse.Namespace.*add_safe"
+    ):
+        read(content)
+    assert read(content, weights_only=False)["hyper_parameters"].lr == 1.0
+    with torch.serialization.safe_globals([Namespace]):
+        assert read(content)["hyper_parameters"].lr == 1.0
+
+
+# --- the writer
+
+
+def test_an_error_of_the_file_is_the_one_that_is_raised() -> None:
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            if self.tell() + len(data) > 600:
+                raise OSError(28, "No space left on device")
+            return super().write(data)
+
+    with pytest.raises(OSError, match="No space left"):
+        write_checkpoint(checkpoint(), Full())
+
+
+def test_after_an_error_the_old_file_is_as_it_was_and_nothing_is_left(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.ckpt"
+    path.write_bytes(b"old")
+
+    def fail() -> None:
+        with bytes_written_whole(path) as file:
+            file.write(b"new")
+            raise ValueError("on the way")
+
+    with pytest.raises(ValueError, match="on the way"):
+        fail()
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"a.ckpt": b"old"}
+
+
+@pytest.mark.parametrize("newline", [None, ""])
+def test_text_is_written_whole_or_not_at_all(
+    tmp_path: Path, newline: str | None
+) -> None:
+    path = tmp_path / "folder" / "a.csv"
+    with written_whole(path, newline) as file:
+        assert file.write("Käse\n") == 5
+        assert not path.exists()
+
+    def fail() -> None:
+        with written_whole(path) as file:
+            file.write("half")
+            raise ValueError("on the way")
+
+    with pytest.raises(ValueError, match="on the way"):
+        fail()
+    assert path.read_bytes() == "Käse\n".encode()
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(
+    tmp_path: Path,
+) -> None:
+    left = tmp_path / ".b.ckpt.01234567.unfinished"
+    left.write_bytes(b"half")
+    with bytes_written_whole(tmp_path / "a.ckpt") as file:
+        assert not left.exists()
+        left.write_bytes(b"half")
+        assert remove_leftovers(tmp_path) == [left]
+        file.write(b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.ckpt"]
+
+
+def test_many_threads_may_write_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    contents = [bytes([number]) * 5000 for number in range(8)]
+
+    def write(content: bytes) -> None:
+        with bytes_written_whole(path) as file:
+            file.write(content)
+
+    threads = [threading.Thread(target=write, args=(c,)) for c in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert path.read_bytes() in contents
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# --- the CheckpointIO
+
+
+def test_a_checkpoint_is_saved_loaded_and_removed(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "a.ckpt"
+    plugin = WholeCheckpointIO()
+    plugin.save_checkpoint(checkpoint(1.0), path)
+    plugin.save_checkpoint(checkpoint(2.0), str(path))
+    assert same(plugin.load_checkpoint(path), checkpoint(2.0))
+    plugin.remove_checkpoint(path)
+    assert list(path.parent.iterdir()) == []
+    with pytest.raises(FileNotFoundError, match=str(path)):
+        plugin.load_checkpoint(path)
+
+
+def test_a_remote_path_takes_the_same_checkpoint() -> None:
+    path = "memory://folder/a.ckpt"
+    plugin = WholeCheckpointIO()
+    plugin.save_checkpoint(checkpoint(), path)
+    check_file(path)
+    assert same(plugin.load_checkpoint(path), checkpoint())
+    plugin.remove_checkpoint(path)
+    with pytest.raises(FileNotFoundError, match=path):
+        plugin.load_checkpoint(path)
+
+
+def test_a_server_that_gives_files_only_whole_will_do(tmp_path: Path) -> None:
+    plugin = WholeCheckpointIO()
+    plugin.save_checkpoint(checkpoint(), tmp_path / "a.ckpt")
+    (tmp_path / "b.ckpt").write_bytes(written(checkpoint())[:-100])
+    with serving(tmp_path) as address:
+        check_file(f"{address}/a.ckpt")
+        assert same(plugin.load_checkpoint(f"{address}/a.ckpt"), checkpoint())
+        with pytest.raises(DamagedCheckpoint, match=f"{address}/b"):
+            plugin.load_checkpoint(f"{address}/b.ckpt")
+        with pytest.raises(FileNotFoundError, match=f"{address}/c"):
+            plugin.load_checkpoint(f"{address}/c.ckpt")
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The address of a server of these files, which knows no parts of them."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("localhost", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://localhost:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join(PATIENCE_S)
+
+
+def test_storage_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="storage_options"):
+        WholeCheckpointIO().save_checkpoint({}, tmp_path / "a.ckpt", {"acl": "x"})
+
+
+# --- damage
+
+
+@pytest.mark.parametrize("make", [written, plain])
+def test_a_truncated_checkpoint_is_refused_wherever_it_ends(make: Any) -> None:
+    content = make(checkpoint())
+    generator = random.Random(0)
+    near = {1, 2, 23, 87, 88, 89, 90, 91, 111, 112, 113, len(content) - 1, len(content)}
+    missing = near | {generator.randrange(1, len(content)) for _ in range(100)}
+    for number in missing:
+        with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt"):
+            read(content[: len(content) - number])
+
+
+def test_a_flipped_bit_anywhere_is_noticed() -> None:
+    content = written(checkpoint())
+    bits = random.Random(1).sample(range(8 * len(content)), 300)
+    ends = [*range(64), *range(8 * (len(content) - 112), 8 * len(content), 3)]
+    for bit in (*bits, *ends):
+        with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt"):
+            read(flipped(content, bit))
+
+
+def test_a_flipped_bit_of_a_checkpoint_of_others_is_noticed_or_harmless() -> None:
+    content = plain(checkpoint())
+    num_noticed = 0
+    for bit in random.Random(2).sample(range(8 * len(content)), 300):
+        try:
+            assert same(read(flipped(content, bit)), checkpoint())
+        except DamagedCheckpoint:
+            num_noticed += 1
+    assert num_noticed > 100
+
+
+def test_bytes_that_are_no_checkpoint_are_refused() -> None:
+    for content in (b"", b"hello", random.Random(3).randbytes(1000)):
+        with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt"):
+            read(content)
+    check_checkpoint(io.BytesIO(b"old formats cannot be checked"), "some.ckpt")

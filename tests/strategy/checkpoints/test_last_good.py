@@ -1,0 +1,141 @@
+"""`ckpt_path="last"`: damaged checkpoints are passed over, by name."""
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from typing_extensions import override
+
+from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
+from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
+from lightning_adpsgd.strategy.checkpoints.last_good import newest_whole
+from tests.learners import Linear, gossip, loader, trainer_of
+
+
+class FirstWeights(Linear):
+    """Remembers from where it went on."""
+
+    first_step = -1
+
+    @override
+    def on_train_start(self) -> None:
+        self.first_step = self.trainer.global_step
+
+
+def fit(
+    folder: Path,
+    max_steps: int,
+    ckpt_path: Any = None,
+    communication: str = "async",
+    **saver: Any,
+) -> int:
+    """Trains on to so many steps; returns where it began."""
+    options = {"every_n_train_steps": 2, "save_top_k": -1, "save_last": True}
+    saver = {**options, "filename": "{step}", **saver}
+    module = FirstWeights()
+    trainer = trainer_of(
+        gossip("complete", communication),
+        1,
+        max_steps=max_steps,
+        callbacks=[ModelCheckpoint(folder, **saver)],
+        enable_checkpointing=True,
+        default_root_dir=folder,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not resumable|.*is not empty")
+        trainer.fit(module, loader(12), ckpt_path=ckpt_path)
+    return module.first_step
+
+
+def truncate(path: Path) -> None:
+    content = path.read_bytes()
+    stamp = path.stat().st_mtime_ns
+    path.write_bytes(content[: len(content) // 2])
+    os.utime(path, ns=(stamp, stamp))
+
+
+def in_order_of_age(*paths: Path) -> None:
+    for age, path in enumerate(paths):
+        os.utime(path, (1e9 - age, 1e9 - age))
+
+
+@pytest.mark.parametrize("communication", ["async", "sync", "delay_by_one"])
+def test_the_newest_is_taken_where_all_are_whole(
+    tmp_path: Path, communication: str
+) -> None:
+    fit(tmp_path, 6, communication=communication)
+    assert fit(tmp_path, 8, "last", communication) == 6
+
+
+def test_a_damaged_last_one_is_passed_over_by_name(tmp_path: Path) -> None:
+    fit(tmp_path, 6)
+    last, older = tmp_path / "last.ckpt", tmp_path / "step=4.ckpt"
+    in_order_of_age(last, tmp_path / "step=6.ckpt", older, tmp_path / "step=2.ckpt")
+    truncate(last)
+    truncate(tmp_path / "step=6.ckpt")
+    with pytest.warns(UserWarning, match="Passed over") as record:
+        assert fit(tmp_path, 8, "last") == 4
+    passed = [str(w.message) for w in record if "Passed over" in str(w.message)]
+    assert ["last.ckpt" in text for text in passed] == [True, False]
+    assert ["step=6.ckpt" in text for text in passed] == [False, True]
+
+
+def test_a_link_to_a_checkpoint_that_was_never_finished_is_passed_over(
+    tmp_path: Path,
+) -> None:
+    fit(tmp_path, 4, save_last="link")
+    assert (tmp_path / "last.ckpt").is_symlink()
+    (tmp_path / "step=4.ckpt").unlink()
+    with pytest.warns(UserWarning, match=r"last\.ckpt is a link to step=4\.ckpt"):
+        assert fit(tmp_path, 6, "last", save_last="link") == 2
+
+
+def test_training_does_not_begin_anew_where_none_is_whole(tmp_path: Path) -> None:
+    fit(tmp_path, 2)
+    for path in tmp_path.glob("*.ckpt"):
+        truncate(path)
+    with (
+        pytest.warns(UserWarning, match="Passed over"),
+        pytest.raises(DamagedCheckpoint, match=r"last\.ckpt.*step=2\.ckpt.*anew"),
+    ):
+        fit(tmp_path, 4, "last")
+
+
+def test_training_begins_where_there_is_none(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="no last checkpoint available"):
+        assert fit(tmp_path, 2, "last") == 0
+
+
+def test_a_damaged_checkpoint_that_is_asked_for_by_name_is_refused(
+    tmp_path: Path,
+) -> None:
+    fit(tmp_path, 4)
+    truncate(tmp_path / "last.ckpt")
+    with pytest.raises(DamagedCheckpoint, match=r"last\.ckpt is truncated"):
+        fit(tmp_path, 6, tmp_path / "last.ckpt")
+
+
+def test_of_slurms_checkpoints_the_highest_whole_one_is_taken(tmp_path: Path) -> None:
+    fit(tmp_path, 4)
+    for number in (2, 10):
+        os.replace(
+            tmp_path / f"step={number // 5 + 2}.ckpt",
+            tmp_path / f"hpc_ckpt_{number}.ckpt",
+        )
+    assert newest_whole([str(tmp_path / "hpc_ckpt_10.ckpt")])
+    assert fit(tmp_path, 6, "hpc") == 4
+    truncate(tmp_path / "hpc_ckpt_10.ckpt")
+    with pytest.warns(UserWarning, match=r"Passed over.*hpc_ckpt_10\.ckpt"):
+        assert fit(tmp_path, 6, "hpc") == 2
+
+
+def test_checkpoints_of_others_count(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    torch.save({"w": torch.zeros(3)}, path)
+    assert newest_whole([str(path)]) == str(path)
+    WholeCheckpointIO().save_checkpoint({"w": torch.zeros(3)}, path)
+    assert newest_whole([str(path)]) == str(path)

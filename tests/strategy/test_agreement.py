@@ -1,0 +1,118 @@
+"""Proposals of learner 0 between threads: done by all at one position, or by nobody."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._C._distributed_c10d import HashStore, Store
+
+from lightning_adpsgd.coordination.store import Coordinator
+from lightning_adpsgd.strategy.agreement import Agreement
+from tests.helpers import PATIENCE_S, together
+
+
+def learner(
+    store: Store, rank: int, num: int
+) -> tuple[Coordinator, Agreement, list[int]]:
+    """A learner whose meetings answer "busy"; it notes where it has agreed."""
+    coordinator = Coordinator(store, rank, num, timedelta(seconds=20))
+    agreement = Agreement(store, rank, num, coordinator)
+    done: list[int] = []
+
+    def answer_busy(meeting: str) -> None:
+        if agreement.pending(at_once=True) is not None:
+            agreement.answer(None)
+        assert not agreement.decided()
+
+    coordinator.while_waiting = answer_busy
+    coordinator.when_met = agreement.give_up
+    return coordinator, agreement, done
+
+
+def work(
+    store: Store, rank: int, paces: list[list[int]], wanted: Callable[[int], bool]
+) -> list[int]:
+    """Steps of one learner: `paces[rank][k]` of them before its k-th meeting."""
+    coordinator, agreement, done = learner(store, rank, len(paces))
+    for meeting, num_steps in enumerate(paces[rank]):
+        for step in range(num_steps):
+            if rank == 0 and wanted(step):
+                agreement.propose("save")
+            while agreement.pending(at_once=True) is not None:
+                if agreement.agree("save"):
+                    done.append(agreement.position)
+        coordinator.meet(f"meeting {meeting}")
+    coordinator.stop()
+    return done
+
+
+PACES = st.integers(1, 3).flatmap(
+    lambda num_meetings: st.lists(
+        st.lists(st.integers(0, 4), min_size=num_meetings, max_size=num_meetings),
+        min_size=2,
+        max_size=4,
+    )
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(paces=PACES)
+def test_what_is_agreed_happens_between_the_same_meetings_for_all(
+    paces: list[list[int]],
+) -> None:
+    store = HashStore()
+    done = together(
+        [
+            lambda rank=rank: work(store, rank, paces, lambda step: True)
+            for rank in range(len(paces))
+        ]
+    )
+    assert all(mine == done[0] for mine in done)
+
+
+def test_learners_at_a_boundary_agree_at_once() -> None:
+    store = HashStore()
+    # Both stay at their boundaries until the other has come to one.
+    barrier = threading.Barrier(2)
+
+    def alone(rank: int) -> bool:
+        _, agreement, _ = learner(store, rank, 2)
+        if rank == 0:
+            agreement.propose("save")
+        barrier.wait(PATIENCE_S)
+        assert agreement.pending(at_once=True) == "save"
+        return agreement.agree("save")
+
+    assert together([lambda r=r: alone(r) for r in range(2)]) == [True, True]
+
+
+def test_different_plans_are_refused() -> None:
+    store = HashStore()
+    barrier = threading.Barrier(2)
+
+    def alone(rank: int) -> bool:
+        _, agreement, _ = learner(store, rank, 2)
+        if rank == 0:
+            agreement.propose("stop")
+        barrier.wait(PATIENCE_S)
+        assert agreement.pending(at_once=True) == "stop"
+        return agreement.agree(f"epoch {rank}")
+
+    assert together([lambda r=r: alone(r) for r in range(2)]) == [False, False]
+
+
+def test_a_refused_proposal_waits_for_the_meeting_in_its_way() -> None:
+    store = HashStore()
+    coordinator, agreement, _ = learner(store, 0, 1)
+    agreement.propose("save")
+    agreement.answer(None)
+    assert agreement.decided() is False
+    agreement.propose("save")
+    assert agreement.pending() is None
+    coordinator.meet("checkpoint")
+    agreement.propose("save")
+    assert agreement.pending() == "save"
+    assert agreement.agree("save")
+    coordinator.stop()

@@ -1,0 +1,597 @@
+"""Fabric's strategy in real processes over Gloo, against closed forms.
+
+`Slope` has the same gradients whatever its weights, so that the mean of all learners is
+known exactly, however they average: start - lr * sum of the mean gradients.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_adpsgd import HADPSGDFabricStrategy, Topology
+from tests.expectations import (
+    expect_consensus,
+    expect_delay_by_one,
+    expect_matrices,
+    expect_super_learners_of_two,
+)
+from tests.helpers import PROGRAM_S, engine_threads, topologies_of, until
+from tests.learners import LR, Rows, consensus_after, learners, loader, values
+from tests.strategy.fabric_learners import (
+    Bowl,
+    Slope,
+    gossip,
+    launched,
+    sgd,
+    strategy_of,
+    train,
+)
+
+ALONE = Topology("alone", lambda index, *_: {index: 1.0}, lambda size: 1)
+"""Nobody meets anybody: the local weights are those of plain SGD."""
+
+
+def fit(
+    num: int,
+    strategy: Callable[[], Any],
+    num_rows: int,
+    module: Callable[[], Slope] = Slope,
+) -> list[tuple[Tensor, Tensor]]:
+    """Trajectory [step, weight] and final weights of every learner."""
+
+    def program(rank: int) -> tuple[Tensor, Tensor]:
+        fabric, learner = launched(strategy(), num), module()
+        model, optimizer = fabric.setup(learner, sgd(learner))
+        trajectory = train(fabric, model, optimizer, loader(num_rows, rank, num))
+        if isinstance(fabric.strategy, HADPSGDFabricStrategy):
+            fabric.strategy.finish()
+        assert engine_threads() == []
+        return torch.stack(trajectory), learner.weight.detach()
+
+    return values(learners(num, program))
+
+
+# --- arithmetic of the synchronous modes
+
+
+@pytest.mark.parametrize("topology", [name for name, _ in topologies_of(3)])
+@pytest.mark.parametrize("order", ["step_then_average", "average_then_step"])
+def test_sync_processes_follow_the_matrix(topology: str, order: Any) -> None:
+    results = fit(3, lambda: gossip(topology, "sync", order=order), 15)
+    expect_matrices(results, topology, order)
+
+
+def test_delay_by_one_processes_follow_the_recurrence() -> None:
+    results = fit(3, lambda: gossip("complete", "delay_by_one"), 15, Bowl)
+    expect_delay_by_one(results)
+
+
+def test_complete_in_lockstep_is_ddp() -> None:
+    complete = fit(3, lambda: gossip("complete", "sync"), 15, Bowl)
+    ddp = fit(3, lambda: "ddp", 15, Bowl)
+    for (gossiped, _), (allreduced, _) in zip(complete, ddp, strict=True):
+        torch.testing.assert_close(gossiped, allreduced, atol=1e-12, rtol=0)
+
+
+# --- the consensus, however it was reached
+
+
+@pytest.mark.parametrize(("topology", "num"), topologies_of(2, 3, 4))
+def test_async_processes_keep_the_mean(topology: str, num: int) -> None:
+    results = fit(num, lambda: gossip(topology), 12 * num)
+    expect_consensus(results, consensus_after(12 * num, num))
+
+
+@pytest.mark.parametrize(
+    ("topology", "communication"),
+    [("ring", "sync"), ("complete", "delay_by_one"), ("ring", "async")],
+)
+def test_super_learners_of_two(topology: str, communication: Any) -> None:
+    results = fit(4, lambda: gossip(topology, communication, super_learner_size=2), 40)
+    expect_super_learners_of_two(results)
+
+
+def test_unequal_starts_are_made_equal() -> None:
+    def program(rank: int) -> Tensor:
+        fabric, module = launched(gossip(), 2), Slope(start=1.0 + rank)
+        model, optimizer = fabric.setup(module, sgd(module))
+        train(fabric, model, optimizer, loader(8, rank, 2))
+        strategy_of(fabric).finish()
+        return module.weight.detach()
+
+    for final in values(learners(2, program)):
+        torch.testing.assert_close(final, consensus_after(8, 2, 1.0))
+
+
+# --- what users write in their loops
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_gradients_of_three_batches_make_one_step(size: int) -> None:
+    def program(rank: int) -> tuple[Tensor, list[Tensor]]:
+        fabric, module = launched(gossip(super_learner_size=size), 4), Slope()
+        model, optimizer = fabric.setup(module, sgd(module))
+        between = []
+        for index, batch in enumerate(loader(24, rank, 4), start=1):
+            with fabric.no_backward_sync(model, enabled=index % 3 != 0):
+                fabric.backward(model(batch) / 3)
+            if index % 3 == 1:
+                between.append(model.weight.grad.clone())
+            if index % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        strategy_of(fabric).finish()
+        return module.weight.detach(), between
+
+    results = values(learners(4, program))
+    for rank, (final, between) in enumerate(results):
+        expected = consensus_after(24, 4) / 3
+        torch.testing.assert_close(final, expected, atol=1e-12, rtol=0)
+        # The learner's own gradient, not the one of its super-learner.
+        torch.testing.assert_close(between[0], Rows(24).rows[rank] / 3)
+
+
+@pytest.mark.parametrize("communication", ["sync", "async"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+def test_a_step_with_a_closure_is_one_step(communication: Any, kind: Any) -> None:
+    def program(rank: int) -> tuple[Tensor, int]:
+        fabric, module = launched(gossip("complete", communication), 2), Slope()
+        model, optimizer = fabric.setup(module, kind(module.parameters(), lr=LR))
+        for batch in loader(8, rank, 2):
+
+            def closure(batch: Tensor = batch) -> Tensor:
+                optimizer.zero_grad()
+                loss = model(batch)
+                fabric.backward(loss)
+                return loss
+
+            assert isinstance(optimizer.step(closure), Tensor)
+        statistics = strategy_of(fabric).gossip_statistics()
+        strategy_of(fabric).finish()
+        return module.weight.detach(), statistics[0].merges
+
+    results = values(learners(2, program))
+    if kind is torch.optim.SGD:
+        torch.testing.assert_close(results[0][0], consensus_after(8, 2))
+    torch.testing.assert_close(results[0][0], results[1][0])
+    if communication == "sync":
+        assert [merges for _, merges in results] == [4, 4]
+
+
+@pytest.mark.parametrize("communication", ["sync", "async"])
+def test_two_optimizers_of_one_module_take_turns(communication: Any) -> None:
+    def program(rank: int) -> Tensor:
+        fabric, module = launched(gossip("ring", communication), 2), Slope()
+        model, first, second = fabric.setup(module, sgd(module), sgd(module))
+        for batch in loader(16, rank, 2):
+            for optimizer in (first, second):
+                optimizer.zero_grad()
+                fabric.backward(model(batch))
+                optimizer.step()
+        strategy_of(fabric).finish()
+        return module.weight.detach()
+
+    for final in values(learners(2, program)):
+        torch.testing.assert_close(final, 2 * consensus_after(16, 2))
+
+
+@pytest.mark.parametrize("communication", ["sync", "async"])
+def test_two_modules_with_an_optimizer_each(communication: Any) -> None:
+    """As the two halves of a GAN."""
+
+    def program(rank: int) -> tuple[Tensor, Tensor, int]:
+        fabric = launched(gossip("ring", communication), 3)
+        pair = [Slope(), Slope(start=1.0)]
+        halves = [fabric.setup(module, sgd(module)) for module in pair]
+        for batch in loader(24, rank, 3):
+            for model, optimizer in halves:
+                train(fabric, model, optimizer, [batch])
+        with strategy_of(fabric).consensus() as distances:
+            num_measured = len(distances)
+        strategy_of(fabric).finish()
+        assert engine_threads() == []
+        return pair[0].weight.detach(), pair[1].weight.detach(), num_measured
+
+    for first, second, num_measured in values(learners(3, program)):
+        torch.testing.assert_close(first, consensus_after(24, 3))
+        torch.testing.assert_close(second, consensus_after(24, 3, 1.0))
+        assert num_measured == 2
+
+
+def test_one_optimizer_over_two_modules_changes_both() -> None:
+    def program(rank: int) -> list[Tensor]:
+        fabric, pair = launched(gossip("ring", "sync"), 2), [Slope(), Slope(1.0)]
+        first, second = (fabric.setup_module(module) for module in pair)
+        weights = [module.weight for module in pair]
+        optimizer: Any = fabric.setup_optimizers(torch.optim.SGD(weights, LR))
+        for batch in loader(8, rank, 2):
+            optimizer.zero_grad()
+            fabric.backward(first(batch) + second(batch))
+            optimizer.step()
+        strategy_of(fabric).finish()
+        return [module.weight.detach() for module in pair]
+
+    for first, second in values(learners(2, program)):
+        torch.testing.assert_close(first, consensus_after(8, 2))
+        torch.testing.assert_close(second, consensus_after(8, 2, 1.0))
+
+
+@pytest.mark.parametrize("how", [{"max_norm": 0.5}, {"clip_val": 0.5}])
+def test_gradients_are_clipped_by_each_learner(how: dict[str, Any]) -> None:
+    def program(rank: int) -> Tensor:
+        fabric, module = launched(gossip(ALONE), 2), Slope()
+        model, optimizer = fabric.setup(module, sgd(module))
+        for batch in loader(8, rank, 2):
+            optimizer.zero_grad()
+            model(batch).backward()
+            fabric.clip_gradients(model, optimizer, **how)
+            optimizer.step()
+        strategy_of(fabric).finish()
+        return module.weight.detach()
+
+    rows = Rows(8).rows
+    if "max_norm" in how:
+        clipped = rows * (0.5 / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)
+    else:
+        clipped = rows.clamp(-0.5, 0.5)
+    expected = -LR * 4 * clipped.mean(0)
+    for final in values(learners(2, program)):
+        torch.testing.assert_close(final, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-true", "bf16-mixed"])
+def test_other_precisions_train(precision: Any) -> None:
+    def program(rank: int) -> Tensor:
+        fabric = launched(gossip(), 2, precision=precision)
+        module = Slope(dtype=torch.float32)
+        model, optimizer = fabric.setup(module, sgd(module))
+        train(fabric, model, optimizer, loader(16, rank, 2))
+        strategy_of(fabric).finish()
+        return module.weight.detach().double()
+
+    finals = values(learners(2, program))
+    assert torch.equal(finals[0], finals[1])
+    torch.testing.assert_close(finals[0], consensus_after(16, 2), atol=0.02, rtol=0)
+
+
+def test_a_module_without_gradients_is_left_as_it_is() -> None:
+    def program(rank: int) -> tuple[bool, list[str]]:
+        fabric = launched(gossip(), 2)
+        teacher = Slope(start=float(rank)).requires_grad_(False)
+        model = fabric.setup_module(teacher)
+        return model.module is teacher, engine_threads()
+
+    assert values(learners(2, program)) == [(True, []), (True, [])]
+
+
+def test_a_module_set_up_to_be_evaluated_alone_communicates_with_nobody() -> None:
+    def program(rank: int) -> list[str]:
+        fabric = launched(gossip(), 2)
+        fabric.setup_module(Slope())
+        gossiping = [name for name in engine_threads() if "watch" not in name]
+        strategy_of(fabric).finish()
+        return gossiping + engine_threads()
+
+    assert values(learners(2, program)) == [[], []]
+
+
+# --- the consensus model
+
+
+@pytest.mark.parametrize("after_evaluation", ["restore", "adopt"])
+def test_the_mean_is_evaluated_and_the_local_weights_come_back(
+    after_evaluation: Any,
+) -> None:
+    def program(rank: int) -> Any:
+        strategy = gossip(ALONE, after_evaluation=after_evaluation)
+        fabric, module = launched(strategy, 2), Slope()
+        model, optimizer = fabric.setup(module, sgd(module))
+        train(fabric, model, optimizer, loader(8, rank, 2))
+        with strategy.consensus() as (apart,):
+            evaluated = module.weight.detach().clone()
+            with strategy.consensus() as nothing:
+                assert nothing == []
+        after = module.weight.detach().clone()
+        strategy.finish()
+        return evaluated, after, apart.distance
+
+    results = values(learners(2, program))
+    mean = consensus_after(8, 2)
+    local = [-LR * Rows(8).rows[rank::2].sum(0) for rank in range(2)]
+    for rank, (evaluated, after, distance) in enumerate(results):
+        torch.testing.assert_close(evaluated, mean)
+        torch.testing.assert_close(
+            after, local[rank] if after_evaluation == "restore" else mean
+        )
+        assert distance == pytest.approx((local[0] - mean).norm().item())
+
+
+PLAIN = """
+import sys
+sys.modules["lightning_adpsgd"] = sys.modules["lightning"] = None
+import torch
+state = torch.load(sys.argv[1], weights_only=True)
+assert set(state) == {"model", "optimizer", "epoch"}, state
+assert state["model"]["weight"].untyped_storage().nbytes() == 3 * 8
+print(state["epoch"], *state["model"]["weight"].tolist())
+"""
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_checkpoint_is_the_mean_and_needs_torch_alone(
+    tmp_path: Path, within: bool
+) -> None:
+    path = tmp_path / "model.ckpt"
+
+    def program(rank: int) -> Tensor:
+        strategy, module = gossip(ALONE), Slope()
+        fabric = launched(strategy, 2)
+        model, optimizer = fabric.setup(module, sgd(module))
+        train(fabric, model, optimizer, loader(8, rank, 2))
+        state = {"model": model, "optimizer": optimizer, "epoch": 1}
+        if within:
+            with strategy.consensus():
+                fabric.save(path, state)
+        else:
+            fabric.save(path, state)
+        local = module.weight.detach().clone()
+        strategy.finish()
+        return local
+
+    results = values(learners(2, program))
+    for rank, local in enumerate(results):
+        torch.testing.assert_close(local, -LR * Rows(8).rows[rank::2].sum(0))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PLAIN, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+        cwd=tmp_path,
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+    )
+    assert done.returncode == 0, done.stderr
+    epoch, *weight = done.stdout.split()
+    assert epoch == "1"
+    saved = torch.tensor([float(x) for x in weight], dtype=torch.float64)
+    torch.testing.assert_close(saved, consensus_after(8, 2))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_training_goes_on_from_a_checkpoint(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "model.ckpt"
+
+    def momentum(module: Slope) -> torch.optim.Optimizer:
+        return torch.optim.SGD(module.parameters(), LR, momentum=0.5)
+
+    def first(rank: int) -> None:
+        fabric, module = launched(gossip(super_learner_size=size), 4), Slope()
+        model, optimizer = fabric.setup(module, momentum(module))
+        train(fabric, model, optimizer, loader(4, rank, 4))
+        fabric.save(path, {"model": model, "optimizer": optimizer, "epoch": 1})
+        strategy_of(fabric).finish()
+
+    def second(rank: int) -> tuple[Tensor, Any]:
+        fabric, module = launched(gossip(ALONE, super_learner_size=size), 4), Slope(9)
+        model, optimizer = fabric.setup(module, momentum(module))
+        state = {"model": model, "optimizer": optimizer, "epoch": 0}
+        fabric.load(path, state)
+        (after_step,) = train(fabric, model, optimizer, loader(4, rank, 4))
+        strategy_of(fabric).finish()
+        return after_step, state["epoch"]
+
+    values(learners(4, first))
+    rows = Rows(4).rows
+    for rank, (after_step, epoch) in enumerate(values(learners(4, second))):
+        begin = rank - rank % size
+        own = rows[begin : begin + size].mean(0)
+        # What learner 0 remembers of its first gradient; its state is the one saved.
+        remembered = 0.5 * rows[:size].mean(0)
+        expected = consensus_after(4, 4) - LR * (remembered + own)
+        torch.testing.assert_close(after_step, expected)
+        assert epoch == 1
+
+
+def test_a_resume_with_as_many_learners_goes_on_from_their_own_weights(
+    tmp_path: Path,
+) -> None:
+    """Steps with momentum, in one go and with a resume between, are the same."""
+
+    def steps(folder: str, rows: range, load: str | None) -> Callable[[int], Tensor]:
+        def program(rank: int) -> Tensor:
+            fabric, module = launched(gossip(ALONE, save_learners=True), 2), Slope()
+            heavy = torch.optim.SGD(module.parameters(), LR, momentum=0.5)
+            model, optimizer = fabric.setup(module, heavy)
+            state = {"model": model, "optimizer": optimizer}
+            if load:
+                assert fabric.load(tmp_path / load, state) == {}
+            own = Rows(8).rows[rows][rank::2]
+            train(fabric, model, optimizer, own.unsqueeze(1))
+            fabric.save(tmp_path / folder, state)
+            local = module.weight.detach().clone()
+            strategy_of(fabric).finish()
+            return local
+
+        return program
+
+    whole = values(learners(2, steps("whole.ckpt", range(8), None)))
+    values(learners(2, steps("half.ckpt", range(4), None)))
+    resumed = values(learners(2, steps("end.ckpt", range(4, 8), "half.ckpt")))
+    for at_once, after_resume in zip(whole, resumed, strict=True):
+        torch.testing.assert_close(after_resume, at_once)
+    assert not torch.allclose(whole[0], whole[1])
+
+
+def test_a_resume_with_another_number_of_learners_starts_from_the_mean(
+    tmp_path: Path,
+) -> None:
+    def program(rank: int) -> Tensor:
+        num = int(os.environ["WORLD_SIZE"])
+        fabric, module = launched(gossip(ALONE, save_learners=True), num), Slope()
+        model, optimizer = fabric.setup(module, sgd(module))
+        state = {"model": model, "optimizer": optimizer}
+        if num == 3:
+            fabric.load(tmp_path / "two.ckpt", state)
+        else:
+            train(fabric, model, optimizer, loader(8, rank, num))
+            fabric.save(tmp_path / "two.ckpt", state)
+        local = module.weight.detach().clone()
+        strategy_of(fabric).finish()
+        return local
+
+    values(learners(2, program))
+    for local in values(learners(3, program)):
+        torch.testing.assert_close(local, consensus_after(8, 2))
+
+
+def test_a_checkpoint_that_is_loaded_in_the_middle_replaces_all_weights(
+    tmp_path: Path,
+) -> None:
+    def program(rank: int) -> Tensor:
+        fabric, module = launched(gossip(), 2), Slope(start=2.0)
+        model, optimizer = fabric.setup(module, sgd(module))
+        fabric.save(tmp_path / "start.ckpt", {"model": model})
+        train(fabric, model, optimizer, loader(8, rank, 2))
+        fabric.load(tmp_path / "start.ckpt", {"model": model})
+        train(fabric, model, optimizer, loader(4, rank, 2))
+        strategy_of(fabric).finish()
+        return module.weight.detach()
+
+    for final in values(learners(2, program)):
+        torch.testing.assert_close(final, consensus_after(4, 2, 2.0))
+
+
+# --- nobody waits, but where all come
+
+
+@pytest.mark.parametrize(("size", "others"), [(1, [1, 2, 3]), (2, [2, 3])])
+def test_others_make_all_their_steps_while_a_straggler_makes_one(
+    tmp_path: Path, size: int, others: list[int]
+) -> None:
+    def batches(rank: int) -> Iterable[Tensor]:
+        """Learner 0 gets its second batch when the others have had their last."""
+        files = [tmp_path / str(other) for other in others]
+        for index, batch in enumerate(loader(120, rank, 4)):
+            if index == 29:
+                (tmp_path / str(rank)).touch()
+            if index == 1 and rank == 0:
+                until(lambda: all(file.exists() for file in files), "the others")
+            yield batch
+
+    def program(rank: int) -> Tensor:
+        fabric, module = launched(gossip(super_learner_size=size), 4), Slope()
+        model, optimizer = fabric.setup(module, sgd(module))
+        train(fabric, model, optimizer, batches(rank))
+        strategy_of(fabric).finish()
+        return module.weight.detach()
+
+    for final in values(learners(4, program)):
+        torch.testing.assert_close(final, consensus_after(120, 4), atol=1e-12, rtol=0)
+
+
+COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "broadcast_object_list",
+    "barrier",
+    "all_gather",
+    "all_gather_object",
+    "gather_object",
+    "reduce",
+    "isend",
+    "irecv",
+    "send",
+    "recv",
+)
+
+
+def count_collectives() -> list[str]:
+    """Calls of torch.distributed by the training thread, from here on."""
+    calls: list[str] = []
+
+    def counted(name: str, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                calls.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in COLLECTIVES:
+        for place in (dist, dist.distributed_c10d):
+            setattr(place, name, counted(name, getattr(place, name)))
+    return calls
+
+
+@pytest.mark.parametrize(("communication", "sees"), [("async", False), ("sync", True)])
+def test_a_step_of_async_has_no_collective_on_the_training_thread(
+    communication: Any, sees: bool
+) -> None:
+    def program(rank: int) -> int:
+        calls = count_collectives()
+        fabric, module = launched(gossip("ring", communication), 3), Slope()
+        model, optimizer = fabric.setup(module, sgd(module))
+        before = len(calls)
+        train(fabric, model, optimizer, loader(30, rank, 3))
+        num_calls = len(calls) - before
+        strategy_of(fabric).finish()
+        return num_calls
+
+    for num_calls in values(learners(3, program)):
+        assert (num_calls > 0) is sees
+
+
+@pytest.mark.parametrize("communication", ["async", "sync"])
+def test_collectives_of_all_learners_bring_all_together(communication: Any) -> None:
+    """In "async" after unequal numbers of steps, so that all are at other times."""
+
+    def program(rank: int) -> Any:
+        fabric, module = launched(gossip("ring", communication), 3), Slope()
+        model, optimizer = fabric.setup(module, sgd(module))
+        num_rows = 4 + 9 * rank if communication == "async" else 6
+        train(fabric, model, optimizer, loader(num_rows))
+        own = torch.tensor(float(rank))
+        total: Any = fabric.all_reduce(own.clone(), reduce_op="sum")
+        every: Any = fabric.all_gather(own)
+        seen = total.item(), every.tolist(), fabric.broadcast(rank + 7, src=1)
+        fabric.barrier("evening")
+        strategy_of(fabric).finish()
+        return seen
+
+    for seen in values(learners(3, program)):
+        assert seen == (3.0, [0.0, 1.0, 2.0], 8)
+
+
+def test_learners_with_different_numbers_of_batches_end_in_the_mean() -> None:
+    def program(rank: int) -> Tensor:
+        fabric, module = launched(gossip(), 3), Slope()
+        model, optimizer = fabric.setup(module, sgd(module))
+        train(fabric, model, optimizer, loader(4 + 5 * rank) if rank else [])
+        strategy_of(fabric).finish()
+        return module.weight.detach()
+
+    sums = [Rows(4 + 5 * rank).rows.sum(0) for rank in (1, 2)]
+    for final in values(learners(3, program)):
+        torch.testing.assert_close(final, -LR * torch.stack(sums).sum(0) / 3)
+
+
+def test_two_trainings_in_one_process_and_no_thread_is_left() -> None:
+    def program(rank: int) -> Any:
+        fabric, module = launched(gossip(), 2), Slope()
+        for _ in range(2):
+            model, optimizer = fabric.setup(module, sgd(module))
+            train(fabric, model, optimizer, loader(8, rank, 2))
+            strategy_of(fabric).finish()
+        return module.weight.detach(), [t.name for t in threading.enumerate()]
+
+    for final, threads in values(learners(2, program)):
+        torch.testing.assert_close(final, 2 * consensus_after(8, 2))
+        assert threads == ["MainThread"]

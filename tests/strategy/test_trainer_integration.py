@@ -1,0 +1,833 @@
+"""The strategy in real processes over Gloo, against closed forms.
+
+`Linear` has the same gradients whatever its weights, so that the mean of all learners
+is known exactly, however they average: start - lr * sum of the mean gradients.
+"""
+
+import atexit
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+from typing_extensions import override
+
+from lightning_adpsgd import HADPSGDStrategy, Topology
+from lightning_adpsgd.registration import NAMES
+from lightning_adpsgd.strategy.job import set_up_job
+from tests.expectations import (
+    MODES,
+    expect_consensus,
+    expect_death_named,
+    expect_delay_by_one,
+    expect_ends,
+    expect_error_named,
+    expect_matrices,
+    expect_super_learners_of_two,
+    gradients_of,
+    kill,
+    leave,
+    raise_error,
+)
+from tests.helpers import (
+    PROGRAM_S,
+    engine_threads,
+    free_port,
+    in_fresh_process,
+    num_gpus,
+    topologies_of,
+    until,
+)
+from tests.learners import (
+    LR,
+    Linear,
+    Quadratic,
+    Rows,
+    Sampled,
+    consensus_after,
+    gossip,
+    learners,
+    loader,
+    trainer_of,
+    values,
+)
+
+ALONE = Topology("alone", lambda index, *_: {index: 1.0}, lambda size: 1)
+"""Nobody meets anybody: the local weights are those of plain SGD."""
+
+
+class Trajectory(pl.Callback):
+    """This learner's own weights after each step."""
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.weights.append(pl_module.weight.detach().clone())
+
+
+def fit(
+    num: int,
+    strategy: Callable[[], Any],
+    num_rows: int,
+    module: Callable[[], Linear] = Linear,
+    **arguments: Any,
+) -> list[tuple[Tensor, Tensor]]:
+    """Trajectory [step, weight] and final weights of every learner."""
+
+    def program(rank: int) -> tuple[Tensor, Tensor]:
+        learner, trajectory = module(), Trajectory()
+        trainer = trainer_of(strategy(), num, callbacks=[trajectory], **arguments)
+        trainer.fit(learner, loader(num_rows, rank, num))
+        assert engine_threads() == []
+        return torch.stack(trajectory.weights), learner.weight.detach()
+
+    return values(learners(num, program))
+
+
+def fit_one(strategy: Any, rank: int, num: int) -> None:
+    """One learner's part in a training of a few steps."""
+    trainer_of(strategy, num).fit(Linear(), loader(4 * num, rank, num))
+
+
+# --- arithmetic of the synchronous modes
+
+
+@pytest.mark.parametrize("topology", [name for name, _ in topologies_of(3)])
+@pytest.mark.parametrize("order", ["step_then_average", "average_then_step"])
+def test_sync_processes_follow_the_matrix(topology: str, order: Any) -> None:
+    results = fit(3, lambda: gossip(topology, "sync", order=order), 15)
+    expect_matrices(results, topology, order)
+
+
+def test_delay_by_one_processes_follow_the_recurrence() -> None:
+    results = fit(3, lambda: gossip("complete", "delay_by_one"), 15, Quadratic)
+    expect_delay_by_one(results)
+
+
+def test_complete_in_lockstep_is_ddp_and_one_process_with_the_whole_batch() -> None:
+    complete = fit(3, lambda: gossip("complete", "sync"), 15, Quadratic)
+    ddp = fit(3, lambda: "ddp", 15, Quadratic)
+    weight = torch.zeros(3, dtype=torch.float64)
+    for step, batch in enumerate(gradients_of(15, 3)):
+        weight = weight - LR * 2 / 3 * (weight - batch.mean(0))
+        for trajectory, _ in (*complete, *ddp):
+            torch.testing.assert_close(trajectory[step], weight, atol=1e-12, rtol=0)
+
+
+# --- the consensus, however it was reached
+
+
+@pytest.mark.parametrize(("topology", "num"), topologies_of(2, 3, 4))
+def test_async_processes_keep_the_mean(topology: str, num: int) -> None:
+    results = fit(num, lambda: gossip(topology), 12 * num)
+    expect_consensus(results, consensus_after(12 * num, num))
+
+
+@pytest.mark.parametrize("communication", ["sync", "async"])
+def test_processes_average_along_the_matchings_of_a_user(communication: Any) -> None:
+    matchings = [[(0, 1), (2, 3)], [(1, 2), (3, 0)]]
+    results = fit(4, lambda: gossip(matchings, communication), 48)
+    expect_consensus(results, consensus_after(48, 4))
+
+
+def test_a_topology_of_another_size_is_refused_at_set_up() -> None:
+    outcomes = learners(3, lambda rank: fit_one(gossip("hypercube"), rank, 3))
+    for outcome in outcomes:
+        assert "needs a power of two super-learners, got 3" in outcome.error
+
+
+@pytest.mark.parametrize(
+    "dials",
+    [
+        {"order": "average_then_step"},
+        {"wire_dtype": torch.bfloat16},
+        {"wire_dtype": torch.int8},
+        {"link_budget": 1e4},
+        {"transport": "links"},
+        {"max_staleness": 1},
+        {"gossip_every": 3, "mixing_gain": 0.5},
+        {"after_evaluation": "adopt"},
+    ],
+    ids=lambda dials: next(iter(dials)),
+)
+def test_no_dial_of_async_moves_the_mean(dials: dict[str, Any]) -> None:
+    results = fit(3, lambda: gossip("ring", **dials), 36, max_epochs=2)
+    for _, final in results:
+        expected = 2 * consensus_after(36, 3)
+        torch.testing.assert_close(final, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("topology", "communication", "transport"),
+    [
+        ("ring", "sync", "gloo"),
+        ("complete", "delay_by_one", "gloo"),
+        ("ring", "async", "gloo"),
+        ("ring", "async", "links"),
+    ],
+)
+def test_super_learners_of_two(
+    topology: str, communication: Any, transport: Any
+) -> None:
+    def strategy() -> HADPSGDStrategy:
+        return gossip(
+            topology, communication, super_learner_size=2, transport=transport
+        )
+
+    results = fit(4, strategy, 40)
+    expect_super_learners_of_two(results)
+
+
+def test_gradient_accumulation_counts_one_step() -> None:
+    results = fit(2, gossip, 24, accumulate_grad_batches=3)
+    for _, final in results:
+        # Lightning scales each loss by 1/3.
+        expected = consensus_after(24, 2) / 3
+        torch.testing.assert_close(final, expected, atol=1e-12, rtol=0)
+
+
+def test_unequal_starts_are_made_equal() -> None:
+    def program(rank: int) -> Tensor:
+        module = Linear(start=1.0 + rank)
+        trainer_of(gossip(), 2).fit(module, loader(8, rank, 2))
+        return module.weight.detach()
+
+    for final in values(learners(2, program)):
+        torch.testing.assert_close(final, consensus_after(8, 2, 1.0))
+
+
+class TwoOptimizers(Linear):
+    """Manual optimization: two optimizers take turns on the same batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    @override
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.parameters(), LR) for _ in range(2)]
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        optimizers: Any = self.optimizers()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+
+
+@pytest.mark.parametrize("communication", ["sync", "async"])
+def test_manual_optimization_with_two_optimizers(communication: Any) -> None:
+    results = fit(2, lambda: gossip("ring", communication), 16, TwoOptimizers)
+    for _, final in results:
+        torch.testing.assert_close(final, 2 * consensus_after(16, 2))
+
+
+# --- evaluation and checkpoints
+
+
+class Watch(Linear):
+    """Notes the weights of each validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.validated: list[Tensor] = []
+
+    @override
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.validated.append(self.weight.detach().clone())
+
+
+@pytest.mark.parametrize("after_evaluation", ["restore", "adopt"])
+def test_the_mean_is_validated_and_the_local_weights_come_back(
+    after_evaluation: Any,
+) -> None:
+    def program(rank: int) -> Any:
+        module, trajectory = Watch(), Trajectory()
+        strategy = gossip(ALONE, after_evaluation=after_evaluation)
+        trainer = trainer_of(strategy, 2, callbacks=[trajectory], max_epochs=2)
+        trainer.fit(module, loader(8, rank, 2), loader(2))
+        return module.validated, trajectory.weights, strategy.last_consensus
+
+    results = values(learners(2, program))
+    local = [-LR * Rows(8).rows[rank::2].sum(0) for rank in range(2)]
+    for rank, (validated, trajectory, _) in enumerate(results):
+        torch.testing.assert_close(validated[0], consensus_after(8, 2))
+        torch.testing.assert_close(validated[-1], 2 * consensus_after(8, 2))
+        origin = local[rank] if after_evaluation == "restore" else consensus_after(8, 2)
+        torch.testing.assert_close(trajectory[4], origin - LR * Rows(8).rows[rank])
+    if after_evaluation == "restore":
+        away = (2 * local[0] - 2 * consensus_after(8, 2)).norm().item()
+        assert results[0][2].distance == pytest.approx(away)
+
+
+def test_a_checkpoint_is_the_mean_and_needs_nothing_of_this_package(
+    tmp_path: Path,
+) -> None:
+    def program(rank: int) -> None:
+        checkpoint = ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=3)
+        trainer = trainer_of(
+            gossip(ALONE), 2, callbacks=[checkpoint], enable_checkpointing=True
+        )
+        trainer.fit(Linear(), loader(8, rank, 2))
+
+    def plain(rank: int) -> Any:
+        # `weights_only` refuses whatever is not a plain tensor or container.
+        return torch.load(tmp_path / "last.ckpt", weights_only=True)
+
+    values(learners(2, program))
+    (checkpoint,) = values(learners(1, plain))
+    # After three steps of two learners, the first six rows.
+    expected = -LR * Rows(8).rows[:6].mean(0) * 3
+    torch.testing.assert_close(checkpoint["state_dict"]["weight"], expected)
+    assert checkpoint["global_step"] == 3
+    assert "pytorch-lightning_version" in checkpoint
+    assert checkpoint["state_dict"]["weight"].untyped_storage().nbytes() == 3 * 8
+
+
+class SaveAtEpochEnd(pl.Callback):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @override
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(self.folder / "end.ckpt")
+
+
+@pytest.mark.parametrize("save_learners", [False, True])
+def test_training_resumes_from_a_checkpoint(
+    tmp_path: Path, save_learners: bool
+) -> None:
+    path = tmp_path / "end.ckpt"
+
+    def strategy() -> HADPSGDStrategy:
+        return gossip(ALONE, save_learners=save_learners)
+
+    def first(rank: int) -> None:
+        trainer_of(strategy(), 2, callbacks=[SaveAtEpochEnd(tmp_path)]).fit(
+            Linear(), loader(8, rank, 2)
+        )
+
+    def second(rank: int) -> Any:
+        module, trajectory = Linear(), Trajectory()
+        trainer = trainer_of(strategy(), 2, max_epochs=2, callbacks=[trajectory])
+        trainer.fit(module, loader(8, rank, 2), ckpt_path=str(path), weights_only=False)
+        return trajectory.weights, module.weight.detach(), trainer.global_step
+
+    values(learners(2, first))
+    results = values(learners(2, second))
+    for rank, (weights, final, global_step) in enumerate(results):
+        assert global_step == 8
+        assert len(weights) == 4
+        torch.testing.assert_close(final, 2 * consensus_after(8, 2))
+        local = -LR * Rows(8).rows[rank::2].sum(0)
+        origin = local if save_learners else consensus_after(8, 2)
+        torch.testing.assert_close(weights[0], origin - LR * Rows(8).rows[rank])
+
+
+@pytest.mark.parametrize("method", ["validate", "test", "predict"])
+def test_evaluation_on_its_own(method: str) -> None:
+    class Module(Watch):
+        @override
+        def test_step(self, batch: Tensor, batch_idx: int) -> None:
+            self.validation_step(batch, batch_idx)
+
+        @override
+        def predict_step(self, batch: Tensor, batch_idx: int) -> None:
+            self.validated.append(self.weight.detach().clone())
+
+    def program(rank: int) -> int:
+        module = Module()
+        module.weight.data.fill_(2)
+        getattr(trainer_of(gossip(), 2), method)(module, loader(8, rank, 2))
+        assert all(weight.eq(2).all() for weight in module.validated)
+        return len(module.validated)
+
+    assert values(learners(2, program)) == [4, 4]
+
+
+def test_early_stopping_ends_all_learners_at_the_same_epoch(tmp_path: Path) -> None:
+    class Module(Linear):
+        @override
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            # Within its super-learner, which is itself: others may be far away.
+            self.log("own", float(self.global_rank), sync_dist=True, prog_bar=True)
+            return super().training_step(batch, batch_idx)
+
+        @override
+        def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+            self.log("metric", float(self.current_epoch // 2 * 5), sync_dist=True)
+
+    def program(rank: int) -> Any:
+        callbacks = [
+            EarlyStopping("metric", patience=1, mode="max"),
+            ModelCheckpoint(tmp_path, monitor="metric", mode="min"),
+        ]
+        trainer = trainer_of(
+            gossip(), 2, callbacks=callbacks, enable_checkpointing=True, max_epochs=9
+        )
+        trainer.fit(Module(), loader(8, rank, 2), loader(2))
+        own = trainer.callback_metrics["own"].item()
+        return trainer.current_epoch, callbacks[1].best_model_path, own
+
+    results = values(learners(2, program))
+    assert [own for _, _, own in results] == [0.0, 1.0]
+    (epochs, best), (other_epochs, other_best) = (result[:2] for result in results)
+    # 0, 0: no better than the first, so that the second epoch is the last.
+    assert epochs == other_epochs == 2
+    assert best == other_best
+    assert Path(best).exists()
+
+
+# --- nobody waits
+
+
+class WaitsForOthers(Linear):
+    """Learner 0's second step lasts until all steps of those named are done."""
+
+    def __init__(self, folder: Path, others: list[int], last: int) -> None:
+        super().__init__()
+        self.folder, self.others, self.last = folder, others, last
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if batch_idx == self.last:
+            (self.folder / str(self.global_rank)).touch()
+        if batch_idx == 1 and self.global_rank == 0:
+            files = [self.folder / str(rank) for rank in self.others]
+            until(lambda: all(file.exists() for file in files), "the other learners")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("size", "others", "topology"),
+    [
+        (1, [1, 2, 3], "ring"),
+        (1, [1, 2, 3], "random_ring"),
+        (1, [1, 2, 3], "alternating_pairs"),
+        (2, [2, 3], "ring"),
+    ],
+)
+def test_others_make_all_their_steps_while_a_straggler_makes_one(
+    tmp_path: Path, size: int, others: list[int], topology: str
+) -> None:
+    def program(rank: int) -> Tensor:
+        module = WaitsForOthers(tmp_path, others, last=29)
+        trainer_of(gossip(topology, super_learner_size=size), 4).fit(
+            module, loader(120, rank, 4)
+        )
+        return module.weight.detach()
+
+    for final in values(learners(4, program)):
+        torch.testing.assert_close(final, consensus_after(120, 4), atol=1e-12, rtol=0)
+
+
+COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "broadcast_object_list",
+    "barrier",
+    "monitored_barrier",
+    "all_gather",
+    "all_gather_object",
+    "gather",
+    "gather_object",
+    "reduce",
+    "scatter",
+    "isend",
+    "irecv",
+    "send",
+    "recv",
+)
+
+
+class CountsCollectives(pl.Callback):
+    """Calls of torch.distributed by the training thread, from batch to batch."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.at_batches: list[int] = []
+        for name in COLLECTIVES:
+            for place in (dist, dist.distributed_c10d):
+                setattr(place, name, self._counted(name, getattr(place, name)))
+
+    def _counted(self, name: str, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                self.calls.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    @override
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.at_batches.append(len(self.calls))
+
+
+@pytest.mark.parametrize(("communication", "sees"), [("async", False), ("sync", True)])
+def test_a_step_of_async_has_no_collective_on_the_training_thread(
+    communication: Any, sees: bool
+) -> None:
+    def program(rank: int) -> list[int]:
+        counts = CountsCollectives()
+        trainer = trainer_of(gossip("ring", communication), 3, callbacks=[counts])
+        trainer.fit(Linear(), loader(30, rank, 3))
+        return counts.at_batches
+
+    for at_batches in values(learners(3, program)):
+        assert len(at_batches) == 10
+        assert (at_batches[-1] > at_batches[0]) is sees
+
+
+def test_learners_with_different_numbers_of_batches_end_cleanly() -> None:
+    def program(rank: int) -> tuple[int, Tensor]:
+        module = Watch()
+        trainer = trainer_of(gossip(), 3, max_epochs=2)
+        trainer.fit(module, loader(4 + 5 * rank), loader(1))
+        return trainer.global_step, module.weight.detach()
+
+    results = values(learners(3, program))
+    assert [steps for steps, _ in results] == [8, 18, 28]
+    sums = [2 * Rows(4 + 5 * rank).rows.sum(0) for rank in range(3)]
+    for _, final in results:
+        torch.testing.assert_close(final, -LR * torch.stack(sums).mean(0))
+
+
+@pytest.mark.parametrize(
+    ("topology", "communication"), [("ring", "sync"), ("complete", "delay_by_one")]
+)
+def test_learners_that_step_together_need_equally_many_batches(
+    topology: str, communication: str
+) -> None:
+    def program(rank: int) -> None:
+        strategy = gossip(topology, communication, timeout=timedelta(seconds=5))
+        trainer_of(strategy, 2).fit(Linear(), loader(4 + 5 * rank))
+
+    for outcome in learners(2, program):
+        assert "give all learners equally many batches" in outcome.error
+
+
+@pytest.mark.parametrize("transport", ["gloo", "links"])
+def test_two_fits_in_one_process_and_no_thread_is_left(transport: Any) -> None:
+    def program(rank: int) -> Any:
+        module = Linear()
+        for _ in range(2):
+            trainer_of(gossip(transport=transport), 2).fit(module, loader(8, rank, 2))
+        return module.weight.detach(), [t.name for t in threading.enumerate()]
+
+    for final, threads in values(learners(2, program)):
+        torch.testing.assert_close(final, 2 * consensus_after(8, 2))
+        assert threads == ["MainThread"]
+
+
+# --- failures
+
+
+class Fails(Linear):
+    """Does something in one learner's fourth step."""
+
+    def __init__(self, rank: int, action: Callable[[], Any]) -> None:
+        super().__init__()
+        self.failing, self.action = rank, action
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if (self.global_rank, batch_idx) == (self.failing, 3):
+            self.action()
+        return super().training_step(batch, batch_idx)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def failing(
+    mode: Any, rank: int, action: Callable[[], Any], transport: Any = "gloo"
+) -> list[Any]:
+    topology, communication, size = mode
+
+    def program(own: int) -> None:
+        strategy = gossip(
+            topology, communication, super_learner_size=size, transport=transport
+        )
+        # Without end: whoever is not told goes on until the test's patience is over.
+        trainer = trainer_of(strategy, 4, max_epochs=-1)
+        trainer.fit(Fails(rank, action), loader(40, own, 4))
+
+    outcomes = learners(4, program)
+    if action is terminate:
+        # Lightning ends a process without an error where it was told to end.
+        assert outcomes[rank].exit_code == 0
+        others = [outcome for own, outcome in enumerate(outcomes) if own != rank]
+        assert all(outcome.exit_code > 0 for outcome in others)
+    else:
+        expect_ends(outcomes, rank, action)
+    return outcomes
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exception_ends_all_and_is_named(mode: Any, rank: int) -> None:
+    expect_error_named(failing(mode, rank, raise_error), rank)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_killed_learner_ends_the_rest_and_is_named(mode: Any) -> None:
+    expect_death_named(failing(mode, 2, kill))
+
+
+@pytest.mark.parametrize("mode", MODES[2:])
+def test_over_links_an_exception_ends_all_and_is_named(mode: Any) -> None:
+    expect_error_named(failing(mode, 1, raise_error, "links"), 1)
+
+
+@pytest.mark.parametrize("mode", MODES[2:])
+def test_over_links_a_killed_learner_ends_the_rest_and_is_named(mode: Any) -> None:
+    expect_death_named(failing(mode, 2, kill, "links"))
+
+
+def test_the_death_of_the_host_of_the_store_ends_the_rest() -> None:
+    outcomes = failing(("ring", "async", 1), 0, kill)
+    assert all("LearnerFollows" in outcome.error for outcome in outcomes[1:])
+
+
+@pytest.mark.parametrize("action", [interrupt, terminate, leave])
+@pytest.mark.parametrize("mode", MODES[2:])
+def test_an_interrupt_of_one_learner_ends_all(
+    mode: Any, action: Callable[[], Any]
+) -> None:
+    outcomes = failing(mode, 1, action)
+    assert "learner 1" in outcomes[0].error
+
+
+def test_learners_whose_models_differ_are_told() -> None:
+    def program(rank: int) -> None:
+        module = Linear()
+        if rank == 1:
+            module.weight = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
+        trainer_of(gossip(), 2).fit(module, loader(8, rank, 2))
+
+    for outcome in learners(2, program):
+        assert re.search(
+            r"the model of learner 1 on host \S+ differs from that of learner 0 on "
+            r"host \S+: the first weight to differ is `weight` of shape \(5,\) in "
+            r"torch.float64, and there `weight` of shape \(3,\) in torch.float64",
+            outcome.error,
+        )
+
+
+def test_meetings_that_depend_on_local_values_are_named(tmp_path: Path) -> None:
+    class SavesAlone(pl.Callback):
+        @override
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            if trainer.global_rank == 1 and trainer.global_step == 3:
+                trainer.save_checkpoint(tmp_path / "alone.ckpt")
+
+    def program(rank: int) -> None:
+        trainer = trainer_of(gossip(), 2, callbacks=[SavesAlone()])
+        trainer.fit(Linear(), loader(16, rank, 2))
+
+    outcomes = learners(2, program)
+    assert all(outcome.exit_code > 0 for outcome in outcomes)
+    assert "'checkpoint'" in outcomes[0].error
+    assert "'end of training'" in outcomes[0].error
+
+
+# --- the launchers
+
+
+def train_by_fork(names: str) -> dict[str, tuple[list[float], list[str]]]:
+    """The final weights, and the engine's threads that are left, for each name."""
+    trained = {}
+    for name in names.split():
+        os.environ["MASTER_PORT"] = str(free_port())
+        module = Sampled()
+        trainer_of(f"{name}_fork", 2).fit(module)
+        trained[name] = module.weight.tolist(), engine_threads()
+    return trained
+
+
+@pytest.fixture(scope="module")
+def trained_by_fork() -> Any:
+    """By all names in one process, most of whose time are its imports."""
+    return in_fresh_process(train_by_fork, " ".join(NAMES))
+
+
+@pytest.mark.skipif(num_gpus() > 0, reason="CUDA forbids to fork")
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_trains_by_the_fork_launcher(
+    name: str, trained_by_fork: Any
+) -> None:
+    weights, threads = trained_by_fork[name]
+    final = torch.tensor(weights, dtype=torch.float64)
+    torch.testing.assert_close(final, consensus_after(16, 2), atol=1e-12, rtol=0)
+    assert threads == []
+
+
+def leave_a_job_open(_: str) -> None:
+    """Prints the engine's threads before and after what is done at the exit."""
+    # Handlers run in the opposite order.
+    atexit.register(lambda: print(json.dumps([before, engine_threads()])))
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    set_up_job(Linear(), gossip()._dials, 1)
+    before = engine_threads()
+
+
+def end_a_job(_: str) -> None:
+    """Prints whether torch's groups are there before and after the exit's handlers."""
+    atexit.register(lambda: print(json.dumps([before, dist.is_initialized()])))
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    job = set_up_job(Linear(), gossip(ALONE)._dials, 1)
+    job.start()
+    job.finish()
+    job.close()
+    before = dist.is_initialized()
+
+
+def test_the_groups_of_a_job_that_has_ended_are_gone_before_the_interpreter() -> None:
+    assert in_fresh_process(end_a_job, "") == [True, False]
+
+
+def test_no_thread_outlives_a_process_that_leaves_its_job_open() -> None:
+    before, after = in_fresh_process(leave_a_job_open, "")
+    assert before == ["adpsgd-watch"]
+    assert after == []
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+
+import torch
+from tests.learners import Sampled, gossip, trainer_of
+
+if __name__ == "__main__":
+    name, start_method, folder = sys.argv[1:]
+    links = {"transport": "links", "start_method": start_method}
+    module = Sampled()
+    trainer = trainer_of(gossip(**links) if start_method else name, 2)
+    trainer.fit(module)
+    path = Path(folder) / f"{trainer.global_rank}.pt"
+    torch.save(module.weight.detach(), path)
+"""
+
+
+TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "name", "start_method", "num_files"),
+    [
+        ("", "adpsgd", "", 2),
+        # The weights of learner 0 come back to the process that spawned it.
+        ("", "sdpsgd_spawn", "", 1),
+        (TORCHRUN, "d1psgd", "", 2),
+        ("", "", "popen", 2),
+        ("", "", "spawn", 1),
+        ("", "", "fork", 1),
+        (TORCHRUN, "", "popen", 2),
+    ],
+    ids=[
+        *("popen", "spawn", "torchrun"),
+        *("links, popen", "links, spawn", "links, fork", "links, torchrun"),
+    ],
+)
+def test_names_and_links_train_by_the_other_launchers(
+    tmp_path: Path, launcher: str, name: str, start_method: str, num_files: int
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    root = str(Path(__file__).parents[1])
+    quick = {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **quick, "MASTER_PORT": str(free_port())}
+    words = [*launcher.split(), str(script), name, start_method, str(tmp_path)]
+    result = subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+        env=environment,
+        cwd=root,
+    )
+    assert result.returncode == 0, result.stderr
+    finals = [torch.load(path) for path in sorted(tmp_path.glob("*.pt"))]
+    assert len(finals) == num_files
+    for final in finals:
+        torch.testing.assert_close(final, consensus_after(16, 2), atol=1e-12, rtol=0)
+
+
+PLAIN = """
+import sys
+sys.modules["lightning_adpsgd"] = None
+import lightning.pytorch as pl, torch
+
+class Plain(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+    def training_step(self, batch, batch_idx):
+        return (batch @ self.weight).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+module = Plain.load_from_checkpoint(sys.argv[1])
+print(*module.weight.tolist())
+rows = torch.ones(8, 3, dtype=torch.float64)
+trainer = pl.Trainer(accelerator="cpu", logger=False, max_epochs=2, barebones=True)
+trainer.fit(module, torch.utils.data.DataLoader(rows), ckpt_path=sys.argv[1])
+print(*module.weight.tolist())
+"""
+
+
+def test_plain_lightning_loads_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    def program(rank: int) -> None:
+        trainer = trainer_of(gossip(), 2, callbacks=[SaveAtEpochEnd(tmp_path)])
+        trainer.fit(Linear(), loader(8, rank, 2))
+
+    values(learners(2, program))
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PLAIN, str(tmp_path / "end.ckpt")],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+        cwd=tmp_path,
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+    )
+    assert result.returncode == 0, result.stderr
+    loaded, trained = (
+        torch.tensor([float(x) for x in line.split()], dtype=torch.float64)
+        for line in result.stdout.strip().splitlines()[-2:]
+    )
+    torch.testing.assert_close(loaded, consensus_after(8, 2))
+    # A second epoch, in one process: eight steps whose gradient is one.
+    torch.testing.assert_close(trained, consensus_after(8, 2) - 8 * LR)

@@ -1,0 +1,168 @@
+"""What cannot be shared is refused at set-up, with the reason and a way out."""
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelCheckpoint,
+)
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+)
+from typing_extensions import override
+
+from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd.callbacks import SaveWithinEpoch
+from lightning_adpsgd.strategy.compatibility import refuse_with_work_sharing
+from tests.learners import Linear, Rows, gossip, learners, trainer_of
+
+
+@pytest.mark.parametrize("communication", ["sync", "delay_by_one"])
+def test_it_is_refused_where_all_step_together(communication: Any) -> None:
+    with pytest.raises(ValueError, match=r"`work_sharing` applies to .*\"async\""):
+        HADPSGDStrategy(communication=communication, work_sharing=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"use_distributed_sampler": False}, "`use_distributed_sampler` must be True"),
+        ({"limit_train_batches": 5}, r"`limit_train_batches` must be 1\.0 .* got 5"),
+        ({"overfit_batches": 0.5}, r"`limit_train_batches` .* got 0\.5.*Subset"),
+        ({"val_check_interval": 0.5}, r"`val_check_interval` must be 1\.0 .* got 0\.5"),
+        (
+            {"val_check_interval": 7, "check_val_every_n_epoch": None},
+            r"`val_check_interval` must be 1\.0 .* got 7",
+        ),
+        ({"max_steps": 9}, r"`max_steps` must be -1 .* got 9.*`max_epochs`"),
+        ({"min_steps": 9, "max_epochs": 2}, r"`min_steps` must be None .* got 9"),
+        (
+            {"callbacks": [ModelCheckpoint(every_n_train_steps=3)]},
+            "`every_n_train_steps` must not be set .* got 3.*SaveWithinEpoch",
+        ),
+        ({"callbacks": [LearningRateFinder()]}, "`LearningRateFinder` cannot be used"),
+        ({"callbacks": [BatchSizeFinder()]}, "`BatchSizeFinder` cannot be used"),
+    ],
+)
+def test_what_counts_one_learners_batches_is_refused(
+    arguments: dict[str, Any], message: str
+) -> None:
+    trainer = pl.Trainer(accelerator="cpu", logger=False, barebones=False, **arguments)
+    trainer.strategy._lightning_module = Linear()
+    with pytest.raises(ValueError, match=message):
+        refuse_with_work_sharing(trainer)
+
+
+def test_a_step_that_takes_the_iterator_is_refused() -> None:
+    class Iterates(Linear):
+        @override
+        def training_step(self, dataloader_iter: Any) -> Any:  # pyright: ignore
+            return None
+
+    trainer = pl.Trainer(accelerator="cpu", logger=False)
+    trainer.strategy._lightning_module = Iterates()
+    with pytest.raises(ValueError, match="must not take `dataloader_iter`"):
+        refuse_with_work_sharing(trainer)
+
+
+class Stream(IterableDataset[int]):
+    @override
+    def __iter__(self) -> Any:
+        return iter(range(9))
+
+
+class Even(Dataset[int]):
+    def __len__(self) -> int:
+        return 8
+
+    @override
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def unshareable() -> dict[str, tuple[Any, str]]:
+    distributed = DistributedSampler(Even(), num_replicas=2, rank=0)
+    return {
+        "bare": ([torch.ones(1)], "a torch.utils.data.DataLoader .* got Bare"),
+        "stream": (DataLoader(Stream()), "indices, got the iterable Stream"),
+        "items": (DataLoader(Even(), batch_size=None), "got `batch_size=None`"),
+        "dealt": (DataLoader(Even(), sampler=distributed), "with a DistributedSampler"),
+        "two": ([DataLoader(Rows(4)), DataLoader(Rows(8))], "single .* loader, got 2"),
+    }
+
+
+@pytest.mark.parametrize("name", list(unshareable()))
+def test_loaders_without_a_common_pool_are_refused(name: str) -> None:
+    loader, message = unshareable()[name]
+    loaders = loader if name == "two" else {"only": loader}
+    if name == "bare":
+        # A list would be several loaders to Lightning.
+        loaders = Bare(loader)
+
+    def program(rank: int) -> None:
+        strategy = gossip(work_sharing=True)
+        trainer = trainer_of(strategy, 2, use_distributed_sampler=True)
+        with pytest.raises(ValueError, match=message):
+            trainer.fit(Linear(), loaders)
+
+    outcomes = learners(2, program)
+    # One of them may hear of the other's refusal first.
+    assert any(not outcome.error for outcome in outcomes)
+
+
+class Bare:
+    """An iterable that is no loader of torch's."""
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+
+    def __iter__(self) -> Any:
+        return iter(self._items)
+
+
+def test_evaluation_loaders_and_the_users_own_are_left_alone() -> None:
+    loader = DataLoader(Rows(8), batch_size=2)
+    sampler = loader.sampler
+    seen: dict[str, Any] = {}
+
+    class Looker(Linear):
+        @override
+        def on_validation_end(self) -> None:
+            assert self.trainer.val_dataloaders is not None
+            seen["val"] = self.trainer.val_dataloaders.sampler
+
+    def program(rank: int) -> tuple[str, bool, bool]:
+        trainer = trainer_of(gossip(work_sharing=True), 2, use_distributed_sampler=True)
+        trainer.fit(Looker(), loader, DataLoader(Rows(8)))
+        untouched = loader.sampler is sampler and loader.batch_sampler is not None
+        restored = "_prepare_dataloader" not in vars(trainer._data_connector)
+        return type(seen["val"]).__name__, untouched, restored
+
+    outcomes = learners(2, program)
+    assert [outcome.value for outcome in outcomes] == [
+        ("DistributedSampler", True, True)
+    ] * 2
+
+
+def test_one_super_learner_alone_has_nobody_to_share_with() -> None:
+    def program(rank: int) -> str:
+        strategy = HADPSGDStrategy(super_learner_size=2, work_sharing=True)
+        trainer = trainer_of(strategy, 2, use_distributed_sampler=True)
+        trainer.fit(Linear(), DataLoader(Rows(8), batch_size=2))
+        assert trainer.train_dataloader is not None
+        return type(trainer.train_dataloader.sampler).__name__
+
+    outcomes = learners(2, program)
+    assert [outcome.value for outcome in outcomes] == ["DistributedSampler"] * 2
+
+
+def test_a_callback_that_never_saves_is_refused() -> None:
+    with pytest.raises(ValueError, match="`every_n_batches` must be at least 1, got 0"):
+        SaveWithinEpoch("a.ckpt", 0)

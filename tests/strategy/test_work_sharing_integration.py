@@ -1,0 +1,415 @@
+"""Work sharing in real processes: who trains on what, and what a checkpoint keeps."""
+
+import os
+import signal
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+from torch.utils.data import DataLoader, WeightedRandomSampler
+from typing_extensions import override
+
+from lightning_adpsgd.callbacks import SaveWithinEpoch
+from lightning_adpsgd.epochs.block_sampler import BlockSampler
+from tests.helpers import until
+from tests.learners import LR, Linear, Rows, gossip, learners, trainer_of, values
+
+
+class Numbered(Rows):
+    """Rows that begin with their own number."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.rows[:, 0] = torch.arange(length)
+
+
+class Records(Linear):
+    """Writes down the numbers of the rows it trains on, by epoch, and validates on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[int, list[list[int]]] = {}
+        self.validated: list[int] = []
+        self.num_last = 0
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        rows = batch[:, 0].int().tolist()
+        self.seen.setdefault(self.current_epoch, []).append(rows)
+        self.num_last += self.trainer.is_last_batch
+        return self.loss(batch)
+
+    @override
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.validated += batch[:, 0].int().tolist()
+
+
+class Slow(Records):
+    """The last learner's step ends when the others have made 15, or come to a point."""
+
+    def point(self) -> int:
+        return 10**9
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        epoch = self.trainer.strategy.work_sharing.under_way  # pyright: ignore
+        if self.global_rank == self.trainer.world_size - 1:
+            num = epoch.num_claimed()
+            enough = min(num + 16, self.point(), epoch.num_portions)
+            until(lambda: epoch.num_claimed() >= enough, "the others' steps")
+        return super().training_step(batch, batch_idx)
+
+
+def sharing(**dials: Any) -> Any:
+    return gossip("ring", work_sharing=True, **dials)
+
+
+def numbered(num_rows: int, batch_size: int = 2, **arguments: Any) -> DataLoader[Any]:
+    arguments = {"shuffle": True, **arguments}
+    return DataLoader(Numbered(num_rows), batch_size=batch_size, **arguments)
+
+
+def fit(
+    num: int,
+    loader: Any,
+    *,
+    module: type[Records] = Records,
+    dials: dict[str, Any] | None = None,
+    ckpt_path: Path | None = None,
+    validation: Any = None,
+    **arguments: Any,
+) -> list[Records]:
+    """What the module of every learner has seen."""
+
+    def program(rank: int) -> Any:
+        learner = module()
+        trainer = trainer_of(
+            sharing(**dials or {}), num, **{"use_distributed_sampler": True} | arguments
+        )
+        trainer.fit(learner, loader, validation, ckpt_path=ckpt_path)
+        return (
+            learner.seen,
+            learner.validated,
+            learner.num_last,
+            learner.weight.detach(),
+        )
+
+    modules = []
+    for seen, validated, num_last, weight in values(learners(num, program)):
+        result = Records()
+        result.seen, result.validated, result.num_last = seen, validated, num_last
+        result.weight.data = weight
+        modules.append(result)
+    return modules
+
+
+def rows_of(modules: list[Records], epoch: int) -> list[int]:
+    batches = chain.from_iterable(module.seen.get(epoch, []) for module in modules)
+    return sorted(chain.from_iterable(batches))
+
+
+@pytest.mark.parametrize(
+    ("num", "dials", "workers"),
+    [
+        (3, {}, {}),
+        (3, {}, {"num_workers": 1, "prefetch_factor": 2}),
+        (3, {}, {"num_workers": 1, "persistent_workers": True}),
+        (4, {"super_learner_size": 2}, {}),
+        (4, {"super_learner_size": 2}, {"num_workers": 1}),
+    ],
+    ids=["alone", "worker", "persistent worker", "two by two", "two with workers"],
+)
+def test_every_row_is_seen_once_in_each_epoch(
+    num: int, dials: dict[str, Any], workers: dict[str, Any]
+) -> None:
+    modules = fit(num, numbered(45, **workers), dials=dials, max_epochs=3)
+    for epoch in range(3):
+        assert rows_of(modules, epoch) == list(range(45))
+    # Every learner knew its last batch of each epoch as such.
+    assert [module.num_last for module in modules] == [3] * num
+    assert modules[0].seen[0] != modules[0].seen[1]
+    size = dials.get("super_learner_size", 1)
+    for first in range(0, num, size):
+        group = modules[first : first + size]
+        for epoch in range(3):
+            assert len({len(module.seen[epoch]) for module in group}) == 1
+
+
+def test_an_order_that_is_computed_is_shared_without_being_listed() -> None:
+    sampler = BlockSampler(range(45), block=2, window=8)
+    modules = fit(2, numbered(45, shuffle=False, sampler=sampler), max_epochs=2)
+    for epoch in range(2):
+        assert rows_of(modules, epoch) == list(range(45))
+    assert modules[0].seen[0] != modules[0].seen[1]
+
+
+def test_a_learner_that_waits_for_fifteen_batches_of_others_gets_a_sixteenth() -> None:
+    modules = fit(4, numbered(160, 1), module=Slow, max_epochs=2)
+    for epoch in range(2):
+        assert rows_of(modules, epoch) == list(range(160))
+        nums = [len(module.seen[epoch]) for module in modules]
+        # A tenth of 160 steps, and what it claims ahead; less on a machine that stalls.
+        assert 1 <= nums[3] <= 13
+
+
+def test_the_mean_is_what_all_batches_make_it() -> None:
+    rows = Numbered(48).rows
+    (first, *_) = fit(3, numbered(48), accumulate_grad_batches=1)
+    # 24 batches of two, wherever they were trained on, in the mean of three learners.
+    expected = -LR * 24 / 3 * rows.mean(0)
+    torch.testing.assert_close(first.weight.detach(), expected)
+
+
+def test_fewer_batches_than_learners_are_cut_up() -> None:
+    modules = fit(3, numbered(5, 4), max_epochs=2)
+    for epoch in range(2):
+        assert rows_of(modules, epoch) == list(range(5))
+        assert sorted(len(m.seen[epoch][0]) for m in modules) == [1, 2, 2]
+
+
+def test_fewer_samples_than_learners_are_refused() -> None:
+    outcomes = learners(
+        2,
+        lambda rank: trainer_of(sharing(), 2, use_distributed_sampler=True).fit(
+            Records(), numbered(1)
+        ),
+    )
+    message = "at least as many samples as learners in an epoch, 2, got 1"
+    assert all(message in outcome.error for outcome in outcomes)
+
+
+def test_a_loader_in_order_stays_in_order() -> None:
+    (only, other) = fit(2, numbered(12, shuffle=False))
+    for module in (only, other):
+        flat = list(chain.from_iterable(module.seen[0]))
+        assert flat == sorted(flat)
+
+
+def test_a_weighted_sampler_is_drawn_alike_by_all() -> None:
+    weights = [0.0] * 10 + [1.0] * 10
+    sampler = WeightedRandomSampler(weights, 30)
+    modules = fit(2, numbered(20, shuffle=None, sampler=sampler))
+    rows = rows_of(modules, 0)
+    assert len(rows) == 30
+    assert min(rows) >= 10
+
+
+def test_validation_comes_once_an_epoch_with_equal_shares() -> None:
+    modules = fit(
+        3,
+        numbered(20),
+        module=Slow,
+        validation=numbered(12, shuffle=False),
+        max_epochs=2,
+    )
+    rows = chain.from_iterable(module.validated for module in modules)
+    assert Counter(rows) == Counter(dict.fromkeys(range(12), 2))
+
+
+def test_accumulation_ends_with_each_learners_last_batch() -> None:
+    class Steps(Records):
+        @override
+        def on_train_epoch_end(self) -> None:
+            num = len(self.seen[self.current_epoch])
+            assert self.trainer.global_step == -(-num // 4)
+
+    modules = fit(2, numbered(23), module=Steps, accumulate_grad_batches=4)
+    assert rows_of(modules, 0) == list(range(23))
+
+
+class Reloads(Records):
+    """Asks for the number of steps at set-up, and gets another loader in each epoch."""
+
+    @override
+    def configure_optimizers(self) -> Any:
+        assert self.trainer.estimated_stepping_batches == -1
+        return super().configure_optimizers()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_loaders_made_at_other_times_lose_nothing(num_workers: int) -> None:
+    modules = fit(
+        2,
+        numbered(21, num_workers=num_workers),
+        module=Reloads,
+        max_epochs=3,
+        reload_dataloaders_every_n_epochs=1,
+    )
+    for epoch in range(3):
+        assert rows_of(modules, epoch) == list(range(21))
+
+
+# --- checkpoints
+
+
+class StopsAt(SaveWithinEpoch):
+    """Ends the run right after a checkpoint, as if it had been interrupted."""
+
+    def __init__(self, path: Path, every_n_batches: int, epoch: int) -> None:
+        super().__init__(path, every_n_batches)
+        self._stop_epoch = epoch
+
+    @override
+    def on_save_checkpoint(
+        self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        pl_module.before = {k: list(v) for k, v in pl_module.seen.items()}
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if trainer.current_epoch == self._stop_epoch and self._path.exists():
+            raise Interrupted
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "num_workers"),
+    [
+        ((3, 1), (3, 1), 0),
+        ((3, 1), (2, 1), 1),
+        ((4, 2), (3, 1), 0),
+        ((2, 1), (4, 2), 0),
+    ],
+)
+def test_the_rest_of_an_epoch_is_trained_on_after_a_resume(
+    tmp_path: Path,
+    before: tuple[int, int],
+    after: tuple[int, int],
+    num_workers: int,
+) -> None:
+    path = tmp_path / "within.ckpt"
+    loader = numbered(90, num_workers=num_workers)
+
+    def program(rank: int) -> Any:
+        module = Records()
+        trainer = trainer_of(
+            sharing(super_learner_size=before[1]),
+            before[0],
+            use_distributed_sampler=True,
+            max_epochs=3,
+            callbacks=[StopsAt(path, 20, 0)],
+        )
+        with pytest.raises((Interrupted, RuntimeError, SystemExit)):
+            trainer.fit(module, loader)
+        return module.before  # pyright: ignore
+
+    trained = list(
+        chain.from_iterable(
+            chain.from_iterable(seen.get(0, []))
+            for seen in values(learners(before[0], program))
+        )
+    )
+    assert 0 < len(trained) < 90
+    modules = fit(
+        after[0],
+        loader,
+        dials={"super_learner_size": after[1]},
+        ckpt_path=path,
+        max_epochs=3,
+    )
+    assert sorted(trained + rows_of(modules, 0)) == list(range(90))
+    for epoch in (1, 2):
+        assert rows_of(modules, epoch) == list(range(90))
+
+
+@pytest.mark.parametrize("at_epoch_end", [True, False])
+def test_a_resume_at_the_end_of_an_epoch_begins_the_next(
+    tmp_path: Path, at_epoch_end: bool
+) -> None:
+    def run(max_epochs: int, ckpt_path: Path | None) -> list[Records]:
+        saver = ModelCheckpoint(tmp_path, save_on_train_epoch_end=at_epoch_end)
+        return fit(
+            2,
+            numbered(21),
+            validation=numbered(4, shuffle=False),
+            ckpt_path=ckpt_path,
+            callbacks=[saver],
+            enable_checkpointing=True,
+            max_epochs=max_epochs,
+        )
+
+    run(2, None)
+    (path,) = tmp_path.glob("*.ckpt")
+    modules = run(4, path)
+    assert {epoch for module in modules for epoch in module.seen} == {2, 3}
+    for epoch in (2, 3):
+        assert rows_of(modules, epoch) == list(range(21))
+
+
+def test_points_within_an_epoch_are_the_same_for_slow_and_fast(tmp_path: Path) -> None:
+    class Count(SaveWithinEpoch):
+        num = 0
+
+        @override
+        def on_save_checkpoint(
+            self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]
+        ) -> None:
+            type(self).num += 1
+
+    def program(rank: int) -> int:
+        saver = Count(tmp_path / "a.ckpt", 12)
+        trainer = trainer_of(
+            sharing(), 4, use_distributed_sampler=True, callbacks=[saver]
+        )
+        module = Slow()
+        # The others wait at their next point, without claiming, for this learner.
+        module.point = lambda: 12 * (saver._num_points + 1)
+        trainer.fit(module, numbered(100, 1))
+        return saver.num
+
+    nums = values(learners(4, program))
+    assert len(set(nums)) == 1
+    assert 1 <= nums[0] <= 8
+
+
+def test_a_fast_dev_run_gives_each_learner_its_batches() -> None:
+    modules = fit(2, numbered(20), fast_dev_run=2)
+    assert [len(module.seen[0]) for module in modules] == [2, 2]
+
+
+class Dies(Records):
+    """One learner's process is killed in the middle of an epoch."""
+
+    dying = 0
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if self.global_rank == self.dying and batch_idx == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("size", "dying"), [(1, 1), (1, 0), (2, 3), (2, 2)])
+def test_a_killed_learner_ends_the_rest(size: int, dying: int) -> None:
+    num = 2 * size
+
+    def program(rank: int) -> None:
+        module = Dies()
+        module.dying = dying
+        strategy = sharing(super_learner_size=size)
+        trainer_of(strategy, num, use_distributed_sampler=True).fit(
+            # More than any learner gets through before it hears of the death.
+            module,
+            numbered(200_000),
+        )
+
+    outcomes = learners(num, program)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.exit_code == (-signal.SIGKILL if rank == dying else 1)

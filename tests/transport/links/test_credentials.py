@@ -1,0 +1,101 @@
+"""The token: where it comes from, which ones are refused, and where none is needed."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from lightning_adpsgd.transport.links.credentials import (
+    CERTIFICATE,
+    TOKEN,
+    TOKEN_FILE,
+    UNPROTECTED,
+    BadCredentials,
+    Credentials,
+    read_token,
+)
+
+SECRET = "0123456789abcdef"
+
+
+def written(folder: Path, content: str, mode: int = 0o600) -> Path:
+    path = folder / "token"
+    path.write_text(content)
+    path.chmod(mode)
+    return path
+
+
+def test_a_token_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> None:
+    path = str(written(tmp_path, f"{SECRET}\n"))
+    for environment in ({TOKEN: SECRET}, {TOKEN_FILE: path}):
+        assert Credentials.from_environment(environment).token == SECRET.encode()
+    assert Credentials.from_environment({}) == Credentials()
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+def test_a_file_that_others_can_reach_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(BadCredentials, match=f"mode {mode:04o}.: chmod 600"):
+        read_token(written(tmp_path, SECRET, mode))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("", "is empty"), (" \n", "is empty"), ("short", "got 5"), ("x" * 9999, "got")],
+)
+def test_a_token_of_no_use_is_refused(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    path = str(written(tmp_path, content))
+    with pytest.raises(BadCredentials, match=message):
+        Credentials.from_environment({TOKEN_FILE: path})
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({TOKEN: ""}, "is set and empty"),
+        ({TOKEN: "short"}, "16 to 4096 bytes, got 5"),
+        ({TOKEN: SECRET, TOKEN_FILE: "there"}, "not both"),
+        ({TOKEN_FILE: "there"}, "cannot read the token: .*there"),
+        ({CERTIFICATE: "own.pem"}, "TLS needs .*_KEY, .*_AUTHORITY beside"),
+    ],
+)
+def test_an_environment_of_no_use_is_refused(
+    environment: dict[str, str], message: str
+) -> None:
+    with pytest.raises(BadCredentials, match=message):
+        Credentials.from_environment(environment)
+
+
+def test_the_token_is_not_shown() -> None:
+    assert SECRET not in repr(Credentials(SECRET.encode()))
+
+
+def test_a_proof_is_of_one_token_and_one_content() -> None:
+    ours, others = Credentials(SECRET.encode()), Credentials(SECRET[::-1].encode())
+    proof = ours.proof(b"label", b"content")
+    assert ours.accepts(proof, b"label", b"content")
+    assert not ours.accepts(proof, b"label", b"contend")
+    assert not others.accepts(proof, b"label", b"content")
+    assert not ours.accepts(b"", b"label", b"content")
+
+
+class Elsewhere(socket.socket):
+    """Says that it is bound to an address of the network."""
+
+    def getsockname(self) -> tuple[str, int]:
+        return "192.0.2.1", 4000
+
+
+def test_without_a_token_no_link_leaves_the_host() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as here, Elsewhere() as there:
+        Credentials().check_place(here)
+        with pytest.raises(BadCredentials, match=f"192.0.2.1 .*{UNPROTECTED}=1"):
+            Credentials().check_place(there)
+        Credentials(SECRET.encode()).check_place(there)
+        Credentials.from_environment({UNPROTECTED: "1"}).check_place(there)
+
+
+@pytest.mark.parametrize("value", ["0", "", "yes"])
+def test_only_a_one_says_that_links_are_unprotected(value: str) -> None:
+    assert not Credentials.from_environment({UNPROTECTED: value}).unprotected

@@ -1,0 +1,132 @@
+"""The door: few at a time, each for a short time, whatever comes."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from lightning_adpsgd.transport.links.credentials import BadCredentials
+from lightning_adpsgd.transport.links.listener import BOUNDS, Bounds, Listener
+from lightning_adpsgd.transport.links.sockets import Address, Deadline
+from tests.helpers import PATIENCE_S, until
+from tests.transport.links.ends import LOOPBACK
+
+Welcome = Callable[[socket.socket, Deadline], None]
+
+
+def anybody(sock: socket.socket) -> None:
+    """Lets the listener listen."""
+
+
+@contextmanager
+def listening(
+    welcome: Welcome, bounds: Bounds = BOUNDS, address: Address = LOOPBACK
+) -> Iterator[Listener]:
+    listener = Listener(address, anybody, welcome, bounds)
+    listener.start()
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+def dial(listener: Listener) -> socket.socket:
+    return socket.create_connection(listener.address, timeout=20)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_it_listens_at_its_address_and_nowhere_else(host: str) -> None:
+    welcomed: list[socket.socket] = []
+    address = Address(host, 0)
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else 2)
+    except OSError:
+        pytest.skip("this host has no such address")
+    with listening(lambda sock, _: welcomed.append(sock), address=address) as listener:
+        assert listener.address.host == host
+        with dial(listener):
+            until(lambda: len(welcomed) == 1, "the connection")
+        welcomed[0].close()
+        for elsewhere in {"127.0.0.1", "127.0.0.2", "::1"} - {host}:
+            with pytest.raises(OSError, match=r"refused|unreachable|assign"):
+                socket.create_connection((elsewhere, listener.address.port), 20)
+
+
+def test_an_address_must_be_named() -> None:
+    with pytest.raises(ValueError, match="needs the address of an interface"):
+        Listener(Address("", 0), anybody, lambda sock, deadline: None, Bounds())
+
+
+def test_what_may_not_listen_does_not() -> None:
+    def nobody(sock: socket.socket) -> None:
+        raise BadCredentials("no token")
+
+    listener = Listener(LOOPBACK, nobody, lambda sock, deadline: None, Bounds())
+    with pytest.raises(BadCredentials):
+        listener.start()
+    listener.close()
+
+
+def hold(held: list[socket.socket], gate: threading.Event) -> Welcome:
+    def welcome(sock: socket.socket, deadline: Deadline) -> None:
+        held.append(sock)
+        assert gate.wait(PATIENCE_S)
+        raise RuntimeError("nothing was said")
+
+    return welcome
+
+
+@pytest.mark.parametrize("bounds", [Bounds(pending=3), Bounds(pending_of_address=3)])
+def test_a_flood_takes_no_more_than_its_places(bounds: Bounds) -> None:
+    held: list[socket.socket] = []
+    gate = threading.Event()
+    with listening(hold(held, gate), bounds) as listener, ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(dial(listener))
+        until(lambda: listener.turned_away["full"] == 17, "the flood")
+        assert len(held) == 3
+        gate.set()
+        until(lambda: listener.turned_away["RuntimeError"] == 3, "their end")
+        before = len(held)
+        stack.enter_context(dial(listener))
+        until(lambda: len(held) == before + 1, "the next one")
+
+
+def test_one_who_says_nothing_is_turned_away_in_time() -> None:
+    def welcome(sock: socket.socket, deadline: Deadline) -> None:
+        sock.settimeout(deadline.left())
+        sock.recv(1)
+
+    with listening(welcome, Bounds(seconds=0.1)) as listener, dial(listener) as sock:
+        until(lambda: listener.turned_away["TimeoutError"] == 1, "the end of its time")
+        assert sock.recv(1) == b""
+
+
+def test_closing_ends_what_is_under_way() -> None:
+    came = threading.Event()
+
+    def welcome(sock: socket.socket, deadline: Deadline) -> None:
+        came.set()
+        sock.settimeout(deadline.left())
+        if not sock.recv(1):
+            raise ConnectionResetError("closed")
+
+    with listening(welcome, Bounds(seconds=300)) as listener, dial(listener):
+        assert came.wait(PATIENCE_S)
+    names = [thread.name for thread in threading.enumerate()]
+    assert not {"adpsgd-listen", "adpsgd-greet"} & set(names)
+
+
+def test_a_flood_fills_no_disk(caplog: pytest.LogCaptureFixture) -> None:
+    def welcome(sock: socket.socket, deadline: Deadline) -> None:
+        raise RuntimeError("nonsense")
+
+    with listening(welcome) as listener:
+        for number in range(20):
+            with dial(listener) as sock:
+                assert sock.recv(1) == b""
+            until(lambda n=number: listener.turned_away["RuntimeError"] == n + 1, "it")
+    numbers = [args[1] for r in caplog.records if isinstance(args := r.args, tuple)]
+    assert numbers == [1, 2, 4, 8, 16]

@@ -1,0 +1,288 @@
+"""The transport of islands: the promises of the others, and peers that come and go."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
+from lightning_adpsgd.mixing.super_learner import Node
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import (
+    PeerLost,
+    ThreadTransport,
+    Transport,
+    lane_of,
+)
+from lightning_adpsgd.transport.links.credentials import BadCredentials, Credentials
+from lightning_adpsgd.transport.links.facts import Facts
+from lightning_adpsgd.transport.links.handshake import Refused
+from lightning_adpsgd.transport.links.listener import Bounds, Listener
+from lightning_adpsgd.transport.links.sockets import Address
+from lightning_adpsgd.transport.links.transport import LinkTransport
+from tests.helpers import (
+    PATIENCE,
+    PATIENCE_S,
+    Swap,
+    engine_threads,
+    random_rows,
+    running,
+    settle,
+    swap,
+    together,
+    until,
+)
+from tests.transport.links.ends import LOOPBACK, TOKEN, facts, linked
+
+FOREVER = timedelta(minutes=5)
+
+
+def ignore(peer: int, lane: int, theirs: Facts) -> None:
+    """Of no interest to the test."""
+
+
+def test_everybody_swaps_with_everybody_on_both_lanes() -> None:
+    def program(transport: LinkTransport) -> list[list[float]]:
+        peers = [j for j in range(transport.size) if j != transport.index]
+        got = []
+        for peer in peers:
+            for lane in (0, 1):
+                into = torch.zeros(1)
+                value = torch.full((1,), transport.index + 10.0 * lane)
+                swap(transport, lane, [Swap(peer, value, into)], PATIENCE)
+                got.append(into.item())
+        return got
+
+    with linked(3) as transports:
+        got = together([lambda t=t: program(t) for t in transports])
+    assert got == [[1, 11, 2, 12], [0, 10, 2, 12], [0, 10, 1, 11]]
+
+
+def test_a_peer_that_was_never_connected_is_lost_by_name() -> None:
+    transport = LinkTransport(facts(0), TOKEN)
+    with pytest.raises(PeerLost, match=r"super-learner 5 while using lane 1.*not conn"):
+        transport.post_send(5, 1, torch.zeros(1))
+
+
+def test_there_is_no_mean_over_members_that_come_and_go() -> None:
+    with pytest.raises(RuntimeError, match="`communication` must be 'async'"):
+        LinkTransport(facts(0), TOKEN).post_mean(torch.zeros(1))
+
+
+def test_numbers_of_peers_need_not_be_dense() -> None:
+    first, second = (LinkTransport(facts(n), TOKEN) for n in (7, 1000))
+    came: list[tuple[int, int, Facts]] = []
+    listener = second.listen(LOOPBACK, lambda *lane: came.append(lane))
+    assert first.connect(1000, listener.address) == facts(1000)
+    until(lambda: came == [(7, lane_of(7, 1000), facts(7))], "the lane")
+    into = torch.zeros(1)
+    first.post_send(1000, lane_of(7, 1000), torch.ones(1)).wait(PATIENCE)
+    second.post_receive(7, lane_of(7, 1000), into).wait(PATIENCE)
+    assert into.item() == 1
+    end(listener, first, second)
+
+
+def end(listener: Listener, *transports: LinkTransport) -> None:
+    listener.close()
+    for transport in transports:
+        transport.close()
+
+
+def test_the_loss_of_one_peer_is_noticed_at_once_and_is_of_that_peer_alone() -> None:
+    with linked(3) as transports:
+        into = torch.zeros(1)
+        receive = transports[0].post_receive(1, 0, into)
+        transports[1].close()
+        with pytest.raises(PeerLost, match="lost super-learner 1") as lost:
+            receive.wait(FOREVER)
+        assert lost.value.peer == 1
+        transports[2].post_send(0, 0, torch.ones(1)).wait(PATIENCE)
+        transports[0].post_receive(2, 0, into).wait(PATIENCE)
+        assert into.item() == 1
+
+
+def test_a_lane_is_made_anew_and_takes_nothing_from_the_one_before() -> None:
+    first, second = (LinkTransport(facts(n), TOKEN) for n in (0, 1))
+    ready = threading.Semaphore(0)
+    listener = second.listen(LOOPBACK, lambda *_: ready.release())
+    first.connect(1, listener.address)
+    assert ready.acquire(timeout=PATIENCE_S)
+    old = second.post_receive(0, 0, torch.zeros(1))
+    first.disconnect(1)
+    anew = threading.Thread(target=first.connect, args=(1, listener.address))
+    anew.start()
+    with pytest.raises(PeerLost):
+        old.wait(FOREVER)
+    assert ready.acquire(timeout=PATIENCE_S)
+    anew.join()
+    into = torch.zeros(1)
+    first.post_send(1, 0, torch.ones(1)).wait(PATIENCE)
+    second.post_receive(0, 0, into).wait(PATIENCE)
+    assert into.item() == 1
+    end(listener, first, second)
+
+
+def test_a_peer_that_connects_again_breaks_off_its_old_lane() -> None:
+    """Its process was killed and started anew before this end noticed anything."""
+    second = LinkTransport(facts(1), TOKEN)
+    ready = threading.Semaphore(0)
+    listener = second.listen(LOOPBACK, lambda *_: ready.release())
+    before, after = (LinkTransport(facts(0, incarnation=i), TOKEN) for i in "ab")
+    before.connect(1, listener.address)
+    assert ready.acquire(timeout=PATIENCE_S)
+    waits = second.post_receive(0, 0, torch.zeros(1))
+
+    def told() -> str:
+        with pytest.raises(PeerLost) as lost:
+            waits.wait(FOREVER)
+        return str(lost.value)
+
+    reason, _ = together([told, lambda: str(after.connect(1, listener.address))])
+    assert "it was connected anew" in reason
+    assert ready.acquire(timeout=PATIENCE_S)
+    end(listener, before, after, second)
+
+
+def test_who_used_a_lane_before_does_not_get_into_the_one_that_follows() -> None:
+    """It was busy with something else when the lane was lost and made anew."""
+    with linked(2) as (first, second):
+        lane = lane_of(0, 1)
+        first.post_send(1, lane, torch.ones(1)).wait(PATIENCE)
+        accepted = threading.Semaphore(0)
+        listener = second.listen(LOOPBACK, lambda *_: accepted.release())
+        first.connect(1, listener.address)
+        assert accepted.acquire(timeout=PATIENCE_S)
+        with pytest.raises(PeerLost, match="it was connected anew"):
+            first.post_send(1, lane, torch.zeros(1))
+        into = torch.zeros(1)
+
+        def use_it_from_now_on() -> None:
+            first.post_send(1, lane, torch.full((1,), 2.0)).wait(PATIENCE)
+            second.post_receive(0, lane, into).wait(PATIENCE)
+
+        together([use_it_from_now_on])
+        assert into.item() == 2
+        listener.close()
+
+
+def test_one_lane_can_be_ended_by_itself() -> None:
+    with linked(2) as (first, second):
+        first.disconnect(1, lane_of(0, 1))
+        with pytest.raises(PeerLost):
+            second.post_receive(0, lane_of(0, 1), torch.zeros(1)).wait(FOREVER)
+        into, other = torch.zeros(1), lane_of(1, 0)
+        second.post_send(0, other, torch.ones(1)).wait(PATIENCE)
+        first.post_receive(1, other, into).wait(PATIENCE)
+        assert into.item() == 1
+
+
+@pytest.mark.parametrize(
+    ("listener_facts", "listener_token", "message"),
+    [
+        (facts(1), b"another token!!!", "its token is another one"),
+        (facts(1, job="vision"), TOKEN.token, "`job` is 'a job' here and 'vision'"),
+        (facts(2), TOKEN.token, "super-learner 2 .* where super-learner 1 was"),
+    ],
+)
+def test_a_peer_that_does_not_fit_is_refused_and_the_next_one_is_not(
+    listener_facts: Facts, listener_token: bytes, message: str
+) -> None:
+    second = LinkTransport(listener_facts, Credentials(listener_token))
+    listener = second.listen(LOOPBACK, ignore)
+    dialer = LinkTransport(facts(0), TOKEN)
+    with pytest.raises(Refused, match=rf"super-learner 1 at 127.0.0.1:.*{message}"):
+        dialer.connect(1, listener.address)
+    until(lambda: listener.turned_away["Refused"] == 1, "its own notice")
+    fits = LinkTransport(facts(0, job=listener_facts.job), Credentials(listener_token))
+    fits.connect(listener_facts.member, listener.address)
+    end(listener, dialer, fits, second)
+
+
+def test_an_address_where_nobody_listens_is_a_loss_by_name() -> None:
+    second = LinkTransport(facts(1), TOKEN)
+    listener = second.listen(LOOPBACK, ignore)
+    listener.close()
+    with pytest.raises(PeerLost, match=r"lost super-learner 1 while connecting to 127"):
+        LinkTransport(facts(0), TOKEN).connect(1, listener.address)
+
+
+def test_something_else_that_listens_is_a_loss_by_name() -> None:
+    def speak(sock: object, deadline: object) -> None:
+        sock.sendall(b"220 mail.example ESMTP\r\n" * 3)  # type: ignore[attr-defined]
+
+    listener = Listener(LOOPBACK, lambda sock: None, speak, Bounds())
+    listener.start()
+    with pytest.raises(PeerLost, match=r"begins with b'220 mail'"):
+        LinkTransport(facts(0), TOKEN).connect(1, listener.address)
+    listener.close()
+
+
+def test_without_a_token_it_listens_on_loopback_alone() -> None:
+    transport = LinkTransport(facts(0), Credentials())
+    transport.listen(LOOPBACK, ignore).close()
+    with pytest.raises(BadCredentials, match=r"0\.0\.0\.0 is not a loopback address"):
+        transport.listen(Address("0.0.0.0", 0), ignore)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_engines_over_links_keep_the_mean(size: int) -> None:
+    rows = random_rows(size, length=5000)
+    vectors = [row.clone() for row in rows]
+    with linked(size) as transports:
+        gossips = make_engines(vectors, transports, "ring")
+        with running(gossips):
+            together(
+                [
+                    lambda v=v, g=g: train(v, g)
+                    for v, g in zip(vectors, gossips, strict=True)
+                ]
+            )
+            until(lambda: all(g.statistics().exchanges for g in gossips), "exchanges")
+    total = torch.stack(vectors).sum(0)
+    torch.testing.assert_close(total, rows.sum(0) + 30 * size, atol=1e-10, rtol=0)
+    assert not any(name.startswith("adpsgd-a") for name in engine_threads())
+
+
+def make_engines(
+    vectors: list[Tensor], transports: list[Transport] | list[LinkTransport], name: str
+) -> list[Gossip]:
+    schedule = Schedule(find_topology(name), len(vectors), 1.0)
+    options = GossipOptions(timeout=PATIENCE, chunk_elements=700)
+    return [
+        Gossip([vector], transport, Node(), schedule, options)
+        for vector, transport in zip(vectors, transports, strict=True)
+    ]
+
+
+def train(vector: Tensor, gossip: Gossip) -> None:
+    for _ in range(30):
+        gossip.before_update()
+        vector.add_(1.0)
+        gossip.after_update()
+
+
+def lockstep(transports: list[Transport] | list[LinkTransport]) -> list[Tensor]:
+    """Ten rounds of two engines, each with one exchange once both have stepped."""
+    vectors = [row.clone() for row in random_rows(2, length=5000)]
+    gossips = make_engines(vectors, transports, "complete")
+    with running(gossips):
+        for number in range(1, 11):
+            first = 0 if number.bit_count() % 2 else 1
+            for index in (first, 1 - first):
+                gossips[index].before_update()
+                vectors[index].mul_(1 + 0.1 * index)
+                gossips[index].after_update()
+            for gossip in gossips:
+                until(lambda g=gossip, n=number: g.statistics().exchanges == n, "it")
+        settle(gossips)
+    return vectors
+
+
+def test_engines_over_links_do_what_they_do_over_threads() -> None:
+    expected = lockstep(list(ThreadTransport.connect(2)))
+    with linked(2) as transports:
+        got = lockstep(transports)
+    assert torch.equal(torch.stack(got), torch.stack(expected))

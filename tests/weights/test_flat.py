@@ -1,0 +1,244 @@
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_adpsgd.weights.flat import FlatParameters, shard
+
+
+class Mixed(nn.Module):
+    """Two dtypes, batch-norm buffers, an integer buffer and an empty parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.single = nn.Linear(3, 2)
+        self.twice = nn.Linear(2, 2, dtype=torch.float64)
+        self.norm = nn.BatchNorm1d(2)
+        self.empty = nn.Parameter(torch.empty(0))
+
+
+def test_writing_to_the_vector_writes_the_module() -> None:
+    module = nn.Linear(3, 2)
+    flat = FlatParameters(module)
+    flat.vectors[0].copy_(torch.arange(8.0))
+    assert sorted(module.weight.flatten().tolist() + module.bias.tolist()) == list(
+        range(8)
+    )
+
+
+def test_writing_to_the_module_writes_the_vector() -> None:
+    module = nn.Linear(3, 2, bias=False)
+    flat = FlatParameters(module)
+    with torch.no_grad():
+        module.weight.fill_(7)
+    assert flat.vectors[0].tolist() == [7.0] * 6
+
+
+def test_values_and_identity_of_the_parameters_are_kept() -> None:
+    module = Mixed()
+    before = dict(module.named_parameters())
+    values = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    FlatParameters(module)
+    assert all(p is before[name] for name, p in module.named_parameters())
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, values[name])
+
+
+def test_each_dtype_has_a_vector_and_integer_buffers_have_none() -> None:
+    flat = FlatParameters(Mixed())
+    lengths = {vector.dtype: vector.numel() for vector in flat.vectors}
+    # 3·2 + 2 weights, 2·2 of the batch norm and 2·2 of its running statistics
+    assert lengths == {torch.float32: 16, torch.float64: 6}
+    assert flat.num_elements == 22
+    assert "num_batches_tracked" not in flat.layout()
+
+
+def test_running_statistics_lie_in_the_vector() -> None:
+    module = nn.BatchNorm1d(2, affine=False)
+    flat = FlatParameters(module)
+    module(torch.tensor([[0.0, 10.0], [0.0, 30.0]]))
+    expected = torch.cat([module.running_mean, module.running_var])  # type: ignore[list-item]
+    assert torch.equal(flat.vectors[0], expected)
+    assert expected.tolist() != [0, 0, 1, 1]
+
+
+def test_tied_weights_stay_tied_and_take_one_place() -> None:
+    first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    second.weight = first.weight
+    flat = FlatParameters(nn.Sequential(first, second))
+    assert flat.vectors[0].numel() == 16
+    flat.vectors[0].fill_(3)
+    assert second.weight.eq(3).all()
+    assert second.weight is first.weight
+
+
+def test_two_parameters_over_the_same_memory_stay_over_the_same_memory() -> None:
+    first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    second.weight = nn.Parameter(first.weight.data)
+    values = first.weight.detach().clone()
+    flat = FlatParameters(nn.Sequential(first, second))
+    assert flat.vectors[0].numel() == 16
+    assert second.weight.data_ptr() == first.weight.data_ptr()
+    assert torch.equal(second.weight, values)
+
+
+def test_strides_of_channels_last_are_kept() -> None:
+    module = nn.Conv2d(3, 4, 2)
+    weight = module.weight.detach().to(memory_format=torch.channels_last)
+    module.weight.data = weight.clone()
+    flat = FlatParameters(module)
+    assert module.weight.stride() == weight.stride() != weight.contiguous().stride()
+    assert torch.equal(module.weight, weight)
+    flat.vectors[0].zero_()
+    assert not module.weight.any()
+
+
+def test_a_strided_parameter_becomes_dense_with_its_values() -> None:
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.arange(12.0).view(3, 4).T)
+    flat = FlatParameters(module)
+    assert torch.equal(module.weight, torch.arange(12.0).view(3, 4).T)
+    assert flat.vectors[0].numel() == 12
+
+
+def test_shards_cover_the_padded_vector_in_equal_parts() -> None:
+    vector = FlatParameters(nn.Linear(3, 2), shards=3).vectors[0]
+    assert vector.numel() == 9
+    assert vector[8] == 0
+    parts = [shard(vector, index, 3) for index in range(3)]
+    assert torch.equal(torch.cat(parts), vector)
+    parts[1].fill_(5)
+    assert vector[3:6].tolist() == [5.0] * 3
+
+
+@pytest.mark.parametrize("first", ["optimizer", "vector"])
+def test_an_optimizer_moves_the_vector_whichever_was_made_first(first: str) -> None:
+    module = nn.Linear(1, 1, bias=False)
+    if first == "optimizer":
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+        flat = FlatParameters(module)
+    else:
+        flat = FlatParameters(module)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    flat.vectors[0].fill_(1)
+    module(torch.tensor([[4.0]])).sum().backward()
+    optimizer.step()
+    assert flat.vectors[0].tolist() == [1 - 0.5 * 4]
+
+
+def test_a_lazy_module_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"`0\.weight` has no shape yet"):
+        FlatParameters(nn.Sequential(nn.LazyLinear(2)))
+
+
+def test_weights_on_two_devices_are_refused() -> None:
+    module = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta"))
+    with pytest.raises(ValueError, match=r"one device.*cpu.*meta"):
+        FlatParameters(module)
+
+
+def test_replaced_storage_is_found_by_name() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    flat = FlatParameters(module)
+    flat.check_views()
+    module[0].weight.data = torch.zeros(2, 2)
+    with pytest.raises(RuntimeError, match=r"`0\.weight` was given new storage"):
+        flat.check_views()
+
+
+def test_a_replaced_parameter_is_found_by_name() -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    flat = FlatParameters(module)
+    module[0].weight = nn.Parameter(torch.zeros(2, 2))
+    with pytest.raises(RuntimeError, match=r"`0\.weight`"):
+        flat.check_views()
+
+
+def test_an_added_parameter_is_found_by_name() -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    flat = FlatParameters(module)
+    module.append(nn.Linear(2, 2))
+    with pytest.raises(RuntimeError, match=r"`1\.weight`"):
+        flat.check_views()
+
+
+def test_a_removed_parameter_is_found_by_name() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False))
+    flat = FlatParameters(module)
+    del module[1]
+    with pytest.raises(RuntimeError, match=r"`1\.weight` was removed"):
+        flat.check_views()
+
+
+def test_layouts_tell_models_apart() -> None:
+    assert FlatParameters(nn.Linear(2, 3)).layout() == (
+        FlatParameters(nn.Linear(2, 3)).layout()
+    )
+    assert FlatParameters(nn.Linear(2, 3)).layout() != (
+        FlatParameters(nn.Linear(3, 2)).layout()
+    )
+
+
+def test_a_module_without_weights_has_no_vector() -> None:
+    flat = FlatParameters(nn.ReLU())
+    assert flat.vectors == []
+    assert flat.num_elements == 0
+
+
+class Recurrent(nn.Module):
+    """A recurrent module among others, and a smaller one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(3, 3)
+        self.small = nn.GRU(3, 2)
+        self.lstm = nn.LSTM(3, 4, num_layers=2, bidirectional=True)
+        self.after = nn.Linear(8, 2)
+
+
+def test_weights_of_an_lstm_lie_as_cudnn_reads_them() -> None:
+    module = Recurrent()
+    lstm = module.lstm
+    flat = FlatParameters(module)
+    groups = lstm.all_weights  # of each layer and direction: two matrices, two biases
+    wanted = [w for group in groups for w in group[:2]]
+    wanted += [w for group in groups for w in group[2:]]
+    place = flat.vectors[0].data_ptr()
+    for weight in wanted:
+        assert weight.data_ptr() == place
+        assert weight.is_contiguous()
+        place += weight.numel() * weight.element_size()
+    assert wanted[0].storage_offset() == 0
+    # What the forward uses are these, and not copies of theirs.
+    assert [w.data_ptr() for w in lstm._flat_weights if w is not None] == [
+        w.data_ptr() for group in groups for w in group
+    ]
+
+
+def test_an_lstm_computes_the_same_from_the_vector_and_learns_in_it() -> None:
+    module = Recurrent()
+    inputs = torch.randn(5, 2, 3)
+    expected = module.lstm(inputs)[0]
+    flat = FlatParameters(module)
+    output = module.lstm(inputs)[0]
+    assert torch.equal(output, expected)
+    before = flat.vectors[0].clone()
+    output.square().mean().backward()
+    torch.optim.SGD(module.lstm.parameters(), 0.1).step()
+    size = sum(w.numel() for w in module.lstm.parameters())
+    assert bool((flat.vectors[0][:size] != before[:size]).any())
+    assert torch.equal(flat.vectors[0][size:], before[size:])
+    flat.check_views()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
+def test_cudnn_takes_the_weights_where_they_are() -> None:
+    module = Recurrent().cuda()
+    flat = FlatParameters(module)
+    with warnings.catch_warnings():
+        # "RNN module weights are not part of single contiguous chunk of memory"
+        warnings.simplefilter("error")
+        module.lstm(torch.randn(5, 2, 3, device="cuda"))[0].mean().backward()
+    flat.check_views()
