@@ -44,7 +44,7 @@ class Utterance:
         words: Normalised words; empty where none are known.
         speaker: Who speaks; the conversation side where the corpus does not say.
         source: `file:line` of the transcript, for messages.
-        speed: How many times as fast as it was spoken it is heard; 1 but for copies.
+        speed: Playback speed relative to the recording; 1 except for copies.
     """
 
     id: str
@@ -134,10 +134,10 @@ class Skipped:
     """What was left out, by reason: how often, how many seconds, where for example.
 
     Attributes:
-        counts: How often.
-        seconds: How much speech together.
+        counts: Number of omissions.
+        seconds: Total seconds of speech.
         examples: The first places.
-        remedies: What the reader can do about it, where that is known.
+        remedies: Remedies for the reader, where they are known.
         num_examples: So many places are kept.
     """
 

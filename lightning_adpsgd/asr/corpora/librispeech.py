@@ -45,7 +45,7 @@ class Library(NamedTuple):
 
     Attributes:
         splits: Utterances of each split, `train-clean-5`, in the order of their names.
-        sexes: Of the readers, "m" or "f".
+        sexes: Sex of each reader, "m" or "f".
         lexicon: `librispeech-lexicon.txt`, if it is there.
     """
 

@@ -45,17 +45,17 @@ class Source:
     Attributes:
         name: As it is called in settings.
         audio: Catalogue numbers of the sound.
-        text: Where the transcripts come from.
+        text: Origin of the transcripts.
         recording: Names of its SPHERE files in lower case, the call's number in the
             first group.
         transcript: Names of its transcripts, likewise.
         conversation: The stem of a recording, from that number.
         num_recordings: So many there are, or one of several numbers; none if nobody
             knows.
-        hours: Of its recordings, both sides being one hour; None if nobody knows.
+        hours: Hours of its recordings, counting both sides once; None if unknown.
         read: The turns of a transcript.
         callers: Names of the tables of callers.
-        read_callers: What such a table says.
+        read_callers: Function that reads such a table.
     """
 
     name: str
@@ -128,7 +128,7 @@ class Holding:
     """What the discs have of one source.
 
     Attributes:
-        source: Which one.
+        source: The source.
         recordings: The copies of each recording by its stem, `sw02001`.
         transcripts: Files of each conversation, by the stem of its recording.
         callers: Tables of callers.
@@ -145,7 +145,7 @@ class Discs:
     """Everything of use on the discs.
 
     Attributes:
-        holdings: By name of the source; the test set is `hub5`.
+        holdings: Holdings by name of the source; the test set is `hub5`.
         dictionary: MS-State dictionary.
         pem: Segments of the evaluation.
         stm: Their reference.

@@ -31,7 +31,7 @@ class ReadAhead:
     """Asks for each stretch once, as long as it remembers.
 
     Args:
-        mapping: Of the file.
+        mapping: Memory map of the file.
     """
 
     def __init__(self, mapping: Advisable) -> None:

@@ -44,8 +44,8 @@ class FramePlace(NamedTuple):
     """The place of one utterance in an unfinished array; other processes may fill it.
 
     Attributes:
-        folder: Of the unfinished array.
-        shards: How it is dealt to files; None where one file holds it.
+        folder: Folder of the unfinished array.
+        shards: Division of the array into files; None if one file holds it.
         name: The utterance.
         start: Its first frame in the array.
         end: The frame after its last one.
@@ -156,8 +156,8 @@ class FrameWriter:
         """Publish the store.
 
         Args:
-            present: Which utterances were written; the others are left out, their
-                frames remain as gaps. None for all.
+            present: Mask of the utterances that were written; the frames of
+                others remain as gaps. None for all.
         """
         kept = np.ones(len(self._ids), bool) if present is None else np.array(present)
         save_array(self.folder / "ids.npy", self._ids[kept])
@@ -195,7 +195,7 @@ class FrameStore:
     """Stored frames, and their labels if there are any; pickles as its paths.
 
     Args:
-        folder: What a `FrameWriter` finished.
+        folder: Folder that a `FrameWriter` has finished.
         labels: Array of int32 [total_frames], or None.
 
     Raises:
@@ -326,7 +326,7 @@ class FrameStore:
 
         Args:
             begin: First frames of the windows, int64 [windows].
-            length: Of all windows.
+            length: Length of every window.
             first: First frame of the utterance of each window.
             last: The frame after its last one.
         """
@@ -521,7 +521,7 @@ def write_labels(
 
     Args:
         path: The file to write, for instance `labels.npy`.
-        store: Whose frames are labelled.
+        store: Store whose frames are labelled.
         alignments: Utterance and labels [frames], in any order; the frames of
             utterances that do not occur get IGNORE.
 

@@ -28,7 +28,7 @@ class Topology:
         phones: All phones; silence phones first, the optional silence at the head.
         states_per_phone: Length of each phone's left-to-right chain; also the fewest
             frames that a phone can last.
-        tree: Which state a position has in which context; None: the same in all.
+        tree: State of each position in each context; None: the same in all contexts.
     """
 
     phones: tuple[str, ...]

@@ -34,9 +34,9 @@ class Boundaries(NamedTuple):
     """How the phones of a path make words.
 
     Attributes:
-        kinds: Of a phone: `begin`, `end`, `internal`, `singleton` or `nonword`; empty
-            where phones do not tell their place in a word.
-        pronunciations: Of a word, its phones.
+        kinds: Kind of each phone: `begin`, `end`, `internal`, `singleton` or `nonword`;
+            empty where phones do not tell their place in a word.
+        pronunciations: Pronunciations of each word.
         silence: The phone between words, where `kinds` is empty.
     """
 

@@ -35,8 +35,8 @@ class NgramModel:
 
     Attributes:
         order: Words of the longest n-grams.
-        log10_probabilities: Of every n-gram that was seen, and of all words.
-        log10_backoffs: Of every history that was seen.
+        log10_probabilities: Probability of every n-gram seen, and of all words.
+        log10_backoffs: Back-off weight of every history seen.
     """
 
     order: int

@@ -35,7 +35,7 @@ def prune(
     Args:
         model: Sums to one after every history.
         threshold: Relative growth of the perplexity; 1e-8 is usual for Switchboard.
-        sentences: What the model was estimated from.
+        sentences: Sentences from which the model was estimated.
 
     Raises:
         ValueError: `threshold` is negative.

@@ -40,7 +40,7 @@ def to_lower(text: str) -> str:
 
 
 class Rule(NamedTuple):
-    """Characters to be replaced, by what, and what must stand around them."""
+    """A pattern, its replacement, and the text required to its left and right."""
 
     pattern: str
     replacement: str
@@ -52,7 +52,7 @@ class RuleSet:
     """Rules in their order.
 
     Args:
-        rules: Top to bottom.
+        rules: Rules in the order in which they are tried.
         case_sensitive: Whether a pattern in lower case is another than in upper case.
         copy_unmatched: Whether characters that no rule replaces stay.
     """
@@ -130,7 +130,7 @@ def read_glm(path: str | Path) -> Glm:
     """Reads a global mapping file.
 
     Raises:
-        ScoringError: A line is no rule, where NIST's tools would stop too.
+        ScoringError: A line is not a rule; NIST's tools would stop there too.
         OSError: The file cannot be read.
     """
     text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
@@ -142,10 +142,10 @@ def parse_glm(text: Iterable[str], name: str) -> Glm:
 
     Args:
         text: The lines.
-        name: Of the file, for messages.
+        name: Name of the file, for messages.
 
     Raises:
-        ScoringError: A line is no rule, where NIST's tools would stop too.
+        ScoringError: A line is not a rule; NIST's tools would stop there too.
     """
     lines = list(enumerate(text, start=1))
     return Glm(

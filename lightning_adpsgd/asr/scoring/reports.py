@@ -16,7 +16,7 @@ def table(title: str, rows: Mapping[str, Errors], sum_name: str | None = None) -
     """Percentages, a line for each entry of `rows`.
 
     Args:
-        title: What was scored.
+        title: Name of the data that was scored.
         rows: Names of parts or speakers, and their errors.
         sum_name: Name of the last row, which is set apart; None for no such row.
     """

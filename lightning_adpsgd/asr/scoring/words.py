@@ -168,7 +168,7 @@ class Network(NamedTuple):
 
     Attributes:
         words: In an order in which every word follows those before it.
-        before: Of each word, the positions of those that may come right before it.
+        before: For each word, positions of those that may come right before it.
         ends: Positions of the words that may be the last.
     """
 

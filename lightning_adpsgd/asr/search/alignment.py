@@ -53,12 +53,12 @@ class AlignmentOptions:
         num_iterations: Realignments after the first alignment.
         num_gaussians: Gaussians of all states at the end.
         acoustic_scale: Factor on log-likelihoods against pronunciation costs.
-        beam: Of the Viterbi search, in scaled log-likelihood.
+        beam: Beam of the Viterbi search, in scaled log-likelihood.
         retry_beam: Tried when no path survives `beam`.
         max_training_utterances: The mixtures are trained on at most this many
             utterances, evenly taken; what is to be aligned in the end is not bounded.
         num_processes: Processes that align at the same time.
-        seed: Of the equal alignment and of the splitting of Gaussians.
+        seed: Seed of the equal alignment and of the splitting of Gaussians.
     """
 
     num_iterations: int = 12
@@ -148,10 +148,10 @@ def train_mixtures(
     """Trains the mixtures of all states; yields after every iteration.
 
     Args:
-        utterances: What was said, and its frames.
-        graphs: Of the states that are to have mixtures.
-        options: How to proceed.
-        front_end: What the mixtures see of the frames; None: cepstra with slopes.
+        utterances: Utterances, with their words and frames.
+        graphs: Graphs over the states that are to have mixtures.
+        options: Options of the training.
+        front_end: Function from frames to the mixtures' input; None: cepstra, slopes.
         start: The first states of an utterance, [time], or None if it has none, by its
             id. Without it frames are shared out equally.
 
@@ -187,10 +187,10 @@ def align(
     """Aligns utterances; yields (index, result) as they come.
 
     Args:
-        utterances: What was said, and its frames.
-        graphs: Of the states to find.
-        scorer: Of mixtures (`mixture_scorer`) or of a network.
-        options: Of the search.
+        utterances: Utterances, with their words and frames.
+        graphs: Graphs over the states to find.
+        scorer: Scorer of mixtures (`mixture_scorer`) or of a network.
+        options: Options of the search.
     """
 
     def work(utterance: AlignmentUtterance) -> Aligned:

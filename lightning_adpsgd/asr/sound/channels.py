@@ -26,7 +26,7 @@ class SoundFacts(NamedTuple):
 
     Attributes:
         seconds: Its length.
-        num_channels: How many.
+        num_channels: Number of channels.
         sample_rate: In Hz.
     """
 

@@ -55,7 +55,7 @@ def spoken_states(states: np.ndarray, silent: np.ndarray) -> np.ndarray:
 
     Args:
         states: [time], negative where unknown.
-        silent: Which states are of silence or noise, bool [states].
+        silent: Mask of the states of silence or noise, bool [states].
     """
     known = states >= 0
     return np.where(known & ~silent[np.where(known, states, 0)], states, -1)
@@ -66,13 +66,13 @@ class DecodedMaps:
 
     Args:
         decoder: The search.
-        silent: Which states are of silence or noise, bool [states].
+        silent: Mask of the states of silence or noise, bool [states].
         plain: Mixtures for speech that is not adapted.
         adapted: Those that maps are estimated for, and that decode from the second
             time on.
-        options: Of the estimate.
-        decodings: How often a speaker is decoded.
-        acoustic_scale: Of these decodings.
+        options: Options of the estimate.
+        decodings: Number of decoding passes over a speaker.
+        acoustic_scale: Acoustic scale of these decodings.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class DecodedMaps:
         """The map of a speaker.
 
         Args:
-            frames: What the mixtures see of each of its utterances, [time, dims].
+            frames: Input of the mixtures for each of its utterances, [time, dims].
         """
         found = self._heard(frames, map(self._plain, frames))
         for _ in range(self._decodings - 1):
@@ -118,11 +118,11 @@ class AdaptationOptions:
     """Which streams a network takes, and how they are found.
 
     Attributes:
-        fmllr: Whether it takes fMLLR.
-        ivectors: Whether it takes i-vectors.
-        decodings: Of a speaker, for fMLLR.
-        acoustic_scale: Of these.
-        estimate: Of the map.
+        fmllr: Whether the model takes fMLLR.
+        ivectors: Whether the model takes i-vectors.
+        decodings: Number of decoding passes over a speaker, for fMLLR.
+        acoustic_scale: Acoustic scale of these passes.
+        estimate: Options of the map's estimate.
         ivector_period: Frames from one i-vector to the next, each from what was heard
             before; 0: one for all of a speaker.
     """
@@ -163,10 +163,10 @@ class Voice:
     """What is known of one speaker; its utterances are asked for in their order.
 
     Args:
-        front_end: What mixtures see.
-        transform: Of fMLLR, or None.
-        ivectors: What finds them, or None.
-        ivector: Of all of the speaker, where there is one for all.
+        front_end: Front end that makes the input of the mixtures.
+        transform: Transform of fMLLR, or None.
+        ivectors: Models that estimate i-vectors, or None.
+        ivector: The one i-vector of the speaker, or None.
     """
 
     def __init__(
@@ -208,9 +208,9 @@ class Adapter:
     """Gets to know speakers by their sound.
 
     Args:
-        front_end: What mixtures see.
-        maps: From frames to the map of fMLLR, or None.
-        ivectors: What finds i-vectors, or None.
+        front_end: Front end that makes the input of the mixtures.
+        maps: Function from frames to the map of fMLLR, or None.
+        ivectors: Models that estimate i-vectors, or None.
     """
 
     def __init__(
@@ -232,10 +232,10 @@ class Adapter:
         """Reads `options.files` from a folder.
 
         Args:
-            folder: That holds them.
-            options: What there is.
+            folder: Folder that holds the files.
+            options: Streams that the model takes.
             decoder: The search.
-            silent: Which states are of silence or noise, bool [states].
+            silent: Mask of the states of silence or noise, bool [states].
 
         Raises:
             OSError: A file is missing.

@@ -79,7 +79,7 @@ class IVectorExtractor:
     Attributes:
         shift: δ, float64 [gaussians, dims].
         loadings: W, float64 [gaussians, dims, size].
-        frame_weight: What a frame counts, in (0, 1].
+        frame_weight: Weight of a frame, in (0, 1].
     """
 
     shift: np.ndarray
@@ -144,7 +144,7 @@ class IVectorExtractor:
             ubm: The mixture.
             frames: The next utterance, [time, dims].
             period: Frames from one i-vector to the next.
-            heard: Of the speaker before this utterance.
+            heard: Statistics of the speaker before this utterance.
 
         Returns:
             i-vectors, float64 [ceil(time / period), size], that for frames k · period
@@ -206,7 +206,7 @@ class ExtractorStep(NamedTuple):
 
     Attributes:
         extractor: After this iteration.
-        gain: How much likelier than by the average speaker the speech is, before this
+        gain: Gain in log-likelihood over the average speaker before this
             iteration: log p(F) − log p(F | w = 0, δ = 0) for each frame that counts.
     """
 
@@ -247,9 +247,9 @@ def train_extractor(
         counts: N of each speaker, [speakers, gaussians].
         deviations: F of each speaker, [speakers, gaussians, dims].
         size: Dimensions of an i-vector.
-        num_iterations: Of expectation maximisation.
-        frame_weight: What a frame counts, in (0, 1].
-        seed: Of the W that training begins with.
+        num_iterations: Iterations of expectation maximisation.
+        frame_weight: Weight of a frame, in (0, 1].
+        seed: Seed of the W that training begins with.
         num_processes: Go through the speakers at the same time.
 
     Raises:
