@@ -38,7 +38,7 @@ _WINDOWS_AT_ONCE = 64  # with 32,000 states 170 MB of posteriors
 
 
 class NonFiniteLoss(FloatingPointError):
-    """The loss of a learner is infinite or not a number."""
+    """The loss of a learner is infinite or NaN."""
 
 
 class AcousticModel(LightningModule):

@@ -244,7 +244,7 @@ def _description(parts: Parts, added: int) -> dict[str, Any]:
 
 
 class _Posteriors(nn.Module):
-    """What the ONNX file computes."""
+    """The network in the ONNX file: from frames to log-posteriors."""
 
     def __init__(self, model: AcousticModel) -> None:
         super().__init__()

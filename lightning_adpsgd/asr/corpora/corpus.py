@@ -1,4 +1,4 @@
-"""What a conversational corpus is made of: utterances; and what is left out of it."""
+"""The utterances of a conversational corpus, and a count of omissions."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ class CorpusError(ValueError):
 
 
 class Caller(NamedTuple):
-    """Who speaks on one conversation side.
+    """The speaker of one conversation side.
 
     Attributes:
         name: The same in all calls of a person.
@@ -131,7 +131,7 @@ def _utterance(path: Path, number: int, line: str) -> Utterance:
 
 @dataclass
 class Skipped:
-    """What was left out, by reason: how often, how many seconds, where for example.
+    """Omissions by reason: their number, seconds of speech, and an example.
 
     Attributes:
         counts: Number of omissions.

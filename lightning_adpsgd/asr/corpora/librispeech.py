@@ -41,7 +41,7 @@ class ReadUtterance(NamedTuple):
 
 
 class Library(NamedTuple):
-    """What lies below some folders.
+    """The contents of some folders.
 
     Attributes:
         splits: Utterances of each split, `train-clean-5`, in the order of their names.

@@ -125,7 +125,7 @@ TRAINING = {source.name: source for source in (SWITCHBOARD, FISHER, CALLHOME)}
 
 @dataclass(frozen=True)
 class Holding:
-    """What the discs have of one source.
+    """The files of one source on the discs.
 
     Attributes:
         source: The source.
@@ -161,7 +161,7 @@ class Discs:
     archives: tuple[Path, ...] = ()
 
     def holding(self, name: str) -> Holding:
-        """What there is of one source; nothing, if nothing was found."""
+        """The holding of one source; empty if nothing was found."""
         sources = {**TRAINING, HUB5.name: HUB5}
         return self.holdings.get(name) or Holding(sources[name], {}, {})
 
@@ -190,7 +190,7 @@ def find_discs(roots: Iterable[Path], skipped: Skipped) -> Discs:
 
 
 def _one(files: list[DiscFile], pattern: str, skipped: Skipped) -> Path | None:
-    """Of the files of that kind the one with the shortest name, as on the disc."""
+    """The file of that kind with the shortest name, as on the disc."""
     found = [file for file in files if re.fullmatch(pattern, file.name)]
     found.sort(key=lambda file: len(file.name))
     for other in found[1:]:

@@ -19,7 +19,7 @@ _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 class Turn(NamedTuple):
-    """What one talker says in one go.
+    """The words that one talker says in one turn.
 
     Attributes:
         line: Number of its line in the transcript, from 1.

@@ -115,7 +115,7 @@ class ChunkDataset(Dataset[Chunk]):
         return position, (chunks - before) * self.chunk
 
     def _labels(self, start: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """Of chunks that begin at `start`, with IGNORE beyond their utterances."""
+        """Labels of chunks from `start` on, with IGNORE beyond their utterances."""
         labels = self.store.label_windows(start, self.chunk)
         is_own = np.arange(self.chunk) < (last - start)[:, None]
         return np.where(is_own, labels, np.int64(IGNORE))
@@ -149,7 +149,7 @@ class AdaptedChunkDataset(Dataset[AdaptedChunk]):
 
 
 def as_it_is(batch: Any) -> Any:
-    """What a loader makes of a batch that was gathered whole."""
+    """A loader's collate function for batches that were gathered whole."""
     return batch
 
 

@@ -36,7 +36,7 @@ class ShardError(ValueError):
 
 
 class Shards(NamedTuple):
-    """How rows are dealt to files.
+    """The division of rows into files.
 
     Attributes:
         num_rows: Rows of all files together.

@@ -143,7 +143,7 @@ class FrameWriter:
         return found.shape == self._shape and found.dtype == self._dtype
 
     def place(self, position: int) -> FramePlace:
-        """Where the utterance at `position` of `ids` goes."""
+        """The place of the utterance at `position` of `ids`."""
         start, end = (int(frame) for frame in self.spans[position])
         name = str(self._ids[position])
         return FramePlace(self.folder, self._shards, name, start, end, self._shape[1])
@@ -277,7 +277,7 @@ class FrameStore:
         return self._files.dims
 
     def position(self, utterance: str) -> int:
-        """Where an utterance stands in `ids`.
+        """The position of an utterance in `ids`.
 
         Raises:
             KeyError: It is not in the store.
@@ -339,7 +339,7 @@ class FrameStore:
 
     @property
     def labelled(self) -> np.ndarray:
-        """Which utterances have labels, bool [utterances]."""
+        """Mask of the utterances that have labels, bool [utterances]."""
         if self._labelled is None:
             raise StoreError(f"{self.folder}: opened without `labels`")
         return self._labelled
@@ -467,7 +467,7 @@ def _present(labels: Path) -> Path:
 
 
 class ChunkIndex(NamedTuple):
-    """Where the chunks of the labelled utterances are.
+    """The places of the chunks of the labelled utterances.
 
     Attributes:
         places: int64 [utterances with labels, 4]: chunks before the utterance, its
@@ -480,7 +480,7 @@ class ChunkIndex(NamedTuple):
 
 
 def chunk_index(store: FrameStore, chunk: int) -> ChunkIndex:
-    """Where the chunks of the labelled utterances are; mapped, and never read whole.
+    """The places of the labelled utterances' chunks, mapped and never read whole.
 
     It is counted once and kept beside the labels, where that can be written to.
 

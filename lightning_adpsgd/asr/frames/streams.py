@@ -141,7 +141,7 @@ class RowWriter:
 
 
 class Beside(NamedTuple):
-    """What chunks or an utterance bring beside their log-mel frames.
+    """The inputs of chunks or an utterance beside their log-mel frames.
 
     Attributes:
         fmllr: [batch, time, dims] of chunks, [time, dims] of an utterance; no dims

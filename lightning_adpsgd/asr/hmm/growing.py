@@ -34,7 +34,7 @@ _GROWTH_OF_SHARE = 4  # and, if these were all made, to so many times more
 
 @dataclass(frozen=True, kw_only=True)
 class TreeOptions:
-    """How far the tree grows.
+    """Limits of the tree's growth.
 
     Attributes:
         num_leaves: Most leaves, those of phones without context included.

@@ -1,4 +1,4 @@
-"""How HMM states are numbered: one per phone and position, or leaves of a tree.
+"""The numbering of HMM states: one per phone and position, or leaves of a tree.
 
 Every phone is a chain of `states_per_phone` states. Without a tree each of them is one
 for all occurrences of the phone (monophones); with a tree it depends on the phones

@@ -55,7 +55,7 @@ def _check_jobs(folder: Path, found: int) -> None:
 
 @dataclass
 class Imported:
-    """What became of the alignments.
+    """The result of importing alignments.
 
     Attributes:
         counts: Number of frames of each pdf, int64 [pdfs].

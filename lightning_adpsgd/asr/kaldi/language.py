@@ -31,7 +31,7 @@ def _fields(path: Path) -> list[tuple[int, list[str]]]:
 
 
 class Boundaries(NamedTuple):
-    """How the phones of a path make words.
+    """Rules by which the phones of a path make words.
 
     Attributes:
         kinds: Kind of each phone: `begin`, `end`, `internal`, `singleton` or `nonword`;
@@ -47,7 +47,7 @@ class Boundaries(NamedTuple):
     def spans(
         self, phones: Sequence[int], words: Sequence[int]
     ) -> list[tuple[int, int]] | None:
-        """Of each word the position of its first phone and that after its last one.
+        """The positions of each word's first phone and of the phone after its last one.
 
         None where phones and words do not fit, as on an unfinished path.
         """

@@ -66,7 +66,7 @@ def sort_lines(
         name: Name of the file, for messages.
 
     Raises:
-        ScoringError: A line has too few fields, or its time is no number.
+        ScoringError: A line has too few fields, or its time is not numeric.
     """
     sides: dict[tuple[str, str], list[tuple[float, Line]]] = {}
     for number, line in lines:

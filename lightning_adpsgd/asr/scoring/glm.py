@@ -192,7 +192,7 @@ def _without_comment(text: str, comment: str) -> str:
 
 
 def _options(text: str, where: str) -> dict[str, str]:
-    """Of a line `* case_sensitive = 'F'`; every keyword anywhere in it counts."""
+    """Options of a line `* case_sensitive = 'F'`; keywords count anywhere in it."""
     quoted = re.search(r"[\"']([^\"']*)", text)
     if quoted is None:
         raise ScoringError(f"{where}: expected a value in quotes, got {text[:60]!r}")
@@ -235,7 +235,7 @@ def _context_slash(line: str) -> int | None:
 
 
 def _field(line: str, first: int, last: int) -> str:
-    """What follows the token at `first`, up to `last`, without blanks around it."""
+    """The text after the token at `first`, up to `last`, without outer blanks."""
     while last > first and line[last] in _BLANKS:
         last -= 1
     while first < last and line[first] not in _BLANKS:

@@ -118,7 +118,7 @@ def _shown(word: Word | None) -> str:
 
 
 def confusions(scores: Scores) -> str:
-    """What was taken for what, what was missing and what was too much, by frequency."""
+    """Substitutions, deletions and insertions, by frequency."""
     pairs = [pair for scored in scores.segments for pair in scored.pairs]
     substituted = (
         f"{_shown(pair.reference)} ==> {_shown(pair.hypothesis)}"

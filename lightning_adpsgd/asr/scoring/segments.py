@@ -77,7 +77,7 @@ def parse_stm(lines: Iterable[Line], name: str) -> Iterator[Segment]:
     """The segments of a reference.
 
     Raises:
-        ScoringError: A line has too few fields or a time that is no number.
+        ScoringError: A line has too few fields, or its time is not numeric.
     """
     for number, line in lines:
         if not is_comment(line):

@@ -1,4 +1,4 @@
-"""Which HMM state each frame belongs to, from transcripts alone: Viterbi training.
+"""The HMM state of each frame, from transcripts alone: Viterbi training.
 
 Frames are first shared out equally over the states of their transcript (the flat
 start), or have the states of an earlier alignment. Then two steps take turns: Gaussian
@@ -38,7 +38,7 @@ StateScorer = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class AlignmentUtterance(NamedTuple):
-    """What is to be aligned: log-mel frames [time, mel] and the words said."""
+    """An utterance to align: log-mel frames [time, mel] and the words said."""
 
     id: str
     words: Sequence[str]
@@ -47,7 +47,7 @@ class AlignmentUtterance(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentOptions:
-    """How the training of mixtures proceeds.
+    """Options of the training of mixtures.
 
     Attributes:
         num_iterations: Realignments after the first alignment.
@@ -95,7 +95,7 @@ class Aligned(NamedTuple):
 
 
 class AlignmentStep(NamedTuple):
-    """Where the training stands after an iteration.
+    """The state of the training after an iteration.
 
     `log_likelihood` is per frame, of the alignment under the mixtures that made it
     (NaN for iteration 0, the first alignment); `changed` is the fraction of frames
@@ -129,7 +129,7 @@ class _Sums(NamedTuple):
 
 
 class _Training(NamedTuple):
-    """What stays the same in all iterations."""
+    """The inputs that stay the same in all iterations."""
 
     utterances: Sequence[AlignmentUtterance]
     graphs: Sequence[_Graph | str]

@@ -140,7 +140,7 @@ def _of_words(row: list[str]) -> list[str]:
 
 
 def _inputs(paths: kaldifst.StdVectorFst, words: list[int]) -> list[int]:
-    """Those of the best path that has these words."""
+    """The input labels of the best path with these words."""
     wanted = kaldifst.make_linear_acceptor(words)
     path = kaldifst.shortest_path(kaldifst.compose(paths, wanted))
     _, labels, _, _ = kaldifst.get_linear_symbol_sequence(path)

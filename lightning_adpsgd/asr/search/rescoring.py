@@ -45,7 +45,7 @@ class Weights(NamedTuple):
 def weigh(
     alternatives: Sequence[Alternative], small: NgramModel, large: NgramModel
 ) -> list[Weighed]:
-    """What both language models say of every alternative.
+    """Weighs every alternative with both language models.
 
     Args:
         alternatives: Alternatives of one utterance.

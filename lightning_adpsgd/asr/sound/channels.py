@@ -22,7 +22,7 @@ class ChannelError(ValueError):
 
 
 class SoundFacts(NamedTuple):
-    """What the head of a sound file says.
+    """The contents of a sound file's header.
 
     Attributes:
         seconds: Its length.

@@ -30,7 +30,7 @@ def noise_files(folder: Path) -> list[Path]:
 
 
 def dice_of(seed: int, name: str) -> np.random.Generator:
-    """What is drawn for one recording."""
+    """The noise drawn for one recording."""
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 

@@ -32,7 +32,7 @@ class SphereError(ValueError):
 
 
 class SphereHeader(NamedTuple):
-    """What the header of a SPHERE file says.
+    """The contents of a SPHERE file's header.
 
     Attributes:
         num_samples: Per channel.

@@ -1,4 +1,4 @@
-"""What a network is told of a speaker whose words nobody knows: fMLLR and an i-vector.
+"""fMLLR and i-vectors of a speaker whose words are unknown, as inputs of a network.
 
 The speaker is heard twice. In a first pass its sound is decoded by mixtures of all
 speakers, and the states of the words found give the map of its frames (`fmllr`); where
@@ -44,7 +44,7 @@ class StateSearch(Protocol):
 
 
 def silent_states(lexicon: Lexicon, topology: Topology) -> np.ndarray:
-    """Which states are of silence or noise, bool [states]."""
+    """Mask of the states of silence or noise, bool [states]."""
     return topology.phone_of_state < len(lexicon.silence_phones)
 
 
@@ -115,7 +115,7 @@ class DecodedMaps:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptationOptions:
-    """Which streams a network takes, and how they are found.
+    """The streams that a network takes, and options of their estimates.
 
     Attributes:
         fmllr: Whether the model takes fMLLR.
@@ -136,7 +136,7 @@ class AdaptationOptions:
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> "AdaptationOptions":
-        """Those that `dataclasses.asdict` has told."""
+        """The options from a dictionary that `dataclasses.asdict` made."""
         values: dict[str, Any] = {
             **told,
             "estimate": FmllrOptions(**told["estimate"]),
@@ -145,14 +145,14 @@ class AdaptationOptions:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What `Adapter.load` reads."""
+        """Names of the files that `Adapter.load` reads."""
         fmllr = ("gmm.npz", "mixtures.npz") if self.fmllr else ()
         ivectors = ("ubm.npz", "ivectors.npz") if self.ivectors else ()
         return ("front_end.npz", *fmllr, *ivectors)
 
 
 class _IVectors(NamedTuple):
-    """What i-vectors are found with."""
+    """The models that estimate i-vectors."""
 
     ubm: GaussianMixtures
     extractor: IVectorExtractor
@@ -160,7 +160,7 @@ class _IVectors(NamedTuple):
 
 
 class Voice:
-    """What is known of one speaker; its utterances are asked for in their order.
+    """The streams of one speaker, whose utterances are requested in their order.
 
     Args:
         front_end: Front end that makes the input of the mixtures.
@@ -286,7 +286,7 @@ class Adapter:
 
 
 def _first(utterances: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Those that begin in the first `MOST_FRAMES`."""
+    """The utterances that begin within the first `MOST_FRAMES`."""
     total = 0
     for own in utterances:
         if total >= MOST_FRAMES:

@@ -203,7 +203,7 @@ def offset(sums: Statistics) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class FmllrOptions:
-    """How a speaker's map is estimated.
+    """Options of the estimate of a speaker's map.
 
     Attributes:
         num_passes: Number of times that the frames are reassigned to Gaussians.

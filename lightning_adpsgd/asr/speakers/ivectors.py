@@ -42,7 +42,7 @@ _FIRST_VARIANCE = 0.1  # of the means between speakers, before the first iterati
 
 
 class Posterior(NamedTuple):
-    """What is known of w after some speech: a Gaussian per speaker.
+    """The posterior of w after some speech: a Gaussian per speaker.
 
     Attributes:
         mean: float64 [speakers, size].
@@ -61,7 +61,7 @@ class Posterior(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What was heard of a speaker so far.
+    """Statistics of a speaker's speech so far.
 
     Attributes:
         counts: N, float64 [gaussians].
@@ -103,7 +103,7 @@ class IVectorExtractor:
         return _packed(product(self.loadings.transpose(0, 2, 1), self.loadings))
 
     def posterior(self, counts: np.ndarray, deviations: np.ndarray) -> Posterior:
-        """What is known of several speakers.
+        """The posteriors of several speakers.
 
         Args:
             counts: N, [speakers, gaussians].
@@ -132,7 +132,7 @@ class IVectorExtractor:
         return Posterior(mean.numpy(), factor.numpy(), gain.numpy())
 
     def nothing_heard(self) -> Heard:
-        """Of a speaker who has not spoken yet."""
+        """The statistics of a speaker who has not spoken yet."""
         return Heard(np.zeros(len(self.shift)), np.zeros(self.size))
 
     def online(
@@ -202,7 +202,7 @@ class IVectorExtractor:
 
 
 class ExtractorStep(NamedTuple):
-    """Where the training of an extractor stands.
+    """The state of an extractor's training.
 
     Attributes:
         extractor: After this iteration.

@@ -30,7 +30,7 @@ _BLOCK = 2048  # frames shared out at a time
 
 
 class UbmStep(NamedTuple):
-    """Where the training stands.
+    """The state of the training.
 
     Attributes:
         ubm: Mixture after this iteration; its only state is 0.
