@@ -174,20 +174,6 @@ def plot_rates(axes: Axes, folder: Path) -> None:
     axes.set_title("consensus/effective_lr_share")
 
 
-def plot_contraction(axes: Axes, folder: Path) -> None:
-    rows = rows_of(folder, "adpsgd", SHOWN)
-    lines = {
-        "contraction": (STYLES["adpsgd"][0], "-", "measured, asynchronous"),
-        "contraction_of_topology": (GREEN, "--", "of synchronous rounds"),
-    }
-    for name, (colour, dash, label) in lines.items():
-        values = column(rows, f"consensus/{name}")
-        epochs = range(1, len(values) + 1)
-        axes.plot(epochs, values, dash, color=colour, label=label)
-    axes.set(xlabel="epoch", ylabel="left of a disagreement per step", ylim=(0, 1.02))
-    axes.set_title("consensus/contraction")
-
-
 def plot_staleness(axes: Axes, folder: Path) -> None:
     last = {k: v for row in rows_of(folder, "adpsgd", SHOWN) for k, v in row.items()}
     prefix = "gossip/staleness_"
@@ -210,10 +196,11 @@ def draw(folder: Path, path: Path) -> None:
         plot_batches,
         plot_local_losses,
         plot_rates,
-        plot_contraction,
         plot_staleness,
     )
-    for plot, axes in zip(plots, figure.subplots(2, 3).flat, strict=True):
+    *places, left_over = figure.subplots(2, 3).flat
+    left_over.set_axis_off()
+    for plot, axes in zip(plots, places, strict=True):
         plot(axes, folder)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=8)

@@ -38,7 +38,7 @@ _WINDOWS_AT_ONCE = 64  # with 32,000 states 170 MB of posteriors
 
 
 class NonFiniteLoss(FloatingPointError):
-    """The loss of a learner is infinite or not a number."""
+    """The loss of a learner is infinite or NaN."""
 
 
 class AcousticModel(LightningModule):
@@ -72,7 +72,7 @@ class AcousticModel(LightningModule):
         base_batch: The global batch that `base_rate` belongs to.
         warmup_epochs: Epochs until the peak rate.
         decay: Factor of the rate per epoch after the warm-up.
-        momentum: Of SGD; stays with each learner and is never averaged.
+        momentum: Momentum of SGD; stays with each learner and is never averaged.
         window: Frames of a window when whole utterances are evaluated.
         hop: Frames from one window to the next; the posteriors of windows that
             overlap are averaged.

@@ -1,9 +1,9 @@
 """Word error rate of the consensus model while training goes on.
 
-At a validation learner 0 computes the log-likelihoods of a few held-out utterances with
-the consensus model, which is in place then. They are decoded by a process of low
-priority, because decoders hold Python's lock, and the word error rate is logged by the
-training thread when it is there, because loggers belong to that thread.
+At each validation, learner 0 computes the log-likelihoods of a few held-out utterances
+with the consensus model. A low-priority process decodes them, because decoders hold
+Python's global lock. The training thread logs the word error rate when it is known,
+because loggers belong to that thread.
 """
 
 import multiprocessing
@@ -29,19 +29,19 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd.asr.scoring import NO_RULES, Errors, Glm, score
-from lightning_adpsgd.callbacks.clock import Monitor
+from lightning_adpsgd.callbacks.clock import Monitor, Outputs
 from lightning_adpsgd.callbacks.reporting import epochs_so_far, gather, log
 
 Decode = Callable[[np.ndarray], Sequence[str]]
-"""From log-likelihoods [time, num_states] to words."""
+"""A function from log-likelihoods [time, num_states] to words."""
 
 
 class HeldOut(NamedTuple):
-    """An utterance that training does not see.
+    """An utterance that is not in the training data.
 
     Attributes:
         frames: [time, feature], as the module's `log_likelihoods` takes them.
-        words: What was said.
+        words: Reference transcript.
     """
 
     frames: Tensor
@@ -49,7 +49,7 @@ class HeldOut(NamedTuple):
 
 
 def module_log_likelihoods(module: LightningModule, frames: Tensor) -> Tensor:
-    """Those of a module with a method `log_likelihoods`, as `AcousticModel` has one."""
+    """Log-likelihoods from a module's own method, such as that of `AcousticModel`."""
     log_likelihoods: Any = module.log_likelihoods
     return log_likelihoods(frames)
 
@@ -57,27 +57,27 @@ def module_log_likelihoods(module: LightningModule, frames: Tensor) -> Tensor:
 class WordErrorMonitor(Monitor):
     """Logs the word error rate of the consensus model, after each validation in `fit`.
 
-    Logged when it is known, which may be many steps later: the rate (a fraction, under
-    `name`), and of the moment at which the model was taken `<name>/global_samples` and
-    `<name>/epochs`; `<name>/seconds` is how long decoding took. It is also found in
-    `trainer.callback_metrics`, so that `ConvergenceMonitor(wer=name)`, listed after
-    this callback, has the last one in its row.
+    The rate is a fraction, logged under `name` when it is known, which may be many
+    steps later. `<name>/global_samples` and `<name>/epochs` tell when the model was
+    taken, and `<name>/seconds` how long decoding took. The rate is also in
+    `trainer.callback_metrics`, where `ConvergenceMonitor(wer=name)` finds the last one
+    for its row; list that monitor after this one.
 
-    One snapshot is decoded at a time. While it is, one more waits, the newest. What
-    goes wrong in decoding is a warning. With the end of the training, learner 0 waits
-    for what is still being decoded.
+    One snapshot is decoded at a time, while the newest one waits. An error in decoding
+    becomes a warning. At the end of training, learner 0 waits for the snapshot that is
+    being decoded, and for the one that waits.
 
     Args:
-        utterances: By name.
-        decode: Called in a forked process, with one thread and without a device.
-        log_likelihoods: From module and frames (on the module's device) to
-            [time, num_states].
+        utterances: Utterances by name.
+        decode: Decoder, called in a forked process with one thread and no device.
+        log_likelihoods: Function from module and frames (on the module's device) to
+            log-likelihoods [time, num_states].
         glm: Spelling rules of the scoring.
-        name: Of the rate in the loggers.
-        wait: At most so long at the end of training.
+        name: Name of the rate in the loggers.
+        wait: Longest wait at the end of training.
 
     Raises:
-        ValueError: There are no utterances.
+        ValueError: `utterances` is empty.
     """
 
     def __init__(
@@ -115,25 +115,17 @@ class WordErrorMonitor(Monitor):
         self._begin_next()
 
     @override
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Tensor | Mapping[str, Any] | None,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+    def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
         self._log_if_done(trainer)
 
-    # After the last collective: nobody waits for this learner any more.
+    # After the last collective: no other learner waits for this one.
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         deadline = time.monotonic() + self._wait.total_seconds()
         while self._decoding is not None:
             if not self._decoding.wait(deadline - time.monotonic()):
                 rank_zero_warn(
-                    f"The last word error rate was not there {self._wait} after the "
+                    f"The last word error rate was not known {self._wait} after the "
                     "training; raise `wait`, or give fewer `utterances`"
                 )
                 break
@@ -212,7 +204,7 @@ class _Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class _Decoding:
-    """A process that decodes a snapshot, which it finds in its memory."""
+    """A forked process that decodes a snapshot, which it shares in memory."""
 
     snapshot: _Snapshot
     process: BaseProcess
@@ -224,18 +216,18 @@ class _Decoding:
         reader, writer = context.Pipe(duplex=False)
         process = context.Process(target=_serve, args=(task, writer), daemon=True)
         with warnings.catch_warnings():
-            # Of Python 3.12 on: what other threads hold is not used in there.
+            # Since Python 3.12. The process uses no lock that another thread may hold.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         writer.close()
         return cls(snapshot, process, reader)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended, or does within this time."""
+        """Whether decoding has ended, or ends within this time."""
         return self.reader.poll(max(0.0, seconds))
 
     def outcome(self) -> "_Outcome | str":
-        """Of one that has ended: the errors, or what went wrong."""
+        """The errors of a decoding that has ended, or what went wrong."""
         try:
             return self.reader.recv()
         except EOFError:
@@ -266,9 +258,9 @@ def _serve(task: _Task, writer: Connection) -> None:
 
 
 def _close_sockets() -> None:
-    """Lets go of connections to other learners, whose ends would outlive this learner.
+    """Closes the copies of this learner's connections to other learners.
 
-    If it died, they would not see it as long as this process has a copy.
+    As long as a copy is open, the others do not notice when this learner dies.
     """
     for name in os.listdir("/dev/fd"):
         with suppress(OSError):

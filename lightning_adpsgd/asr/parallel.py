@@ -59,7 +59,7 @@ def fork_map(
 
 
 def in_order(results: Iterable[tuple[int, Result]]) -> Iterator[Result]:
-    """Yields results by index; those that came too early are held until their turn."""
+    """Yields results in the order of their indices; early ones wait for their turn."""
     early: dict[int, Result] = {}
     turn = 0
     for index, result in results:

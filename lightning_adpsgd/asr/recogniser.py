@@ -1,11 +1,11 @@
-"""A trained model with all that it takes to turn sound into words, in one folder.
+"""A trained model and everything needed to turn sound into words, in one folder.
 
-    recogniser.json   sizes of the model, what the frames are, how to search
+    recogniser.json   sizes of the model, kind of frames, options of the search
     weights.pt        state_dict of the acoustic model
-    model.onnx        the same network for other programs, if it was asked for
+    model.onnx        the same network for other programs, if requested
     states.json       names of the HMM states and their log priors
-    tree.json         which states phones are made of
-    lexicon.txt ...   words and phones, as `lexicon.write_lexicon` leaves them
+    tree.json         states of the phones
+    lexicon.txt ...   words and phones, as `lexicon.write_lexicon` writes them
     HCLG.fst          the search graph, and words.txt, the words of its labels
     adaptation/       what fMLLR and i-vectors of a speaker are found with, if it takes
                       them (`adaptation`)
@@ -46,6 +46,7 @@ from lightning_adpsgd.asr.search.decoding import (
     read_graph,
 )
 from lightning_adpsgd.asr.sound.audio import SoundFile
+from lightning_adpsgd.asr.sound.features import Normalisation
 from lightning_adpsgd.asr.sound.segments import find_segments
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
 from lightning_adpsgd.asr.speakers.adaptation import (
@@ -71,16 +72,16 @@ SIZES = (
 
 
 Streams = Callable[[np.ndarray], Sequence[Tensor]]
-"""From the log-mel frames of an utterance to what the model gets beside them."""
+"""A function from the log-mel frames of an utterance to the model's other inputs."""
 
 
 class RecogniserError(ValueError):
-    """A folder holds no recogniser that can be used; the message has the path."""
+    """A folder holds no usable recogniser; the message names its path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnStates:
-    """What the states of an own graph are.
+    """The states of a graph of this package.
 
     Attributes:
         lexicon: Folder of the lexicon.
@@ -91,7 +92,7 @@ class OwnStates:
     tree: Path
 
     def write(self, folder: Path) -> tuple[str, ...]:
-        """Puts them into a folder; returns the names of the states."""
+        """Copies them into a folder; returns the names of the states."""
         write_lexicon(folder, read_lexicon(self.lexicon))
         shutil.copy(self.tree, folder / "tree.json")
         return tuple(read_topology(folder / "tree.json").state_names)
@@ -99,7 +100,7 @@ class OwnStates:
 
 @dataclass(frozen=True, kw_only=True)
 class KaldiStates:
-    """What the pdfs of a graph of Kaldi are.
+    """The pdfs of a graph of Kaldi.
 
     Attributes:
         transitions: File of the transitions.
@@ -110,7 +111,7 @@ class KaldiStates:
     graph: Path
 
     def write(self, folder: Path) -> tuple[str, ...]:
-        """Puts them into a folder; returns the names of the pdfs."""
+        """Copies them into a folder; returns the names of the pdfs."""
         shutil.copy(self.transitions, folder / "transitions.npz")
         shutil.copy(self.graph / "pairs.npy", folder / "pairs.npy")
         shutil.copytree(self.graph / "phones", folder / "phones")
@@ -120,18 +121,18 @@ class KaldiStates:
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptation:
-    """What streams of a speaker are found with.
+    """The models that estimate a speaker's streams.
 
     Attributes:
-        options: Which streams there are.
-        folders: That hold `options.files`, the first one that has a file counts.
+        options: Streams that the model takes.
+        folders: Folders with `options.files`; the first that has a file counts.
     """
 
     options: AdaptationOptions
     folders: tuple[Path, ...]
 
     def write(self, folder: Path) -> int:
-        """Puts the files into a folder; returns the values they add to a frame."""
+        """Copies the files into a folder; returns the values added to a frame."""
         folder.mkdir()
         for name in self.options.files:
             places = [place / name for place in self.folders]
@@ -142,16 +143,16 @@ class Adaptation:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Where the parts of a recogniser are.
+    """The parts of a recogniser.
 
     Attributes:
         model: The acoustic model, with its priors.
-        num_mels: Log-mel energies of a frame.
-        acoustic_scale: Chosen on development data.
+        num_mels: Number of log-mel energies of a frame.
+        acoustic_scale: Acoustic scale, chosen on development data.
         search: Width of the search.
-        states: What the graph reads.
+        states: States that the graph reads.
         graph: Folder with `HCLG.fst` and `words.txt`.
-        adaptation: For a model that takes streams; needs own states.
+        adaptation: Models for streams, if the model takes them; needs `OwnStates`.
     """
 
     model: AcousticModel
@@ -167,16 +168,16 @@ def export(parts: Parts, folder: Path, onnx: bool = False) -> None:
     """Writes a recogniser, whole or not at all.
 
     Args:
-        parts: What it is made of.
-        folder: Must not exist yet.
-        onnx: Write `model.onnx` as well.
+        parts: Parts of the recogniser.
+        folder: Folder to write, which must not exist yet.
+        onnx: Whether to write `model.onnx` as well.
 
     Raises:
-        FileExistsError: The folder is there already.
-        ValueError: The model takes other inputs than there are.
+        FileExistsError: The folder exists.
+        ValueError: The inputs of the model do not match the parts.
     """
     if folder.exists():
-        raise FileExistsError(f"{folder} exists already; choose another folder")
+        raise FileExistsError(f"{folder} exists; choose another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -187,10 +188,10 @@ def export(parts: Parts, folder: Path, onnx: bool = False) -> None:
 
 
 def write_files(parts: Parts, folder: Path, onnx: bool = False) -> None:
-    """What `export` writes, into a folder that is there; not whole until the end.
+    """Writes the files of `export` into an existing folder, incomplete until the end.
 
     Raises:
-        ValueError: The model takes other inputs than there are.
+        ValueError: The inputs of the model do not match the parts.
     """
     model, adaptation = parts.model, parts.adaptation
     added = 0 if adaptation is None else adaptation.write(folder / _ADAPTATION)
@@ -243,7 +244,7 @@ def _description(parts: Parts, added: int) -> dict[str, Any]:
 
 
 class _Posteriors(nn.Module):
-    """What the ONNX file computes."""
+    """The network in the ONNX file: from frames to log-posteriors."""
 
     def __init__(self, model: AcousticModel) -> None:
         super().__init__()
@@ -275,7 +276,7 @@ def write_onnx(model: AcousticModel, path: Path) -> None:
     example = torch.zeros(1, sizes["window"], sizes["input_size"])
     axes = {0: "batch", 1: "time"}
     with warnings.catch_warnings():
-        # torch's newer exporter unrolls an LSTM over a fixed time, so not that one.
+        # torch's newer exporter is no choice: it unrolls an LSTM over a fixed time.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             _Posteriors(model).eval(),
@@ -301,7 +302,7 @@ class Recogniser:
     """Turns sound files into words with times.
 
     Args:
-        folder: What `export` wrote.
+        folder: Folder that `export` has written.
 
     Raises:
         RecogniserError: A file is missing, broken, or of another format.
@@ -310,7 +311,7 @@ class Recogniser:
     def __init__(self, folder: Path) -> None:
         if not (folder / "recogniser.json").is_file():
             raise RecogniserError(
-                f"{folder}: no recogniser: recogniser.json is not there; export a "
+                f"{folder}: no recogniser: recogniser.json is missing; export a "
                 "trained model"
             )
         try:
@@ -338,7 +339,7 @@ class Recogniser:
         """The words of a sound file, channel by channel, as they are found.
 
         Args:
-            path: 8 kHz or more.
+            path: Sound file of 8 kHz or more.
 
         Raises:
             AudioError: The file cannot be used.
@@ -353,21 +354,20 @@ class Recogniser:
             # On disk: the frames of a day are 1.4 GB.
             for block in sound.log_mel(channel, self._num_mels):
                 block.astype(np.float32).tofile(file)
-            frames = np.memmap(file, np.float32, "r").reshape(-1, self._num_mels)
+            frames = np.memmap(file, np.float32, "r+").reshape(-1, self._num_mels)
             segments = find_segments(_level(frames))
-            mean, deviation = _moments(frames, segments)
+            raw = [torch.from_numpy(frames[first:last]) for first, last in segments]
+            normalisation = Normalisation.of(raw)
 
             def parts() -> Iterator[np.ndarray]:
-                for first, last in segments:
-                    part = (frames[first:last] - mean) / deviation
-                    yield np.asarray(part, np.float32)
+                return (normalisation.apply(part).numpy() for part in raw)
 
             streams = self._streams(parts)
             for (first, _), part in zip(segments, parts(), strict=True):
                 yield from self._segment(part, first, streams(part))
 
     def _streams(self, parts: Callable[[], Iterator[np.ndarray]]) -> Streams:
-        """A first pass over a channel: what tells the streams of its parts."""
+        """A first pass over a channel, which finds the streams of its parts."""
         if self._adapter is None:
             return lambda part: ()
         return self._adapter.hear(parts).streams
@@ -413,7 +413,7 @@ def _read_description(path: Path) -> dict[str, Any]:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise RecogniserError(f"{path}: no JSON: {error}") from error
+        raise RecogniserError(f"{path}: invalid JSON: {error}") from error
     if not isinstance(told, dict) or told.get("format") not in _READABLE:
         raise RecogniserError(f"{path}: expected `format` {FORMAT}; export again")
     return told
@@ -431,17 +431,3 @@ def _read_model(sizes: dict[str, Any], path: Path) -> AcousticModel:
 def _level(frames: np.ndarray) -> np.ndarray:
     pieces = range(0, len(frames), 100_000)
     return np.concatenate([frames[i : i + 100_000].mean(axis=1) for i in pieces])
-
-
-def _moments(
-    frames: np.ndarray, segments: list[tuple[int, int]]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of the frames of all segments, as in `normalise_side`."""
-    parts = (np.asarray(frames[first:last], np.float64) for first, last in segments)
-    sums = [
-        np.stack([p.sum(0), (p**2).sum(0), np.full(p.shape[1], len(p))]) for p in parts
-    ]
-    total, squares, count = np.sum(sums, axis=0)
-    mean = total / count
-    variance = np.maximum(squares / count - mean**2, 0)
-    return mean, np.sqrt(variance).clip(1e-3)

@@ -1,42 +1,33 @@
-"""What a training did, told to any Lightning logger.
+"""Monitors that write figures of a training to any Lightning logger.
 
-`TrainingCurve` writes the loss against global samples and time while training runs;
-it makes no collective and never waits for another learner. The monitors look at each
-validation, where all learners come anyway: `ConvergenceMonitor` at training and
-held-out loss, divergence and the run's summary row, `GossipMonitor` at what every
-learner did and how old what it heard was, `ConsensusMonitor` at how the super-learners
-differ and what that does to the learning rate. `AllreduceWait` measures the waiting
-inside DDP's gradient allreduce. All of them work under every strategy; what does not
-exist there is left out.
+`TrainingCurve` logs the loss against global samples and time while training runs,
+without a collective and without waiting for another learner. The other monitors log at
+each validation, which all learners reach anyway:
+
+- `ConvergenceMonitor`: training and held-out loss, divergence, and a summary row.
+- `GossipMonitor`: what every learner did, and how old the weights it received were.
+- `ConsensusMonitor`: how the super-learners differ, and what that does to the learning
+  rate.
+
+`AllreduceWait` measures the wait for DDP's gradient allreduce, and `SaveWithinEpoch`
+writes checkpoints within a shared epoch. All of them work under every strategy, and
+leave out figures that the strategy lacks.
 """
 
 from lightning_adpsgd.callbacks.allreduce import AllreduceWait
-from lightning_adpsgd.callbacks.clock import Monitor, TrainingClock
+from lightning_adpsgd.callbacks.clock import Monitor
 from lightning_adpsgd.callbacks.consensus import ConsensusMonitor
 from lightning_adpsgd.callbacks.convergence import ConvergenceMonitor
 from lightning_adpsgd.callbacks.curve import TrainingCurve
 from lightning_adpsgd.callbacks.gossip import GossipMonitor
-from lightning_adpsgd.callbacks.learners import (
-    STALENESS_BINS,
-    LearnerRecord,
-    summarize,
-    total_staleness,
-)
-from lightning_adpsgd.callbacks.reporting import log
 from lightning_adpsgd.callbacks.within_epoch import SaveWithinEpoch
 
 __all__ = [
-    "STALENESS_BINS",
     "AllreduceWait",
     "ConsensusMonitor",
     "ConvergenceMonitor",
     "GossipMonitor",
-    "LearnerRecord",
     "Monitor",
     "SaveWithinEpoch",
-    "TrainingClock",
     "TrainingCurve",
-    "log",
-    "summarize",
-    "total_staleness",
 ]

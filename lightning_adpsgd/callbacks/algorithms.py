@@ -1,42 +1,34 @@
-"""What the algorithm of a trainer is called, and who averages with whom in it."""
+"""The name of a trainer's algorithm, and its settings in the summary row of a run."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_adpsgd.registration import NAMES
-from lightning_adpsgd.strategy.trainer import HADPSGDStrategy
-from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
-
-_Ours = HADPSGDStrategy | VirtualHADPSGDStrategy
 
 
 class Algorithm(NamedTuple):
-    """The settings of `runs.Run` that are those of a strategy."""
+    """The fields of `runs.Run` that a strategy decides."""
 
-    name: str
+    algorithm: str
     topology: str
     communication: str
     num_super_learners: int
     super_learner_size: int
 
-    @property
-    def num_learners(self) -> int:
-        """L = S N."""
-        return self.num_super_learners * self.super_learner_size
-
 
 def algorithm_of(trainer: Trainer) -> Algorithm:
-    """Named as in the papers; other dials by communication and topology.
+    """The algorithm that a trainer's strategy runs.
 
-    Under a strategy of Lightning's own, all learners are one super-learner.
+    Algorithms of the papers have their names; others are named by communication and
+    topology. Under Lightning's own strategies, all learners are one super-learner.
     """
-    strategy, num_learners = trainer.strategy, trainer.world_size
-    if isinstance(strategy, _Ours) and strategy.num_super_learners > 1:
+    strategy: Any = trainer.strategy
+    if getattr(strategy, "num_super_learners", 1) > 1:
         return _gossiping(strategy)
-    if isinstance(strategy, VirtualHADPSGDStrategy):
-        num_learners = strategy.super_learner_size
+    # All learners of a virtual super-learner share one process.
+    num_learners = max(trainer.world_size, getattr(strategy, "super_learner_size", 1))
     if num_learners == 1:
         return Algorithm("sgd", "none", "none", 1, 1)
     name = getattr(strategy, "strategy_name", type(strategy).__name__)
@@ -46,17 +38,14 @@ def algorithm_of(trainer: Trainer) -> Algorithm:
 
 
 def batches_per_step(trainer: Trainer) -> int:
-    """Batches of the Trainer's loader in one step of all learners.
+    """Batches of the trainer's data loader in one step of all learners.
 
-    One of each learner, but a virtual super-learner takes one for all of its learners.
+    Each learner takes one, and a virtual super-learner takes one for all its learners.
     """
-    strategy = trainer.strategy
-    if isinstance(strategy, VirtualHADPSGDStrategy):
-        return strategy.num_super_learners
-    return trainer.world_size
+    return max(trainer.world_size, getattr(trainer.strategy, "num_super_learners", 1))
 
 
-def _gossiping(strategy: _Ours) -> Algorithm:
+def _gossiping(strategy: Any) -> Algorithm:
     dials, size = strategy.dials, strategy.super_learner_size
     topology, communication = dials.topology.name, dials.communication
     settings = {

@@ -1,4 +1,4 @@
-"""How long DDP's gradient allreduce keeps the training waiting."""
+"""How long training waits for DDP's gradient allreduce."""
 
 import time
 
@@ -14,12 +14,12 @@ from typing_extensions import override
 class AllreduceWait(Callback):
     """Measures the wait for DDP's gradient allreduce after the last gradient is ready.
 
-    What DDP hides behind the backward pass is not counted. On devices whose
-    collectives run beside the host, as CUDA's, the host does not wait there, and with
-    a communication hook of the user there is nothing to measure: 0 then.
+    The part that DDP hides behind the backward pass is not counted. The figure stays 0
+    on CUDA and similar devices, where the host does not wait for collectives, and with
+    a communication hook of the user.
 
     Attributes:
-        seconds: Sum over the steps so far.
+        seconds: Sum of the waits so far.
     """
 
     def __init__(self) -> None:

@@ -11,6 +11,9 @@ from typing_extensions import override
 
 from lightning_adpsgd.callbacks.reporting import within_training
 
+Outputs = Tensor | Mapping[str, Any] | None
+"""What a training step returns, as Lightning hands it to a callback."""
+
 
 class TrainingClock:
     """Time, samples and steps of one learner, without what validation takes.
@@ -21,16 +24,19 @@ class TrainingClock:
     """
 
     def __init__(self) -> None:
+        self._reset()
+        self._restored = False
+
+    def _reset(self) -> None:
         self.steps = self.samples = 0
         self._seconds = 0.0
         self._running_since: float | None = None
         self._steps_elsewhere = 0
-        self._restored = False
 
     def begin(self, trainer: Trainer) -> None:
-        """Runs from zero, or from where the run that is resumed was."""
+        """Runs from zero, or from the checkpoint that has been loaded."""
         if not self._restored:
-            self.__init__()
+            self._reset()
         self._restored = False
         self._steps_elsewhere = trainer.global_step - self.steps
         self.start()
@@ -41,46 +47,49 @@ class TrainingClock:
         self.steps = trainer.global_step - self._steps_elsewhere
 
     def start(self) -> None:
-        """Goes on; nothing happens if it runs."""
+        """Continues; does nothing while the clock runs."""
         if self._running_since is None:
             self._running_since = time.perf_counter()
 
     def stop(self) -> None:
-        """Holds; nothing happens if it is stopped."""
+        """Pauses; does nothing while the clock is paused."""
         self._seconds, self._running_since = self.seconds, None
 
     @property
     def seconds(self) -> float:
-        """Seconds that it ran."""
+        """Seconds for which the clock has run."""
         if self._running_since is None:
             return self._seconds
         return self._seconds + time.perf_counter() - self._running_since
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The counts, for a checkpoint."""
         return {"steps": self.steps, "samples": self.samples, "seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Lets the next `begin` go on from a checkpoint."""
+        """Lets the next `begin` continue from a checkpoint."""
         self.steps, self.samples = state["steps"], state["samples"]
         self._seconds, self._running_since = state["seconds"], None
         self._restored = True
 
 
 class Monitor(Callback):
-    """What the callbacks of this package share: a clock, and a look at each validation.
+    """The base of the monitors: a clock, each step, and the end of each validation.
 
     Attributes:
-        clock: Of this learner; it holds during a validation.
+        clock: Time, samples and steps of this learner; paused during a validation.
     """
 
     def __init__(self) -> None:
         self.clock = TrainingClock()
 
-    def measure(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called at the end of each validation in `fit`, to which all learners come.
+    def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
+        """Called after each training batch, which the clock has counted."""
 
-        The consensus model is still in place, and the clock holds.
+    def measure(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Called at the end of each validation in `fit`, which all learners reach.
+
+        The consensus model is still in place, and the clock is paused.
         """
 
     @override
@@ -92,11 +101,12 @@ class Monitor(Callback):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        outputs: Tensor | Mapping[str, Any] | None,
+        outputs: Outputs,
         batch: Any,
         batch_idx: int,
     ) -> None:
         self.clock.count(trainer, batch)
+        self.count(trainer, outputs, batch)
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -118,9 +128,9 @@ class Monitor(Callback):
 
 
 def stop_clocks(trainer: Trainer) -> None:
-    """Holds the clocks of all callbacks, of those too that come later in their order.
+    """Pauses the clocks of all monitors, also of those later in the list of callbacks.
 
-    For who measures at the start of a validation what takes time.
+    For a callback whose work at the start of a validation takes time.
     """
     callbacks: list[Any] = getattr(trainer, "callbacks", [])
     for callback in callbacks:

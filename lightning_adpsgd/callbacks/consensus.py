@@ -1,20 +1,19 @@
 """How the super-learners differ, and what their differences do to the learning rate.
 
-arXiv 2112.01433 writes a step of the mean weights w_a of decentralized SGD, with g_a
-the mean of the learners' gradients at their own weights and g the gradient of the loss
-at w_a, as one along g and a noise across it:
+In decentralized SGD, let w_a be the mean weights, g_a the mean of the learners'
+gradients at their own weights, and g the gradient of the loss at w_a. arXiv 2112.01433
+splits a step of w_a into one along g and a noise across it:
 
     w_a(t+1) = w_a(t) - alpha_e g + eta
     alpha_e  = alpha (g_a . g) / |g|^2          the effective learning rate
     eta      = alpha_e g - alpha g_a            the noise; its strength is |eta|^2
 
-Where the landscape is rough, gradients at different weights point apart, alpha_e is
-smaller than alpha, and grows towards it as training goes on: a warm-up of its own. Here
-alpha_e is the mean over batches: with equal weights (allreduce) it is alpha.
+Where the landscape is rough, gradients at different weights point apart and alpha_e is
+below alpha. It grows towards alpha as training goes on, like a learning rate warm-up.
+Here alpha_e is the mean over batches: with equal weights (allreduce) it is alpha.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -22,12 +21,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.callbacks.clock import Monitor, stop_clocks
-from lightning_adpsgd.callbacks.contraction import (
-    balance_of,
-    contraction_of_balance,
-    spectral_contraction,
-)
+from lightning_adpsgd.callbacks.clock import Monitor, Outputs, stop_clocks
 from lightning_adpsgd.callbacks.probe import (
     Loss,
     held_out_batches,
@@ -41,19 +35,17 @@ from lightning_adpsgd.callbacks.reporting import (
     log,
     within_training,
 )
-from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.strategy.trainer import HADPSGDStrategy
 
 
 class EffectiveRate(NamedTuple):
     """The two figures of arXiv 2112.01433.
 
     Attributes:
-        share: alpha_e / alpha; not a number where g vanishes, or is lost in the noise
-            of the batches that it was taken on.
+        share: alpha_e / alpha; NaN where g vanishes, or is lost in the noise of its
+            batches.
         noise: |eta|^2, in squared units of the weights.
-        agreement: The cosine between two estimates of g. Near 1 there were batches
-            enough; where it is near 0, the other figures mean nothing.
+        agreement: Cosine between two estimates of g. Near 1 there were enough batches;
+            near 0 the other figures mean nothing.
     """
 
     share: float
@@ -66,9 +58,9 @@ def effective_rate(
 ) -> EffectiveRate:
     """How much of a step of the mean weights goes along the gradient.
 
-    Halves are estimates over different batches. The noise of the batches is in a
-    product if both factors have the same, and not in that of different halves; and
-    where all weights are equal the share is 1 whatever the batches.
+    Halves are estimates over different batches: their product is free of the noise
+    that two factors over the same batches share. Where all weights are equal, the share
+    is 1 whatever the batches.
 
     Args:
         lr: alpha.
@@ -108,25 +100,21 @@ class _LocalGradients(NamedTuple):
 class ConsensusMonitor(Monitor):
     """Logs how far the super-learners are apart, and what follows from it.
 
-    At each validation in `fit`, `gossip/consensus_distance` and its relative, as
-    `GossipMonitor` does. What takes time is measured only if batches are given to it:
+    Logs `gossip/consensus_distance` and its relative at each validation in `fit`, as
+    `GossipMonitor` does. The other figures cost time, and need batches to be given:
 
-    With `held_out`, under `consensus/`: `local_loss_min`, `local_loss_mean` and
-    `local_loss_max`, of the learners with their own weights, and `loss_of_mean`, of the
-    consensus model on the same batches, each learner on those of its own.
+    `held_out` adds, under `consensus/`, `local_loss_min`, `local_loss_mean` and
+    `local_loss_max` of the learners with their own weights, and `loss_of_mean` of the
+    consensus model on the same batches, each learner with batches of its own.
 
-    With `gradients`: `effective_lr`, `effective_lr_share` (of the learning rate) and
-    `noise_strength` of arXiv 2112.01433, on batches from the start of the training:
-    one for the noise, another one at each validation, and two halves of the others for
-    g_a and g. (The last ones would not do: a step has just made their own losses
-    small.) `gradient_agreement` tells whether they were enough to make out g: 1 at
-    best, 0 at worst. Where
-    super-learners of one learner gossip, also `contraction`, what a step leaves of the
-    disagreement, as it follows from distance and gradients (`callbacks.contraction`);
-    `contraction_of_topology`, the same if rounds were synchronous; and
-    `spectral_contraction`, what a round leaves of the slowest disagreement.
+    `gradients` adds `effective_lr`, `effective_lr_share` (of the learning rate) and
+    `noise_strength` of arXiv 2112.01433. Their batches come from the start of training:
+    one for the noise, a different one at each validation, and two halves of the others
+    for g_a and g. (The latest batches would not do: a step has just reduced their own
+    losses.) `gradient_agreement` tells whether there were enough of them to measure g:
+    1 at best, 0 at worst.
 
-    These are figures of plain SGD. Momentum and clipping are not seen, and the rate is
+    These figures describe plain SGD. Momentum and clipping are ignored, and the rate is
     that of the first parameter group.
 
     Args:
@@ -134,12 +122,13 @@ class ConsensusMonitor(Monitor):
             with its own weights. They are read once and kept.
         gradients: Training batches of each learner for g_a and g, an even number; they
             and one more are kept on the device.
-        loss: From module and batch to the mean loss. By default `training_step`, whose
-            logging is silenced; give one if that step changes anything, such as a
-            metric, or optimizes by itself.
+        loss: Function from module and batch to the mean loss. By default
+            `training_step` without its logging; give one if that step changes anything,
+            such as a metric, or optimizes manually.
 
     Attributes:
-        effective_rate: As of the last validation; none before, or without gradients.
+        effective_rate: The rate as of the last validation; None before the first, or
+            without `gradients`.
 
     Raises:
         ValueError: A number of batches is negative, or `gradients` is odd.
@@ -173,15 +162,7 @@ class ConsensusMonitor(Monitor):
         self._forget()
 
     @override
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Tensor | Mapping[str, Any] | None,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+    def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
         if self._num_gradients and not self._has_kept_all():
             self._kept.append(batch)
 
@@ -202,7 +183,7 @@ class ConsensusMonitor(Monitor):
                 self._gradient(trainer, pl_module, second),
             )
 
-    # The consensus model is in place, and no clock goes on yet.
+    # The consensus model is in place, and the clocks are still paused.
     @override
     def on_validation_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule
@@ -234,7 +215,7 @@ class ConsensusMonitor(Monitor):
         return len(self._kept) > self._num_gradients
 
     def _in_turn(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """The batch of one step, another one at each validation, and two halves."""
+        """The batch of one step, which changes at each validation, and two halves."""
         at, half = self._num_validations % len(self._kept), self._num_gradients // 2
         step, *others = self._kept[at:] + self._kept[:at]
         return [step], others[:half], others[half:]
@@ -267,39 +248,9 @@ class ConsensusMonitor(Monitor):
             "consensus/effective_lr_share": rate.share,
             "consensus/noise_strength": rate.noise,
             "consensus/gradient_agreement": rate.agreement,
-            **_contractions(trainer, lr, local.of_one_step - means.of_one_step),
         }
 
 
-def _contractions(trainer: Trainer, lr: float, apart: Tensor) -> dict[str, float]:
-    """Of super-learners of one learner; `apart` is g_i - g_a of this one."""
-    strategy = trainer.strategy
-    if not isinstance(strategy, HADPSGDStrategy):
-        return {}
-    consensus = strategy.last_consensus
-    if consensus is None or strategy.super_learner_size > 1:
-        return {}
-    added = lr**2 * _mean(trainer, torch.dot(apart, apart)).item()
-    return _compared(strategy, consensus.distance**2 / added) if added else {}
-
-
-def _compared(strategy: HADPSGDStrategy, balance: float) -> dict[str, float]:
-    dials, size = strategy.dials, strategy.num_super_learners
-    topology, gain = dials.topology, dials.mixing_gain
-    # An asynchronous exchange reads weights of before the step that it is merged after.
-    order: Order = dials.effective_order
-    if dials.communication == "async":
-        order = "average_then_step"
-    promised = balance_of(topology, size, gain, dials.gossip_every, order, dials.seed)
-    return {
-        "consensus/contraction": contraction_of_balance(balance, order),
-        "consensus/contraction_of_topology": contraction_of_balance(promised, order),
-        "consensus/spectral_contraction": spectral_contraction(
-            topology, size, gain, dials.seed
-        ),
-    }
-
-
 def _mean(trainer: Trainer, vector: Tensor) -> Tensor:
-    """Over all learners, in place where there are several; all come."""
+    """The mean over all learners, in place where there are several; a collective."""
     return trainer.strategy.reduce(vector, reduce_op="mean")

@@ -1,15 +1,14 @@
 """Whether a training converges: its losses, divergence, and the summary row of the run.
 
-A run counts as diverged when its held-out loss is not finite or at chance level, that
-of a model which knows nothing: ``log(num_classes)`` for a cross-entropy. That is how
-arXiv 2112.01433 tells it too: its diverged runs stand at 10.37 = log 32,000.
+A run counts as diverged when its held-out loss is non-finite or at chance level. Chance
+level is the loss of an untrained model: ``log(num_classes)`` for a cross-entropy. The
+diverged runs of arXiv 2112.01433 stand there too, at 10.37 = log 32,000.
 """
 
 import math
 import os
 import time
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning_utilities.core.rank_zero import rank_zero_warn
-from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd.callbacks.algorithms import algorithm_of, batches_per_step
-from lightning_adpsgd.callbacks.clock import Monitor
-from lightning_adpsgd.callbacks.learners import exposed_seconds
+from lightning_adpsgd.callbacks.clock import Monitor, Outputs
+from lightning_adpsgd.callbacks.gossip import exposed_seconds
 from lightning_adpsgd.callbacks.progress import NONE_YET, Losses, Progress
 from lightning_adpsgd.callbacks.reporting import (
     epochs_so_far,
@@ -31,6 +29,8 @@ from lightning_adpsgd.callbacks.reporting import (
     loss_of,
 )
 from lightning_adpsgd.callbacks.runs import Run, results_of, settings_of, write_run
+
+_MARGIN = 0.05  # a held-out loss this far below chance level has learned something
 
 
 class ConvergenceMonitor(Monitor):
@@ -42,31 +42,30 @@ class ConvergenceMonitor(Monitor):
     `wall_seconds` and `global_batch`. At the end the fields of `runs.Run` under `run/`:
     settings as hyperparameters, results as metrics.
 
-    Weights of all learners that are not finite end a training that gossips with a
-    `FloatingPointError`, with or without `stop`; the row is written then too.
+    A training that gossips ends with a `FloatingPointError` when the weights of all
+    learners are non-finite, with or without `stop`; the row is written then too.
 
     Args:
-        held_out: The name under which the held-out loss is logged.
-        chance: Held-out loss of a model that knows nothing, ``log(num_classes)`` say;
-            by default the mean of the learners' very first training losses.
-        margin: How far below `chance` a loss must be not to count as diverged.
+        held_out: Name under which the held-out loss is logged.
+        chance: Held-out loss of an untrained model, such as ``log(num_classes)``; by
+            default the mean of the learners' very first training losses.
         stop: Whether divergence ends the training, in all learners alike.
-        patience: Validations in a row at chance level after which `stop` acts; a loss
-            that is not finite needs none.
-        runs: The folder for the file of the run's row, which `runs.read_runs` reads.
-        name: Of the run; by default made from its settings and a random end.
-        algorithm: By default the name of the strategy.
-        seed: By default that of `seed_everything`.
-        wer: The name under which a word error rate is logged, if one is.
+        patience: Consecutive validations at chance level after which `stop` acts; a
+            non-finite loss needs none.
+        runs: Folder for the file with the run's row, which `runs.read_runs` reads.
+        name: Name of the run; by default made of its settings and a random suffix.
+        algorithm: Name of the algorithm; by default that of the strategy.
+        seed: Random seed of the run; by default that of `seed_everything`.
+        wer: Name under which a word error rate is logged, if one is.
 
     Attributes:
-        progress: As of the last validation; none before.
-        diverged: Whether the last validation was at chance level or not finite.
-        run: The summary row; none before the end.
+        progress: Progress as of the last validation; None before the first.
+        diverged: Whether the last validation was at chance level or non-finite.
+        run: The summary row; None before the end.
 
     Raises:
-        ValueError: `patience` or `margin` is out of bounds; and in the first
-            validation, if nothing was logged as `held_out`.
+        ValueError: `patience` is not positive; in the first validation, if nothing was
+            logged as `held_out`.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class ConvergenceMonitor(Monitor):
         held_out: str = "val_loss",
         *,
         chance: float | None = None,
-        margin: float = 0.05,
         stop: bool = False,
         patience: int = 2,
         runs: str | Path | None = None,
@@ -86,9 +84,7 @@ class ConvergenceMonitor(Monitor):
         super().__init__()
         if patience < 1:
             raise ValueError(f"`patience` must be at least 1, got {patience}")
-        if margin < 0:
-            raise ValueError(f"`margin` must not be negative, got {margin}")
-        self._held_out, self._given_chance, self._margin = held_out, chance, margin
+        self._held_out, self._given_chance = held_out, chance
         self._stop, self._patience = stop, patience
         self._runs, self._name, self._algorithm = runs, name, algorithm
         self._seed, self._wer = seed, wer
@@ -103,7 +99,7 @@ class ConvergenceMonitor(Monitor):
         self.diverged = False
         self.run: Run | None = None
 
-    # --- what is counted in each step
+    # --- in each step
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -124,20 +120,12 @@ class ConvergenceMonitor(Monitor):
         self._peak_lr = max([*rates, self._peak_lr], key=_number_or_least)
 
     @override
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Tensor | Mapping[str, Any] | None,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+    def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
         self._loader_batch = max(self._loader_batch, extract_batch_size(batch))
         if (loss := loss_of(trainer, outputs)) is not None:
             self._losses.add(loss)
 
-    # --- where all learners come
+    # --- at each validation, which all learners reach
 
     @override
     def measure(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -179,8 +167,8 @@ class ConvergenceMonitor(Monitor):
 
     def _is_at_chance(self, loss: float) -> bool:
         assert self._chance is not None
-        # Written so that a chance level that is no number marks nothing.
-        return not math.isfinite(loss) or loss >= self._chance - self._margin
+        # A comparison with a chance level of NaN is false, and marks nothing.
+        return not math.isfinite(loss) or loss >= self._chance - _MARGIN
 
     def _is_hopeless(self, loss: float) -> bool:
         return not math.isfinite(loss) or self._marks >= self._patience
@@ -207,7 +195,7 @@ class ConvergenceMonitor(Monitor):
         }
         return {f"convergence/{name}": value for name, value in values.items()}
 
-    # --- the end, to which nobody waits for anybody
+    # --- at the end, where no learner waits for another
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -233,20 +221,18 @@ class ConvergenceMonitor(Monitor):
 
     def _row(self, trainer: Trainer) -> Run:
         algorithm, batch = algorithm_of(trainer), self._global_batch(trainer)
-        name = self._algorithm or algorithm.name
+        if self._algorithm:
+            algorithm = algorithm._replace(algorithm=self._algorithm)
+        num_learners = algorithm.num_super_learners * algorithm.super_learner_size
         seed = self._seed
         if seed is None and "PL_GLOBAL_SEED" in os.environ:
             seed = int(os.environ["PL_GLOBAL_SEED"])
         lr = None if math.isnan(self._peak_lr) else self._peak_lr
         return Run(
-            name=self._name or f"{name}-B{batch}-lr{lr}-seed{seed}-{_random_end()}",
-            algorithm=name,
-            topology=algorithm.topology,
-            communication=algorithm.communication,
-            num_super_learners=algorithm.num_super_learners,
-            super_learner_size=algorithm.super_learner_size,
+            name=self._name or _made_up_name(algorithm.algorithm, batch, lr, seed),
+            **algorithm._asdict(),
             global_batch=batch,
-            local_batch=batch // algorithm.num_learners,
+            local_batch=batch // num_learners,
             lr=lr,
             seed=seed,
             diverged=self.diverged,
@@ -254,7 +240,7 @@ class ConvergenceMonitor(Monitor):
             **self._results(),
         )
 
-    def _results(self) -> dict[str, float]:
+    def _results(self) -> dict[str, Any]:
         last, best = self.progress, self._best
         if last is None:
             return {}
@@ -300,5 +286,7 @@ def _number_or_least(value: float) -> float:
     return -math.inf if math.isnan(value) else value
 
 
-def _random_end() -> str:
-    return uuid.uuid4().hex[:8]
+def _made_up_name(
+    algorithm: str, batch: int, lr: float | None, seed: int | None
+) -> str:
+    return f"{algorithm}-B{batch}-lr{lr}-seed{seed}-{uuid.uuid4().hex[:8]}"

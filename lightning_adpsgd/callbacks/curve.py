@@ -1,15 +1,13 @@
 """The loss of learner 0 while training runs, without a collective or any waiting."""
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.callbacks.clock import Monitor
+from lightning_adpsgd.callbacks.clock import Monitor, Outputs
+from lightning_adpsgd.callbacks.progress import Losses
 from lightning_adpsgd.callbacks.reporting import log, loss_of
 
 
@@ -17,12 +15,12 @@ class TrainingCurve(Monitor):
     """Logs the loss of learner 0 against global samples and training time.
 
     Logged as `curve/loss`, `curve/global_samples` (its own samples times the number of
-    learners), `curve/train_seconds` (validation not counted), `curve/wall_seconds`,
+    learners), `curve/train_seconds` (without validation), `curve/wall_seconds`,
     `curve/samples_per_second` (of all learners) and `curve/steps_per_second`.
 
     Args:
         every_n_steps: Steps between two points; by default the trainer's
-            `log_every_n_steps`. The loss of a point is the mean since the last one.
+            `log_every_n_steps`. A point is the mean loss since the previous one.
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
@@ -30,37 +28,26 @@ class TrainingCurve(Monitor):
         if every_n_steps is not None and every_n_steps < 1:
             raise ValueError(f"`every_n_steps` must be at least 1, got {every_n_steps}")
         self._every_n_steps = every_n_steps
-        self._losses: list[Tensor] = []
-        self._begin = 0.0
+        self._losses, self._begin = Losses(), 0.0
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._losses, self._begin = [], time.perf_counter()
+        self._losses, self._begin = Losses(), time.perf_counter()
 
     @override
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Tensor | Mapping[str, Any] | None,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+    def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
         if (loss := loss_of(trainer, outputs)) is not None:
-            self._losses.append(loss)
+            self._losses.add(loss)
         every = self._every_n_steps or getattr(trainer, "log_every_n_steps", 50)
         if self.clock.steps % every == 0:
             self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
-        if not self._losses:
-            return
-        loss = torch.stack(self._losses).float().mean()
-        self._losses = []
-        if trainer.is_global_zero:
-            log(trainer, {"curve/loss": loss.item(), **self._progress(trainer)})
+        losses = self._losses.take()
+        if losses.number and trainer.is_global_zero:
+            loss = losses.total / losses.number
+            log(trainer, {"curve/loss": loss, **self._progress(trainer)})
 
     def _progress(self, trainer: Trainer) -> dict[str, float]:
         seconds, num_learners = self.clock.seconds, trainer.world_size

@@ -1,34 +1,39 @@
 """What all learners did: speed, exchanges, staleness, waiting, consensus distance."""
 
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
-from lightning_adpsgd.callbacks.clock import Monitor
-from lightning_adpsgd.callbacks.learners import (
-    LearnerRecord,
-    membership,
-    record_of,
-    summarize,
-)
+from lightning_adpsgd.callbacks.allreduce import AllreduceWait
+from lightning_adpsgd.callbacks.clock import Monitor, TrainingClock
 from lightning_adpsgd.callbacks.reporting import consensus_distances, gather, log
+from lightning_adpsgd.mixing.statistics import Statistics, Tally
+
+STALENESS_BINS = 64
+"""Steps of staleness that are told apart; the last bin holds all older ones."""
+
+_MAX_LISTED_LEARNERS = 64
 
 
 class GossipMonitor(Monitor):
     """Logs what all learners did, at each validation in `fit`.
 
     Logged under `gossip/`: `consensus_distance`, `relative_consensus_distance`,
-    `exchanges_per_second` and `exchanges_per_step` (a learner's, per step of its own),
+    `exchanges_per_second` and `exchanges_per_step` (of a learner, per step of its own),
     `merges`, `bytes_sent`, `bytes_per_second`, `refused`, `staleness_mean`,
-    `staleness_max` and `staleness_{steps}` (the histogram, bins in use);
+    `staleness_max` and `staleness_{steps}` (the histogram, without empty bins);
     `peer_age_{s}`, the most steps that a peer has made since its last completed
     exchange with super-learner s, and the mean and maximum of these ages over all
-    pairs; of islands `members`, `joined` and `lost`. Under `learners/`:
-    `global_samples`, `train_seconds`, `samples_per_second`, `exposed_fraction` (waiting
-    for communication per training time, mean over learners), and the steps per second
-    of each learner and their least and most.
+    pairs; for islands also `members`, `joined` and `lost`. Logged under `learners/`:
+    `global_samples`, `train_seconds`, `samples_per_second`, `exposed_fraction` (share
+    of training time spent waiting for communication, mean over learners), and the steps
+    per second of each learner with their minimum and maximum.
 
     Ages are those of the asynchronous engine at the start of the validation; staleness
-    counts from the start of the training. What a strategy does not have is left out.
+    counts from the start of training. Figures that a strategy lacks are left out.
 
     Attributes:
         records: One record per learner, as of the last validation.
@@ -40,8 +45,186 @@ class GossipMonitor(Monitor):
 
     @override
     def measure(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        rows = gather(trainer, record_of(trainer, self.clock).row())
+        rows = gather(trainer, _record_of(trainer, self.clock).row())
         self.records = [LearnerRecord.from_row(row) for row in rows]
         if trainer.is_global_zero:
-            figures = summarize(self.records) | membership(trainer)
+            figures = summarize(self.records) | _membership(trainer)
             log(trainer, figures | consensus_distances(trainer))
+
+
+class LearnerRecord(NamedTuple):
+    """What one learner did since training started.
+
+    Attributes:
+        steps: Optimizer steps.
+        samples: Samples of this learner.
+        train_seconds: Training time without validation.
+        exposed_seconds: Time that the training thread waited for communication: for
+            gossip and, where `AllreduceWait` measures it, for the gradient allreduce.
+        exchanges: Completed exchanges with other super-learners.
+        merges: Times that exchanged weights were merged.
+        bytes_sent: Bytes sent to other super-learners.
+        refused: Received vectors that were left out because they were non-finite.
+        staleness: Number of merges for each age in optimizer steps; `STALENESS_BINS`
+            counts.
+        peer_ages: Optimizer steps of this learner since its last completed exchange
+            with each super-learner (or since the start), in their order; NaN for those
+            with which it exchanges nothing. Empty where nothing is recorded.
+    """
+
+    steps: float
+    samples: float
+    train_seconds: float
+    exposed_seconds: float
+    exchanges: float
+    merges: float
+    bytes_sent: float
+    refused: float
+    staleness: tuple[float, ...]
+    peer_ages: tuple[float, ...] = ()
+
+    @classmethod
+    def from_row(cls, row: list[float]) -> "LearnerRecord":
+        """The inverse of `row`."""
+        scalars = len(cls._fields) - 2
+        bins = scalars + STALENESS_BINS
+        figures = (*row[:scalars], tuple(row[scalars:bins]), tuple(row[bins:]))
+        return cls._make(figures)
+
+    def row(self) -> list[float]:
+        """All figures in one list, which can be gathered as one vector."""
+        return [*self[:-2], *self.staleness, *self.peer_ages]
+
+
+def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
+    statistics = _statistics(trainer)
+    return LearnerRecord(
+        steps=clock.steps,
+        samples=clock.samples,
+        train_seconds=clock.seconds,
+        exposed_seconds=exposed_seconds(trainer),
+        exchanges=statistics.exchanges,
+        merges=statistics.merges,
+        bytes_sent=statistics.bytes_sent,
+        refused=statistics.refused,
+        staleness=_histogram(statistics.staleness),
+        peer_ages=_ages(trainer, statistics.peer_ages),
+    )
+
+
+def exposed_seconds(trainer: Trainer) -> float:
+    """How long this learner's training thread has waited for communication."""
+    callbacks: list[Any] = getattr(trainer, "callbacks", [])
+    waits = [c.seconds for c in callbacks if isinstance(c, AllreduceWait)]
+    return sum(waits) + _statistics(trainer).exposed_seconds
+
+
+def _statistics(trainer: Trainer) -> Statistics:
+    """The statistics of this learner; all zero under a strategy without gossip."""
+    statistics = getattr(trainer.strategy, "gossip_statistics", lambda: None)
+    return statistics() or Tally().snapshot()
+
+
+def _membership(trainer: Trainer) -> dict[str, float]:
+    """Members, joins and losses of islands; empty where super-learners are fixed."""
+    statistics = _statistics(trainer)
+    if not statistics.members:
+        return {}
+    return {
+        "gossip/members": statistics.members,
+        "gossip/joined": statistics.joined,
+        "gossip/lost": statistics.lost,
+    }
+
+
+def summarize(records: list[LearnerRecord]) -> dict[str, float]:
+    """The figures that `GossipMonitor` logs, from the records of all learners."""
+    seconds = [r.train_seconds for r in records]
+    rates = [r.steps / r.train_seconds for r in records]
+    samples = [r.samples for r in records]
+    figures = {
+        "learners/global_samples": sum(samples),
+        "learners/train_seconds": max(seconds),
+        "learners/samples_per_second": _sum_of_rates(samples, seconds),
+        "learners/exposed_fraction": _mean(
+            [r.exposed_seconds / r.train_seconds for r in records]
+        ),
+        "learners/steps_per_second_least": min(rates),
+        "learners/steps_per_second_most": max(rates),
+    }
+    for index, rate in enumerate(rates[:_MAX_LISTED_LEARNERS]):
+        figures[f"learners/steps_per_second_{index}"] = rate
+    if any(r.exchanges for r in records):
+        figures |= _summarize_gossip(records)
+    return figures
+
+
+def _summarize_gossip(records: list[LearnerRecord]) -> dict[str, float]:
+    seconds = [r.train_seconds for r in records]
+    exchanges = [r.exchanges for r in records]
+    sent = [r.bytes_sent for r in records]
+    return {
+        "gossip/exchanges_per_second": _sum_of_rates(exchanges, seconds),
+        "gossip/exchanges_per_step": sum(exchanges) / sum(r.steps for r in records),
+        "gossip/merges": sum(r.merges for r in records),
+        "gossip/bytes_sent": sum(sent),
+        "gossip/bytes_per_second": _sum_of_rates(sent, seconds),
+        "gossip/refused": sum(r.refused for r in records),
+        **_summarize_staleness(records),
+        **_summarize_ages(records),
+    }
+
+
+def _summarize_staleness(records: list[LearnerRecord]) -> dict[str, float]:
+    sums = [sum(bins) for bins in zip(*(r.staleness for r in records), strict=True)]
+    histogram = {steps: count for steps, count in enumerate(sums) if count}
+    if not histogram:
+        return {}
+    weighted = sum(steps * count for steps, count in histogram.items())
+    return {
+        "gossip/staleness_mean": weighted / sum(sums),
+        "gossip/staleness_max": max(histogram),
+        **{f"gossip/staleness_{s}": count for s, count in histogram.items()},
+    }
+
+
+def _summarize_ages(records: list[LearnerRecord]) -> dict[str, float]:
+    """How long ago the peers of each super-learner last exchanged with it.
+
+    A super-learner that has lost touch with all its peers has only high ages.
+    """
+    columns = zip(*(r.peer_ages for r in records), strict=True)
+    known = [[age for age in ages if not math.isnan(age)] for ages in columns]
+    ages = {peer: each for peer, each in enumerate(known) if each}
+    if not ages:
+        return {}
+    return {
+        "gossip/peer_age_mean": _mean([age for each in ages.values() for age in each]),
+        "gossip/peer_age_max": max(map(max, ages.values())),
+        **{
+            f"gossip/peer_age_{peer}": max(each)
+            for peer, each in ages.items()
+            if peer < _MAX_LISTED_LEARNERS
+        },
+    }
+
+
+def _ages(trainer: Trainer, ages: Mapping[int, int]) -> tuple[float, ...]:
+    # One entry per super-learner, so that the rows of all learners are equally long.
+    num_super_learners = getattr(trainer.strategy, "num_super_learners", 0)
+    return tuple(float(ages.get(s, math.nan)) for s in range(num_super_learners))
+
+
+def _histogram(staleness: Mapping[int, int]) -> tuple[float, ...]:
+    bins = [0.0] * STALENESS_BINS
+    for steps, count in staleness.items():
+        bins[min(steps, STALENESS_BINS - 1)] += count
+    return tuple(bins)
+
+
+def _sum_of_rates(counts: Iterable[float], seconds: Iterable[float]) -> float:
+    return sum(count / time for count, time in zip(counts, seconds, strict=True))
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

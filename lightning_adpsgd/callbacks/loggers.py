@@ -1,7 +1,7 @@
-"""A logger for Weights & Biases that never stands in a training's way.
+"""A logger for Weights & Biases that never interrupts a training.
 
-It runs offline unless the user is logged in, asks nothing, and is left out where the
-package is not installed; nothing here needs a network.
+It runs offline unless the user is logged in, never prompts, and is left out where the
+package is not installed. Nothing here needs a network.
 """
 
 import importlib.util
@@ -19,12 +19,12 @@ PROJECT = "lightning-adpsgd"
 def make_wandb_logger(
     folder: str | Path, name: str, project: str = PROJECT
 ) -> WandbLogger | None:
-    """Online when the user is logged in, else offline; None without the package.
+    """A logger, online if the user is logged in; None without the package.
 
     Args:
-        folder: Where it keeps its files, in `wandb/`; is made.
-        name: Of the run.
-        project: Of the runs that belong together.
+        folder: Folder for its files, which lie in `wandb/`; created if missing.
+        name: Name of the run.
+        project: Name of the project to which the run belongs.
     """
     if importlib.util.find_spec("wandb") is None:
         rank_zero_info("Weights & Biases is not installed: no figures go there")
@@ -39,15 +39,15 @@ def make_wandb_logger(
         save_dir=folder,
         offline=offline,
         settings=wandb.Settings(
-            # Lightning says so in the environment, which the question whether the user
-            # is logged in has already made wandb read.
+            # Lightning sets it in the environment, which wandb has already read to tell
+            # whether the user is logged in.
             mode="offline" if offline else "online",
             silent=True,
             console="off",
             init_timeout=20,
         ),
     )
-    # Lightning always passes it on; recent versions warn that it has no effect.
+    # Lightning always passes it; recent versions warn that it has no effect.
     getattr(logger, "_wandb_init", {}).pop("anonymous", None)
     return logger
 
@@ -57,7 +57,7 @@ def _is_logged_in() -> bool:
 
     try:
         return bool(wandb.login(prompt=False))
-    except Exception:  # an old version asks in another way, a broken key raises
+    except Exception:  # old versions have no such argument, a broken key raises
         return False
 
 

@@ -1,4 +1,4 @@
-"""Losses and gradients of a module as it stands, measured without leaving a trace."""
+"""Losses and gradients of a module, measured without side effects."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,14 +17,14 @@ from torch.backends import cudnn
 from lightning_adpsgd.weights.replica import to_averaging_dtype
 
 Loss = Callable[[LightningModule, Any], Tensor]
-"""From a module and a batch on its device to a scalar, the mean over the batch."""
+"""A function from a module and a batch on its device to the mean loss of the batch."""
 
 
 def training_loss(module: LightningModule, batch: Any) -> Tensor:
-    """What the module's `training_step` returns; what it logs is dropped.
+    """The loss that the module's `training_step` returns; its logging is dropped.
 
     Raises:
-        TypeError: It returns no loss.
+        TypeError: The step returns no loss.
     """
     silent = {"log": _say_nothing, "log_dict": _say_nothing}
     vars(module).update(silent)
@@ -53,7 +53,7 @@ def held_out_batches(trainer: Trainer, num_batches: int) -> list[Any]:
 def mean_loss(
     trainer: Trainer, module: LightningModule, batches: Sequence[Any], loss: Loss
 ) -> float:
-    """The mean of the loss over batches, each counted alike; NaN without a batch."""
+    """The mean loss over batches, all of equal weight; NaN without a batch."""
     if not batches:
         return math.nan
     with _unnoticed(trainer, gradients=False):
@@ -64,7 +64,7 @@ def mean_loss(
 def mean_gradient(
     trainer: Trainer, module: LightningModule, batches: Sequence[Any], loss: Loss
 ) -> Tensor:
-    """The mean gradient over batches, one vector over all weights that train.
+    """The mean gradient over batches, one vector over all trainable weights.
 
     The module is in evaluation mode: dropout is off, and batch-norm keeps its means.
     """
@@ -76,7 +76,7 @@ def mean_gradient(
 
 
 def _gradient(loss: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    # Not `backward`, after which DDP would reduce what is nobody else's business.
+    # Not `backward`: DDP would reduce its gradients with those of other learners.
     gradients = torch.autograd.grad(
         loss, weights, allow_unused=True, materialize_grads=True
     )
@@ -87,7 +87,9 @@ def _gradient(loss: Tensor, weights: Sequence[Tensor]) -> Tensor:
 def _unnoticed(trainer: Trainer, gradients: bool) -> Iterator[None]:
     with (
         isolate_rng(),
-        torch.inference_mode(False),  # in which validation runs, and nothing has grads
+        torch.inference_mode(
+            False
+        ),  # validation runs in that mode, which has no gradients
         torch.set_grad_enabled(gradients),
         trainer.precision_plugin.forward_context(),
     ):

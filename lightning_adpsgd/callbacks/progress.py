@@ -1,4 +1,4 @@
-"""How far all learners of a training together are, and how good."""
+"""The progress and losses of all learners of a training together."""
 
 import math
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Progress(NamedTuple):
-    """How far all learners together are; times without validation."""
+    """The progress of all learners together; times are without validation."""
 
     epochs: float
     global_samples: float
@@ -20,7 +20,7 @@ class Progress(NamedTuple):
 
     @classmethod
     def of(cls, rows: list[list[float]], epochs: float) -> "Progress":
-        """Of the rows that `ConvergenceMonitor` gathers, one for each learner."""
+        """From the rows that `ConvergenceMonitor` gathers, one per learner."""
         samples, seconds, exposed, sums, counts, firsts, held_out = zip(
             *rows, strict=True
         )
@@ -39,11 +39,11 @@ class Progress(NamedTuple):
 
 
 NONE_YET = Progress(0, 0, 0, 0, 0, math.inf, math.inf, math.inf)
-"""Worse than any."""
+"""The progress before the first validation; its losses are above any other."""
 
 
 class LossSums(NamedTuple):
-    """Sum and number of the losses of a stretch, and the very first loss of all."""
+    """Sum and number of the losses since the last time, and the very first loss."""
 
     total: float
     number: int
@@ -51,7 +51,7 @@ class LossSums(NamedTuple):
 
 
 class Losses:
-    """Sums losses where they are, so that no step waits for the device."""
+    """Sums losses on their device, so that no step waits for it."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
@@ -59,7 +59,7 @@ class Losses:
         self._count = 0
 
     def add(self, loss: Tensor) -> None:
-        """Takes one more into the sum."""
+        """Adds one more loss."""
         loss = loss.float()
         if self._first is None:
             self._first = loss

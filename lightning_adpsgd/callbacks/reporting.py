@@ -1,4 +1,4 @@
-"""How a callback comes by the figures of all learners and hands them to loggers."""
+"""Gathers the figures of all learners, and hands them to loggers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,18 @@ from torch import Tensor
 
 def log(trainer: Trainer, figures: Mapping[str, float]) -> None:
     """Writes figures to all loggers of the trainer, at the last finished step."""
-    step = trainer.global_step - 1  # as Lightning counts them for what `self.log` gets
+    step = trainer.global_step - 1  # as Lightning numbers the figures of `self.log`
     for logger in trainer.loggers:
         logger.log_metrics(dict(figures), step=step)
 
 
 def within_training(trainer: Trainer) -> bool:
-    """Whether an evaluation is one of those inside `fit`, after the sanity check."""
+    """Whether an evaluation is part of `fit`, and not its sanity check."""
     return trainer.state.fn == "fit" and not trainer.sanity_checking
 
 
 def gather(trainer: Trainer, row: Sequence[float]) -> list[list[float]]:
-    """The rows of all learners, each as long as this one; all learners come."""
+    """The rows of all learners, all of one length; a collective."""
     device = trainer.strategy.root_device
     mine = torch.tensor(row, dtype=_widest_float(device), device=device)
     return trainer.strategy.all_gather(mine).reshape(-1, len(row)).tolist()
@@ -31,7 +31,7 @@ def gather(trainer: Trainer, row: Sequence[float]) -> list[list[float]]:
 def loss_of(
     trainer: Trainer, outputs: Tensor | Mapping[str, Any] | None
 ) -> Tensor | None:
-    """The loss that a training step returned, without its graph."""
+    """The loss that a training step returned, detached; None if it returned none."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor):
         return None
@@ -40,7 +40,7 @@ def loss_of(
 
 
 def epochs_so_far(trainer: Trainer) -> float:
-    """Epochs so far of this learner, the present one in part."""
+    """Epochs of this learner so far, with a fraction for the current one."""
     num_batches = trainer.num_training_batches
     progress = trainer.fit_loop.epoch_loop.batch_progress
     if progress.is_last_batch or not 0 < num_batches < math.inf:
@@ -49,10 +49,7 @@ def epochs_so_far(trainer: Trainer) -> float:
 
 
 def consensus_distances(trainer: Trainer) -> dict[str, float]:
-    """How far the super-learners were from their mean; empty where they do not gossip.
-
-    The same names wherever they are logged.
-    """
+    """Distance of the super-learners from their mean; empty where none gossip."""
     consensus = getattr(trainer.strategy, "last_consensus", None)
     if consensus is None:
         return {}

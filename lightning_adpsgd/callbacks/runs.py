@@ -2,9 +2,8 @@
 
 Each run writes a file of its own, `<name>.run.csv`, so that any number of processes can
 finish at the same time, on one machine or on a shared file system, without a lock.
-`read_runs` collects the files of a folder and, where Weights & Biases is installed, the
-runs that its logger left there; `fetch_runs` asks the server for those of a project.
-Together they are the table behind a figure of loss against batch size.
+`read_runs` collects the files of a folder, and `fetch_runs` asks Weights & Biases for
+the same rows of a project: the table behind a figure of loss against batch size.
 """
 
 import csv
@@ -15,38 +14,38 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lightning_adpsgd.callbacks.wandb_log import last_figures
 from lightning_adpsgd.files import written_whole
 
 SUFFIX = ".run.csv"
 PREFIX = "run/"
-"""Of the fields of a `Run` in a logger."""
+"""Prefix of the fields of a `Run` in a logger."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a run was, and what it came to; None where it has no such figure.
+    """The settings and results of a run; None where it has no such figure.
 
     Attributes:
-        name: Of the run, and of its file.
-        algorithm: As the papers call it, "adpsgd" say, or "ddp".
-        topology: Who averages with whom.
+        name: Name of the run and of its file.
+        algorithm: Name in the papers, such as "adpsgd", or "ddp".
+        topology: Name of the topology.
         communication: "allreduce", "sync", "delay_by_one" or "async"; "none" alone.
         num_super_learners: S.
         super_learner_size: N.
         global_batch: B, samples per step of all learners.
         local_batch: Samples per step of one learner.
-        lr: The highest learning rate that was used.
-        seed: Of the run.
-        epochs: Trained so far, in parts too.
+        lr: Highest learning rate used.
+        seed: Random seed of the run.
+        epochs: Epochs trained, with a fraction for a partial epoch.
         global_samples: Samples of all learners.
-        train_seconds: Without validation.
+        train_seconds: Training time without validation.
         best_loss: The lowest held-out loss of the consensus model.
         best_loss_samples: Global samples when it was measured.
         last_loss: The held-out loss of the last validation.
         wer: Word error rate as a fraction.
         samples_per_second: Of all learners together.
-        exposed_share: Waiting for communication per training time, mean over learners.
+        exposed_share: Share of training time spent waiting for communication, mean over
+            learners.
         diverged: Whether the last loss was at chance level or not finite.
     """
 
@@ -89,7 +88,7 @@ _SETTINGS = frozenset(
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """What it was, for a logger's hyperparameters; what it has not is left out."""
+    """The settings for a logger's hyperparameters, without those that are None."""
     return {
         PREFIX + name: value
         for name, value in asdict(run).items()
@@ -98,7 +97,7 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 
 def results_of(run: Run) -> dict[str, float]:
-    """What it came to, for a logger's metrics; what it has not is left out."""
+    """The results for a logger's metrics, without those that are None."""
     return {
         PREFIX + name: float(value)
         for name, value in asdict(run).items()
@@ -107,10 +106,10 @@ def results_of(run: Run) -> dict[str, float]:
 
 
 def write_run(run: Run, folder: str | Path) -> Path:
-    """Writes `folder/<name>.run.csv` whole or not at all; replaces one of that name.
+    """Writes `folder/<name>.run.csv` whole or not at all; replaces an older one.
 
     Raises:
-        ValueError: The name of the run is no name of a file.
+        ValueError: The run's name is not a valid file name.
     """
     if not run.name or Path(run.name).name != run.name:
         raise ValueError(
@@ -129,25 +128,17 @@ def write_run(run: Run, folder: str | Path) -> Path:
 def read_runs(folder: str | Path) -> list[Run]:
     """All runs below a folder, in the order of their names.
 
-    Those of Weights & Biases' logger are read from its files, without a network, if the
-    package is installed; a run that also wrote a file of its own counts once. It writes
-    the end of its file in the background, a moment after the run has been closed.
-
     Raises:
-        ValueError: A file is not that of a run; the message has its path.
+        ValueError: A file does not hold a run; the message names its path.
     """
-    folder = Path(folder)
-    runs = {run.name: run for run in _logged_runs(folder)}
-    for path in sorted(folder.rglob("*" + SUFFIX)):
-        run = _read_file(path)
-        runs[run.name] = run
-    return [runs[name] for name in sorted(runs)]
+    runs = map(_read_file, sorted(Path(folder).rglob("*" + SUFFIX)))
+    return sorted(runs, key=lambda run: run.name)
 
 
 def fetch_runs(project: str) -> list[Run]:
     """The runs of a project on the server of Weights & Biases, as `entity/project`.
 
-    Without the package, a network or an account it warns and returns none.
+    Without the package, a network or an account, it warns and returns an empty list.
     """
     if importlib.util.find_spec("wandb") is None:
         warnings.warn("Weights & Biases is not installed: no runs", stacklevel=2)
@@ -157,7 +148,7 @@ def fetch_runs(project: str) -> list[Run]:
     try:
         found = wandb.Api(timeout=20).runs(project)
         tables = [{**run.config, **dict(run.summary)} for run in found]
-    except Exception as error:  # of the network, the server, the account
+    except Exception as error:  # from the network, the server or the account
         warnings.warn(f"no runs from Weights & Biases: {error}", stacklevel=2)
         return []
     return list(_runs_in(tables))
@@ -190,21 +181,8 @@ def _value(kind: str, given: Any) -> Any:
     return int(given) if "int" in kind else float(given)
 
 
-def _logged_runs(folder: Path) -> Iterator[Run]:
-    if importlib.util.find_spec("wandb") is None:
-        return
-    paths = sorted(folder.rglob("*run-*.wandb"))
-    tables = []
-    for path in paths:
-        try:
-            tables.append(last_figures(path))
-        except Exception as error:  # of a broken file, of another version
-            warnings.warn(f"{path} was left out: {error}", stacklevel=3)
-    yield from _runs_in(tables)
-
-
 def _runs_in(tables: Iterable[Mapping[str, Any]]) -> Iterator[Run]:
-    """Runs of which a table has a row; others were not watched for convergence."""
+    """The rows in tables of figures; a run without `ConvergenceMonitor` has none."""
     for table in tables:
         row = {
             name.removeprefix(PREFIX): value

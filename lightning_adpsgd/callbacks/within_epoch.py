@@ -1,30 +1,29 @@
 """Checkpoints within an epoch that learners share.
 
-Learners that share an epoch make different numbers of steps, so that a number of steps
-is no point at which they meet. What all of them see alike is how much of the epoch has
-been claimed.
+Learners that share an epoch make different numbers of steps, so they cannot meet after
+a given number of steps. The part of the epoch that has been claimed is the same to all.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
-from lightning_adpsgd.strategy.trainer import HADPSGDStrategy
-from lightning_adpsgd.strategy.work_sharing import WorkSharing
+if TYPE_CHECKING:
+    from lightning_adpsgd.strategy.work_sharing import WorkSharing
 
 
 class SaveWithinEpoch(Callback):
-    """Writes a checkpoint each time the learners together have claimed so many batches.
+    """Writes a checkpoint each time the learners have claimed so many batches together.
 
-    `trainer.fit(ckpt_path=path)` goes on with the samples that are left of the epoch,
-    with any number of learners. All learners come to such a point, the fast ones wait
-    there for the step of the slowest. Near the end of an epoch, when the first learner
-    has got its last batch, nothing is written.
+    `trainer.fit(ckpt_path=path)` continues with the remaining samples of the epoch,
+    with any number of learners. All learners meet at a checkpoint: the fast ones wait
+    for the step of the slowest. Near the end of an epoch, once the first learner has
+    its last batch, nothing is written.
 
     Args:
-        path: Of the checkpoint; the next one replaces it.
+        path: Path of the checkpoint; the next one replaces it.
         every_n_batches: Batches of all learners between two checkpoints.
 
     Raises:
@@ -48,24 +47,24 @@ class SaveWithinEpoch(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        strategy = trainer.strategy
-        sharing = getattr(strategy, "work_sharing", None)
+        strategy: Any = trainer.strategy
+        sharing: WorkSharing | None = getattr(strategy, "work_sharing", None)
         if sharing is None or sharing.under_way is None:
             return
-        assert isinstance(strategy, HADPSGDStrategy)
         if self._epoch != sharing.under_way.number:
             self._epoch, self._num_points = sharing.under_way.number, 0
         at_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         every = max(1, self._every_n_batches // strategy.super_learner_size)
-        # At its last batch a learner comes to all points left: the others will.
+        # At its last batch a learner goes through all remaining checkpoints, as the
+        # others will.
         while self._num_points < _num_due(sharing, every, at_last):
             self._num_points += 1
             if sharing.all_go_on(at_last):
                 trainer.save_checkpoint(self._path)
 
 
-def _num_due(sharing: WorkSharing, every: int, at_last: bool) -> int:
-    """Points of the epoch to which this learner has to have come, equal for all."""
+def _num_due(sharing: "WorkSharing", every: int, at_last: bool) -> int:
+    """Checkpoints of the epoch that are due for this learner, equal for all."""
     assert sharing.under_way is not None
     in_epoch = (sharing.under_way.num_units - 1) // every
     if at_last:

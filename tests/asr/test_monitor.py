@@ -3,6 +3,8 @@
 import csv
 import multiprocessing
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -191,7 +193,7 @@ def test_a_decoder_that_never_ends_is_given_up(tmp_path) -> None:
         return []
 
     seconds = timedelta(seconds=0.2)
-    with pytest.warns(UserWarning, match="was not there 0:00:00.2"):
+    with pytest.warns(UserWarning, match="was not known 0:00:00.2"):
         fit(tmp_path, monitor(wait_in_vain, wait=seconds), epochs=1)
 
 
@@ -240,3 +242,12 @@ def test_of_two_that_gossip_one_decodes_and_holds_no_connection(tmp_path) -> Non
 def test_no_utterance_is_refused() -> None:
     with pytest.raises(ValueError, match="`utterances` must hold at least one"):
         WordErrorMonitor({}, read_off)
+
+
+def test_the_monitor_leaves_the_strategy_alone():
+    """Speech needs a clock and a logger, and not the engine."""
+    program = (
+        "import sys, lightning_adpsgd.asr.monitor\n"
+        "assert 'lightning_adpsgd.strategy.trainer' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S * 4)

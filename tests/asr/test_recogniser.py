@@ -140,7 +140,7 @@ def test_a_folder_without_a_recogniser_is_named(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("recogniser.json", "{", "no JSON"),
+        ("recogniser.json", "{", "invalid JSON"),
         ("recogniser.json", '{"format": 0}', "expected `format` 2; export again"),
         ("weights.pt", "nothing", "cannot be loaded"),
     ],
@@ -192,7 +192,7 @@ def test_an_export_that_fails_leaves_nothing(parts, tmp_path):
 
 
 def test_a_folder_that_is_there_is_not_overwritten(parts, exported):
-    with pytest.raises(FileExistsError, match="exists already"):
+    with pytest.raises(FileExistsError, match="exists; choose"):
         export(parts, exported)
 
 

@@ -1,4 +1,4 @@
-"""Effective learning rate, noise and contraction, against arithmetic."""
+"""Effective learning rate and noise, against arithmetic."""
 
 import math
 from typing import Any
@@ -15,16 +15,7 @@ from lightning_adpsgd.callbacks.consensus import (
     Halves,
     effective_rate,
 )
-from lightning_adpsgd.callbacks.contraction import (
-    balance_of,
-    contraction_of_balance,
-    spectral_contraction,
-)
 from lightning_adpsgd.callbacks.probe import mean_gradient, mean_loss, training_loss
-from lightning_adpsgd.topology.matrices import with_gain
-from lightning_adpsgd.topology.named import TOPOLOGIES, find_topology
-
-ORDERS = ("step_then_average", "average_then_step")
 
 
 def vector(*values: float) -> Tensor:
@@ -70,88 +61,6 @@ def test_on_a_quadratic_differences_of_weights_change_nothing() -> None:
     means, gradients = Halves(mean, mean), Halves(gradient, gradient)
     rate = effective_rate(0.5, mean, means, gradients)
     assert rate == pytest.approx((1, 0, 1))
-
-
-# --- contraction
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("modulus", [0.0, 0.5, 0.99])
-def test_the_contraction_of_a_single_mode_is_its_eigenvalue(order, modulus) -> None:
-    """A disagreement e <- c e + noise settles at noise^2 / (1 - c^2)."""
-    after_step = 1 / (1 - modulus**2)
-    balance = after_step if order == "average_then_step" else after_step - 1
-    assert contraction_of_balance(balance, order) == pytest.approx(modulus)
-
-
-def test_less_disagreement_than_one_step_makes_is_full_contraction() -> None:
-    assert contraction_of_balance(0.5, "average_then_step") == 0
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("gain", [1.0, 0.5])
-@pytest.mark.parametrize("size", [3, 8, 16])
-def test_the_balance_of_a_ring_is_the_sum_over_its_modes(size, gain, order) -> None:
-    ring = find_topology("ring")
-    values = torch.linalg.eigvalsh(with_gain(ring.matrix(size), gain))[:-1]
-    expected = (values**2 / (1 - values**2)).mean().item()
-    expected += order == "average_then_step"
-    balance = balance_of(ring, size, gain, 1, order, 0)
-    assert balance == pytest.approx(expected, rel=0.02)
-
-
-def test_the_balance_of_rarer_rounds_is_the_mean_over_the_steps_between() -> None:
-    """With the mean every third step: 1, 2 and 0, or 1, 2 and 3, squared steps."""
-    mean = find_topology("complete")
-    assert balance_of(mean, 4, 1.0, 3, "step_then_average", 0) == pytest.approx(1)
-    assert balance_of(mean, 4, 1.0, 3, "average_then_step", 0) == pytest.approx(2)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", list(TOPOLOGIES))
-def test_the_balance_of_every_topology_is_that_of_noise_that_is_drawn(
-    name, order
-) -> None:
-    topology, size = find_topology(name), 8
-    generator = torch.Generator().manual_seed(0)
-    weights, measured = torch.zeros(4000, size, dtype=torch.float64), []
-    for round in range(60):
-        noise = torch.randn(weights.shape, dtype=torch.float64, generator=generator)
-        mixing = topology.matrix(size, round, 0)
-        if order == "step_then_average":
-            weights = (weights + noise) @ mixing
-        else:
-            weights = weights @ mixing + noise
-        apart = weights - weights.mean(1, keepdim=True)
-        measured.append(apart.square().mean().item() * size / (size - 1))
-    settled = sum(measured[20:]) / 40
-    balance = balance_of(topology, size, 1.0, 1, order, 0)
-    assert balance == pytest.approx(settled, rel=0.1, abs=1e-6)
-
-
-def test_the_spectral_contraction_is_the_second_eigenvalue() -> None:
-    ring = find_topology("ring")
-    for size in (4, 8, 64):
-        expected = (1 + 2 * math.cos(2 * math.pi / size)) / 3
-        assert spectral_contraction(ring, size, 1.0, 0) == pytest.approx(expected)
-    half = spectral_contraction(ring, 8, 0.5, 0)
-    assert half == pytest.approx((1 + (1 + 2 * math.cos(math.pi / 4)) / 3) / 2)
-
-
-@pytest.mark.parametrize("size", [4, 8, 16, 64])
-def test_the_spectral_contraction_of_drawn_rounds_is_that_of_the_squared_distance(
-    size,
-) -> None:
-    ring = spectral_contraction(find_topology("random_ring"), size, 1.0, 0)
-    pairs = spectral_contraction(find_topology("random_pairs"), size, 1.0, 0)
-    assert ring**2 == pytest.approx((size - 3) / (3 * (size - 1)))
-    assert pairs**2 == pytest.approx((size - 2) / (2 * (size - 1)))
-
-
-def test_more_super_learners_than_can_be_reckoned_give_no_number() -> None:
-    ring = find_topology("ring")
-    assert math.isnan(spectral_contraction(ring, 129, 1.0, 0))
-    assert math.isnan(balance_of(ring, 129, 1.0, 1, "step_then_average", 0))
 
 
 # --- what a measurement leaves behind

@@ -250,8 +250,6 @@ def test_a_training_without_validation_has_a_row_without_losses(tmp_path):
     assert row_of(monitor).global_batch == 2
 
 
-@pytest.mark.parametrize("wrong", [{"patience": 0}, {"margin": -1}])
-def test_settings_out_of_bounds_are_refused(wrong):
-    [(name, value)] = wrong.items()
-    with pytest.raises(ValueError, match=f"`{name}` must .*{value}"):
-        ConvergenceMonitor(**wrong)
+def test_a_patience_of_no_validation_is_refused():
+    with pytest.raises(ValueError, match="`patience` must be at least 1, got 0"):
+        ConvergenceMonitor(patience=0)

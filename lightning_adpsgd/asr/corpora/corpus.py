@@ -1,4 +1,4 @@
-"""What a conversational corpus is made of: utterances; and what is left out of it."""
+"""The utterances of a conversational corpus, and a count of omissions."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ class CorpusError(ValueError):
 
 
 class Caller(NamedTuple):
-    """Who speaks on one conversation side.
+    """The speaker of one conversation side.
 
     Attributes:
         name: The same in all calls of a person.
@@ -44,7 +44,7 @@ class Utterance:
         words: Normalised words; empty where none are known.
         speaker: Who speaks; the conversation side where the corpus does not say.
         source: `file:line` of the transcript, for messages.
-        speed: How many times as fast as it was spoken it is heard; 1 but for copies.
+        speed: Playback speed relative to the recording; 1 except for copies.
     """
 
     id: str
@@ -131,13 +131,13 @@ def _utterance(path: Path, number: int, line: str) -> Utterance:
 
 @dataclass
 class Skipped:
-    """What was left out, by reason: how often, how many seconds, where for example.
+    """Omissions by reason: their number, seconds of speech, and an example.
 
     Attributes:
-        counts: How often.
-        seconds: How much speech together.
+        counts: Number of omissions.
+        seconds: Total seconds of speech.
         examples: The first places.
-        remedies: What the reader can do about it, where that is known.
+        remedies: Remedies for the reader, where they are known.
         num_examples: So many places are kept.
     """
 

@@ -22,7 +22,7 @@ class DiscFile(NamedTuple):
     """One file.
 
     Attributes:
-        path: Where it lies.
+        path: Location of the file.
         name: Its name in lower case, without the version of an ISO 9660 mount.
     """
 

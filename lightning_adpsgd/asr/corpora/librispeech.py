@@ -41,11 +41,11 @@ class ReadUtterance(NamedTuple):
 
 
 class Library(NamedTuple):
-    """What lies below some folders.
+    """The contents of some folders.
 
     Attributes:
         splits: Utterances of each split, `train-clean-5`, in the order of their names.
-        sexes: Of the readers, "m" or "f".
+        sexes: Sex of each reader, "m" or "f".
         lexicon: `librispeech-lexicon.txt`, if it is there.
     """
 

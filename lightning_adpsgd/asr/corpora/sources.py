@@ -45,17 +45,17 @@ class Source:
     Attributes:
         name: As it is called in settings.
         audio: Catalogue numbers of the sound.
-        text: Where the transcripts come from.
+        text: Origin of the transcripts.
         recording: Names of its SPHERE files in lower case, the call's number in the
             first group.
         transcript: Names of its transcripts, likewise.
         conversation: The stem of a recording, from that number.
         num_recordings: So many there are, or one of several numbers; none if nobody
             knows.
-        hours: Of its recordings, both sides being one hour; None if nobody knows.
+        hours: Hours of its recordings, counting both sides once; None if unknown.
         read: The turns of a transcript.
         callers: Names of the tables of callers.
-        read_callers: What such a table says.
+        read_callers: Function that reads such a table.
     """
 
     name: str
@@ -125,10 +125,10 @@ TRAINING = {source.name: source for source in (SWITCHBOARD, FISHER, CALLHOME)}
 
 @dataclass(frozen=True)
 class Holding:
-    """What the discs have of one source.
+    """The files of one source on the discs.
 
     Attributes:
-        source: Which one.
+        source: The source.
         recordings: The copies of each recording by its stem, `sw02001`.
         transcripts: Files of each conversation, by the stem of its recording.
         callers: Tables of callers.
@@ -145,7 +145,7 @@ class Discs:
     """Everything of use on the discs.
 
     Attributes:
-        holdings: By name of the source; the test set is `hub5`.
+        holdings: Holdings by name of the source; the test set is `hub5`.
         dictionary: MS-State dictionary.
         pem: Segments of the evaluation.
         stm: Their reference.
@@ -161,7 +161,7 @@ class Discs:
     archives: tuple[Path, ...] = ()
 
     def holding(self, name: str) -> Holding:
-        """What there is of one source; nothing, if nothing was found."""
+        """The holding of one source; empty if nothing was found."""
         sources = {**TRAINING, HUB5.name: HUB5}
         return self.holdings.get(name) or Holding(sources[name], {}, {})
 
@@ -190,7 +190,7 @@ def find_discs(roots: Iterable[Path], skipped: Skipped) -> Discs:
 
 
 def _one(files: list[DiscFile], pattern: str, skipped: Skipped) -> Path | None:
-    """Of the files of that kind the one with the shortest name, as on the disc."""
+    """The file of that kind with the shortest name, as on the disc."""
     found = [file for file in files if re.fullmatch(pattern, file.name)]
     found.sort(key=lambda file: len(file.name))
     for other in found[1:]:

@@ -57,7 +57,7 @@ def normalise_words(
     """The words of a transcript line.
 
     Args:
-        text: What stands after the times.
+        text: Text of the line after its times.
         acronyms: Words in capitals that are spelled out, with their written form,
             `IBM` with `i._b._m.`; see `acronyms.py`.
     """

@@ -19,7 +19,7 @@ _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 class Turn(NamedTuple):
-    """What one talker says in one go.
+    """The words that one talker says in one turn.
 
     Attributes:
         line: Number of its line in the transcript, from 1.
@@ -117,7 +117,7 @@ def overlapping(turns: Iterable[Turn], tolerance_s: float) -> Iterator[Turn]:
     """The turns that begin before the same talker has ended another one.
 
     Args:
-        turns: Of one conversation, in any order.
+        turns: Turns of one conversation, in any order.
         tolerance_s: Overlaps up to this are passed over, in seconds.
     """
     ends: dict[tuple[int, str], float] = {}

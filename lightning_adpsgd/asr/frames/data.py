@@ -44,8 +44,8 @@ class AdaptedChunk(NamedTuple):
     """A chunk with the streams beside it, or a batch of them.
 
     Attributes:
-        frames: As of a `Chunk`.
-        labels: As of a `Chunk`.
+        frames: Frames, as in a `Chunk`.
+        labels: Labels, as in a `Chunk`.
         fmllr: [(batch,) chunk, dims]; no dims where there is no such stream.
         ivector: [(batch,) dims], that of the first frame; no dims where there is none.
     """
@@ -115,7 +115,7 @@ class ChunkDataset(Dataset[Chunk]):
         return position, (chunks - before) * self.chunk
 
     def _labels(self, start: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """Of chunks that begin at `start`, with IGNORE beyond their utterances."""
+        """Labels of chunks from `start` on, with IGNORE beyond their utterances."""
         labels = self.store.label_windows(start, self.chunk)
         is_own = np.arange(self.chunk) < (last - start)[:, None]
         return np.where(is_own, labels, np.int64(IGNORE))
@@ -125,7 +125,7 @@ class AdaptedChunkDataset(Dataset[AdaptedChunk]):
     """The chunks of a dataset with what streams say about their speakers.
 
     Args:
-        chunks: Of the utterances that the streams are aligned on.
+        chunks: Chunks of the utterances to which the streams are aligned.
         streams: fMLLR, i-vectors or both.
     """
 
@@ -149,7 +149,7 @@ class AdaptedChunkDataset(Dataset[AdaptedChunk]):
 
 
 def as_it_is(batch: Any) -> Any:
-    """What a loader makes of a batch that was gathered whole."""
+    """A loader's collate function for batches that were gathered whole."""
     return batch
 
 
@@ -164,7 +164,7 @@ class SpeechData(L.LightningDataModule):
         labels: Folder with `train/labels.npy` and `dev/labels.npy`.
         batch_size: Chunks per learner and step.
         chunk: Frames per chunk.
-        seed: Of the order of the chunks.
+        seed: Seed of the order of the chunks.
         num_workers: Processes that load ahead, per learner; 0 loads in the training
             process.
         pin_memory: Batches in memory that a GPU fetches by itself.

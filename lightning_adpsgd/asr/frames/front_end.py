@@ -1,4 +1,4 @@
-"""What the Gaussian mixtures see of the stored log-mel frames: slopes, or a projection.
+"""The mixtures' input from stored log-mel frames: slopes, or a projection.
 
 Either cepstra with their slopes, or the cepstra of several frames side by side,
 projected onto the directions that tell the states apart (`lda`).

@@ -93,7 +93,7 @@ def covariances(sums: ScatterSums) -> tuple[np.ndarray, np.ndarray]:
 
 
 def class_covariances(sums: ScatterSums, projection: np.ndarray) -> np.ndarray:
-    """Of the projected frames of each class, [classes, dimension, dimension]."""
+    """Covariances of each class's projected frames, [classes, dimension, dimension]."""
     count = np.maximum(sums.frames, 1.0)[:, None]
     mean = sums.first / count
     about = mean[:, :, None] * mean[:, None, :]

@@ -26,7 +26,7 @@ def diagonalising(
     Args:
         covariances: S_c, [classes, dimension, dimension].
         frames: n_c, [classes]; classes without frames play no part.
-        num_sweeps: How often each row is improved.
+        num_sweeps: Number of times that each row is improved.
 
     Raises:
         ValueError: Some direction does not vary within any class.

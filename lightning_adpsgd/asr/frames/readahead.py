@@ -18,7 +18,7 @@ _NUM_REMEMBERED = 1 << 18  # of which a window of shuffled blocks needs some 3,0
 
 
 class Advisable(Protocol):
-    """What Python's `mmap` can do."""
+    """The interface of Python's `mmap`."""
 
     def madvise(self, option: int, start: int, length: int, /) -> None:
         """Tell the system what will be done with a part of the mapping."""
@@ -31,7 +31,7 @@ class ReadAhead:
     """Asks for each stretch once, as long as it remembers.
 
     Args:
-        mapping: Of the file.
+        mapping: Memory map of the file.
     """
 
     def __init__(self, mapping: Advisable) -> None:

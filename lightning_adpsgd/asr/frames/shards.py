@@ -36,13 +36,13 @@ class ShardError(ValueError):
 
 
 class Shards(NamedTuple):
-    """How rows are dealt to files.
+    """The division of rows into files.
 
     Attributes:
-        num_rows: Of all files.
+        num_rows: Rows of all files together.
         dims: Values of a row.
-        dtype: Of a value, as numpy names it.
-        rows_per_shard: Of each file but the last.
+        dtype: Type of a value, as numpy names it.
+        rows_per_shard: Rows of each file but the last.
     """
 
     num_rows: int

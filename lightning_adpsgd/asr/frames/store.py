@@ -44,8 +44,8 @@ class FramePlace(NamedTuple):
     """The place of one utterance in an unfinished array; other processes may fill it.
 
     Attributes:
-        folder: Of the unfinished array.
-        shards: How it is dealt to files; None where one file holds it.
+        folder: Folder of the unfinished array.
+        shards: Division of the array into files; None if one file holds it.
         name: The utterance.
         start: Its first frame in the array.
         end: The frame after its last one.
@@ -143,7 +143,7 @@ class FrameWriter:
         return found.shape == self._shape and found.dtype == self._dtype
 
     def place(self, position: int) -> FramePlace:
-        """Where the utterance at `position` of `ids` goes."""
+        """The place of the utterance at `position` of `ids`."""
         start, end = (int(frame) for frame in self.spans[position])
         name = str(self._ids[position])
         return FramePlace(self.folder, self._shards, name, start, end, self._shape[1])
@@ -156,8 +156,8 @@ class FrameWriter:
         """Publish the store.
 
         Args:
-            present: Which utterances were written; the others are left out, their
-                frames remain as gaps. None for all.
+            present: Mask of the utterances that were written; the frames of
+                others remain as gaps. None for all.
         """
         kept = np.ones(len(self._ids), bool) if present is None else np.array(present)
         save_array(self.folder / "ids.npy", self._ids[kept])
@@ -195,7 +195,7 @@ class FrameStore:
     """Stored frames, and their labels if there are any; pickles as its paths.
 
     Args:
-        folder: What a `FrameWriter` finished.
+        folder: Folder that a `FrameWriter` has finished.
         labels: Array of int32 [total_frames], or None.
 
     Raises:
@@ -277,7 +277,7 @@ class FrameStore:
         return self._files.dims
 
     def position(self, utterance: str) -> int:
-        """Where an utterance stands in `ids`.
+        """The position of an utterance in `ids`.
 
         Raises:
             KeyError: It is not in the store.
@@ -326,7 +326,7 @@ class FrameStore:
 
         Args:
             begin: First frames of the windows, int64 [windows].
-            length: Of all windows.
+            length: Length of every window.
             first: First frame of the utterance of each window.
             last: The frame after its last one.
         """
@@ -339,7 +339,7 @@ class FrameStore:
 
     @property
     def labelled(self) -> np.ndarray:
-        """Which utterances have labels, bool [utterances]."""
+        """Mask of the utterances that have labels, bool [utterances]."""
         if self._labelled is None:
             raise StoreError(f"{self.folder}: opened without `labels`")
         return self._labelled
@@ -467,7 +467,7 @@ def _present(labels: Path) -> Path:
 
 
 class ChunkIndex(NamedTuple):
-    """Where the chunks of the labelled utterances are.
+    """The places of the chunks of the labelled utterances.
 
     Attributes:
         places: int64 [utterances with labels, 4]: chunks before the utterance, its
@@ -480,7 +480,7 @@ class ChunkIndex(NamedTuple):
 
 
 def chunk_index(store: FrameStore, chunk: int) -> ChunkIndex:
-    """Where the chunks of the labelled utterances are; mapped, and never read whole.
+    """The places of the labelled utterances' chunks, mapped and never read whole.
 
     It is counted once and kept beside the labels, where that can be written to.
 
@@ -521,7 +521,7 @@ def write_labels(
 
     Args:
         path: The file to write, for instance `labels.npy`.
-        store: Whose frames are labelled.
+        store: Store whose frames are labelled.
         alignments: Utterance and labels [frames], in any order; the frames of
             utterances that do not occur get IGNORE.
 

@@ -36,7 +36,7 @@ class RowStore:
     the utterance. Utterances may share rows, as those of one conversation side do.
 
     Args:
-        folder: What a `RowWriter` finished.
+        folder: Folder that a `RowWriter` has finished.
 
     Raises:
         StoreError: A file is missing or does not fit the others.
@@ -96,7 +96,7 @@ class RowWriter:
     Args:
         folder: Made if absent.
         first: For each utterance of the base store, in its order, its first row.
-        num_rows: Of all utterances.
+        num_rows: Rows of all utterances.
         dims: Values of a row.
         period: Frames from one row to the next; 0 for one row per utterance.
         dtype: "float16" or "float32".
@@ -141,7 +141,7 @@ class RowWriter:
 
 
 class Beside(NamedTuple):
-    """What chunks or an utterance bring beside their log-mel frames.
+    """The inputs of chunks or an utterance beside their log-mel frames.
 
     Attributes:
         fmllr: [batch, time, dims] of chunks, [time, dims] of an utterance; no dims
@@ -185,7 +185,7 @@ class Streams:
         """For a batch of chunks; beyond an utterance's end its last frame is repeated.
 
         Args:
-            positions: Of the utterances in the store, [batch].
+            positions: Positions of the utterances in the store, [batch].
             starts: First frames, counted from the start of the utterance, [batch].
             num_frames: Frames of a chunk.
         """

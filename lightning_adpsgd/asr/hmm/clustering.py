@@ -71,7 +71,7 @@ def joined(
 def _losses(
     clusters: Statistics, own: np.ndarray, a: int, floor: np.ndarray
 ) -> np.ndarray:
-    """What it costs to join cluster a with each."""
+    """The cost of joining cluster a with each other one."""
     together = Statistics(*(part[a] + part for part in clusters))
     return own[a] + own - log_likelihood(together, floor)
 

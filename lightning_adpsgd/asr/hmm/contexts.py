@@ -47,7 +47,7 @@ def context_statistics(
         load: The frames [time, dimension] and HMM states [time] of each utterance of a
             shard. Called in the processes.
         topology: Numbering of these states.
-        num_processes: How many at the same time.
+        num_processes: Number of processes.
         on_shard: Called after every shard, to show progress.
 
     Raises:

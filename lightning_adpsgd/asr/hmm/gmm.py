@@ -102,7 +102,7 @@ class Scorer:
     """From frames [time, dimension] to log p [time, states], float32.
 
     Args:
-        mixtures: Of all states.
+        mixtures: Mixtures of all states.
     """
 
     def __init__(self, mixtures: GaussianMixtures) -> None:
@@ -203,7 +203,7 @@ def shares_by_state(
     """One item for each state that occurs; frames of negative states are left out.
 
     Args:
-        mixtures: Whose Gaussians share the frames.
+        mixtures: Mixtures to whose Gaussians the frames are assigned.
         frames: [time, dimension].
         states: [time].
     """

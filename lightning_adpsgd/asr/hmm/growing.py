@@ -34,7 +34,7 @@ _GROWTH_OF_SHARE = 4  # and, if these were all made, to so many times more
 
 @dataclass(frozen=True, kw_only=True)
 class TreeOptions:
-    """How far the tree grows.
+    """Limits of the tree's growth.
 
     Attributes:
         num_leaves: Most leaves, those of phones without context included.
@@ -88,11 +88,11 @@ def grow(
     """Grows the tree of all phones; the same whatever the number of processes.
 
     Args:
-        statistics: Of the phones in context.
+        statistics: Statistics of the phones in context.
         topology: Phones and positions; its own tree, if any, plays no part.
         num_unsplit: The first so many phones, those of silence and noise, keep one
             state per position whatever is around them.
-        options: How far to grow.
+        options: Limits of the growth.
 
     Raises:
         ValueError: `num_leaves` is less than the number of roots.
@@ -162,11 +162,11 @@ class _Root:
     """The contexts of one root, to be split.
 
     Args:
-        statistics: Of all roots, sorted by root.
-        root: Which one.
+        statistics: Statistics of all roots, sorted by root.
+        root: The root.
         asked: Questions about the left and about the right.
         floor: Least variance.
-        options: How far to grow.
+        options: Limits of the growth.
     """
 
     def __init__(

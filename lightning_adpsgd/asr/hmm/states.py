@@ -1,4 +1,4 @@
-"""How HMM states are numbered: one per phone and position, or leaves of a tree.
+"""The numbering of HMM states: one per phone and position, or leaves of a tree.
 
 Every phone is a chain of `states_per_phone` states. Without a tree each of them is one
 for all occurrences of the phone (monophones); with a tree it depends on the phones
@@ -28,7 +28,7 @@ class Topology:
         phones: All phones; silence phones first, the optional silence at the head.
         states_per_phone: Length of each phone's left-to-right chain; also the fewest
             frames that a phone can last.
-        tree: Which state a position has in which context; None: the same in all.
+        tree: State of each position in each context; None: the same in all contexts.
     """
 
     phones: tuple[str, ...]

@@ -55,10 +55,10 @@ def _check_jobs(folder: Path, found: int) -> None:
 
 @dataclass
 class Imported:
-    """What became of the alignments.
+    """The result of importing alignments.
 
     Attributes:
-        counts: How often each pdf occurs, int64 [pdfs].
+        counts: Number of frames of each pdf, int64 [pdfs].
         num_labelled: Frames that have a label.
         skipped: Utterances that were fitted, refused or missing, with examples.
     """
@@ -78,7 +78,7 @@ def import_labels(
 
     Args:
         files: Archives of transition-ids, for instance `alignment_files(...)`.
-        transitions: Of the model that made them.
+        transitions: Transitions of the model that made them.
         store: Frames to be labelled; alignments of other utterances are passed over.
         labels: The file to write.
 

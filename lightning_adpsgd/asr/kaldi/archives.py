@@ -30,7 +30,7 @@ Array = TypeVar("Array")
 
 
 class _Damage(ValueError):
-    """What is wrong at the place where reading stopped."""
+    """The problem at the place where reading stopped."""
 
 
 class _Stream:

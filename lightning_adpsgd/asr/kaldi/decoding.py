@@ -1,31 +1,31 @@
 """From log-likelihoods of pdfs to words with times, through a graph of Kaldi."""
 
 import numpy as np
+from typing_extensions import override
 
 from lightning_adpsgd.asr.kaldi.graph import PdfGraph
 from lightning_adpsgd.asr.kaldi.language import Boundaries
 from lightning_adpsgd.asr.kaldi.model import Transitions
 from lightning_adpsgd.asr.search.decoding import (
-    Alternative,
+    BestPath,
+    GraphDecoder,
     Hypothesis,
     SearchOptions,
     TimedWord,
-    best_path,
-    check_likelihoods,
     even_spans,
     timed_word,
 )
-from lightning_adpsgd.asr.search.nbest import NBestOptions, word_paths
+from lightning_adpsgd.asr.search.nbest import WordPath
 
 
-class KaldiDecoder:
+class KaldiDecoder(GraphDecoder):
     """Finds the words of log-likelihoods over the pdfs.
 
     Args:
-        graph: From `graph.over_pdfs`.
-        transitions: Of the model that belongs to it.
-        words: The word of each label.
-        boundaries: How phones make words.
+        graph: Graph from `graph.over_pdfs`.
+        transitions: Transitions of the model that belongs to it.
+        words: Spelling of each word label.
+        boundaries: Rules by which phones make words.
         options: Width of the search.
     """
 
@@ -37,55 +37,19 @@ class KaldiDecoder:
         boundaries: Boundaries,
         options: SearchOptions | None = None,
     ) -> None:
-        self._graph, self._transitions = graph, transitions
+        words_of = graph.pairs[:, 1].tolist()
+        super().__init__(graph.fst, transitions.num_pdfs, options, words_of)
+        self._pairs, self._transitions = graph.pairs, transitions
         self._words, self._boundaries = words, boundaries
-        self._options = (options or SearchOptions()).for_decoder()
 
-    def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
-        """The most likely words.
-
-        Args:
-            log_likelihoods: [time, pdfs]; no frames give no words.
-            acoustic_scale: Factor that sets them against the language model.
-
-        Raises:
-            ValueError: Another shape, or a value that is not finite.
-        """
-        check_likelihoods(log_likelihoods, self._transitions.num_pdfs)
-        path = best_path(
-            self._graph.fst, log_likelihoods, acoustic_scale, self._options
-        )
-        if path is None:
-            return Hypothesis((), False)
-        return self._hypothesis(path.outputs, path.is_complete)
-
-    def alternatives(
-        self, log_likelihoods: np.ndarray, acoustic_scale: float, options: NBestOptions
-    ) -> list[Alternative]:
-        """The most likely word sequences, each once, the best first.
-
-        Args:
-            log_likelihoods: As of `decode`.
-            acoustic_scale: As of `decode`.
-            options: How many, and how far they may be from the best.
-
-        Raises:
-            ValueError: Another shape, or a value that is not finite.
-        """
-        check_likelihoods(log_likelihoods, self._transitions.num_pdfs)
-        scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
-        words_of = self._graph.pairs[:, 1].tolist()
-        return [
-            Alternative(self._hypothesis(path.inputs, path.is_complete), path.cost)
-            for path in word_paths(self._graph.fst, scaled, options, words_of)
-        ]
-
-    def _hypothesis(self, numbers: list[int], is_complete: bool) -> Hypothesis:
-        """Of the numbers of pairs along a path."""
-        pairs = self._graph.pairs[numbers]
+    @override
+    def _hypothesis(self, path: BestPath | WordPath) -> Hypothesis:
+        # The graph's output labels, in whose place `word_paths` lists words.
+        numbers = path.inputs if isinstance(path, WordPath) else path.outputs
+        pairs = self._pairs[numbers]
         ids = pairs[pairs[:, 0] > 0, 0]
         words = pairs[pairs[:, 1] > 0, 1].tolist()
-        return Hypothesis(self._timed(ids, words), is_complete)
+        return Hypothesis(self._timed(ids, words), path.is_complete)
 
     def _timed(self, ids: np.ndarray, words: list[int]) -> tuple[TimedWord, ...]:
         phones, edges = split_phones(ids, self._transitions)
@@ -101,11 +65,11 @@ class KaldiDecoder:
 def split_phones(
     ids: np.ndarray, transitions: Transitions
 ) -> tuple[list[int], list[int]]:
-    """The phones along a path and the frames at which they begin, with the end added.
+    """The phones along a path, and the frames at which they begin, with the end added.
 
     Args:
         ids: Transition-id of each frame, [time].
-        transitions: Of the model.
+        transitions: Transitions of the model.
     """
     is_loop, is_final = transitions.is_loop[ids], transitions.is_final[ids]
     ends = np.flatnonzero(is_final)
@@ -121,7 +85,7 @@ def split_phones(
 
 
 def _loops_follow(ids: np.ndarray, transitions: Transitions) -> bool:
-    """Whether the loops of a state follow the arc out of it, as Kaldi reorders them."""
+    """Whether the loops of a state follow the arc that leaves it, as Kaldi can do."""
     states, is_loop = transitions.state[ids], transitions.is_loop[ids]
     changes = np.flatnonzero(states[1:] != states[:-1])
     before, after = is_loop[changes], is_loop[changes + 1]

@@ -1,4 +1,4 @@
-"""What goes wrong with Kaldi's files."""
+"""The error of Kaldi's files that cannot be used."""
 
 
 class KaldiError(ValueError):

@@ -18,7 +18,7 @@ def write_likelihoods(
     Args:
         archive: `loglikes.ark`; the table `loglikes.scp` is put beside it.
         utterances: Log-likelihoods [frames, pdfs], by the names Kaldi knows.
-        num_pdfs: Of the model that will decode them.
+        num_pdfs: Number of pdfs of the model that will decode them.
 
     Returns:
         The table.
@@ -54,10 +54,10 @@ def latgen_command(
     Args:
         model: `final.mdl`, whose pdfs are the columns.
         graph: The folder of `HCLG.fst` and `words.txt`.
-        table: From `write_likelihoods`.
-        acoustic_scale: Of the search.
-        beam: Of the search.
-        max_active: Of the search.
+        table: Table from `write_likelihoods`.
+        acoustic_scale: Acoustic scale of the search.
+        beam: Beam of the search.
+        max_active: Maximum number of active states in the search.
     """
     lattices = table.with_name(f"{table.stem}.lat.gz")
     words = [

@@ -63,8 +63,8 @@ def over_pdfs(hclg: kaldifst.StdFst, transitions: Transitions, path: Path) -> Pd
 
     Args:
         hclg: Reads transition-ids.
-        transitions: Of the model with which it was made.
-        path: Of the graph, for messages.
+        transitions: Transitions of the model with which the graph was made.
+        path: Path of the graph, for messages.
 
     Raises:
         KaldiError: The graph has transition-ids that the model lacks.

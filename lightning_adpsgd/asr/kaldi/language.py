@@ -31,12 +31,12 @@ def _fields(path: Path) -> list[tuple[int, list[str]]]:
 
 
 class Boundaries(NamedTuple):
-    """How the phones of a path make words.
+    """Rules by which the phones of a path make words.
 
     Attributes:
-        kinds: Of a phone: `begin`, `end`, `internal`, `singleton` or `nonword`; empty
-            where phones do not tell their place in a word.
-        pronunciations: Of a word, its phones.
+        kinds: Kind of each phone: `begin`, `end`, `internal`, `singleton` or `nonword`;
+            empty where phones do not tell their place in a word.
+        pronunciations: Pronunciations of each word.
         silence: The phone between words, where `kinds` is empty.
     """
 
@@ -47,7 +47,7 @@ class Boundaries(NamedTuple):
     def spans(
         self, phones: Sequence[int], words: Sequence[int]
     ) -> list[tuple[int, int]] | None:
-        """Of each word the position of its first phone and that after its last one.
+        """The positions of each word's first phone and of the phone after its last one.
 
         None where phones and words do not fit, as on an unfinished path.
         """

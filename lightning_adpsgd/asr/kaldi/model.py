@@ -27,7 +27,7 @@ class HmmState(NamedTuple):
 
 @dataclass(frozen=True)
 class Transitions:
-    """What each transition-id stands for; position 0 of every array is unused.
+    """The meaning of each transition-id; position 0 of every array is unused.
 
     Attributes:
         pdf: Pdf of each transition-id, int32 [ids + 1].
@@ -91,7 +91,7 @@ class GaussianMixtures(NamedTuple):
     inverse_variances: tuple[np.ndarray, ...]
 
     def log_likelihoods(self, frames: np.ndarray) -> np.ndarray:
-        """Of frames [time, feature], float32 [time, pdfs]."""
+        """Log-likelihoods of frames [time, feature], float32 [time, pdfs]."""
         frames = frames.astype(float)
         squares = frames * frames
         columns = [

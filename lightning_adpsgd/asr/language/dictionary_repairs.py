@@ -1,4 +1,4 @@
-"""What is wrong in, or missing from, the MS-State dictionary `sw-ms98-dict.text`.
+"""Corrections and additions to the MS-State dictionary `sw-ms98-dict.text`.
 
 The entries that Kaldi's recipe for Switchboard patches, as two tables: pronunciations
 that are taken away, and those that are added (`egs/swbd/s5c/local/dict.patch` there,

@@ -168,7 +168,7 @@ def find_missing(
 ) -> Counter[str]:
     """Words that are said but not in the dictionary, and how often.
 
-    Broken-off words are not among them: nobody can say how they go on.
+    Broken-off words are not among them, since their ends are unknown.
     """
     said = Counter(word for utterance in utterances for word in utterance.words)
     return Counter(

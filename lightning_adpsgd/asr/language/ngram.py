@@ -35,8 +35,8 @@ class NgramModel:
 
     Attributes:
         order: Words of the longest n-grams.
-        log10_probabilities: Of every n-gram that was seen, and of all words.
-        log10_backoffs: Of every history that was seen.
+        log10_probabilities: Probability of every n-gram seen, and of all words.
+        log10_backoffs: Back-off weight of every history seen.
     """
 
     order: int
@@ -44,7 +44,7 @@ class NgramModel:
     log10_backoffs: dict[Ngram, float]
 
     def log10_probability(self, word: str, history: Ngram) -> float:
-        """Of `word` after `history`, backing off as a decoder does.
+        """Log10 probability of `word` after `history`, backing off as a decoder does.
 
         Raises:
             KeyError: The word is not in the vocabulary.
@@ -57,7 +57,7 @@ class NgramModel:
         return backoff + self.log10_probability(word, history[1:])
 
     def log10_of_sentence(self, words: Sequence[str]) -> float:
-        """Of all the words and the end after them.
+        """Log10 probability of all the words and the end after them.
 
         Raises:
             KeyError: A word is not in the vocabulary.

@@ -35,7 +35,7 @@ def prune(
     Args:
         model: Sums to one after every history.
         threshold: Relative growth of the perplexity; 1e-8 is usual for Switchboard.
-        sentences: What the model was estimated from.
+        sentences: Sentences from which the model was estimated.
 
     Raises:
         ValueError: `threshold` is negative.
@@ -55,7 +55,7 @@ def prune(
 
 
 def _frequencies(sentences: Iterable[Sequence[str]], order: int) -> Counter[Ngram]:
-    """How often a word follows each history, of all words and ends of sentences."""
+    """Relative frequency of each history among all words and ends of sentences."""
     counts: Counter[Ngram] = Counter()
     total = 0
     for sentence in sentences:
@@ -76,7 +76,7 @@ def _by_history(ngrams: Iterable[Ngram], length: int) -> dict[Ngram, list[str]]:
 
 
 class _Costs:
-    """What it costs to leave out words after one history."""
+    """The cost of leaving out words after one history."""
 
     def __init__(
         self, model: NgramModel, history: Ngram, words: Sequence[str], frequency: float
@@ -88,14 +88,14 @@ class _Costs:
         self._rest_below = max(1 - math.fsum(self._below.values()), 0.0)
 
     def divergence(self, words: Iterable[str]) -> float:
-        """Of the model without all of these words."""
+        """Divergence of the model without all of these words."""
         gone = _NOTHING
         for word in words:
             gone = self._with(gone, word)
         return self._of(gone)
 
     def cheap(self, words: Iterable[str], threshold: float) -> Iterator[str]:
-        """Those of the words that go."""
+        """The words that can be left out below the threshold."""
         gone, cost = _NOTHING, 0.0
         for word in sorted(words, key=lambda word: self.divergence([word])):
             more = self._with(gone, word)

@@ -129,7 +129,7 @@ def _pair(
     place: tuple[int, int],
     before: tuple[int, int],
 ) -> Pair | None:
-    """What the step to `place` says; None where it passes over nothing."""
+    """The pair of the step to `place`; None if the step passes over nothing."""
     one = reference.words[place[0]] if before[0] != place[0] else None
     other = hypothesis.words[place[1]] if before[1] != place[1] else None
     if all(word is None or word.is_nothing for word in (one, other)):

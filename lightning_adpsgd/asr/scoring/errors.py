@@ -1,4 +1,4 @@
-"""Counts of word errors, and what goes wrong when errors are counted.
+"""Counts of word errors, and the error of an input that cannot be scored.
 
 WER = (substitutions + deletions + insertions) / reference words
 """
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ScoringError(ValueError):
-    """A reference, a hypothesis or a rule cannot be used; the message has the line."""
+    """A reference, hypothesis or rule is unusable; the message names its line."""
 
 
 class Errors(NamedTuple):
@@ -16,11 +16,11 @@ class Errors(NamedTuple):
 
     Attributes:
         num_words: Correct, substituted and deleted reference words.
-        substitutions: Words taken for another.
+        substitutions: Words recognised as another word.
         deletions: Words missing from the hypothesis.
         insertions: Words that the reference lacks.
         num_segments: Segments ("Snt" of NIST's tables) that were compared.
-        wrong_segments: Those with at least one error.
+        wrong_segments: Segments with at least one error.
     """
 
     num_words: int = 0

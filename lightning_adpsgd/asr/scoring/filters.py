@@ -61,12 +61,12 @@ def sort_lines(
     """The lines of each file and channel, sorted by time, without comments.
 
     Args:
-        lines: Of the file.
-        time_field: Which field, from 0, is the begin.
-        name: Of the file, for messages.
+        lines: Lines of the file.
+        time_field: Index of the field, from 0, that holds the start time.
+        name: Name of the file, for messages.
 
     Raises:
-        ScoringError: A line has too few fields, or its time is no number.
+        ScoringError: A line has too few fields, or its time is not numeric.
     """
     sides: dict[tuple[str, str], list[tuple[float, Line]]] = {}
     for number, line in lines:

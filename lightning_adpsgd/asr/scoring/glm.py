@@ -40,7 +40,7 @@ def to_lower(text: str) -> str:
 
 
 class Rule(NamedTuple):
-    """Characters to be replaced, by what, and what must stand around them."""
+    """A pattern, its replacement, and the text required to its left and right."""
 
     pattern: str
     replacement: str
@@ -52,7 +52,7 @@ class RuleSet:
     """Rules in their order.
 
     Args:
-        rules: Top to bottom.
+        rules: Rules in the order in which they are tried.
         case_sensitive: Whether a pattern in lower case is another than in upper case.
         copy_unmatched: Whether characters that no rule replaces stay.
     """
@@ -130,7 +130,7 @@ def read_glm(path: str | Path) -> Glm:
     """Reads a global mapping file.
 
     Raises:
-        ScoringError: A line is no rule, where NIST's tools would stop too.
+        ScoringError: A line is not a rule; NIST's tools would stop there too.
         OSError: The file cannot be read.
     """
     text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
@@ -142,10 +142,10 @@ def parse_glm(text: Iterable[str], name: str) -> Glm:
 
     Args:
         text: The lines.
-        name: Of the file, for messages.
+        name: Name of the file, for messages.
 
     Raises:
-        ScoringError: A line is no rule, where NIST's tools would stop too.
+        ScoringError: A line is not a rule; NIST's tools would stop there too.
     """
     lines = list(enumerate(text, start=1))
     return Glm(
@@ -192,7 +192,7 @@ def _without_comment(text: str, comment: str) -> str:
 
 
 def _options(text: str, where: str) -> dict[str, str]:
-    """Of a line `* case_sensitive = 'F'`; every keyword anywhere in it counts."""
+    """Options of a line `* case_sensitive = 'F'`; keywords count anywhere in it."""
     quoted = re.search(r"[\"']([^\"']*)", text)
     if quoted is None:
         raise ScoringError(f"{where}: expected a value in quotes, got {text[:60]!r}")
@@ -235,7 +235,7 @@ def _context_slash(line: str) -> int | None:
 
 
 def _field(line: str, first: int, last: int) -> str:
-    """What follows the token at `first`, up to `last`, without blanks around it."""
+    """The text after the token at `first`, up to `last`, without outer blanks."""
     while last > first and line[last] in _BLANKS:
         last -= 1
     while first < last and line[first] not in _BLANKS:

@@ -16,7 +16,7 @@ def table(title: str, rows: Mapping[str, Errors], sum_name: str | None = None) -
     """Percentages, a line for each entry of `rows`.
 
     Args:
-        title: What was scored.
+        title: Name of the data that was scored.
         rows: Names of parts or speakers, and their errors.
         sum_name: Name of the last row, which is set apart; None for no such row.
     """
@@ -118,7 +118,7 @@ def _shown(word: Word | None) -> str:
 
 
 def confusions(scores: Scores) -> str:
-    """What was taken for what, what was missing and what was too much, by frequency."""
+    """Substitutions, deletions and insertions, by frequency."""
     pairs = [pair for scored in scores.segments for pair in scored.pairs]
     substituted = (
         f"{_shown(pair.reference)} ==> {_shown(pair.hypothesis)}"

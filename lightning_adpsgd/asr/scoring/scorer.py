@@ -28,7 +28,7 @@ Key = TypeVar("Key")
 
 
 class ScoredSegment(NamedTuple):
-    """A segment of the reference, aligned."""
+    """A segment of the reference, aligned with its hypothesis."""
 
     segment: Segment
     pairs: tuple[Pair, ...]
@@ -89,11 +89,11 @@ def score_files(
     Args:
         stm: The reference: `file channel speaker begin end <labels> words` a line.
         ctm: The hypothesis: `file channel begin duration word confidence` a line.
-        glm: Rules for both; without, words are compared as they are (plain sclite).
-        options: What the marks of broken-off and optional words mean.
+        glm: Rules for both; without, words are compared unchanged (plain sclite).
+        options: Meaning of the marks of broken-off and optional words.
 
     Raises:
-        ScoringError: A file cannot be used; the message has file and line.
+        ScoringError: A file is unusable; the message names file and line.
         OSError: One of them cannot be read.
     """
     return score_lines(read_lines(stm), read_lines(ctm), glm, options, (stm, ctm))

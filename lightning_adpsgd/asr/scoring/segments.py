@@ -39,7 +39,7 @@ class Segment(NamedTuple):
         start_s: Begin in seconds.
         end_s: End in seconds.
         labels: `<o,sw>`, or empty.
-        text: What was said, in lower case.
+        text: Reference words, in lower case.
     """
 
     line: int
@@ -77,7 +77,7 @@ def parse_stm(lines: Iterable[Line], name: str) -> Iterator[Segment]:
     """The segments of a reference.
 
     Raises:
-        ScoringError: A line has too few fields or a time that is no number.
+        ScoringError: A line has too few fields, or its time is not numeric.
     """
     for number, line in lines:
         if not is_comment(line):
@@ -165,7 +165,7 @@ def assign(
     """Every segment that counts, with what was recognised in it.
 
     Args:
-        segments: Of all files, sorted by file, channel and time.
+        segments: Segments of all files, sorted by file, channel and time.
         spoken: Sorted in the same way.
 
     Raises:

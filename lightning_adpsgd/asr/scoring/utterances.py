@@ -29,7 +29,7 @@ def is_noise(word: str) -> bool:
 
 
 def written_words(word: str) -> list[str]:
-    """How a recognised word is written for scoring.
+    """The spelling of a recognised word for scoring.
 
     Noises, hesitations and broken-off words are left out, `u._s.` becomes `u s`.
     """

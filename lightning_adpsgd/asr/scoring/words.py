@@ -39,12 +39,12 @@ class Word(NamedTuple):
 
     @property
     def compared(self) -> str:
-        """What is compared: the text without parentheses."""
+        """The text that is compared, without parentheses."""
         return self.text[1:-1] if self.is_optional else self.text
 
 
 class WordOptions(NamedTuple):
-    """What the marks of a word mean: `-F` and `-D` of sclite.
+    """The meaning of a word's marks: `-F` and `-D` of sclite.
 
     Attributes:
         fragments: `dog-` matches words that begin with it.
@@ -168,7 +168,7 @@ class Network(NamedTuple):
 
     Attributes:
         words: In an order in which every word follows those before it.
-        before: Of each word, the positions of those that may come right before it.
+        before: For each word, positions of those that may come right before it.
         ends: Positions of the words that may be the last.
     """
 

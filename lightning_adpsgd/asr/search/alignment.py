@@ -1,4 +1,4 @@
-"""Which HMM state each frame belongs to, from transcripts alone: Viterbi training.
+"""The HMM state of each frame, from transcripts alone: Viterbi training.
 
 Frames are first shared out equally over the states of their transcript (the flat
 start), or have the states of an earlier alignment. Then two steps take turns: Gaussian
@@ -38,7 +38,7 @@ StateScorer = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class AlignmentUtterance(NamedTuple):
-    """What is to be aligned: log-mel frames [time, mel] and the words said."""
+    """An utterance to align: log-mel frames [time, mel] and the words said."""
 
     id: str
     words: Sequence[str]
@@ -47,18 +47,18 @@ class AlignmentUtterance(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentOptions:
-    """How the training of mixtures proceeds.
+    """Options of the training of mixtures.
 
     Attributes:
         num_iterations: Realignments after the first alignment.
         num_gaussians: Gaussians of all states at the end.
         acoustic_scale: Factor on log-likelihoods against pronunciation costs.
-        beam: Of the Viterbi search, in scaled log-likelihood.
+        beam: Beam of the Viterbi search, in scaled log-likelihood.
         retry_beam: Tried when no path survives `beam`.
         max_training_utterances: The mixtures are trained on at most this many
             utterances, evenly taken; what is to be aligned in the end is not bounded.
         num_processes: Processes that align at the same time.
-        seed: Of the equal alignment and of the splitting of Gaussians.
+        seed: Seed of the equal alignment and of the splitting of Gaussians.
     """
 
     num_iterations: int = 12
@@ -95,7 +95,7 @@ class Aligned(NamedTuple):
 
 
 class AlignmentStep(NamedTuple):
-    """Where the training stands after an iteration.
+    """The state of the training after an iteration.
 
     `log_likelihood` is per frame, of the alignment under the mixtures that made it
     (NaN for iteration 0, the first alignment); `changed` is the fraction of frames
@@ -129,7 +129,7 @@ class _Sums(NamedTuple):
 
 
 class _Training(NamedTuple):
-    """What stays the same in all iterations."""
+    """The inputs that stay the same in all iterations."""
 
     utterances: Sequence[AlignmentUtterance]
     graphs: Sequence[_Graph | str]
@@ -148,10 +148,10 @@ def train_mixtures(
     """Trains the mixtures of all states; yields after every iteration.
 
     Args:
-        utterances: What was said, and its frames.
-        graphs: Of the states that are to have mixtures.
-        options: How to proceed.
-        front_end: What the mixtures see of the frames; None: cepstra with slopes.
+        utterances: Utterances, with their words and frames.
+        graphs: Graphs over the states that are to have mixtures.
+        options: Options of the training.
+        front_end: Function from frames to the mixtures' input; None: cepstra, slopes.
         start: The first states of an utterance, [time], or None if it has none, by its
             id. Without it frames are shared out equally.
 
@@ -187,10 +187,10 @@ def align(
     """Aligns utterances; yields (index, result) as they come.
 
     Args:
-        utterances: What was said, and its frames.
-        graphs: Of the states to find.
-        scorer: Of mixtures (`mixture_scorer`) or of a network.
-        options: Of the search.
+        utterances: Utterances, with their words and frames.
+        graphs: Graphs over the states to find.
+        scorer: Scorer of mixtures (`mixture_scorer`) or of a network.
+        options: Options of the search.
     """
 
     def work(utterance: AlignmentUtterance) -> Aligned:

@@ -1,11 +1,12 @@
 """From a matrix of log-likelihoods of HMM states to words with times, through HCLG.
 
 The search is Kaldi's beam search. Word times come from the HMM states along the best
-path, which spell the phones of the words; the graph's own output labels have been moved
-by determinization.
+path, which spell the phones of the words: determinization has moved the graph's own
+output labels away from their frames.
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import kaldi_decoder
 import kaldifst
 import numpy as np
+from typing_extensions import override
 
 from lightning_adpsgd.asr.hmm.states import Topology, phone_runs
 from lightning_adpsgd.asr.language.lexicon import Lexicon
@@ -27,7 +29,7 @@ Item = TypeVar("Item")
 
 
 class TimedWord(NamedTuple):
-    """A word and where it was said, in seconds from the start of the utterance."""
+    """A word and its times, in seconds from the start of the utterance."""
 
     word: str
     start_s: float
@@ -35,10 +37,10 @@ class TimedWord(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """What was recognised.
+    """The recognised words.
 
-    `is_complete` is False when no sentence of the grammar ends with the last frame
-    inside the beam: the words are those of the best path so far.
+    `is_complete` is False if no sentence within the beam ends at the last frame; the
+    words are then those of the best unfinished path.
     """
 
     words: tuple[TimedWord, ...]
@@ -51,7 +53,7 @@ class Hypothesis(NamedTuple):
 
 
 class Alternative(NamedTuple):
-    """One of several hypotheses, with its cost, acoustic scale included."""
+    """One of several hypotheses, with its cost, in which acoustics are scaled."""
 
     hypothesis: Hypothesis
     cost: float
@@ -59,11 +61,11 @@ class Alternative(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How wide the search is.
+    """The width of the search.
 
     Attributes:
-        beam: In scaled log-likelihood below the best path.
-        max_active: Most graph states that are alive after a frame.
+        beam: Distance from the best path, in scaled log-likelihood.
+        max_active: Maximum number of graph states that survive a frame.
     """
 
     beam: float = 13.0
@@ -86,7 +88,7 @@ class SearchOptions:
 
 
 class Search(Protocol):
-    """Finds words: `Decoder`, that of a graph of Kaldi, or what is built upon one."""
+    """A search for words: a `GraphDecoder`, or a search built upon one."""
 
     def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
         """The most likely words of log-likelihoods [time, states]."""
@@ -94,7 +96,7 @@ class Search(Protocol):
 
 
 class Lister(Search, Protocol):
-    """A search that can list alternatives: `Decoder`, or that of a graph of Kaldi."""
+    """A search that can list alternatives, such as a `GraphDecoder`."""
 
     def alternatives(
         self, log_likelihoods: np.ndarray, acoustic_scale: float, options: NBestOptions
@@ -103,11 +105,76 @@ class Lister(Search, Protocol):
         ...
 
 
-class Decoder:
+class GraphDecoder(ABC):
+    """Searches a graph, whose paths a subclass turns into words with times.
+
+    Args:
+        graph: Transducer from labels of frames to words.
+        num_labels: Labels of a frame; log-likelihoods are [time, num_labels].
+        options: Width of the search.
+        words_of: Word label of each output label, if they differ.
+    """
+
+    def __init__(
+        self,
+        graph: kaldifst.StdFst,
+        num_labels: int,
+        options: SearchOptions | None,
+        words_of: Sequence[int] | None = None,
+    ) -> None:
+        self._graph, self._num_labels, self._words_of = graph, num_labels, words_of
+        self._options = (options or SearchOptions()).for_decoder()
+
+    @abstractmethod
+    def _hypothesis(self, path: "BestPath | WordPath") -> Hypothesis:
+        """The words along a path."""
+
+    def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
+        """The most likely words.
+
+        Args:
+            log_likelihoods: Log-likelihoods of a mixture, or log-posteriors minus
+                log-priors of a network, [time, num_labels]. No frames give no words.
+            acoustic_scale: Factor that weighs them against the language model.
+
+        Raises:
+            ValueError: The shape is wrong, or a value is non-finite.
+        """
+        path = self._best_path(log_likelihoods, acoustic_scale)
+        return Hypothesis((), False) if path is None else self._hypothesis(path)
+
+    def _best_path(
+        self, log_likelihoods: np.ndarray, acoustic_scale: float
+    ) -> "BestPath | None":
+        check_likelihoods(log_likelihoods, self._num_labels)
+        return best_path(self._graph, log_likelihoods, acoustic_scale, self._options)
+
+    def alternatives(
+        self, log_likelihoods: np.ndarray, acoustic_scale: float, options: NBestOptions
+    ) -> list[Alternative]:
+        """The most likely word sequences, each once, the best first.
+
+        Args:
+            log_likelihoods: As for `decode`.
+            acoustic_scale: As for `decode`.
+            options: How many there are, and how far they may be from the best.
+
+        Raises:
+            ValueError: The shape is wrong, or a value is non-finite.
+        """
+        check_likelihoods(log_likelihoods, self._num_labels)
+        scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
+        return [
+            Alternative(self._hypothesis(path), path.cost)
+            for path in word_paths(self._graph, scaled, options, self._words_of)
+        ]
+
+
+class Decoder(GraphDecoder):
     """Finds the words of log-likelihoods over the HMM states.
 
     Args:
-        graph: HCLG from `graphs.decoding_graph` of the same lexicon and topology.
+        graph: HCLG from `graphs.decoding_graph` with the same lexicon and topology.
         lexicon: Words and pronunciations.
         topology: Numbering of the HMM states.
         options: Width of the search.
@@ -120,9 +187,8 @@ class Decoder:
         topology: Topology,
         options: SearchOptions | None = None,
     ):
-        options = options or SearchOptions()
+        super().__init__(graph, topology.num_states, options)
         symbols = symbols_of(lexicon, topology)
-        self._graph = graph
         self._topology = topology
         self._spellings = symbols.spellings
         self._silence = symbols.phones[lexicon.silence_phones[0]] - 1
@@ -132,59 +198,23 @@ class Decoder:
             ]
             for word, several in lexicon.pronunciations.items()
         }
-        self._options = options.for_decoder()
-
-    def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
-        """The most likely words.
-
-        Args:
-            log_likelihoods: [time, num_states]: of a mixture, or log-posterior minus
-                log-prior of a network. No frames give no words.
-            acoustic_scale: Factor that sets them against the language model.
-
-        Raises:
-            ValueError: Another shape, or a value that is not finite.
-        """
-        check_likelihoods(log_likelihoods, self._topology.num_states)
-        path = best_path(self._graph, log_likelihoods, acoustic_scale, self._options)
-        return Hypothesis((), False) if path is None else self._hypothesis(path)
-
-    def alternatives(
-        self, log_likelihoods: np.ndarray, acoustic_scale: float, options: NBestOptions
-    ) -> list[Alternative]:
-        """The most likely word sequences, each once, the best first.
-
-        Args:
-            log_likelihoods: As of `decode`.
-            acoustic_scale: As of `decode`.
-            options: How many, and how far they may be from the best.
-
-        Raises:
-            ValueError: Another shape, or a value that is not finite.
-        """
-        check_likelihoods(log_likelihoods, self._topology.num_states)
-        scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
-        return [
-            Alternative(self._hypothesis(path), path.cost)
-            for path in word_paths(self._graph, scaled, options)
-        ]
 
     def states(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> np.ndarray:
-        """The HMM states of the most likely words: what a speaker is adapted with.
+        """The HMM states of the most likely words, for the adaptation to a speaker.
 
         Args:
-            log_likelihoods: As of `decode`.
-            acoustic_scale: As of `decode`.
+            log_likelihoods: As for `decode`.
+            acoustic_scale: As for `decode`.
 
         Returns:
-            int64 [time]; all -1 where nothing was found.
+            State of each frame, int64 [time]; all -1 where nothing was found.
         """
-        check_likelihoods(log_likelihoods, self._topology.num_states)
-        path = best_path(self._graph, log_likelihoods, acoustic_scale, self._options)
+        path = self._best_path(log_likelihoods, acoustic_scale)
         if path is None:
             return np.full(len(log_likelihoods), -1)
         return np.array(path.inputs) - 1
 
+    @override
     def _hypothesis(self, path: "BestPath | WordPath") -> Hypothesis:
         words = [self._spellings[label] for label in path.outputs]
         spans = self._spans(np.array(path.inputs) - 1, words)
@@ -231,10 +261,10 @@ def best_path(
 
 
 def check_likelihoods(log_likelihoods: np.ndarray, expected: int) -> None:
-    """Refuses log-likelihoods that are not finite or not [time, expected].
+    """Refuses log-likelihoods that are non-finite or not [time, expected].
 
     Raises:
-        ValueError: They are not.
+        ValueError: The shape is wrong, or a value is non-finite.
     """
     if log_likelihoods.ndim != 2 or log_likelihoods.shape[1] != expected:
         raise ValueError(
@@ -246,13 +276,13 @@ def check_likelihoods(log_likelihoods: np.ndarray, expected: int) -> None:
 
 
 def even_spans(num_frames: int, num_words: int) -> list[tuple[int, int]]:
-    """Words of an unfinished path, the last of which is not all said, spread evenly."""
+    """Even spans for the words of an unfinished path, whose last word is incomplete."""
     even = np.linspace(0, num_frames, num_words + 1).astype(int)
     return list(zip(even[:-1].tolist(), even[1:].tolist(), strict=True))
 
 
 def timed_word(word: str, span: tuple[int, int]) -> TimedWord:
-    """A word and its frames, as times."""
+    """A word with the times of its frames."""
     start, end = span
     return TimedWord(word, start * FRAME_SHIFT_S, (end - start) * FRAME_SHIFT_S)
 
@@ -260,15 +290,15 @@ def timed_word(word: str, span: tuple[int, int]) -> TimedWord:
 def place_words(
     phones: list[int], words: Sequence[list[list[int]]], silence: int
 ) -> list[tuple[int, int]] | None:
-    """Which phones each word covers, or None where the words do not spell `phones`.
+    """The phones of each word, or None if the words do not spell `phones`.
 
     Args:
         phones: Phones along the path.
-        words: For each word, its pronunciations.
-        silence: The phone that may come before, between and after words.
+        words: Pronunciations of each word.
+        silence: Phone that may come before, between and after words.
 
     Returns:
-        For each word the index of its first phone and that after its last one.
+        Index of the first phone of each word, and the index after its last one.
     """
     # position after the words so far -> ((..., first phone), position)
     reached: dict[int, tuple] = {0: ()}
@@ -310,11 +340,11 @@ def decode_all(
     """Decodes items in processes; yields (index, one hypothesis per acoustic scale).
 
     Args:
-        items: What `log_likelihoods` takes, one for each utterance.
-        log_likelihoods: Called in the processes, once for each item.
+        items: Arguments of `log_likelihoods`, one per utterance.
+        log_likelihoods: Function from an item to [time, labels], run in the processes.
         decoder: The search.
-        acoustic_scales: Every item is decoded with each of them.
-        num_processes: How many at the same time.
+        acoustic_scales: Scales; every item is decoded with each of them.
+        num_processes: Number of processes.
     """
 
     def work(item: Item) -> list[Hypothesis]:
@@ -334,11 +364,11 @@ def write_graph(graph: kaldifst.StdVectorFst, path: str | Path) -> None:
 
 
 def read_graph(path: str | Path) -> kaldifst.StdFst:
-    """Reads what `write_graph` wrote; also Kaldi's own constant graphs.
+    """Reads a file of `write_graph`, or a constant graph of Kaldi's own.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no constant transducer, or is truncated.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is no constant transducer, or is truncated.
     """
     path = Path(path)
     if not path.is_file():

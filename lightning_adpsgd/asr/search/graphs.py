@@ -101,10 +101,10 @@ def lexicon_transducer(
 
     Args:
         lexicon: Its first silence phone is the optional silence.
-        symbols: From `symbols_of` of the same lexicon.
+        symbols: Symbols from `symbols_of` with the same lexicon.
         disambiguate: Whether to end ambiguous pronunciations with #1, #2 ... and to
             let #0 pass, as determinization of L o G needs; False for training graphs.
-        silence_probability: Of a silence between two words, in (0, 1).
+        silence_probability: Probability of a silence between two words, in (0, 1).
     """
     if not 0 < silence_probability < 1:
         raise ValueError(
@@ -201,7 +201,7 @@ class TrainingGraphs:
     Args:
         lexicon: Words, pronunciations and phones.
         topology: The numbering of the HMM states of the same phones.
-        silence_probability: Of a silence between two words.
+        silence_probability: Probability of a silence between two words.
     """
 
     def __init__(

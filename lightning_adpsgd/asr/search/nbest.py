@@ -17,15 +17,15 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class NBestOptions:
-    """How many word sequences are listed, and how far they may be from the best.
+    """The number of word sequences, and their greatest distance from the best.
 
     Attributes:
-        most: Word sequences of an utterance.
-        beam: Of the search, in scaled log-likelihood below the best path. The lattice
-            decoder knows no limit on the states alive but this.
-        lattice_beam: Paths farther than this from the best one are left out.
-        max_states: Of the lattice after determinization; above it there is only the
-            best word sequence.
+        most: Maximum number of word sequences of an utterance.
+        beam: Distance of the search from the best path, in scaled log-likelihood. The
+            lattice decoder has no other limit on the surviving states.
+        lattice_beam: Distance from the best path beyond which paths are left out.
+        max_states: Maximum number of lattice states after determinization; above it,
+            only the best word sequence is listed.
     """
 
     most: int = 50
@@ -47,11 +47,11 @@ class WordPath(NamedTuple):
     """One word sequence.
 
     Attributes:
-        inputs: Input labels along its best path, one for each frame, or what stands in
-            their place.
+        inputs: Input labels along its best path, one per frame; with `words_of`, the
+            graph's output labels.
         outputs: Labels of the words.
-        cost: Of that path: scaled acoustic and graph cost together.
-        is_complete: Whether it ends in a final state of the graph.
+        cost: Cost of that path: scaled acoustic and graph cost together.
+        is_complete: Whether the path ends in a final state of the graph.
     """
 
     inputs: list[int]
@@ -69,10 +69,10 @@ def word_paths(
     """The best word sequences, the best first; none if nothing survives the beam.
 
     Args:
-        graph: Reads input label i + 1 for column i.
-        scaled: Log-likelihoods, acoustic scale included, [time, columns] float32 and
+        graph: Graph that reads input label i + 1 for column i.
+        scaled: Log-likelihoods times acoustic scale, [time, columns] float32 and
             contiguous.
-        options: How many.
+        options: Limits of the list.
         words_of: The word of each output label, 0 for none, where labels tell more
             than words. The inputs of a path are its output labels then.
     """
@@ -140,7 +140,7 @@ def _of_words(row: list[str]) -> list[str]:
 
 
 def _inputs(paths: kaldifst.StdVectorFst, words: list[int]) -> list[int]:
-    """Those of the best path that has these words."""
+    """The input labels of the best path with these words."""
     wanted = kaldifst.make_linear_acceptor(words)
     path = kaldifst.shortest_path(kaldifst.compose(paths, wanted))
     _, labels, _, _ = kaldifst.get_linear_symbol_sequence(path)

@@ -26,7 +26,7 @@ class Weighed(NamedTuple):
 
     Attributes:
         hypothesis: The words and their times.
-        cost: Of the search.
+        cost: Cost in the search.
         gain: ln p_large - ln p_small of its words.
     """
 
@@ -45,10 +45,10 @@ class Weights(NamedTuple):
 def weigh(
     alternatives: Sequence[Alternative], small: NgramModel, large: NgramModel
 ) -> list[Weighed]:
-    """What both language models say of every alternative.
+    """Weighs every alternative with both language models.
 
     Args:
-        alternatives: Of one utterance.
+        alternatives: Alternatives of one utterance.
         small: The model that the graph was made of.
         large: The model to score with. A word that it lacks is impossible.
     """
@@ -79,12 +79,12 @@ class RescoringDecoder:
 
     Args:
         decoder: Its graph is made of the small model.
-        options: How many alternatives are weighed.
+        options: Number of alternatives that are weighed.
         small: The model of the graph.
         large: The model to score with.
 
     Attributes:
-        weights: How much they count.
+        weights: Weights of the larger model and of a word.
     """
 
     def __init__(

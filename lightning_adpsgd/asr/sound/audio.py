@@ -122,7 +122,7 @@ class SoundFile:
             yield frames[skipped : skipped + block_s * _FRAMES_PER_S]
 
     def samples(self, channel: int, first_s: int, last_s: int) -> np.ndarray:
-        """Those between two seconds, float32 [samples] at 8 kHz.
+        """The samples between two times in seconds, float32 [samples] at 8 kHz.
 
         Raises:
             AudioError: One is not finite, or missing.
@@ -150,5 +150,6 @@ class SoundFile:
         if not np.isfinite(samples).all():
             at = begin + int(np.flatnonzero(~np.isfinite(samples))[0])
             raise AudioError(
-                f"{self.path}: sample {at} ({at / self.sample_rate:.2f} s) is no number"
+                f"{self.path}: sample {at} ({at / self.sample_rate:.2f} s) "
+                "is non-finite"
             )

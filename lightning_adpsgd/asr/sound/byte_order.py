@@ -52,7 +52,7 @@ def sounds_swapped(frames: np.ndarray) -> bool:
 
 
 def roughness(frames: np.ndarray) -> np.ndarray:
-    """Of each frame 1 - r(1), r being the correlation of neighbouring samples.
+    """1 - r(1) of each frame, where r is the correlation of neighbouring samples.
 
     That is half the mean square of their differences over their variance: near 0 where
     the sound is smooth, 1 of white noise and of silence.

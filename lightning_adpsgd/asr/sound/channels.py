@@ -22,11 +22,11 @@ class ChannelError(ValueError):
 
 
 class SoundFacts(NamedTuple):
-    """What the head of a sound file says.
+    """The contents of a sound file's header.
 
     Attributes:
         seconds: Its length.
-        num_channels: How many.
+        num_channels: Number of channels.
         sample_rate: In Hz.
     """
 

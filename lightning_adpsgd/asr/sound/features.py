@@ -10,6 +10,7 @@ log-mel energies are stored; differences are taken in the batch, on its device.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ _FULL_SCALE = 32768.0  # Kaldi's features are those of 16-bit integers
 
 
 def num_frames(num_samples: int) -> int:
-    """Frames of so many samples at 8 kHz."""
+    """Number of frames in so many samples at 8 kHz."""
     return (num_samples + _SHIFT // 2) // _SHIFT
 
 
@@ -35,13 +36,13 @@ def log_mel(samples: np.ndarray, num_mels: int = 40, floor: float = 0.0) -> Tens
     """Kaldi's log-mel filter-bank energies, without dither.
 
     Args:
-        samples: float32 [samples] in [-1, 1) at 8 kHz.
-        num_mels: Filters between 20 Hz and 4 kHz.
+        samples: Samples in [-1, 1) at 8 kHz, float32 [samples].
+        num_mels: Number of filters between 20 Hz and 4 kHz.
         floor: Smallest log energy. Digital silence would be at −16, ten times farther
             from the mean than any sound, and spoil the statistics of its side.
 
     Returns:
-        float32 [frames, num_mels].
+        Log energies, float32 [frames, num_mels].
 
     Raises:
         ValueError: The samples are not one finite channel of at least 25 ms.
@@ -66,29 +67,45 @@ def log_mel(samples: np.ndarray, num_mels: int = 40, floor: float = 0.0) -> Tens
     return energies.clamp_min(floor)
 
 
-def normalise_side(utterances: Sequence[Tensor]) -> list[Tensor]:
-    """Take off the mean of a conversation side and divide by its standard deviation.
+class Normalisation(NamedTuple):
+    """The mean and standard deviation of a conversation side, per dimension.
 
-    Mean and deviation are those of all its utterances together, per dimension, so
-    differences of level between the utterances of a speaker stay.
+    They belong to all utterances of the side together, so that differences of level
+    between the utterances of a speaker stay.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    @classmethod
+    def of(cls, utterances: Sequence[Tensor]) -> "Normalisation":
+        """Mean and deviation of utterances, [frames, dims] each."""
+        frames = torch.cat(list(utterances)).double()
+        deviation = frames.std(dim=0, correction=0).clamp_min(1e-3)
+        return cls(frames.mean(dim=0), deviation)
+
+    def apply(self, utterance: Tensor) -> Tensor:
+        """The normalised frames of an utterance, float32 [frames, dims]."""
+        return ((utterance.double() - self.mean) / self.deviation).float()
+
+
+def normalise_side(utterances: Sequence[Tensor]) -> list[Tensor]:
+    """Subtracts the mean of a conversation side and divides by its deviation.
 
     Args:
-        utterances: [frames, dims] each.
+        utterances: All utterances of the side, [frames, dims] each.
     """
-    frames = torch.cat(list(utterances)).double()
-    mean = frames.mean(dim=0)
-    deviation = frames.std(dim=0, correction=0).clamp_min(1e-3)
-    return [((u.double() - mean) / deviation).float() for u in utterances]
+    return list(map(Normalisation.of(utterances).apply, utterances))
 
 
 def add_differences(frames: Tensor) -> Tensor:
-    """Append Δ and ΔΔ; the context of the second is used up at both ends.
+    """Appends Δ and ΔΔ; the context of the second is used up at both ends.
 
     Args:
-        frames: [..., frames + 2 · CONTEXT, dims].
+        frames: Frames with their context, [..., frames + 2 · CONTEXT, dims].
 
     Returns:
-        [..., frames, 3 · dims].
+        Tensor of [..., frames, 3 · dims].
     """
     if frames.shape[-2] <= 2 * CONTEXT:
         raise ValueError(
@@ -110,13 +127,13 @@ def _difference(frames: Tensor) -> Tensor:
 
 
 def with_differences(frames: Tensor) -> Tensor:
-    """Append Δ and ΔΔ to one whole utterance.
+    """Appends Δ and ΔΔ to one whole utterance.
 
     Args:
-        frames: [frames, dims].
+        frames: Frames of the utterance, [frames, dims].
 
     Returns:
-        [frames, 3 · dims].
+        Tensor of [frames, 3 · dims].
     """
     if frames.ndim != 2 or len(frames) == 0:
         raise ValueError(

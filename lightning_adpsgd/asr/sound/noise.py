@@ -30,7 +30,7 @@ def noise_files(folder: Path) -> list[Path]:
 
 
 def dice_of(seed: int, name: str) -> np.random.Generator:
-    """What is drawn for one recording."""
+    """The noise drawn for one recording."""
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
@@ -44,7 +44,7 @@ def add_noise(
 
     Args:
         samples: float32 [samples] at 8 kHz.
-        files: Of noise, one of which is drawn; none for white noise.
+        files: Files of noise, one of which is drawn; none for white noise.
         decibels: The signal-to-noise ratio is drawn evenly between these two.
         dice: Draws all of it.
 

@@ -1,4 +1,4 @@
-"""Where in a recording somebody speaks, by the level of its frames.
+"""The spoken segments of a recording, by the level of its frames.
 
 A conversation side is silent half of the time. What lies above a level between the
 quiet and the loud frames, with a margin around it, is a segment; one that is too long

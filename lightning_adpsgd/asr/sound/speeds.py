@@ -30,7 +30,7 @@ def at_speed(samples: np.ndarray, speed: float) -> np.ndarray:
 
 
 def samples_at(num_samples: int, speed: float) -> int:
-    """How many samples so many become, rounded down."""
+    """Number of samples after the change of speed, rounded down."""
     return num_samples * _STEPS // _hundredths(speed)
 
 

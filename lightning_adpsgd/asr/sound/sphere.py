@@ -32,7 +32,7 @@ class SphereError(ValueError):
 
 
 class SphereHeader(NamedTuple):
-    """What the header of a SPHERE file says.
+    """The contents of a SPHERE file's header.
 
     Attributes:
         num_samples: Per channel.
@@ -40,7 +40,7 @@ class SphereHeader(NamedTuple):
         sample_rate: In Hz.
         coding: "ulaw", "pcm", ..., followed by the compression if there is any.
         sample_bytes: Bytes of one sample of one channel.
-        header_bytes: Where the samples begin.
+        header_bytes: Offset of the first sample.
     """
 
     num_samples: int

@@ -1,1 +1,1 @@
-"""What is estimated for a speaker: fMLLR transforms and i-vectors."""
+"""Estimates for a speaker: fMLLR transforms and i-vectors."""

@@ -1,4 +1,4 @@
-"""What a network is told of a speaker whose words nobody knows: fMLLR and an i-vector.
+"""fMLLR and i-vectors of a speaker whose words are unknown, as inputs of a network.
 
 The speaker is heard twice. In a first pass its sound is decoded by mixtures of all
 speakers, and the states of the words found give the map of its frames (`fmllr`); where
@@ -44,7 +44,7 @@ class StateSearch(Protocol):
 
 
 def silent_states(lexicon: Lexicon, topology: Topology) -> np.ndarray:
-    """Which states are of silence or noise, bool [states]."""
+    """Mask of the states of silence or noise, bool [states]."""
     return topology.phone_of_state < len(lexicon.silence_phones)
 
 
@@ -55,7 +55,7 @@ def spoken_states(states: np.ndarray, silent: np.ndarray) -> np.ndarray:
 
     Args:
         states: [time], negative where unknown.
-        silent: Which states are of silence or noise, bool [states].
+        silent: Mask of the states of silence or noise, bool [states].
     """
     known = states >= 0
     return np.where(known & ~silent[np.where(known, states, 0)], states, -1)
@@ -66,13 +66,13 @@ class DecodedMaps:
 
     Args:
         decoder: The search.
-        silent: Which states are of silence or noise, bool [states].
+        silent: Mask of the states of silence or noise, bool [states].
         plain: Mixtures for speech that is not adapted.
         adapted: Those that maps are estimated for, and that decode from the second
             time on.
-        options: Of the estimate.
-        decodings: How often a speaker is decoded.
-        acoustic_scale: Of these decodings.
+        options: Options of the estimate.
+        decodings: Number of decoding passes over a speaker.
+        acoustic_scale: Acoustic scale of these decodings.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class DecodedMaps:
         """The map of a speaker.
 
         Args:
-            frames: What the mixtures see of each of its utterances, [time, dims].
+            frames: Input of the mixtures for each of its utterances, [time, dims].
         """
         found = self._heard(frames, map(self._plain, frames))
         for _ in range(self._decodings - 1):
@@ -115,14 +115,14 @@ class DecodedMaps:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptationOptions:
-    """Which streams a network takes, and how they are found.
+    """The streams that a network takes, and options of their estimates.
 
     Attributes:
-        fmllr: Whether it takes fMLLR.
-        ivectors: Whether it takes i-vectors.
-        decodings: Of a speaker, for fMLLR.
-        acoustic_scale: Of these.
-        estimate: Of the map.
+        fmllr: Whether the model takes fMLLR.
+        ivectors: Whether the model takes i-vectors.
+        decodings: Number of decoding passes over a speaker, for fMLLR.
+        acoustic_scale: Acoustic scale of these passes.
+        estimate: Options of the map's estimate.
         ivector_period: Frames from one i-vector to the next, each from what was heard
             before; 0: one for all of a speaker.
     """
@@ -136,7 +136,7 @@ class AdaptationOptions:
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> "AdaptationOptions":
-        """Those that `dataclasses.asdict` has told."""
+        """The options from a dictionary that `dataclasses.asdict` made."""
         values: dict[str, Any] = {
             **told,
             "estimate": FmllrOptions(**told["estimate"]),
@@ -145,14 +145,14 @@ class AdaptationOptions:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What `Adapter.load` reads."""
+        """Names of the files that `Adapter.load` reads."""
         fmllr = ("gmm.npz", "mixtures.npz") if self.fmllr else ()
         ivectors = ("ubm.npz", "ivectors.npz") if self.ivectors else ()
         return ("front_end.npz", *fmllr, *ivectors)
 
 
 class _IVectors(NamedTuple):
-    """What i-vectors are found with."""
+    """The models that estimate i-vectors."""
 
     ubm: GaussianMixtures
     extractor: IVectorExtractor
@@ -160,13 +160,13 @@ class _IVectors(NamedTuple):
 
 
 class Voice:
-    """What is known of one speaker; its utterances are asked for in their order.
+    """The streams of one speaker, whose utterances are requested in their order.
 
     Args:
-        front_end: What mixtures see.
-        transform: Of fMLLR, or None.
-        ivectors: What finds them, or None.
-        ivector: Of all of the speaker, where there is one for all.
+        front_end: Front end that makes the input of the mixtures.
+        transform: Transform of fMLLR, or None.
+        ivectors: Models that estimate i-vectors, or None.
+        ivector: The one i-vector of the speaker, or None.
     """
 
     def __init__(
@@ -208,9 +208,9 @@ class Adapter:
     """Gets to know speakers by their sound.
 
     Args:
-        front_end: What mixtures see.
-        maps: From frames to the map of fMLLR, or None.
-        ivectors: What finds i-vectors, or None.
+        front_end: Front end that makes the input of the mixtures.
+        maps: Function from frames to the map of fMLLR, or None.
+        ivectors: Models that estimate i-vectors, or None.
     """
 
     def __init__(
@@ -232,10 +232,10 @@ class Adapter:
         """Reads `options.files` from a folder.
 
         Args:
-            folder: That holds them.
-            options: What there is.
+            folder: Folder that holds the files.
+            options: Streams that the model takes.
             decoder: The search.
-            silent: Which states are of silence or noise, bool [states].
+            silent: Mask of the states of silence or noise, bool [states].
 
         Raises:
             OSError: A file is missing.
@@ -286,7 +286,7 @@ class Adapter:
 
 
 def _first(utterances: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Those that begin in the first `MOST_FRAMES`."""
+    """The utterances that begin within the first `MOST_FRAMES`."""
     total = 0
     for own in utterances:
         if total >= MOST_FRAMES:

@@ -87,7 +87,7 @@ def accumulate(
     """Sums of the frames; the Gaussians share them where `transform` moves them.
 
     Args:
-        mixtures: Of all speakers.
+        mixtures: Mixtures of all speakers.
         frames: [time, dims], as they were before any map.
         states: [time]; frames with a negative one are left out.
         transform: The best map so far.
@@ -178,7 +178,7 @@ def _best_row(
     """(α p_i + k_i) G_i⁻¹ with the α of the larger auxiliary function.
 
     Args:
-        column: Of A⁻¹: the row's cofactors over det A, a factor that α takes up.
+        column: Column of A⁻¹: the row's cofactors over det A, which α absorbs.
         target: k_i.
         curvature: G_i⁻¹.
         frames: β.
@@ -203,10 +203,10 @@ def offset(sums: Statistics) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class FmllrOptions:
-    """How a speaker's map is estimated.
+    """Options of the estimate of a speaker's map.
 
     Attributes:
-        num_passes: How often the Gaussians share the frames anew.
+        num_passes: Number of times that the frames are reassigned to Gaussians.
         num_sweeps: Sweeps over the rows in each pass.
         min_frames: Fewest frames for a full map; 40 dimensions have 1,640 values.
         min_offset_frames: Fewest frames for an offset; below that nothing is changed.
@@ -258,7 +258,7 @@ def estimate(
     """The map of one speaker, from all that was heard of it.
 
     Args:
-        mixtures: Of all speakers.
+        mixtures: Mixtures of all speakers.
         spoken: The speaker's utterances; negative states are left out.
         options: Passes and fewest frames.
     """

@@ -42,7 +42,7 @@ _FIRST_VARIANCE = 0.1  # of the means between speakers, before the first iterati
 
 
 class Posterior(NamedTuple):
-    """What is known of w after some speech: a Gaussian per speaker.
+    """The posterior of w after some speech: a Gaussian per speaker.
 
     Attributes:
         mean: float64 [speakers, size].
@@ -61,7 +61,7 @@ class Posterior(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What was heard of a speaker so far.
+    """Statistics of a speaker's speech so far.
 
     Attributes:
         counts: N, float64 [gaussians].
@@ -79,7 +79,7 @@ class IVectorExtractor:
     Attributes:
         shift: δ, float64 [gaussians, dims].
         loadings: W, float64 [gaussians, dims, size].
-        frame_weight: What a frame counts, in (0, 1].
+        frame_weight: Weight of a frame, in (0, 1].
     """
 
     shift: np.ndarray
@@ -103,7 +103,7 @@ class IVectorExtractor:
         return _packed(product(self.loadings.transpose(0, 2, 1), self.loadings))
 
     def posterior(self, counts: np.ndarray, deviations: np.ndarray) -> Posterior:
-        """What is known of several speakers.
+        """The posteriors of several speakers.
 
         Args:
             counts: N, [speakers, gaussians].
@@ -132,7 +132,7 @@ class IVectorExtractor:
         return Posterior(mean.numpy(), factor.numpy(), gain.numpy())
 
     def nothing_heard(self) -> Heard:
-        """Of a speaker who has not spoken yet."""
+        """The statistics of a speaker who has not spoken yet."""
         return Heard(np.zeros(len(self.shift)), np.zeros(self.size))
 
     def online(
@@ -144,7 +144,7 @@ class IVectorExtractor:
             ubm: The mixture.
             frames: The next utterance, [time, dims].
             period: Frames from one i-vector to the next.
-            heard: Of the speaker before this utterance.
+            heard: Statistics of the speaker before this utterance.
 
         Returns:
             i-vectors, float64 [ceil(time / period), size], that for frames k · period
@@ -202,11 +202,11 @@ class IVectorExtractor:
 
 
 class ExtractorStep(NamedTuple):
-    """Where the training of an extractor stands.
+    """The state of an extractor's training.
 
     Attributes:
         extractor: After this iteration.
-        gain: How much likelier than by the average speaker the speech is, before this
+        gain: Gain in log-likelihood over the average speaker before this
             iteration: log p(F) − log p(F | w = 0, δ = 0) for each frame that counts.
     """
 
@@ -247,9 +247,9 @@ def train_extractor(
         counts: N of each speaker, [speakers, gaussians].
         deviations: F of each speaker, [speakers, gaussians, dims].
         size: Dimensions of an i-vector.
-        num_iterations: Of expectation maximisation.
-        frame_weight: What a frame counts, in (0, 1].
-        seed: Of the W that training begins with.
+        num_iterations: Iterations of expectation maximisation.
+        frame_weight: Weight of a frame, in (0, 1].
+        seed: Seed of the W that training begins with.
         num_processes: Go through the speakers at the same time.
 
     Raises:

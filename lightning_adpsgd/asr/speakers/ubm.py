@@ -30,7 +30,7 @@ _BLOCK = 2048  # frames shared out at a time
 
 
 class UbmStep(NamedTuple):
-    """Where the training stands.
+    """The state of the training.
 
     Attributes:
         ubm: Mixture after this iteration; its only state is 0.
@@ -60,9 +60,9 @@ def train_ubm(
 
     Args:
         frames: [time, dims], a sample of all speakers' speech.
-        num_gaussians: How many there are in the end, if there are frames for them.
+        num_gaussians: Final number of Gaussians, if there are enough frames.
         num_iterations: At each size.
-        seed: Of the splitting of Gaussians.
+        seed: Seed of the splitting of Gaussians.
         num_processes: Share the frames out at the same time.
 
     Raises:

@@ -88,7 +88,7 @@ def broken(folder: Path, how: str) -> Path:
         ("short", "expected at least 0.025 s, found 0.019 s"),
         ("truncated", "cut short: the header says 32044 bytes, there are 31044"),
         ("swapped", "speech with the two bytes of each sample exchanged"),
-        ("nan", r"sample 8000 \(1.00 s\) is no number"),
+        ("nan", r"sample 8000 \(1.00 s\) is non-finite"),
     ],
 )
 def test_what_cannot_be_used_says_why(tmp_path: Path, how: str, message: str):
