@@ -154,12 +154,15 @@ class Looks(Sampled):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_all_is_put_back_after_training_and_after_an_exception(fails: bool) -> None:
+def test_all_is_put_back_after_training_and_after_an_exception(
+    fails: bool, tmp_path: Path
+) -> None:
     def fit(*callbacks: Any) -> tuple[set[Any], set[Any]]:
         trainer = trainer_of(
             gossip(save_learners=True),
             2,
             enable_checkpointing=True,
+            default_root_dir=tmp_path,
             callbacks=list(callbacks),
         )
         module = Looks(fails)
