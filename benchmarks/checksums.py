@@ -28,7 +28,7 @@ from lightning_adpsgd.gossip.members import FixedMembers
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import DistributedTransport
+from lightning_adpsgd.transport.process_group import DistributedTransport
 
 NUM_ELEMENTS = 8_556_010  # those of `workload`
 TURNS, WARMUPS = 12, 2  # both even, or one would be first more often

@@ -32,13 +32,14 @@ from lightning_adpsgd.gossip.members import FixedMembers
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import DistributedTransport, Transport
+from lightning_adpsgd.transport.base import Transport
 from lightning_adpsgd.transport.links import (
     Address,
     Credentials,
     LinkTransport,
     PeerInfo,
 )
+from lightning_adpsgd.transport.process_group import DistributedTransport
 
 SIZES = (1_000_000, 43_154_944)
 REPETITIONS, WARMUPS = 9, 2

@@ -25,7 +25,7 @@ from lightning_adpsgd.gossip.members import FixedMembers
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import DistributedTransport
+from lightning_adpsgd.transport.process_group import DistributedTransport
 
 ELEMENTS = 43_154_944
 WIRES = {"float32": None, "bfloat16": torch.bfloat16, "int8": torch.int8}

@@ -22,8 +22,11 @@ from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import DeviceTransport, DistributedTransport
 from lightning_adpsgd.transport.links import Credentials
+from lightning_adpsgd.transport.process_group import (
+    DeviceTransport,
+    DistributedTransport,
+)
 from lightning_adpsgd.weights.flat import FlatParameters
 
 

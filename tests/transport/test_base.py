@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from lightning_adpsgd.transport.base import (
     SYNCHRONOUS_LANE,
-    DistributedTransport,
     PeerLost,
     ThreadTransport,
     Transport,
     lane_of,
     one_behind,
 )
+from lightning_adpsgd.transport.process_group import DistributedTransport
 from tests.helpers import PATIENCE, Swap, forked, swap, together
 
 Program = Callable[[Transport], Any]
