@@ -24,7 +24,7 @@ from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from lightning_adpsgd.gossip import exchange
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.members import FixedMembers
+from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
@@ -87,7 +87,7 @@ def program(turns: int) -> Callable[[Place], list[Taken]]:
             [weights],
             DistributedTransport(group),
             SuperLearnerGroup(),
-            FixedMembers(schedule, dist.get_rank()),
+            Members.fixed(schedule, dist.get_rank()),
             GossipOptions(),
         )
         engine.start()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.members import FixedMembers
+from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import Order
@@ -135,7 +135,7 @@ def make_engines(
             [vector],
             transport,
             SuperLearnerGroup(),
-            FixedMembers(schedule, transport.index),
+            Members.fixed(schedule, transport.index),
             dials,
         )
         for vector, transport in zip(vectors, transports, strict=True)
@@ -198,7 +198,7 @@ def disagreement_after(
                     [vector],
                     across[n][index],
                     node,
-                    FixedMembers(schedule, index),
+                    Members.fixed(schedule, index),
                     dials,
                 )
                 for n, (vector, node) in enumerate(
@@ -259,7 +259,7 @@ def test_the_learners_of_a_node_stay_equal_and_keep_the_sum() -> None:
                 [vectors[s][n]],
                 across[n][s],
                 node,
-                FixedMembers(schedule, s),
+                Members.fixed(schedule, s),
                 GossipOptions(),
             )
             for n, node in enumerate(ThreadSuperLearner.connect(2))
@@ -489,7 +489,7 @@ def test_a_silent_peer_is_lost_by_name_after_the_timeout() -> None:
         [vector],
         ThreadTransport.connect(2)[0],
         SuperLearnerGroup(),
-        FixedMembers(schedule, 0),
+        Members.fixed(schedule, 0),
         options,
         errors.append,
     )
@@ -524,7 +524,7 @@ def test_engines_that_abort_together_end_at_once_and_report_no_loss() -> None:
             [row],
             transport,
             SuperLearnerGroup(),
-            FixedMembers(schedule, transport.index),
+            Members.fixed(schedule, transport.index),
             GossipOptions(),
             errors.append,
         )

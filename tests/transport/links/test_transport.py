@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.members import FixedMembers
+from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
@@ -257,7 +257,7 @@ def make_engines(
             [vector],
             transport,
             SuperLearnerGroup(),
-            FixedMembers(schedule, transport.index),
+            Members.fixed(schedule, transport.index),
             options,
         )
         for vector, transport in zip(vectors, transports, strict=True)
