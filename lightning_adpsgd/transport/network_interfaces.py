@@ -67,7 +67,9 @@ def gloo_addresses() -> list[str]:
 
 def is_loopback(host: str) -> bool:
     """Whether an address leads back to the host that uses it."""
-    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def port_range() -> str:

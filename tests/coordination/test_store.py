@@ -98,7 +98,7 @@ def test_the_action_on_a_failure_is_done_once() -> None:
     first.start()
     second.announce_failure("no")
     second.announce_failure("no again")
-    first.linger(timedelta(seconds=0.2))
+    first.silent_learners(timedelta(seconds=0.2))
     until(lambda: bool(calls), "the action")
     first.stop()
     assert calls == [1]
@@ -123,10 +123,10 @@ def test_the_host_of_the_store_lingers_until_all_have_seen_the_failure() -> None
     host.start()
     host.announce_failure("no")
     begin = time.perf_counter()
-    host.linger(timedelta(seconds=0.2))
+    host.silent_learners(timedelta(seconds=0.2))
     assert time.perf_counter() - begin >= 0.2
     other.start()
-    host.linger(LONG)
+    host.silent_learners(LONG)
     assert other.failure == "no"
     host.stop()
     other.stop()

@@ -16,6 +16,7 @@ import json
 import secrets
 import socket
 import struct
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from lightning_adpsgd.transport.links.credentials import Credentials
@@ -61,7 +62,7 @@ class _Session(NamedTuple):
         return self.credentials.accepts(proof, label, self.nonces, content)
 
     def send_info(self, label: bytes, mine: PeerInfo, **others: Any) -> None:
-        text = json.dumps({"facts": mine.to_dict(), **others}).encode()
+        text = json.dumps({"facts": asdict(mine), **others}).encode()
         if len(text) > LONGEST_INFO:
             raise Refused(f"our info takes {len(text)} bytes, more than {LONGEST_INFO}")
         self.send(_LENGTH.pack(len(text)) + text + self.proof(label, text))

@@ -1,7 +1,6 @@
 """Sockets of links: their options, their time limits, and whether a link is cut."""
 
 import errno
-import ipaddress
 import socket
 import ssl
 import struct
@@ -9,6 +8,7 @@ import sys
 import time
 from typing import NamedTuple
 
+from lightning_adpsgd.transport import network_interfaces
 from lightning_adpsgd.transport.base import Evidence
 
 # A host that is gone is noticed on a silent connection after 1 + 2 * 1 seconds.
@@ -105,7 +105,7 @@ def connect(address: Address, seconds: float = _CONNECT_S) -> socket.socket:
 
 
 def probe(address: Address) -> OSError | None:
-    """Returns why an address cannot be connected to; none if it can."""
+    """Returns why an address cannot be connected to; None if it can."""
     try:
         connect(address).close()
     except OSError as error:
@@ -140,10 +140,7 @@ def is_cut(sock: socket.socket, waited_s: float) -> bool:
 
 def is_loopback(sock: socket.socket) -> bool:
     """Returns whether a socket is bound to an address of this host alone."""
-    host = sock.getsockname()[0].partition("%")[0]
-    address = ipaddress.ip_address(host)
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    return network_interfaces.is_loopback(sock.getsockname()[0])
 
 
 def send_all(sock: socket.socket, data: bytes, deadline: Deadline) -> None:

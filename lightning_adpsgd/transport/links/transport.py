@@ -47,10 +47,6 @@ class LinkTransport(Transport):
         credentials: what it proves and demands.
     """
 
-    # The thread that waits moves the bytes as well. Two runs at 200 Mbit/s gave 1.7 and
-    # 2.7, judging by what training lost.
-    overhead = 2.5
-
     def __init__(self, info: PeerInfo, credentials: Credentials) -> None:
         self.index, self._info, self._credentials = info.member, info, credentials
         self._lanes = _Lanes()
@@ -112,17 +108,12 @@ class LinkTransport(Transport):
 
         Args:
             number: number of the peer.
-            lane: the lane; none: both.
+            lane: the lane; None: both.
         """
         self._lanes.drop(number, lane)
 
     def rename(self, number: int, incarnation: str) -> None:
-        """Takes the number that the membership has given; nothing may be connected.
-
-        Args:
-            number: number of this super-learner.
-            incarnation: incarnation of its member.
-        """
+        """Takes the number that the membership has given; nothing may be connected."""
         self.index = number
         self._info = replace(self._info, member=number, incarnation=incarnation)
 
