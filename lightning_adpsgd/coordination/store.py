@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
@@ -110,11 +111,8 @@ class Coordinator:
     def meet(self, name: str) -> float:
         """Waits until every learner has come to the meeting of this name.
 
-        It may take as long as the slowest learner needs, because a learner that waits
-        keeps answering its peers; it ends early only if a learner fails.
-
-        Returns:
-            The seconds waited.
+        Returns the seconds waited. They may be as many as the slowest learner needs,
+        because a learner that waits keeps answering its peers.
 
         Raises:
             LearnerFailed: A learner failed, or came to another meeting: the learners'
@@ -198,7 +196,8 @@ class Coordinator:
             # At once: a launcher may kill this process before its exception is shown.
             print(f"Training ends: {self.failure}", file=sys.stderr, flush=True)
         self._when_failed()
-        self._acknowledge()
+        with suppress(RuntimeError):  # the store is gone
+            self._store.set(f"failure/seen/{self._rank}", "")
         if not self._stopped.wait(self._timeout.total_seconds()):
             self._end_process()
 
@@ -212,12 +211,6 @@ class Coordinator:
                 "learner 0 printed last"
             )
         return None
-
-    def _acknowledge(self) -> None:
-        try:
-            self._store.set(f"failure/seen/{self._rank}", "")
-        except RuntimeError:
-            return
 
     def _end_process(self) -> None:
         # The training thread has been inside one call for the whole timeout, most

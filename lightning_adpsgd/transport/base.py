@@ -26,16 +26,14 @@ class PeerLost(RuntimeError):
     """A peer did not take part in an operation within the timeout, or has gone.
 
     Args:
-        peer: Index of the super-learner at the other end; none where it is not known.
-        operation: What was being done, as a phrase.
-        reason: What the layer below said.
-        evidence: "refusal": its host says that nobody listens at its port. "silence":
-            nothing has come from there for long.
+        peer: index of the super-learner at the other end; None where it is unknown.
+        operation: phrase for what was being done.
+        reason: message of the layer below.
+        evidence: "refusal": its host says that no process listens at its port.
+            "silence": nothing has come from there for long.
 
     Attributes:
-        peer: As given.
-        detail: What was being done, and what was said, without advice.
-        evidence: As given.
+        detail: operation and reason, without advice.
     """
 
     def __init__(
@@ -68,10 +66,10 @@ class Transport(ABC):
     """Messages between super-learners; safe to use from several threads at once.
 
     Attributes:
-        index: This super-learner, 0 <= index < size.
-        size: Number of super-learners.
-        on_device: Whether it takes tensors of a GPU, and of nothing else; otherwise it
-            takes those of the host.
+        index: this super-learner, 0 <= index < size.
+        size: number of super-learners.
+        on_device: whether it takes tensors of a GPU, and no others; otherwise it takes
+            those of the host.
     """
 
     index: int
@@ -102,7 +100,7 @@ class Transport(ABC):
     def post_mean(self, vector: Tensor) -> Pending:
         """Posts the mean over all super-learners, who post theirs in the same order.
 
-        It stands in the place of the vector once the wait has returned.
+        It takes the place of the vector once the wait has returned.
         """
 
 

@@ -19,7 +19,7 @@ def coordinators(num: int) -> list[Coordinator]:
     return [Coordinator(store, rank, num, LONG, QUICK) for rank in range(num)]
 
 
-def test_nobody_leaves_a_meeting_before_the_last_has_come() -> None:
+def test_no_learner_leaves_a_meeting_before_the_last_has_come() -> None:
     first, second, last = coordinators(3)
     left = [threading.Event(), threading.Event()]
 
@@ -69,12 +69,12 @@ def test_learners_at_different_meetings_fail_with_both_names() -> None:
 
 
 def test_a_failure_reaches_all_and_the_first_message_wins() -> None:
-    everybody = coordinators(3)
-    for coordinator in everybody:
+    learners = coordinators(3)
+    for coordinator in learners:
         coordinator.start()
-    everybody[1].announce_failure("learner 1 raised ValueError: no")
-    everybody[2].announce_failure("learner 2 lost learner 1")
-    for coordinator in everybody:
+    learners[1].announce_failure("learner 1 raised ValueError: no")
+    learners[2].announce_failure("learner 2 lost learner 1")
+    for coordinator in learners:
         until(lambda c=coordinator: c.failure is not None, "the failure")
         with pytest.raises(LearnerFailed, match="learner 1 raised ValueError: no"):
             coordinator.raise_if_failed()

@@ -206,8 +206,8 @@ def disagreement_after(
                 )
             ]
         )
-    everybody = [gossip for gossips_of in gossips for gossip in gossips_of]
-    with running(everybody):
+    learners = [gossip for gossips_of in gossips for gossip in gossips_of]
+    with running(learners):
         for number in range(150):
             lockstep_of_nodes(vectors, gossips, lr, number + 1)
         return max(float(v.abs().max()) for both in vectors for v in both)
@@ -334,7 +334,7 @@ def test_a_learner_that_never_merges_slows_no_exchange_of_the_others() -> None:
     vectors, gossips = engines(random_rows(4), "ring")
 
     def train_and_look(index: int, seen: int) -> bool:
-        # A round asks nobody who is at the end of an exchange: it takes another step.
+        # A round asks no peer that is ending an exchange: it takes another step.
         for each in (1, 2, 3):
             step(vectors[each], gossips[each], 1.0)
         return gossips[index].statistics().exchanges > seen
@@ -422,7 +422,7 @@ def test_the_age_of_a_peer_is_the_steps_since_an_exchange_with_it() -> None:
         for _ in range(3):
             step(vectors[0], gossips[0])
         assert gossips[0].statistics().peer_ages == {1: 3, 2: 3}
-        # In round 1 whoever has the higher index asks: here learner 1 asks learner 0.
+        # In round 1 the higher index asks: here learner 1 asks learner 0.
         for _ in range(4):
             step(vectors[1], gossips[1])
         until(lambda: gossips[0].statistics().peer_ages[1] == 0, "the exchange")
@@ -431,7 +431,7 @@ def test_the_age_of_a_peer_is_the_steps_since_an_exchange_with_it() -> None:
         assert gossips[0].statistics().peer_ages == {1: 2, 2: 5}
 
 
-def test_a_learner_that_is_too_stale_rests_for_nobodys_cores(
+def test_a_learner_that_is_too_stale_does_not_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(CoreShare, "pause_s", lambda self: 1000.0)

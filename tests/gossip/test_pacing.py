@@ -204,7 +204,7 @@ def test_rare_exchanges_are_reported_once_with_the_rate_and_the_option(
     quarantine = Quarantine(members, [], SuperLearnerGroup(), replica, PATIENCE, None)
     account = Account(members, replica, quarantine, state)
     traffic = Traffic(account, state, None, 0.05)
-    traffic.merged(cost_s)
+    traffic.cores.merged(cost_s)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             a_minute_of(traffic, replica, clock, 100, num_exchanges)

@@ -64,8 +64,8 @@ class StartupBarrier:
         store: store of the job, under a prefix that nothing else uses.
         rank: rank of this learner.
         world_size: number of learners.
-        patience: time for which learner 0 waits for the others.
-        names: what messages call the learners, as far as that is known.
+        patience: longest wait of learner 0 for the others.
+        names: names of the learners in messages, as far as they are known.
     """
 
     def __init__(

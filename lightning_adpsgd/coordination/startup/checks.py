@@ -253,7 +253,7 @@ def _own_location(rank: int, server: ReachabilityServer) -> LearnerLocation:
 
 
 def _machine() -> str:
-    """Differs between machines of one name, and between containers of one machine."""
+    # It differs between machines of one name, and between containers of one machine.
     parts = [socket.gethostname()]
     for read in (
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),

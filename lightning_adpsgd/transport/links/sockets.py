@@ -51,21 +51,13 @@ class Address(NamedTuple):
 
 
 class Deadline:
-    """The end of a time limit that several operations share.
-
-    Args:
-        seconds: length of the limit, from now on.
-    """
+    """The end of a time limit, from now on, that several operations share."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Returns the seconds that are left.
-
-        Raises:
-            TimeoutError: No time is left.
-        """
+        """Returns the seconds that are left, or raises `TimeoutError`."""
         seconds = self._end - time.monotonic()
         if seconds <= 0:
             raise TimeoutError("timed out")
@@ -125,11 +117,8 @@ def is_cut(sock: socket.socket, waited_s: float) -> bool:
     """Returns whether nothing has acknowledged for seconds what was sent.
 
     `TCP_USER_TIMEOUT` would also count a peer that is only slow to read: one that is
-    stopped for a while, or limits its traffic. The kernel of such a peer answers.
-
-    Args:
-        sock: connected socket.
-        waited_s: seconds that the caller has waited; it may have been idle before.
+    stopped for a while, or limits its traffic. The kernel of such a peer answers. The
+    socket may have been idle before the seconds that the caller has waited.
     """
     if not hasattr(socket, "TCP_INFO"):
         return False
@@ -150,10 +139,7 @@ def send_all(sock: socket.socket, data: bytes, deadline: Deadline) -> None:
 
 
 def receive_all(sock: socket.socket, num_bytes: int, deadline: Deadline) -> bytes:
-    """Receives so many bytes before the deadline, or raises `OSError`.
-
-    The caller has checked the number against a limit.
-    """
+    """Receives so many bytes, a checked number, in time, or raises `OSError`."""
     data = bytearray(num_bytes)
     room = memoryview(data)
     while room:

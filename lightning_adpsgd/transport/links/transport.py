@@ -104,11 +104,7 @@ class LinkTransport(Transport):
         """Breaks off a lane of a peer; a thread that uses it is told of the loss.
 
         What was sent before still arrives. It also ends a lane on which the asking end
-        has said goodbye.
-
-        Args:
-            number: number of the peer.
-            lane: the lane; None: both.
+        has said goodbye. None means both lanes.
         """
         self._lanes.drop(number, lane)
 
@@ -207,7 +203,6 @@ class _Lanes:
         return connection
 
     def put(self, peer: int, lane: int, sock: socket.socket) -> None:
-        """Makes a lane of a connected socket; breaks off the one before."""
         key = peer, lane
         with self._lock:
             if self._closed:
@@ -221,11 +216,8 @@ class _Lanes:
 
     def drop(self, peer: int, lane: int | None = None) -> None:
         with self._lock:
-            keys = [
-                key
-                for key in self._connections
-                if key[0] == peer and lane in (None, key[1])
-            ]
+            lanes = [key for key in self._connections if key[0] == peer]
+            keys = [key for key in lanes if lane in (None, key[1])]
             dropped = [self._connections.pop(key) for key in keys]
         for connection in dropped:
             connection.break_off("this end has disconnected it")

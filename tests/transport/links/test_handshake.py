@@ -154,7 +154,7 @@ def nonce_of(greet: Callable[[socket.socket], PeerInfo]) -> bytes:
 
 
 def test_a_proof_out_of_an_earlier_handshake_is_of_no_use() -> None:
-    """Whoever listens on the wire and repeats what the dialer said is refused."""
+    """A listener on the wire that repeats what the dialer said is refused."""
     with tcp_pair() as (first, second):
         first.sendall(good_hello())
         session = second.recv(100)

@@ -45,7 +45,7 @@ def ignore(number: int) -> None:
     """Of no interest to the test."""
 
 
-def test_everybody_swaps_with_everybody_on_both_lanes() -> None:
+def test_each_swaps_with_each_other_on_both_lanes() -> None:
     def program(transport: LinkTransport) -> list[list[float]]:
         peers = [j for j in range(3) if j != transport.index]
         got = []
@@ -202,7 +202,7 @@ def test_a_peer_that_does_not_fit_is_refused_and_the_next_one_is_not(
     end(listener, dialer, fits, second)
 
 
-def test_an_address_where_nobody_listens_is_a_loss_by_name() -> None:
+def test_an_address_without_a_listener_is_a_loss_by_name() -> None:
     second = LinkTransport(info(1), TOKEN)
     listener = second.listen(LOOPBACK, ignore)
     listener.close()
