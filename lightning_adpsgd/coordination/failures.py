@@ -33,7 +33,7 @@ class FailureReport:
     """Turns the loss of a connection into the failure that caused it.
 
     Args:
-        coordinator: connection of this learner to the job's failure notices.
+        coordinator: connection to the job's failure notices.
         rank: rank of this learner.
         super_learner: ranks of the learners of its super-learner.
     """

@@ -226,7 +226,6 @@ class Gossip(Communication, Exchanges):
     @property
     @override
     def num_reloads(self) -> int:
-        """How often the weights were replaced by those of a peer since the start."""
         return self._quarantine.num_reloads
 
     @property

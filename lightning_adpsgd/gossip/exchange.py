@@ -143,15 +143,7 @@ class Lanes:
 
 
 class Lane:
-    """One end of a lane; used by a single thread.
-
-    Args:
-        channel: where messages go and come from.
-        replica: what is exchanged.
-        buffers: memory that all lanes of a learner share.
-        wire_dtype: what travels; None: the weights as they are.
-        gain: gamma.
-    """
+    """One end of a lane; used by a single thread. All lanes share the buffers."""
 
     def __init__(
         self,

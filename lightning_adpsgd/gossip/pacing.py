@@ -148,12 +148,6 @@ class Traffic:
     `_under_way` and `_paused` are guarded by `_state`, which is notified when an
     exchange has ended and when rests end.
 
-    Args:
-        account: record of what comes of the exchanges.
-        state: the engine's lock.
-        link_budget: bytes per second, on average; None is no bound.
-        cpu_share: share of the training's time; 1 is no bound.
-
     Attributes:
         cores: bound on the share of the training's time.
         pacer: bound on the bytes per second.

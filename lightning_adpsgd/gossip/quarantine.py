@@ -100,9 +100,8 @@ class Quarantine:
     shard. `note` is called under the engine's lock; all else by the training thread.
 
     Args:
-        members: the super-learners, this one among them.
-        vectors: whole weights of this one.
-        node: learners of this one.
+        vectors: whole weights of this super-learner.
+        node: learners of this super-learner.
         replica: this learner's shards.
         timeout: longest wait for a peer.
         max_reloads: number of times that it may go on from a peer's weights; None: it

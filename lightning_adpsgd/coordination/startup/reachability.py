@@ -202,7 +202,8 @@ def _cause(
             '"false"), or the address belongs to another machine as well'
         )
     shared = _shared_networks(source, target)
-    if _interface_of(target, endpoint) and shared and not _sees(source, endpoint):
+    is_seen = any(own.holds(endpoint.host) for own in source.interfaces)
+    if _interface_of(target, endpoint) and shared and not is_seen:
         return (
             f"Host {source.host} has no address in that network: it is the wrong "
             f"interface. Set {VARIABLE}={shared[0].name} on host {target.host}; both "
@@ -245,10 +246,6 @@ def _shared_networks(
         for host in [theirs.address.partition("/")[0]]
         if not is_loopback(host) and any(own.holds(host) for own in source.interfaces)
     ]
-
-
-def _sees(source: LearnerLocation, endpoint: Address) -> bool:
-    return any(interface.holds(endpoint.host) for interface in source.interfaces)
 
 
 def _interface_of(location: LearnerLocation, endpoint: Address) -> Interface | None:
