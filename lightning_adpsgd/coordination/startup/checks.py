@@ -1,6 +1,6 @@
 """What is checked before the learners of a job begin.
 
-That all have come; that they run the same versions with the same dials; that the
+That all have come; that they run the same versions with the same options; that the
 learners of a super-learner are on one machine; that learners reach one another where
 Gloo will listen; later, that all have the same model. What is wrong is one message,
 the same in every learner, which names hosts and remedies.
