@@ -24,11 +24,11 @@ from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from lightning_adpsgd.gossip import exchange
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.members import FixedMembers
+from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import DistributedTransport
+from lightning_adpsgd.transport.process_group import DistributedTransport
 
 NUM_ELEMENTS = 8_556_010  # those of `workload`
 TURNS, WARMUPS = 12, 2  # both even, or one would be first more often
@@ -87,7 +87,7 @@ def program(turns: int) -> Callable[[Place], list[Taken]]:
             [weights],
             DistributedTransport(group),
             SuperLearnerGroup(),
-            FixedMembers(schedule, dist.get_rank()),
+            Members.fixed(schedule, dist.get_rank()),
             GossipOptions(),
         )
         engine.start()

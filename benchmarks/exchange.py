@@ -28,17 +28,18 @@ from benchmarks.results import Report, Row
 from benchmarks.timing import Spread, print_row, take_turns
 from lightning_adpsgd.gossip import exchange
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.members import FixedMembers
+from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import DistributedTransport, Transport
+from lightning_adpsgd.transport.base import Transport
 from lightning_adpsgd.transport.links import (
     Address,
     Credentials,
     LinkTransport,
     PeerInfo,
 )
+from lightning_adpsgd.transport.process_group import DistributedTransport
 
 SIZES = (1_000_000, 43_154_944)
 REPETITIONS, WARMUPS = 9, 2
@@ -101,7 +102,7 @@ def time_exchanges(
 ) -> Spread:
     """Seconds of an exchange that learner 0 asks for, its merge included."""
     schedule = Schedule(find_topology("ring"), num_super_learners=2)
-    members = FixedMembers(schedule, transport.index)
+    members = Members.fixed(schedule, transport.index)
     engine = Gossip([vector], transport, SuperLearnerGroup(), members, GossipOptions())
     engine.start()
     dist.barrier()

@@ -21,11 +21,11 @@ from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row
 from lightning_adpsgd.coordination.groups import Groups, make_groups
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.members import FixedMembers
+from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import DistributedTransport
+from lightning_adpsgd.transport.process_group import DistributedTransport
 
 ELEMENTS = 43_154_944
 WIRES = {"float32": None, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -117,7 +117,7 @@ def running(
     schedule = Schedule(find_topology("ring"), num_super_learners=2)
     options = GossipOptions(wire_dtype=wire_dtype, timeout=TIMEOUT)
     members, node = (
-        FixedMembers(schedule, transport.index),
+        Members.fixed(schedule, transport.index),
         SuperLearnerGroup(groups.shards),
     )
     engine = Gossip([vector], transport, node, members, options)

@@ -24,7 +24,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.members import FixedMembers
+from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import TOPOLOGIES, TopologyLike, find_topology
@@ -157,7 +157,7 @@ def engines(
             [vector],
             transport,
             SuperLearnerGroup(),
-            FixedMembers(schedule, transport.index),
+            Members.fixed(schedule, transport.index),
             dials,
         )
         for vector, transport in zip(

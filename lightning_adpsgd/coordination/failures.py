@@ -33,7 +33,7 @@ class FailureReport:
     """Turns the loss of a connection into the failure that caused it.
 
     Args:
-        coordinator: connection of this learner to the job's failure notices.
+        coordinator: connection to the job's failure notices.
         rank: rank of this learner.
         super_learner: ranks of the learners of its super-learner.
     """
@@ -60,7 +60,9 @@ class FailureReport:
         except PeerLost as error:
             message = self._coordinator.explain(str(error))
             unnamed = error.peer is None and "lost a super-learner" in message
-            self._follow(message + self._silent() if unnamed else message, error)
+            if unnamed and (silent := self._coordinator.silent_learners()):
+                message += f". No sign of life from learner {silent}"
+            self._follow(message, error)
         except LearnerFailed as error:
             self._follow(self._coordinator.explain(str(error)), error)
         except RuntimeError as error:
@@ -89,10 +91,6 @@ class FailureReport:
         kind = LearnerDiverged if _DIVERGED in message else LearnerFailed
         raise kind(message) from (cause.__cause__ if repeats else cause)
 
-    def _silent(self) -> str:
-        silent = self._coordinator.silent_learners()
-        return f". No sign of life from learner {silent}" if silent else ""
-
     def _lost_neighbour(self, error: RuntimeError) -> str:
         return (
             f"{self._name} lost another learner of its super-learner "
@@ -103,7 +101,5 @@ class FailureReport:
 
 
 def _is_lost_connection(error: RuntimeError) -> bool:
-    """Whether torch or Gloo says that a collective failed."""
-    if isinstance(error, DistError | SuperLearnerBroken):
-        return True
-    return _GLOO.match(str(error)) is not None
+    by_name = isinstance(error, DistError | SuperLearnerBroken)
+    return by_name or _GLOO.match(str(error)) is not None

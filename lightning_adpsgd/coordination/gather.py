@@ -15,12 +15,8 @@ from torch import Tensor
 def gather_weights_only(value: Any, device: torch.device) -> list[Any] | None:
     """Brings one value of each learner together; a collective over all.
 
-    Args:
-        value: Tensors, numbers, strings, None and containers of them.
-        device: Of this learner.
-
     Returns:
-        The values by rank, tensors on the host, in learner 0; none elsewhere.
+        The values by rank, tensors on the host, in learner 0; None elsewhere.
     """
     where = torch.device("cpu") if dist.get_backend() == "gloo" else device
     mine = _as_bytes(value).to(where)

@@ -16,11 +16,11 @@ class Groups(NamedTuple):
     """The groups of one learner; each is driven by one engine alone.
 
     Attributes:
-        counterparts: The learners in the same place of every super-learner, in the
-            order of the super-learners.
-        gradients: This super-learner, for DDP; none if it is a single learner.
-        shards: This super-learner once more, for what gossip brought in.
-        on_device: Whether `counterparts` and `shards` carry tensors of a GPU, by NCCL;
+        counterparts: learners in the same place of every super-learner, in the order of
+            the super-learners.
+        gradients: this super-learner, for DDP; None if it is a single learner.
+        shards: this super-learner once more, for what gossip brought in.
+        on_device: whether `counterparts` and `shards` carry tensors of a GPU, by NCCL;
             otherwise those of the host, by Gloo.
     """
 
@@ -41,16 +41,16 @@ def make_groups(
     device: torch.device,
     on_device: bool = False,
 ) -> Groups:
-    """Makes them; a collective, which all learners of the job call.
+    """Makes the groups; a collective, which all learners of the job call.
 
     Consecutive ranks form a super-learner, as launchers number a machine's processes.
 
     Args:
         super_learner_size: N.
-        timeout: Of their operations.
-        device: Of the weights. Their gradients are reduced by what the default group
-            uses for it.
-        on_device: As in `Groups`; `has_nccl` must hold.
+        timeout: longest wait of an operation.
+        device: device of the weights. Their gradients are reduced by what the default
+            group uses for it.
+        on_device: as in `Groups`; `has_nccl` must hold.
     """
     size, count = super_learner_size, dist.get_world_size() // super_learner_size
     across = [[s * size + n for s in range(count)] for n in range(size)]
@@ -74,11 +74,7 @@ def wrap_in_ddp(
     device_ids: list[int] | None,
     arguments: Mapping[str, Any],
 ) -> DistributedDataParallel:
-    """DDP over a group, made on a stream of its own.
-
-    Torch's notes on CUDA ask for that stream, and Lightning makes one. What is queued
-    before it and in it is done when its borders are crossed.
-    """
+    """DDP over a group, made on a stream of its own, as torch's notes on CUDA ask."""
     wait_for_stream(device)
     with side_stream(device):
         wrapped = DistributedDataParallel(
@@ -91,7 +87,7 @@ def wrap_in_ddp(
 def _own_group(
     partition: list[list[int]], timeout: timedelta | None, backend: str | None
 ) -> dist.ProcessGroup:
-    # Everybody makes every group, in the same order: torch requires it.
+    # Every learner makes every group, in the same order: torch requires it.
     groups = [
         dist.new_group(ranks, timeout=timeout, backend=backend) for ranks in partition
     ]

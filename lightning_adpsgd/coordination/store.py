@@ -1,8 +1,8 @@
 """How the learners of a job wait for one another, and learn that one of them failed.
 
 Both go through the job's key-value store instead of a collective: a collective that
-somebody does not join blocks in compiled code until it times out and takes its process
-group down, whereas a key can be looked at, by a thread, while the learner goes on.
+a learner does not join blocks in compiled code until it times out and takes its process
+group down, whereas a thread can look at a key while the learner goes on.
 """
 
 import os
@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
@@ -35,20 +36,20 @@ class Coordinator:
     thread's own.
 
     Attributes:
-        failure: What failed; none as long as nothing has.
-        num_meetings: How many meetings this learner has come back from.
-        while_waiting: Called again and again by a learner that waits in a meeting,
+        failure: what failed; None as long as nothing has.
+        num_meetings: number of meetings that this learner has come back from.
+        while_waiting: called again and again by a learner that waits in a meeting,
             with the meeting's name.
-        when_met: Called when all have come.
+        when_met: called when all have come.
 
     Args:
-        store: The job's store, shared by all learners under a prefix of its own.
-        rank: This learner.
-        world_size: Number of learners.
-        timeout: For how long a learner that knows of a failure may go on before its
-            process is ended.
-        poll: Pause between two looks at the store.
-        when_failed: Called once, by the watching thread, when it sees a failure.
+        store: the job's store, under a prefix of its own.
+        rank: rank of this learner.
+        world_size: number of learners.
+        timeout: time after which the process of a learner that knows of a failure, and
+            still goes on, is ended.
+        poll: pause between two looks at the store.
+        when_failed: called once, by the watching thread, when it sees a failure.
     """
 
     def __init__(
@@ -110,11 +111,8 @@ class Coordinator:
     def meet(self, name: str) -> float:
         """Waits until every learner has come to the meeting of this name.
 
-        It may take as long as the slowest learner needs, because everybody who waits
-        here keeps answering its peers; it ends early only if a learner fails.
-
-        Returns:
-            The seconds waited.
+        Returns the seconds waited. They may be as many as the slowest learner needs,
+        because a learner that waits keeps answering its peers.
 
         Raises:
             LearnerFailed: A learner failed, or came to another meeting: the learners'
@@ -131,7 +129,7 @@ class Coordinator:
         return time.perf_counter() - begin
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Looks again and again until it holds.
+        """Waits until a condition holds.
 
         Raises:
             LearnerFailed: A learner failed meanwhile.
@@ -146,15 +144,12 @@ class Coordinator:
         self.while_waiting(name)
         return False
 
-    def linger(self, limit: timedelta) -> None:
-        """Waits until all learners have seen the failure, or for the limit.
-
-        For the process that hosts the store: what it knows is gone when it ends.
-        """
-        self.silent_learners(limit)
-
     def silent_learners(self, patience: timedelta = timedelta(seconds=1)) -> list[int]:
-        """Those that show no sign of having seen the failure: dead, or stuck."""
+        """Waits until all learners have seen the failure; returns those that have not.
+
+        They are dead, or stuck. The process that hosts the store comes here before it
+        ends, because what the store knows is gone with it.
+        """
         deadline = time.perf_counter() + patience.total_seconds()
         while silent := [
             rank for rank in range(self._world_size) if self._unseen(rank)
@@ -201,7 +196,8 @@ class Coordinator:
             # At once: a launcher may kill this process before its exception is shown.
             print(f"Training ends: {self.failure}", file=sys.stderr, flush=True)
         self._when_failed()
-        self._acknowledge()
+        with suppress(RuntimeError):  # the store is gone
+            self._store.set(f"failure/seen/{self._rank}", "")
         if not self._stopped.wait(self._timeout.total_seconds()):
             self._end_process()
 
@@ -215,12 +211,6 @@ class Coordinator:
                 "learner 0 printed last"
             )
         return None
-
-    def _acknowledge(self) -> None:
-        try:
-            self._store.set(f"failure/seen/{self._rank}", "")
-        except RuntimeError:
-            return
 
     def _end_process(self) -> None:
         # The training thread has been inside one call for the whole timeout, most

@@ -13,14 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class Account:
-    """Written by all threads of a learner, under the engine's lock.
-
-    Args:
-        members: the super-learners, this one among them.
-        replica: source of the step, and of the time that the training thread waited.
-        quarantine: what is told of every exchange.
-        state: the engine's lock.
-    """
+    """Written by all threads of a learner, under the engine's lock (`state`)."""
 
     def __init__(
         self,
@@ -88,18 +81,13 @@ class Account:
             return sorted(self._last_steps, key=self._last_steps.__getitem__)[::-1]
 
     def statistics(self, merge_seconds: float) -> Statistics:
-        """What was done so far.
-
-        Args:
-            merge_seconds: time that the training thread waited for others to merge.
-        """
+        """What was done so far, with what the training thread waited for merges."""
         waited = self._replica.wait_seconds + merge_seconds
         with self._state:
-            exposed = self._tally.exposed_seconds + waited
             step, last_steps = self._replica.step, self._last_steps
             ages = {peer: step - last for peer, last in last_steps.items()}
             return self._tally.snapshot()._replace(
-                exposed_seconds=exposed,
+                exposed_seconds=self._tally.exposed_seconds + waited,
                 peer_ages=ages,
                 reloads=self._quarantine.num_reloads,
             )

@@ -226,12 +226,11 @@ class Gossip(Communication, Exchanges):
     @property
     @override
     def num_reloads(self) -> int:
-        """How often the weights were replaced by those of a peer since the start."""
         return self._quarantine.num_reloads
 
     @property
     def leaves(self) -> bool:
-        """Whether all learners of the node have come to the step at which they end."""
+        """Whether all learners of the super-learner end at this step."""
         alone = self._node.size == 1
         return self.members.wants_to_leave if alone else self._merging.agreed.leave
 
@@ -315,7 +314,7 @@ class Gossip(Communication, Exchanges):
         self._threads.raise_if_failed()
         votes = Votes(self._quarantine.wants_reload, self.members.wants_to_leave)
         if seconds := self._merging.merge(votes):
-            self._traffic.merged(seconds)
+            self._traffic.cores.merged(seconds)
 
     def _reload_if_diverged(self) -> None:
         alone = self._node.size == 1
@@ -366,15 +365,9 @@ class Gossip(Communication, Exchanges):
 class Merging:
     """``w += d``; for the training thread.
 
-    A learner alone merges at once. The learners of a node must merge the same change at
-    the same step: it is gathered while the next step computes, and merged at its end.
-
-    Args:
-        vectors: w, whole, of real numbers.
-        replica: x and d of this learner's shards.
-        node: the learners of this super-learner.
-        timeout: longest wait of theirs for one another.
-        account: where merges are counted.
+    A learner alone merges at once. The learners of a super-learner must merge the same
+    change at the same step: it is gathered while the next step computes, and merged at
+    its end.
     """
 
     def __init__(
@@ -397,15 +390,12 @@ class Merging:
 
     @property
     def agreed(self) -> Votes:
-        """What all learners of a node do at this step, because one has voted for it."""
+        """What all learners do at this step, because one has voted for it."""
         return Votes() if self._together is None else self._together.agreed
 
     @torch.no_grad()
     def merge(self, votes: Votes) -> float:
         """Merges what is there, at a step boundary, and waits for no exchange.
-
-        Args:
-            votes: votes of this learner, where it has others in its node.
 
         Returns:
             Seconds that it took; 0 where nothing was merged.
@@ -433,7 +423,7 @@ class Merging:
         self._count()
 
     def finish(self) -> None:
-        """Ends a merge that the learners of a node have begun together."""
+        """Ends a merge that the learners of a super-learner have begun together."""
         if self._together is not None:
             self._together.finish()
 

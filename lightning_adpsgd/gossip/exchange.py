@@ -5,11 +5,9 @@ a chunk is an exchange of its own::
 
     d += a (theirs - mine)
 
-with the same a at both ends: ``a = gain / (1 + max(n_i, n_j))`` for ends that have n_i
-and n_j exchanges under way, this one included (Metropolis' weights). Two ends that meet
-alone take their mean, a = 1/2; exchanges that overlap would overshoot it together, and
-these weights make the sum of them an average again: 1/3 for two, as in the ring of the
-papers. Who meets whom is decided in `engine`.
+with the same a at both ends (`exchange_weight`): two ends that meet alone take their
+mean, a = 1/2; where two exchanges overlap a = 1/3, as in the ring of the papers. Who
+meets whom is decided in `engine`.
 
 A part is averaged only when both ends have said that they can take it, so that the sum
 of the two never changes by what one of them could not::
@@ -78,9 +76,6 @@ class Channel(NamedTuple):
     """Where the messages of one lane go and come from.
 
     Attributes:
-        transport: the connection to the peers.
-        peer: number of the other end.
-        lane: number of the lane.
         timeout: longest wait for one message.
     """
 
@@ -102,10 +97,6 @@ class Channel(NamedTuple):
         for pending in posted:
             pending.wait(self.timeout)
 
-    def send(self, tensor: Tensor) -> None:
-        """Sends a message."""
-        self.wait([self.post_send(tensor)])
-
     def receive(self, into: Tensor) -> None:
         """Receives a message."""
         self.wait([self.post_receive(into)])
@@ -123,15 +114,7 @@ class Channel(NamedTuple):
 
 
 class Lanes:
-    """Makes the lanes of one learner, which share the memory of exchanges.
-
-    Args:
-        transport: connection to the peers.
-        replica: what is exchanged.
-        wire_dtype: what travels; None: the weights as they are.
-        gain: gamma.
-        timeout: longest wait for one message.
-    """
+    """Makes the lanes of one learner, which share the memory of exchanges."""
 
     def __init__(
         self,
@@ -160,15 +143,7 @@ class Lanes:
 
 
 class Lane:
-    """One end of a lane; used by a single thread.
-
-    Args:
-        channel: where messages go and come from.
-        replica: what is exchanged.
-        buffers: memory that all lanes of a learner share.
-        wire_dtype: what travels; None: the weights as they are.
-        gain: gamma.
-    """
+    """One end of a lane; used by a single thread. All lanes share the buffers."""
 
     def __init__(
         self,
@@ -204,9 +179,9 @@ class Lane:
         """Asks for an exchange and makes it, as fast as the pacer allows.
 
         Args:
-            num_under_way: exchanges of this learner, this one included.
+            num_under_way: number of exchanges of this learner, this one included.
             pacer: bound on the bytes per second.
-            hurry: set when the pacer is to be ignored.
+            hurry: event that is set when the pacer is to be ignored.
         """
         greeting = [self._post_hearing(), self._post_word(ASK, num_under_way)]
         return self._exchange(greeting, pacer, hurry)
@@ -245,7 +220,7 @@ class Lane:
         write_seal(sums, [checksum(value) for value in values])
         numbers = torch.tensor(position, dtype=torch.int64, device="cpu")
         for tensor in (numbers, *values, sums):
-            self.channel.send(tensor)
+            self.channel.wait([self.channel.post_send(tensor)])
 
     def _exchange(
         self, greeting: list[Pending], pacer: Pacer, hurry: threading.Event | None
@@ -281,8 +256,6 @@ class Lane:
 
 
 class _Crossing(NamedTuple):
-    """A chunk whose messages are under way, both ways."""
-
     number: int
     codec: Codec
     going: Message
@@ -291,23 +264,11 @@ class _Crossing(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A chunk whose changes wait for the peer's verdicts."""
-
     changes: list[tuple[Part, Tensor]]
     verdicts: list[int]
 
 
 class _Exchange:
-    """One exchange at one end.
-
-    Args:
-        channel: where messages go and come from.
-        replica: what is exchanged.
-        loan: memory for it.
-        codecs: codecs of the lane, by dtype.
-        disagreement: what is usual between the two ends.
-    """
-
     def __init__(
         self,
         channel: Channel,
@@ -418,7 +379,7 @@ class _Exchange:
         sum: int,
         changes: list[tuple[Part, Tensor]],
     ) -> int:
-        """Writes what the peer has more than this end; whether that may be added."""
+        """Writes what the peer has more than this end; says whether to add it."""
         _, coming = crossing.coming.by_part[number]
         if checksum(crossing.coming.parts_on_host[number]) != sum:
             return DAMAGED

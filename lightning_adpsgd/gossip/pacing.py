@@ -120,10 +120,9 @@ class CoreShare:
 
 
 def waiting_s() -> float | None:
-    """For how long some thread of this machine has waited for a core, ever.
+    """Seconds in which some thread of this machine has waited for a core, ever.
 
-    Returns:
-        Seconds (pressure stall information), or None where the system does not tell.
+    They are pressure stall information; None where the system does not tell.
     """
     try:
         line, *_ = _PRESSURE.read_text(encoding="ascii").splitlines()
@@ -133,15 +132,10 @@ def waiting_s() -> float | None:
 
 
 def crowding(before: float | None, after: float | None, seconds: float) -> float:
-    """The share of a time in which some thread waited for a core.
+    """The share of a time in which some thread waited for a core, in [0, 1].
 
-    Args:
-        before: `waiting_s` at its begin.
-        after: `waiting_s` at its end.
-        seconds: duration.
-
-    Returns:
-        A number in [0, 1]; 1, the cautious answer, where the system does not tell.
+    It follows from `waiting_s` before and after, and is 1, the cautious answer, where
+    the system does not tell.
     """
     if before is None or after is None or seconds <= 0:
         return 1.0
@@ -154,13 +148,8 @@ class Traffic:
     `_under_way` and `_paused` are guarded by `_state`, which is notified when an
     exchange has ended and when rests end.
 
-    Args:
-        account: keeps what comes of the exchanges.
-        state: the engine's lock.
-        link_budget: bytes per second, on average; None is no bound.
-        cpu_share: share of the training's time; 1 is no bound.
-
     Attributes:
+        cores: bound on the share of the training's time.
         pacer: bound on the bytes per second.
         hurry: set while the training thread waits, and no exchange rests.
     """
@@ -173,14 +162,10 @@ class Traffic:
         cpu_share: float,
     ) -> None:
         self._account, self._state, self._share = account, state, cpu_share
-        self._cores = CoreShare(cpu_share)
+        self.cores = CoreShare(cpu_share)
         self._under_way, self._paused = UnderWay(), False
         self.pacer, self.hurry = Pacer(link_budget), threading.Event()
         self._begin: float | None = None
-
-    def merged(self, seconds: float) -> None:
-        """Reports the time of a merge, for which exchanges make up."""
-        self._cores.merged(seconds)
 
     def pause(self) -> None:
         """Asks for no more exchanges until `resume`; questions are still answered."""
@@ -203,7 +188,7 @@ class Traffic:
     def rest(self, unless: Callable[[], bool]) -> None:
         """Spares the cores, unless there is hurry or something else to do."""
         with self._state:
-            while pause_s := self._cores.pause_s():
+            while pause_s := self.cores.pause_s():
                 if self._state.wait_for(
                     lambda: self.hurry.is_set() or unless(), pause_s
                 ):
@@ -220,19 +205,24 @@ class Traffic:
 
         Args:
             peer: number of the other end.
-            exchange: function that makes it, given how many are under way, this one
-                included.
+            exchange: function that makes it, given the number under way.
             asked: whether the peer has asked: then it may begin (`UnderWay`).
         """
-        number = self._enter(peer, asked)
+        with self._state:
+            may_begin = asked or not self._paused
+            number = self._under_way.enter(peer, asked) if may_begin else 0
         if not number:
             return
         outcome = None
         try:
-            with self._cores.exchange():
+            with self.cores.exchange():
                 outcome = exchange(number)
         finally:
-            self._leave(peer, outcome)
+            with self._state:
+                self._under_way.leave(peer)
+                if outcome is not None:
+                    self._account.exchanged(peer, outcome)
+                self._state.notify_all()
 
     def report_rate(self) -> None:
         """Says once, after the first minute, if `cpu_share` makes exchanges rare.
@@ -246,23 +236,10 @@ class Traffic:
             return
         self._begin = float("inf")
         rate = self._account.exchanges_per_step
-        if self._cores.has_bound and rate < _RARE:
+        if self.cores.has_bound and rate < _RARE:
             _log.warning(
                 "A learner exchanges weights %.2g times per step, so that exchanges "
                 "take at most `cpu_share=%g` of the training's time. Raise `cpu_share` "
                 "to exchange more often; 1 is no bound.",
                 *(rate, self._share),
             )
-
-    def _enter(self, peer: int, asked: bool) -> int:
-        with self._state:
-            if self._paused and not asked:
-                return 0
-            return self._under_way.enter(peer, asked)
-
-    def _leave(self, peer: int, outcome: Outcome | None) -> None:
-        with self._state:
-            self._under_way.leave(peer)
-            if outcome is not None:
-                self._account.exchanged(peer, outcome)
-            self._state.notify_all()

@@ -4,6 +4,7 @@ One thread asks, when the schedule says so; the other waits to be asked and answ
 once, whatever the training thread is doing. Neither ever waits for a third learner.
 """
 
+import functools
 import threading
 import time
 from collections import deque
@@ -28,14 +29,9 @@ _LONGEST_SILENCE_S = 10.0
 class Threads:
     """The communication threads of one learner, and the error that ends them.
 
-    All of them are daemons. Under `_state`, whose waiters a failure wakes: `_threads`,
-    all that run, and `_error`, written by the first thread that fails and read by the
-    training thread.
-
-    Args:
-        device: device of the weights; each thread queues work on a stream of its own.
-        state: the engine's lock.
-        on_error: called once, by the thread that fails first.
+    All of them are daemons, and each queues work on a stream of its own. Under
+    `_state`, whose waiters a failure wakes: `_threads`, all that run, and `_error`,
+    written by the first thread that fails and read by the training thread.
 
     Attributes:
         leaving: set when the learner ends: nothing is asked any more.
@@ -121,13 +117,6 @@ class Asker:
     The events are set by any thread: `_due`, an exchange is to be asked for; `_gone`,
     the peer is not to be asked any more.
 
-    Args:
-        peer: number of the peer.
-        lane: lane of its questions.
-        traffic: what says which exchange may begin.
-        threads: what tells whether the learner ends.
-        state: the engine's lock.
-
     Attributes:
         called: set when there is something to do, or to end.
         ended: set when the thread has said its last.
@@ -187,7 +176,7 @@ class Asker:
                 raise
 
     def give_up(self) -> None:
-        """Tells those that wait for the peer's weights that there will be none."""
+        """Fails all pulls that still wait for the peer's weights."""
         lost = PeerLost(self._peer, "pulling its weights", "the connection has ended")
         with self._state:
             pulls, self._pulls = self._pulls, deque()
@@ -225,14 +214,7 @@ class Asker:
 
 
 class Answerer:
-    """What the thread that answers a peer does.
-
-    Args:
-        peer: number of the peer.
-        lane: lane of its questions.
-        traffic: all exchanges, of which each answer is one.
-        members: what is told when the peer asks no more.
-    """
+    """What the thread that answers a peer does."""
 
     def __init__(
         self, peer: int, lane: Lane, traffic: Traffic, members: Members
@@ -275,14 +257,6 @@ class Peers:
 
     Under `_state` are, by peer, `_askers` and `_answerers`, which tell the two threads
     of a peer what to do.
-
-    Args:
-        members: who there is, and what is told of losses.
-        lanes: what makes the lanes to peers.
-        traffic: what says which exchange may begin.
-        account: keeps the age of each peer.
-        threads: where the threads run.
-        state: the engine's lock.
     """
 
     def __init__(
@@ -316,8 +290,8 @@ class Peers:
         answerer = Answerer(peer, lane, self._traffic, self._members)
         with self._state:
             self._answerers[peer] = answerer
-        work = answerer.run
-        self._threads.start(f"answer-{peer}", lambda: self._until_lost(peer, work))
+        work = functools.partial(self._until_lost, peer, answerer.run)
+        self._threads.start(f"answer-{peer}", work)
 
     def drop(self, peer: int) -> threading.Event:
         """Asks a peer no more; an exchange under way is made to its end if it can.
@@ -341,11 +315,7 @@ class Peers:
         self.drop(peer)
 
     def pull(self, peer: int) -> "Future[Pulled]":
-        """Asks a peer that was added for its weights; no weights change by it.
-
-        Returns:
-            A future of them, or of the `PeerLost` that came in the way.
-        """
+        """Asks a peer that was added for its weights, or fails with `PeerLost`."""
         with self._state:
             if (asker := self._askers.get(peer)) is not None:
                 return asker.pull()

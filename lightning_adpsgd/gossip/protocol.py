@@ -67,15 +67,7 @@ class Outcome(NamedTuple):
 
 
 def due_round(step: int, every: int) -> int | None:
-    """The number of the round that a learner calls after its step number `step`.
-
-    Args:
-        step: optimizer steps made, this one included.
-        every: steps per round.
-
-    Returns:
-        The number, or None where no round is due.
-    """
+    """The round that a learner calls after so many steps; None where none is due."""
     round, rest = divmod(step, every)
     return round if rest == 0 else None
 
@@ -88,8 +80,8 @@ def exchange_weight(gain: float, num_mine: int, num_theirs: int) -> float:
 
     Args:
         gain: gamma.
-        num_mine: exchanges that this end had under way when this one began, this one
-            included.
+        num_mine: number of exchanges that this end had under way when this one began,
+            this one included.
         num_theirs: the same number at the other end.
     """
     return gain / (1 + max(num_mine, num_theirs))
@@ -106,11 +98,7 @@ class UnderWay:
         self._with = Counter[int]()
 
     def enter(self, peer: int, asked: bool = False) -> int:
-        """Begins an exchange.
-
-        Returns:
-            The number under way, this one included, or 0 if it must not begin.
-        """
+        """Begins an exchange; returns the number under way, or 0 if it must not."""
         if self._with[peer] and not asked:
             return 0
         self._with[peer] += 1

@@ -59,22 +59,12 @@ class Disagreement:
         self._square, self._was_far = 0.0, False
 
     def is_unusual(self, distance: float) -> bool:
-        """Whether a part deserves a look at the weights themselves.
-
-        Args:
-            distance: norm of what the two ends disagree about in this part.
-        """
+        """Whether a disagreement of this norm deserves a look at the weights."""
         self._square += distance * distance
         return self._num_seen >= NUM_FIRST and distance > USUAL_TIMES * self._usual
 
     def is_far(self, distance: float, norm: float, other_norm: float) -> bool:
-        """Whether an unusual part is to be left out.
-
-        Args:
-            distance: norm of the disagreement, as for `is_unusual`.
-            norm: norm of the part at one end.
-            other_norm: norm of the part at the other end.
-        """
+        """Whether an unusual part, with these norms at its ends, is to be left out."""
         # An overflow to infinity is far, too.
         is_near = distance <= WEIGHTS_TIMES * min(norm, other_norm)
         self._was_far = self._was_far or not is_near
@@ -110,16 +100,15 @@ class Quarantine:
     shard. `note` is called under the engine's lock; all else by the training thread.
 
     Args:
-        members: the super-learners, this one among them.
-        vectors: its weights, whole.
-        node: its learners.
+        vectors: whole weights of this super-learner.
+        node: learners of this super-learner.
         replica: this learner's shards.
         timeout: longest wait for a peer.
-        max_reloads: how often it may go on from a peer's weights; None: never, and its
-            peers leave it out.
+        max_reloads: number of times that it may go on from a peer's weights; None: it
+            never does, and its peers leave it out.
 
     Attributes:
-        num_reloads: how often it has done so.
+        num_reloads: number of times that it has done so.
     """
 
     def __init__(
@@ -160,8 +149,8 @@ class Quarantine:
         """Takes a peer's weights in the place of the own ones.
 
         Args:
-            peers: numbers of those to ask, in this order; those of the first learner of
-                the super-learner count.
+            peers: numbers of the peers to ask, in this order; those that the first
+                learner of the super-learner gives count.
             weights_of: function that asks a peer.
 
         Raises:

@@ -50,7 +50,7 @@ FINE, DAMAGED, NOT_FINITE, FAR = 0, 1, 2, 3
 _WORD = 8  # bytes
 _WIDEST = 8  # bytes of the widest number
 # One chunk is read while another crosses; the changes of two await their verdicts.
-_PAIRS, _WAITING = 2, 2
+_IN_FLIGHT = 2
 
 # A scale is 2^exponent. This much finer than the largest weight, a float32 ends.
 _PRECISION_BITS = 22
@@ -71,8 +71,8 @@ class Codec(ABC):
     messages that crossed alone, so that both ends remember the same.
 
     Attributes:
-        dtype: Of the elements of a message.
-        remembers: Whether a message depends on those that crossed before.
+        dtype: dtype of the elements of a message.
+        remembers: whether a message depends on those that crossed before.
     """
 
     dtype: torch.dtype
@@ -87,7 +87,9 @@ class Codec(ABC):
         """Writes a message about weights, [n]; may overwrite the weights.
 
         Args:
-            place: Number of the part of the vector, the same at both ends.
+            weights: part of the vector.
+            message: memory for it, [length(n)].
+            place: number of the part, the same at both ends.
         """
 
     @abstractmethod
@@ -95,25 +97,20 @@ class Codec(ABC):
         """Writes what they have more than I, [n]; may overwrite their message.
 
         Returns:
-            The sum of its squares; infinite or not a number, and then `into` useless,
-            unless both messages were of finite weights.
+            The sum of its squares; infinite or NaN, and `into` useless, unless both
+            messages were of finite weights.
         """
 
     @abstractmethod
     def norm(self, message: Tensor) -> float:
-        """Of the weights that a message is about, or a bound of it.
+        """The norm of the weights that a message is about, or a bound of it.
 
-        Infinite or not a number exactly if the weights were. It may be asked for
-        after `change`, and of any message of this codec's kind.
+        It is infinite or NaN exactly if the weights were, and valid after `change`.
         """
 
 
 class Cast(Codec):
-    """Each number in a floating-point type; stateless.
-
-    Args:
-        dtype: What travels.
-    """
+    """Each number in a floating-point type; stateless."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -151,7 +148,7 @@ class Lattice(Codec):
     the block fits well.
 
     Attributes:
-        missed: Blocks left as they were so far.
+        missed: number of blocks left as they were so far.
     """
 
     dtype = torch.uint8
@@ -174,7 +171,7 @@ class Lattice(Codec):
         if used is None:
             used = self._exponents[place] = _first_exponents(largest)
         points = blocks.mul_(_power(-used, blocks.dtype)).round_()
-        # Beyond int32, or not finite, a block has no points; NaN compares false.
+        # Beyond int32, or non-finite, a block has no points; NaN compares false.
         in_range = largest * _power(-used, blocks.dtype).squeeze(1) < 2.0**30
         if not in_range.all():
             points[~in_range] = 0.0
@@ -220,7 +217,7 @@ class Lattice(Codec):
 
 
 def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:
-    """The codec for weights of a dtype: none means that they travel as they are."""
+    """The codec for weights of a dtype; None: they travel as they are."""
     if wire_dtype == torch.int8:
         return Lattice()
     return Cast(wire_dtype or dtype)
@@ -252,7 +249,7 @@ def _fields(message: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _exponent_of(values: Tensor) -> Tensor:
-    """The least e with ``value < 2^e``; of a value that is not finite the largest."""
+    """The least e with ``value < 2^e``; for a non-finite value the largest."""
     tiny = torch.finfo(torch.float32).tiny
     exponents = torch.frexp(values.float().clamp(min=tiny)).exponent
     return torch.where(torch.isfinite(values), exponents, torch.iinfo(torch.int16).max)
@@ -274,7 +271,7 @@ def _power(exponents: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _reach(points: Tensor) -> Tensor:
-    """The largest absolute value of each block, [b], up to 128."""
+    # The largest absolute value of each block, [b], up to 128.
     return torch.maximum(points.amax(1).int(), -points.amin(1).int())
 
 
@@ -283,25 +280,25 @@ def _next_exponents(
 ) -> Tensor:
     narrower = torch.log2(reach.clamp(min=1) * _HEADROOM).ceil().int().clamp(min=-_STEP)
     wider = torch.where(agreed, _STEP, 0)
-    # A least exponent of weights that are not finite is no bound.
+    # A least exponent of non-finite weights is no bound.
     bound = torch.where(least < 1024, least, -1024)
     return torch.maximum(exponents + torch.where(fits, narrower, wider), bound)
 
 
 class Damaged(RuntimeError):
-    """What came is not what was sent, and it cannot be said which part of it."""
+    """A message is not what was sent, in a part that is not known."""
 
 
 class Message(NamedTuple):
     """Memory of one message.
 
     Attributes:
-        wire: All of it, as bytes on the host: what travels.
-        host: The payload, on the host.
-        here: The payload, where the weights are.
-        by_part: The parts of the chunk with their payload where the weights are.
-        parts_on_host: The same payloads on the host.
-        seal: Of int64, on the host.
+        wire: all that travels, as bytes on the host.
+        host: payload, on the host.
+        here: payload, where the weights are.
+        by_part: parts of the chunk with their payload where the weights are.
+        parts_on_host: the same payloads on the host.
+        seal: seal, of int64, on the host.
     """
 
     wire: Tensor
@@ -410,10 +407,6 @@ class Buffers:
     """Memory of exchanges, lent to one exchange at a time and then used again.
 
     `_free` is guarded by `_lock`. It holds as many loans as exchanges ever ran at once.
-
-    Args:
-        replica: what is exchanged.
-        wire_dtype: what travels; None: the weights as they are.
     """
 
     def __init__(self, replica: Replica, wire_dtype: torch.dtype | None) -> None:
@@ -436,16 +429,13 @@ class Buffers:
             self._free.append(loan)
 
     def _make(self) -> Loan:
-        num_pairs = min(_PAIRS, self._num_chunks)
-        num_changes = min(_WAITING, self._num_chunks)
-        return Loan(
-            [(self._make_buffer(), self._make_buffer()) for _ in range(num_pairs)],
-            [self._bytes(self._change_bytes) for _ in range(num_changes)],
-            self._bytes(self._room_bytes),
+        message, number = self._message_bytes, min(_IN_FLIGHT, self._num_chunks)
+        going, coming = (
+            [mirrored(self._bytes(message)) for _ in range(number)] for _ in range(2)
         )
-
-    def _make_buffer(self) -> Mirrored:
-        return mirrored(self._bytes(self._message_bytes))
+        changes = [self._bytes(self._change_bytes) for _ in range(number)]
+        pairs = list(zip(going, coming, strict=True))
+        return Loan(pairs, changes, self._bytes(self._room_bytes))
 
     def _bytes(self, number: int) -> Tensor:
         return torch.empty(number, dtype=torch.uint8, device=self._device)

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store
 
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.members import LiveMembers
+from lightning_adpsgd.gossip.members import Members as LiveMembers
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position, Pulled
 from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.mean import (
@@ -315,7 +315,7 @@ class Island:
         on_lost: Callable[[int, PeerLost], None],
         on_left: Callable[[int, bool], None],
     ) -> Gossip:
-        members = LiveMembers(self._schedule, -1, on_lost, on_left)
+        members = LiveMembers(self._schedule, (), -1, on_lost, on_left)
         vectors, transport, node = self._vectors, self._transport, self._node
         return Gossip(vectors, transport, node, members, self._options)
 

@@ -29,9 +29,9 @@ from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import (
     SYNCHRONOUS_LANE,
-    DistributedTransport,
     one_behind,
 )
+from lightning_adpsgd.transport.process_group import DistributedTransport
 from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Link
 from lightning_adpsgd.weights.replica import Replica
 

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from lightning_adpsgd.coordination.groups import Groups, has_nccl
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.members import FixedMembers
+from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
@@ -22,8 +22,11 @@ from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import DeviceTransport, DistributedTransport
 from lightning_adpsgd.transport.links import Credentials
+from lightning_adpsgd.transport.process_group import (
+    DeviceTransport,
+    DistributedTransport,
+)
 from lightning_adpsgd.weights.flat import FlatParameters
 
 
@@ -112,7 +115,7 @@ def make_engine(
         flat.vectors,
         DistributedTransport(groups.counterparts),
         SuperLearnerGroup(groups.shards),
-        FixedMembers(schedule, dist.get_rank(groups.counterparts)),
+        Members.fixed(schedule, dist.get_rank(groups.counterparts)),
         _options(dials),
         lost_peer,
     )

@@ -309,7 +309,7 @@ class Job:
         """Ends with an exception of this learner, and tells the others."""
         self.failures.announce(exception)
         if self._rank == 0:
-            self.coordinator.linger(timedelta(seconds=1))
+            self.coordinator.silent_learners(timedelta(seconds=1))
         self.abort()
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""How a vector reaches a peer: one interface, over torch.distributed or in one process.
+"""How a vector reaches a peer: the interface, and its form within one process.
 
 A transport connects the super-learners of one job; its `index` is the super-learner's.
 Where a super-learner has N learners, N transports stand side by side, each of which
@@ -10,12 +10,11 @@ What is exchanged, and when, is not decided here.
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
@@ -27,16 +26,14 @@ class PeerLost(RuntimeError):
     """A peer did not take part in an operation within the timeout, or has gone.
 
     Args:
-        peer: Index of the super-learner at the other end; none where it is not known.
-        operation: What was being done, as a phrase.
-        reason: What the layer below said.
-        evidence: "refusal": its host says that nobody listens at its port. "silence":
-            nothing has come from there for long.
+        peer: index of the super-learner at the other end; None where it is unknown.
+        operation: phrase for what was being done.
+        reason: message of the layer below.
+        evidence: "refusal": its host says that no process listens at its port.
+            "silence": nothing has come from there for long.
 
     Attributes:
-        peer: As given.
-        detail: What was being done, and what was said, without advice.
-        evidence: As given.
+        detail: operation and reason, without advice.
     """
 
     def __init__(
@@ -69,10 +66,10 @@ class Transport(ABC):
     """Messages between super-learners; safe to use from several threads at once.
 
     Attributes:
-        index: This super-learner, 0 <= index < size.
-        size: Number of super-learners.
-        on_device: Whether it takes tensors of a GPU, and of nothing else; otherwise it
-            takes those of the host.
+        index: this super-learner, 0 <= index < size.
+        size: number of super-learners.
+        on_device: whether it takes tensors of a GPU, and no others; otherwise it takes
+            those of the host.
     """
 
     index: int
@@ -103,7 +100,7 @@ class Transport(ABC):
     def post_mean(self, vector: Tensor) -> Pending:
         """Posts the mean over all super-learners, who post theirs in the same order.
 
-        It stands in the place of the vector once the wait has returned.
+        It takes the place of the vector once the wait has returned.
         """
 
 
@@ -122,112 +119,7 @@ def lane_of(asker: int, answerer: int) -> int:
 
 
 SYNCHRONOUS_LANE = 2
-
-
-class _GroupWork:
-    def __init__(
-        self, work: dist.Work | None, peer: int | None, operation: str
-    ) -> None:
-        self._work, self._peer, self._operation = work, peer, operation
-
-    def wait(self, timeout: timedelta) -> None:
-        if self._work is None:
-            raise PeerLost(self._peer, self._operation, "not in the process group")
-        try:
-            self._work.wait(timeout)
-        except RuntimeError as error:
-            reason = str(error).rpartition("] ")[2]
-            raise PeerLost(self._peer, self._operation, reason) from error
-
-
-class DistributedTransport(Transport):
-    """Point-to-point messages over a process group of its own.
-
-    Gloo's point-to-point operations are matched on the network threads of the group and
-    occupy none of them while they wait, so an idle receive costs nothing.
-
-    Args:
-        group: Holds one learner of each super-learner, in the order of their index.
-            Nothing else may use it.
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self._ranks = dist.get_process_group_ranks(group)
-        self.index = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
-
-    @override
-    def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
-        source = self._ranks[peer]
-        try:
-            work = dist.irecv(into, src=source, group=self._group, tag=lane)
-        except RuntimeError as error:
-            raise PeerLost(peer, "posting a receive", str(error)) from error
-        return _GroupWork(work, peer, f"receiving from its learner {source}")
-
-    @override
-    def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
-        target = self._ranks[peer]
-        try:
-            work = dist.isend(tensor, dst=target, group=self._group, tag=lane)
-        except RuntimeError as error:
-            raise PeerLost(peer, "posting a send", str(error)) from error
-        return _GroupWork(work, peer, f"sending to its learner {target}")
-
-    @override
-    def post_mean(self, vector: Tensor) -> Pending:
-        work = dist.all_reduce(vector, group=self._group, async_op=True)
-        assert work is not None
-        return _MeanWork(work, vector, self.size)
-
-
-class DeviceTransport(DistributedTransport):
-    """Rounds between GPUs, over a process group of NCCL of its own.
-
-    A wait is that of the calling thread's stream, not of the thread. A peer that does
-    not come is noticed by NCCL's watchdog, which ends the process once the timeout of
-    the group is over. NCCL knows no lanes, so that rounds are all that it can carry.
-    """
-
-    on_device = True
-
-    @override
-    def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
-        return self.post_all(lane, {peer: into}, {})[0]
-
-    @override
-    def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
-        return self.post_all(lane, {}, {peer: tensor})[0]
-
-    @override
-    def post_all(
-        self, lane: int, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]
-    ) -> list[Pending]:
-        # As one: NCCL works operations of a pair off one by one, and two ends that both
-        # begin with their receive would wait for each other.
-        operations = [
-            *(self._operation(dist.irecv, *receive) for receive in receives.items()),
-            *(self._operation(dist.isend, *send) for send in sends.items()),
-        ]
-        works = dist.batch_isend_irecv(operations) if operations else []
-        return [_GroupWork(work, None, "mixing with its peers") for work in works]
-
-    def _operation(self, kind: Callable[..., Any], peer: int, tensor: Tensor) -> Any:
-        return dist.P2POp(kind, tensor, self._ranks[peer], self._group)
-
-
-class _MeanWork:
-    def __init__(self, work: dist.Work, vector: Tensor, size: int) -> None:
-        self._work, self._vector, self._size = work, vector, size
-
-    def wait(self, timeout: timedelta) -> None:
-        try:
-            self._work.wait(timeout)
-        except RuntimeError as error:
-            operation = "averaging over all super-learners"
-            raise PeerLost(None, operation, str(error)) from error
-        self._vector.div_(self._size)
+AVERAGING = "averaging over all super-learners"
 
 
 class ThreadTransport(Transport):
@@ -310,5 +202,4 @@ class _Mailboxes:
         try:
             self._barrier.wait(timeout.total_seconds())
         except threading.BrokenBarrierError as error:
-            operation = "averaging over all super-learners"
-            raise PeerLost(None, operation, f"not all came in {timeout}") from error
+            raise PeerLost(None, AVERAGING, f"not all came in {timeout}") from error

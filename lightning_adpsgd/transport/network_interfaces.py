@@ -10,6 +10,7 @@ import ipaddress
 import os
 import socket
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,10 +30,7 @@ class Interface(NamedTuple):
 
     def holds(self, host: str) -> bool:
         """Whether an address belongs to the network of this interface."""
-        try:
-            return ipaddress.ip_address(host) in _network(self.address)
-        except ValueError:
-            return False
+        return ipaddress.ip_address(host) in _network(self.address)
 
 
 class NoSuchInterface(ValueError):
@@ -67,7 +65,9 @@ def gloo_addresses() -> list[str]:
 
 def is_loopback(host: str) -> bool:
     """Whether an address leads back to the host that uses it."""
-    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def port_range() -> str:
@@ -80,25 +80,18 @@ def port_range() -> str:
 
 
 def _address_of_host_name() -> str:
-    for family, kind, protocol, _, address in _addresses_of_host_name():
-        try:
-            with socket.socket(family, kind, protocol) as probe:
+    with suppress(socket.gaierror):
+        for *kind, _, address in socket.getaddrinfo(
+            socket.gethostname(), None, type=socket.SOCK_STREAM
+        ):
+            with suppress(OSError), socket.socket(*kind) as probe:
                 probe.bind(address)
-        except OSError:
-            continue
-        return str(address[0])
+                return str(address[0])
     return "127.0.0.1"
 
 
-def _addresses_of_host_name() -> list[tuple]:
-    try:
-        return socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except socket.gaierror:
-        return []
-
-
 def _address_of(interface: str) -> str | None:
-    """Address and prefix length, "10.0.0.3/24"; none without an IPv4 address."""
+    """Address and prefix length, "10.0.0.3/24"; None without an IPv4 address."""
     try:
         import fcntl  # not on Windows
     except ImportError:

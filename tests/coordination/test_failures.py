@@ -30,7 +30,7 @@ def end_with(report: FailureReport) -> None:
 
 
 @pytest.mark.parametrize(
-    "cause", [WeightsDiverged("it is ill"), FloatingPointError("it")]
+    "cause", [WeightsDiverged("it diverged"), FloatingPointError("it")]
 )
 def test_learner_0_hears_that_another_has_diverged(cause: Exception) -> None:
     first, second = reports(2)
@@ -50,7 +50,7 @@ def test_another_failure_is_no_divergence() -> None:
 
 def test_the_others_end_without_a_message_of_their_own() -> None:
     first, second = reports(2)
-    first.announce(WeightsDiverged("it is ill"))
+    first.announce(WeightsDiverged("it diverged"))
     with pytest.raises(LearnerFollows):
         end_with(second)
 

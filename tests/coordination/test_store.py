@@ -19,7 +19,7 @@ def coordinators(num: int) -> list[Coordinator]:
     return [Coordinator(store, rank, num, LONG, QUICK) for rank in range(num)]
 
 
-def test_nobody_leaves_a_meeting_before_the_last_has_come() -> None:
+def test_no_learner_leaves_a_meeting_before_the_last_has_come() -> None:
     first, second, last = coordinators(3)
     left = [threading.Event(), threading.Event()]
 
@@ -69,12 +69,12 @@ def test_learners_at_different_meetings_fail_with_both_names() -> None:
 
 
 def test_a_failure_reaches_all_and_the_first_message_wins() -> None:
-    everybody = coordinators(3)
-    for coordinator in everybody:
+    learners = coordinators(3)
+    for coordinator in learners:
         coordinator.start()
-    everybody[1].announce_failure("learner 1 raised ValueError: no")
-    everybody[2].announce_failure("learner 2 lost learner 1")
-    for coordinator in everybody:
+    learners[1].announce_failure("learner 1 raised ValueError: no")
+    learners[2].announce_failure("learner 2 lost learner 1")
+    for coordinator in learners:
         until(lambda c=coordinator: c.failure is not None, "the failure")
         with pytest.raises(LearnerFailed, match="learner 1 raised ValueError: no"):
             coordinator.raise_if_failed()
@@ -98,7 +98,7 @@ def test_the_action_on_a_failure_is_done_once() -> None:
     first.start()
     second.announce_failure("no")
     second.announce_failure("no again")
-    first.linger(timedelta(seconds=0.2))
+    first.silent_learners(timedelta(seconds=0.2))
     until(lambda: bool(calls), "the action")
     first.stop()
     assert calls == [1]
@@ -123,10 +123,10 @@ def test_the_host_of_the_store_lingers_until_all_have_seen_the_failure() -> None
     host.start()
     host.announce_failure("no")
     begin = time.perf_counter()
-    host.linger(timedelta(seconds=0.2))
+    host.silent_learners(timedelta(seconds=0.2))
     assert time.perf_counter() - begin >= 0.2
     other.start()
-    host.linger(LONG)
+    host.silent_learners(LONG)
     assert other.failure == "no"
     host.stop()
     other.stop()

@@ -23,7 +23,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def listener_says(draw: random.Random) -> list[bytes]:
 
 def content(draw: random.Random, info: PeerInfo) -> object:
     """PeerInfo, or what a member with the token but without sense might write."""
-    told = info.to_dict()
+    told = asdict(info)
     for _ in range(draw.choice((0, 0, 1, 2))):
         name = draw.choice([*told, "other"])
         told[name] = draw.choice(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.members import FixedMembers
+from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import Order
@@ -135,7 +135,7 @@ def make_engines(
             [vector],
             transport,
             SuperLearnerGroup(),
-            FixedMembers(schedule, transport.index),
+            Members.fixed(schedule, transport.index),
             dials,
         )
         for vector, transport in zip(vectors, transports, strict=True)
@@ -198,7 +198,7 @@ def disagreement_after(
                     [vector],
                     across[n][index],
                     node,
-                    FixedMembers(schedule, index),
+                    Members.fixed(schedule, index),
                     dials,
                 )
                 for n, (vector, node) in enumerate(
@@ -206,8 +206,8 @@ def disagreement_after(
                 )
             ]
         )
-    everybody = [gossip for gossips_of in gossips for gossip in gossips_of]
-    with running(everybody):
+    learners = [gossip for gossips_of in gossips for gossip in gossips_of]
+    with running(learners):
         for number in range(150):
             lockstep_of_nodes(vectors, gossips, lr, number + 1)
         return max(float(v.abs().max()) for both in vectors for v in both)
@@ -259,7 +259,7 @@ def test_the_learners_of_a_node_stay_equal_and_keep_the_sum() -> None:
                 [vectors[s][n]],
                 across[n][s],
                 node,
-                FixedMembers(schedule, s),
+                Members.fixed(schedule, s),
                 GossipOptions(),
             )
             for n, node in enumerate(ThreadSuperLearner.connect(2))
@@ -334,7 +334,7 @@ def test_a_learner_that_never_merges_slows_no_exchange_of_the_others() -> None:
     vectors, gossips = engines(random_rows(4), "ring")
 
     def train_and_look(index: int, seen: int) -> bool:
-        # A round asks nobody who is at the end of an exchange: it takes another step.
+        # A round asks no peer that is ending an exchange: it takes another step.
         for each in (1, 2, 3):
             step(vectors[each], gossips[each], 1.0)
         return gossips[index].statistics().exchanges > seen
@@ -422,7 +422,7 @@ def test_the_age_of_a_peer_is_the_steps_since_an_exchange_with_it() -> None:
         for _ in range(3):
             step(vectors[0], gossips[0])
         assert gossips[0].statistics().peer_ages == {1: 3, 2: 3}
-        # In round 1 whoever has the higher index asks: here learner 1 asks learner 0.
+        # In round 1 the higher index asks: here learner 1 asks learner 0.
         for _ in range(4):
             step(vectors[1], gossips[1])
         until(lambda: gossips[0].statistics().peer_ages[1] == 0, "the exchange")
@@ -431,7 +431,7 @@ def test_the_age_of_a_peer_is_the_steps_since_an_exchange_with_it() -> None:
         assert gossips[0].statistics().peer_ages == {1: 2, 2: 5}
 
 
-def test_a_learner_that_is_too_stale_rests_for_nobodys_cores(
+def test_a_learner_that_is_too_stale_does_not_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(CoreShare, "pause_s", lambda self: 1000.0)
@@ -489,7 +489,7 @@ def test_a_silent_peer_is_lost_by_name_after_the_timeout() -> None:
         [vector],
         ThreadTransport.connect(2)[0],
         SuperLearnerGroup(),
-        FixedMembers(schedule, 0),
+        Members.fixed(schedule, 0),
         options,
         errors.append,
     )
@@ -524,7 +524,7 @@ def test_engines_that_abort_together_end_at_once_and_report_no_loss() -> None:
             [row],
             transport,
             SuperLearnerGroup(),
-            FixedMembers(schedule, transport.index),
+            Members.fixed(schedule, transport.index),
             GossipOptions(),
             errors.append,
         )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_adpsgd.gossip import pacing
 from lightning_adpsgd.gossip.account import Account
-from lightning_adpsgd.gossip.members import FixedMembers
+from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import CoreShare, Pacer, Traffic, crowding
 from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.gossip.quarantine import Quarantine
@@ -200,11 +200,11 @@ def test_rare_exchanges_are_reported_once_with_the_rate_and_the_option(
     """Only if the option is the reason."""
     state = threading.Condition()
     replica = Replica([torch.zeros(4)], 4, state)
-    members = FixedMembers(Schedule(find_topology("ring"), 2), 0)
+    members = Members.fixed(Schedule(find_topology("ring"), 2), 0)
     quarantine = Quarantine(members, [], SuperLearnerGroup(), replica, PATIENCE, None)
     account = Account(members, replica, quarantine, state)
     traffic = Traffic(account, state, None, 0.05)
-    traffic.merged(cost_s)
+    traffic.cores.merged(cost_s)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             a_minute_of(traffic, replica, clock, 100, num_exchanges)

@@ -17,7 +17,7 @@ def test_exchanges_that_overlap_weigh_as_an_average_of_all() -> None:
     assert exchange_weight(0.6, 2, 2) == pytest.approx(0.2)
 
 
-def test_nobody_asks_a_peer_that_it_is_exchanging_with() -> None:
+def test_no_learner_asks_a_peer_that_it_is_exchanging_with() -> None:
     under_way = UnderWay()
     assert under_way.enter(4) == 1
     assert under_way.enter(4) == 0

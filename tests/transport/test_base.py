@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from lightning_adpsgd.transport.base import (
     SYNCHRONOUS_LANE,
-    DistributedTransport,
     PeerLost,
     ThreadTransport,
     Transport,
     lane_of,
     one_behind,
 )
+from lightning_adpsgd.transport.process_group import DistributedTransport
 from tests.helpers import PATIENCE, Swap, forked, swap, together
 
 Program = Callable[[Transport], Any]
@@ -64,7 +64,7 @@ def cross(transport: Transport, lane: int, peers: list[int], value: float) -> li
     return [incoming[peer].tolist() for peer in peers]
 
 
-def test_everybody_swaps_with_everybody(run: Run) -> None:
+def test_each_swaps_with_each_other(run: Run) -> None:
     def program(transport: Transport) -> Any:
         peers = [j for j in range(transport.size) if j != transport.index]
         return cross(transport, SYNCHRONOUS_LANE, peers, float(transport.index))
@@ -144,7 +144,7 @@ def test_a_peer_that_says_nothing_is_lost_by_name(run: Run) -> None:
 
 
 def test_a_wait_that_timed_out_closes_the_pair(over_gloo: Run) -> None:
-    """So that a lost peer stays lost, at both ends, and nobody waits for it again."""
+    """A lost peer stays lost at both ends, and no thread waits for it again."""
 
     def program(transport: Transport) -> Any:
         peer, lost = 1 - transport.index, []

@@ -8,9 +8,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 from torch._C._distributed_c10d import Store
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 NOTICE_S = 30.0
 """Seconds after which a learner that waits names those it waits for."""
@@ -26,6 +28,35 @@ class StartUpError(RuntimeError):
     """The job cannot begin; says on which host, why, and what to do."""
 
 
+def wait_while(
+    trouble: Callable[[], T],
+    patience: timedelta,
+    describe: Callable[[T, float], str],
+    longest_pause_s: float = 0.05,
+) -> None:
+    """Waits until there is no trouble; warns once after `NOTICE_S`.
+
+    Args:
+        trouble: function whose true value is a reason to wait.
+        patience: longest wait.
+        describe: function that puts a trouble and the seconds waited in words.
+        longest_pause_s: pause between two looks, which are more frequent at first.
+
+    Raises:
+        StartUpError: The patience is over.
+    """
+    begin, noticed, pause_s = time.monotonic(), False, 0.001
+    while wrong := trouble():
+        waited_s = time.monotonic() - begin
+        if waited_s > patience.total_seconds():
+            raise StartUpError(describe(wrong, waited_s))
+        if waited_s > NOTICE_S and not noticed:
+            noticed = True
+            _log.warning("%s; still waiting", describe(wrong, waited_s))
+        time.sleep(pause_s)
+        pause_s = min(longest_pause_s, 1.5 * pause_s)
+
+
 class StartupBarrier:
     """Lets learner 0 read a message of every learner and give one answer to all.
 
@@ -33,8 +64,8 @@ class StartupBarrier:
         store: store of the job, under a prefix that nothing else uses.
         rank: rank of this learner.
         world_size: number of learners.
-        patience: time for which learner 0 waits for the others.
-        names: what messages call the learners, as far as that is known.
+        patience: longest wait of learner 0 for the others.
+        names: names of the learners in messages, as far as they are known.
     """
 
     def __init__(
@@ -68,7 +99,11 @@ class StartupBarrier:
 
     def _answer(self, topic: str, judge: Callable[[list[str]], str]) -> None:
         try:
-            self._wait_for_all(topic)
+            wait_while(
+                lambda: self._store.add(f"{topic}/come", 0) < self._world_size,
+                self._patience,
+                lambda _, waited_s: self._absent(topic, waited_s),
+            )
             keys = [f"{topic}/{rank}" for rank in range(self._world_size)]
             words = [word.decode() for word in self._store.multi_get(keys)]
             answer = f"fine {judge(words)}"
@@ -88,18 +123,6 @@ class StartupBarrier:
                 "and whether it runs the same version of lightning_adpsgd"
             ) from error
 
-    def _wait_for_all(self, topic: str) -> None:
-        begin, noticed, pause_s = time.monotonic(), False, 0.001
-        while self._store.add(f"{topic}/come", 0) < self._world_size:
-            waited_s = time.monotonic() - begin
-            if waited_s > self._patience.total_seconds():
-                raise StartUpError(self._absent(topic, waited_s))
-            if waited_s > NOTICE_S and not noticed:
-                noticed = True
-                _log.warning("%s; still waiting", self._absent(topic, waited_s))
-            time.sleep(pause_s)
-            pause_s = min(0.05, 1.5 * pause_s)
-
     def _absent(self, topic: str, waited_s: float) -> str:
         missing = [
             rank
@@ -116,7 +139,7 @@ class StartupBarrier:
         )
 
     def _linger(self, topic: str) -> None:
-        """The process of learner 0 may hold the store, which is gone when it ends."""
+        # The process of learner 0 may hold the store, which is gone when it ends.
         heard = self._store.add(f"{topic}/heard", 1)
         come = self._store.add(f"{topic}/come", 0)
         deadline = time.monotonic() + _HEARING_S

@@ -1,16 +1,14 @@
 """What is checked before the learners of a job begin.
 
-That all have come; that they run the same versions with the same dials; that the
+That all have come; that they run the same versions with the same options; that the
 learners of a super-learner are on one machine; that learners reach one another where
 Gloo will listen; later, that all have the same model. What is wrong is one message,
 the same in every learner, which names hosts and remedies.
 """
 
 import json
-import logging
 import os
 import socket
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -23,9 +21,9 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
 from lightning_adpsgd.coordination.startup.barrier import (
-    NOTICE_S,
     StartupBarrier,
     StartUpError,
+    wait_while,
 )
 from lightning_adpsgd.coordination.startup.learner_info import (
     JobSettings,
@@ -35,7 +33,6 @@ from lightning_adpsgd.coordination.startup.learner_info import (
     settings_of,
 )
 from lightning_adpsgd.coordination.startup.reachability import (
-    Endpoint,
     LearnerLocation,
     ReachabilityServer,
     explain,
@@ -43,6 +40,7 @@ from lightning_adpsgd.coordination.startup.reachability import (
     neighbours,
     probe_all,
 )
+from lightning_adpsgd.transport.links import Address, probe
 from lightning_adpsgd.transport.network_interfaces import (
     VARIABLE,
     NoSuchInterface,
@@ -51,7 +49,6 @@ from lightning_adpsgd.transport.network_interfaces import (
 )
 from lightning_adpsgd.weights.flat import first_difference
 
-_log = logging.getLogger(__name__)
 _PROBE_TIMEOUT = timedelta(seconds=5)
 _MOST_LINES = 8
 
@@ -126,7 +123,7 @@ def check_start(
         world_size: number of learners.
         dials: settings in which all learners must agree.
         placement: place that the launcher gave this learner.
-        patience: For how long to wait for a learner that has not come.
+        patience: longest wait for a learner that has not come.
 
     Returns:
         What messages call the learners: "learner 3 on host node17".
@@ -143,12 +140,13 @@ def check_start(
     size = placement.per_machine
     names = [f"learner {r} (machine {r // size})" for r in range(world_size)]
     barrier = StartupBarrier(own, rank, world_size, patience, names)
-    addresses, trouble = _find_addresses()
+    try:
+        addresses, trouble = gloo_addresses(), placement.trouble()
+    except NoSuchInterface as error:
+        addresses, trouble = [], placement.trouble() or str(error)
     with closing(ReachabilityServer(rank, addresses)) as server:
         settings = settings_of(dials, {"world size": world_size})
-        info = LearnerInfo(
-            _own_location(rank, server), settings, placement.trouble() or trouble
-        )
+        info = LearnerInfo(_own_location(rank, server), settings, trouble)
         node_size = size if dials.super_learner_size == "node" else 1
         locations = _meet_learners(barrier, info, node_size)
         barrier.names = [str(location) for location in locations]
@@ -162,11 +160,11 @@ def check_same_layout(
     """Refuses learners whose models differ in the name, shape or dtype of a weight.
 
     Args:
-        store: The job's, under a prefix that nothing else uses.
-        rank: This learner.
-        world_size: Number of learners.
+        store: store of the job, under a prefix that nothing else uses.
+        rank: rank of this learner.
+        world_size: number of learners.
         layout: `FlatParameters.layout()` of this learner.
-        patience: For how long to wait for a learner that has not come.
+        patience: longest wait for a learner that has not come.
 
     Raises:
         StartUpError: Names the first weight in which learners differ from learner 0.
@@ -213,7 +211,7 @@ def _check_reachability(
         # One line for each pair of hosts: what its learners say hardly differs.
         lines = {
             (machines[source], machines[target]): explain(
-                locations[source], locations[target], Endpoint(*end), wrong
+                locations[source], locations[target], Address(*end), wrong
             )
             for source, word in enumerate(words)
             for target, end, wrong in json.loads(word)
@@ -255,7 +253,7 @@ def _own_location(rank: int, server: ReachabilityServer) -> LearnerLocation:
 
 
 def _machine() -> str:
-    """Differs between machines of one name, and between containers of one machine."""
+    # It differs between machines of one name, and between containers of one machine.
     parts = [socket.gethostname()]
     for read in (
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
@@ -268,38 +266,15 @@ def _machine() -> str:
     return " ".join(parts)
 
 
-def _find_addresses() -> tuple[list[str], str]:
-    """Where Gloo will listen, or why it cannot."""
-    try:
-        return gloo_addresses(), ""
-    except NoSuchInterface as error:
-        return [], str(error)
-
-
 def _await_listener(address: str, port: int, rank: int, patience: timedelta) -> None:
-    """Waits until something listens: torch would retry without a word."""
-    begin, noticed, pause_s = time.monotonic(), False, 0.01
-    while wrong := _visit(address, port):
-        waited_s = time.monotonic() - begin
-        message = (
+    # Torch would retry without a word.
+    def describe(wrong: object, waited_s: float) -> str:
+        return (
             f"learner {rank} on host {socket.gethostname()} cannot reach the job's "
             f"store at {address}:{port} after {waited_s:.0f} s: {wrong}. MASTER_ADDR "
             "must be an address of the host of learner 0 that all hosts reach, and a "
             "firewall must let MASTER_PORT through; see whether learner 0 runs"
         )
-        if waited_s > patience.total_seconds():
-            raise StartUpError(message)
-        if waited_s > NOTICE_S and not noticed:
-            noticed = True
-            _log.warning("%s; still trying", message)
-        time.sleep(pause_s)
-        pause_s = min(1.0, 1.5 * pause_s)
 
-
-def _visit(address: str, port: int) -> str:
-    """Why nothing can be heard there; empty if something listens."""
-    try:
-        socket.create_connection((address, port), 5).close()
-    except OSError as error:
-        return str(error)
-    return ""
+    store = Address(address, port)
+    wait_while(lambda: probe(store), patience, describe, longest_pause_s=1.0)

@@ -5,7 +5,6 @@ Pure: who the learners are comes in, sentences about what is wrong go out.
 
 import json
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
@@ -18,15 +17,11 @@ from lightning_adpsgd import __version__
 from lightning_adpsgd.coordination.startup.reachability import LearnerLocation
 from lightning_adpsgd.topology.named import Topology
 
-PROTOCOL = 1
-"""Raised when learners with the one before could not talk to those with this one."""
-
 _MOST_HOSTS = 8
 _REMEDIES = {
     "version": "Install the same versions on all hosts, or use one container image",
     "dial": "Start the same program with the same arguments on all hosts",
     "job": "Give the launcher of every host the same job, and the Trainer its size",
-    "machine": "Weights travel as they lie in memory; use machines of one kind",
 }
 
 
@@ -87,11 +82,9 @@ def settings_of(
             "torch": torch.__version__.partition("+")[0],
             "lightning": version("lightning"),
             "lightning_adpsgd": __version__,
-            "protocol": str(PROTOCOL),
         },
         "dial": {name: _text(value) for name, value in values},
         "job": {name: str(value) for name, value in job.items()},
-        "machine": {"byte order": sys.byteorder},
     }
 
 
@@ -158,7 +151,6 @@ def describe(locations: Sequence[LearnerLocation]) -> str:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """Ascending numbers, runs of them as "0-3"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

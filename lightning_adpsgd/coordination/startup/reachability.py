@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
+from lightning_adpsgd.transport.links import Address
 from lightning_adpsgd.transport.network_interfaces import (
     VARIABLE,
     Interface,
@@ -26,33 +27,23 @@ _GREETING = "lightning_adpsgd learner "
 _FAR_AWAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 
 
-class Endpoint(NamedTuple):
-    """Where a learner listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
 @dataclass(frozen=True)
 class LearnerLocation:
     """A learner, seen by the others.
 
     Attributes:
-        rank: The learner.
-        host: The name of its host.
-        machine: Equal for learners of one host alone, whatever hosts are called.
-        endpoints: Where it listens.
-        interfaces: Those of its host.
-        chosen: The value of `GLOO_SOCKET_IFNAME` there; empty without one.
+        rank: rank of the learner.
+        host: name of its host.
+        machine: identifier of its host, equal for learners of one host alone.
+        endpoints: addresses at which it listens.
+        interfaces: network interfaces of its host.
+        chosen: value of `GLOO_SOCKET_IFNAME` there; empty without one.
     """
 
     rank: int
     host: str
     machine: str
-    endpoints: Sequence[Endpoint]
+    endpoints: Sequence[Address]
     interfaces: Sequence[Interface]
     chosen: str
 
@@ -63,7 +54,7 @@ class LearnerLocation:
     def from_dict(cls, fields: Mapping[str, Any]) -> "LearnerLocation":
         """A location from what `dataclasses.asdict` and JSON have made of it."""
         lists = {
-            "endpoints": [Endpoint(*end) for end in fields["endpoints"]],
+            "endpoints": [Address(*end) for end in fields["endpoints"]],
             "interfaces": [Interface(*one) for one in fields["interfaces"]],
         }
         return cls(**{**fields, **lists})
@@ -82,7 +73,7 @@ class ReachabilityServer:
         self._closed = threading.Event()
         listeners = [s for s in map(_listen, addresses) if s is not None]
         names = [listener.getsockname() for listener in listeners]
-        self.endpoints = [Endpoint(name[0], name[1]) for name in names]
+        self.endpoints = [Address(name[0], name[1]) for name in names]
         self._threads = [
             threading.Thread(target=self._serve, args=(listener,), daemon=True)
             for listener in listeners
@@ -110,7 +101,7 @@ class ReachabilityServer:
                         visitor.sendall(self._answer)
 
 
-def probe(endpoint: Endpoint, rank: int, timeout: timedelta) -> str:
+def probe(endpoint: Address, rank: int, timeout: timedelta) -> str:
     """What is wrong with the way to a learner's endpoint; empty if nothing is."""
     seconds = timeout.total_seconds()
     try:
@@ -128,7 +119,7 @@ def probe(endpoint: Endpoint, rank: int, timeout: timedelta) -> str:
 
 def probe_all(
     locations: Sequence[LearnerLocation], timeout: timedelta
-) -> list[tuple[int, Endpoint, str]]:
+) -> list[tuple[int, Address, str]]:
     """Probes all endpoints at once; returns rank, endpoint and trouble of failures."""
     targets = [
         (location.rank, end) for location in locations for end in location.endpoints
@@ -147,8 +138,8 @@ def neighbours(rank: int, machines: Sequence[str], limit: int = 16) -> list[int]
     Its counterparts, in the same place on their hosts; on its own host the next one.
 
     Args:
-        rank: The learner.
-        machines: The host of every learner.
+        rank: rank of the learner.
+        machines: host of every learner.
         limit: number of other hosts up to which all are probed.
     """
     on: dict[str, list[int]] = {}
@@ -179,9 +170,9 @@ def loopback_traps(locations: Sequence[LearnerLocation]) -> list[str]:
 
 
 def explain(
-    source: LearnerLocation, target: LearnerLocation, endpoint: Endpoint, wrong: str
+    source: LearnerLocation, target: LearnerLocation, endpoint: Address, wrong: str
 ) -> str:
-    """Cause and remedy of one way that does not lead there."""
+    """What is wrong with the way to one endpoint, its cause and its remedy."""
     what = {
         "timed out": "nothing answers",
         "refused": "the connection is refused",
@@ -195,7 +186,7 @@ def explain(
 
 
 def _cause(
-    source: LearnerLocation, target: LearnerLocation, endpoint: Endpoint, wrong: str
+    source: LearnerLocation, target: LearnerLocation, endpoint: Address, wrong: str
 ) -> str:
     if source.machine != target.machine and any(
         end.host == endpoint.host for end in source.endpoints
@@ -211,7 +202,8 @@ def _cause(
             '"false"), or the address belongs to another machine as well'
         )
     shared = _shared_networks(source, target)
-    if _interface_of(target, endpoint) and shared and not _sees(source, endpoint):
+    is_seen = any(own.holds(endpoint.host) for own in source.interfaces)
+    if _interface_of(target, endpoint) and shared and not is_seen:
         return (
             f"Host {source.host} has no address in that network: it is the wrong "
             f"interface. Set {VARIABLE}={shared[0].name} on host {target.host}; both "
@@ -248,7 +240,6 @@ def _choose_interface(location: LearnerLocation) -> str:
 def _shared_networks(
     source: LearnerLocation, target: LearnerLocation
 ) -> list[Interface]:
-    """Interfaces of the target in a network of the source, both beyond loopback."""
     return [
         theirs
         for theirs in target.interfaces
@@ -257,11 +248,7 @@ def _shared_networks(
     ]
 
 
-def _sees(source: LearnerLocation, endpoint: Endpoint) -> bool:
-    return any(interface.holds(endpoint.host) for interface in source.interfaces)
-
-
-def _interface_of(location: LearnerLocation, endpoint: Endpoint) -> Interface | None:
+def _interface_of(location: LearnerLocation, endpoint: Address) -> Interface | None:
     found = (i for i in location.interfaces if i.address.split("/")[0] == endpoint.host)
     return next(found, None)
 

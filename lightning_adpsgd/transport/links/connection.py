@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,28 +62,13 @@ def check_header(header: bytes | bytearray, num_bytes: int) -> None:
         )
 
 
-class _Operation(Protocol):
-    @property
-    def done(self) -> bool: ...
-
-    @property
-    def num_left(self) -> int:
-        """Number of bytes that it can move before it interprets them."""
-        ...
-
-    def step(self, sock: socket.socket) -> None:
-        """Tries once; raises what the socket raises where nothing can move."""
-        ...
-
-
 class Connection:
     """Messages to and from one peer; for one thread at a time.
 
     It has no thread of its own. Posted operations are in two queues, and the thread
     that waits for one of them moves the bytes of both. Two ends that both send first do
     not block each other, as long as both have posted what they receive. A wait that
-    timed out does no harm: the operation stays posted. An operation that no thread
-    waits for moves while others are waited for.
+    timed out does no harm: the operation stays posted.
 
     `_turn` guards the queues and the socket; the thread that waits holds it.
     `break_off` may be called by any thread, and wakes the one that waits.
@@ -102,8 +87,7 @@ class Connection:
     ) -> None:
         sock.setblocking(False)
         self._socket, self._peer, self._on_broken = sock, peer, on_broken
-        self._sends: deque[_Operation] = deque()
-        self._receives: deque[_Operation] = deque()
+        self._sends, self._receives = deque[_Send](), deque[_Receive]()
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
         self._turn = threading.Lock()
@@ -112,17 +96,22 @@ class Connection:
 
     def post_receive(self, into: Tensor) -> "Posted":
         """Posts a receive into a contiguous tensor in host memory."""
-        receive = _Receive(_memory_of(into))
-        return self._post(self._receives, receive, "receiving from it")
+        doing, receive = "receiving from it", _Receive(_memory_of(into))
+        self._check(doing)
+        with self._turn:
+            self._receives.append(receive)
+        return Posted(self, receive, doing)
 
     def post_send(self, tensor: Tensor) -> "Posted":
         """Posts a send; sends at once what the kernel takes."""
-        posted = self._post(self._sends, _Send(_memory_of(tensor)), "sending to it")
+        doing, send = "sending to it", _Send(_memory_of(tensor))
+        self._check(doing)
         with self._turn:
+            self._sends.append(send)
             while self._sends and not self._broken:
                 if not self._try(self._sends, selectors.EVENT_WRITE)[0]:
                     break
-        return posted
+        return Posted(self, send, doing)
 
     def break_off(self, reason: str) -> None:
         """Ends the connection, in any thread; one that waits is told the reason."""
@@ -131,16 +120,9 @@ class Connection:
         with self._turn:
             self._close()
 
-    def _post(
-        self, queue: deque[_Operation], operation: _Operation, doing: str
-    ) -> "Posted":
-        if self._broken:
-            self._tell(doing)
-        with self._turn:
-            queue.append(operation)
-        return Posted(self, operation, doing)
-
-    def wait(self, operation: _Operation, doing: str, timeout: timedelta) -> None:
+    def wait(
+        self, operation: "_Send | _Receive", doing: str, timeout: timedelta
+    ) -> None:
         """Returns once it is done; raises `PeerLost` after the timeout or a break."""
         begin = time.monotonic()
         with self._turn:
@@ -153,11 +135,12 @@ class Connection:
                     reason = f"it was not done within {seconds:g} s"
                     raise PeerLost(self._peer, doing, reason)
         if not operation.done:
-            self._tell(doing)
+            self._check(doing)
 
-    def _tell(self, doing: str) -> None:
-        self._on_broken()
-        raise PeerLost(self._peer, doing, self._broken, self._evidence)
+    def _check(self, doing: str) -> None:
+        if self._broken:
+            self._on_broken()
+            raise PeerLost(self._peer, doing, self._broken, self._evidence)
 
     def _move(self) -> int:
         """Tries each way once; returns what to wait for, or 0 if something moved."""
@@ -165,7 +148,9 @@ class Connection:
         received, also_wants = self._try(self._receives, selectors.EVENT_READ)
         return 0 if sent or received else wants | also_wants
 
-    def _try(self, queue: deque[_Operation], event: int) -> tuple[bool, int]:
+    def _try(
+        self, queue: "deque[_Send] | deque[_Receive]", event: int
+    ) -> tuple[bool, int]:
         """Returns whether something has moved, and if not, what to wait for."""
         if not queue or self._broken:
             return bool(self._broken), 0
@@ -202,10 +187,10 @@ class Connection:
             cut = is_cut(self._socket, waited_s)
         except OSError as error:
             self._fail(str(error), evidence_of(error))
-        else:
-            if cut:
-                reason = "the link is cut: nothing that was sent is acknowledged"
-                self._fail(reason, "silence")
+            return
+        if cut:
+            reason = "the link is cut: nothing that was sent is acknowledged"
+            self._fail(reason, "silence")
 
     def _fail(self, reason: str, evidence: Evidence) -> None:
         if not self._broken:
@@ -224,18 +209,16 @@ class Connection:
         self._socket.close()
 
 
-class Posted:
+class Posted(NamedTuple):
     """A posted operation of a connection."""
 
-    def __init__(
-        self, connection: Connection, operation: _Operation, doing: str
-    ) -> None:
-        self._connection, self._operation = connection, operation
-        self._doing = doing
+    connection: Connection
+    operation: "_Send | _Receive"
+    doing: str
 
     def wait(self, timeout: timedelta) -> None:
         """Returns once it is done; raises `PeerLost` after the timeout or a break."""
-        self._connection.wait(self._operation, self._doing, timeout)
+        self.connection.wait(self.operation, self.doing, timeout)
 
 
 class _Send:
@@ -249,10 +232,6 @@ class _Send:
     @property
     def done(self) -> bool:
         return not self._left
-
-    @property
-    def num_left(self) -> int:
-        return sum(map(len, self._left))
 
     def step(self, sock: socket.socket) -> None:
         sent = sock.send(self._left[0][:_MOST_BYTES_AT_ONCE])

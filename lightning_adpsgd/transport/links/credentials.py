@@ -35,7 +35,7 @@ class Credentials:
 
     Args:
         token: secret of all members; empty: any connection is admitted.
-        tls: certificates; none: what crosses can be read and changed on its way.
+        tls: certificates; None: what crosses can be read and changed on its way.
         unprotected: whether links may leave the host without a token.
 
     Raises:
@@ -67,11 +67,9 @@ class Credentials:
         )
 
     def check_address(self, sock: socket.socket) -> None:
-        """Refuses a bound socket that these credentials do not allow.
+        """Refuses, by `BadCredentials`, a bound socket that needs a token to be safe.
 
-        Raises:
-            BadCredentials: The socket leaves the host, and there is no token; or a
-                certificate cannot be used.
+        Certificates that cannot be used are refused here, too.
         """
         if self.tls is not None:
             self.tls.context(server_side=True)
@@ -97,7 +95,7 @@ class Certificates:
 
     Args:
         certificate: certificate of this member.
-        key: its private key.
+        key: private key of this member.
         authority: certificate of the authority that signs for members only.
     """
 
@@ -106,11 +104,7 @@ class Certificates:
     authority: Path
 
     def wrap(self, sock: socket.socket, server_side: bool) -> ssl.SSLSocket:
-        """Returns the socket with TLS around it, before TLS's handshake.
-
-        Raises:
-            BadCredentials: A file cannot be read or used.
-        """
+        """Returns the socket with TLS around it, before TLS's handshake."""
         context = self.context(server_side)
         return context.wrap_socket(
             sock, server_side=server_side, do_handshake_on_connect=False

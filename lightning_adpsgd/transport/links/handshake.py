@@ -16,6 +16,7 @@ import json
 import secrets
 import socket
 import struct
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from lightning_adpsgd.transport.links.credentials import Credentials
@@ -61,7 +62,7 @@ class _Session(NamedTuple):
         return self.credentials.accepts(proof, label, self.nonces, content)
 
     def send_info(self, label: bytes, mine: PeerInfo, **others: Any) -> None:
-        text = json.dumps({"facts": mine.to_dict(), **others}).encode()
+        text = json.dumps({"facts": asdict(mine), **others}).encode()
         if len(text) > LONGEST_INFO:
             raise Refused(f"our info takes {len(text)} bytes, more than {LONGEST_INFO}")
         self.send(_LENGTH.pack(len(text)) + text + self.proof(label, text))
@@ -122,19 +123,7 @@ def greet_listener(
 def greet_dialer(
     sock: socket.socket, deadline: Deadline, credentials: Credentials, mine: PeerInfo
 ) -> PeerInfo:
-    """Plays the listener's part; returns who the dialer is.
-
-    Args:
-        sock: connected socket.
-        deadline: end of the whole handshake.
-        credentials: what to prove and demand.
-        mine: who listens.
-
-    Raises:
-        Refused: The ends do not fit together; the message says in what.
-        Malformed: The dialer is something else.
-        OSError: The connection broke, or the time is over.
-    """
+    """Plays the listener's part, with the errors of the other; returns who dials."""
     nonce = secrets.token_bytes(32)
     # The dialer speaks first: a scanner of open ports learns nothing.
     nonces = _receive_hello(sock, deadline, answer=nonce) + nonce
@@ -154,7 +143,6 @@ def greet_dialer(
 def _receive_hello(
     sock: socket.socket, deadline: Deadline, answer: bytes = b""
 ) -> bytes:
-    """Returns the other end's nonce; sends `answer` in return, if there is one."""
     hello = receive_all(sock, _HELLO.size, deadline)
     mark, protocol, nonce = _HELLO.unpack(hello)
     if mark != _MARK:

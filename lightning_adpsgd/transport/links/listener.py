@@ -34,23 +34,12 @@ class Probe(Exception):
     """The other end only wanted to know whether anything listens."""
 
 
-class PendingConnection(NamedTuple):
-    """A connection during its handshake.
-
-    Attributes:
-        host: address of the other end.
-        sock: a second handle of the socket, because TLS takes over the first.
-    """
-
-    host: str
-    sock: socket.socket
-
-
 class Listener:
     """Listens at one address until it is closed.
 
     `_pending` and `turned_away` are guarded by `_lock`. The accepting thread adds to
-    `_pending`, and the thread of a connection removes itself.
+    `_pending` the address of the other end and a second handle of the socket, because
+    TLS takes over the first; the thread of a connection removes itself.
 
     Args:
         address: address of an interface of this host; port 0: any free port.
@@ -77,7 +66,7 @@ class Listener:
         self.address, self.turned_away = address, Counter[str]()
         self._check, self._welcome, self._bounds = check, welcome, bounds
         self._lock = threading.Lock()
-        self._pending: dict[threading.Thread, PendingConnection] = {}
+        self._pending: dict[threading.Thread, tuple[str, socket.socket]] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept_all, daemon=True)
         self._thread.name = "adpsgd-listen"
@@ -109,8 +98,8 @@ class Listener:
         self._thread.join()
         self._socket.close()
         with self._lock:
-            for pending in self._pending.values():
-                _shut(pending.sock)
+            for _, sock in self._pending.values():
+                _shut(sock)
             threads = list(self._pending)
         for thread in threads:
             thread.join()
@@ -134,14 +123,14 @@ class Listener:
         )
         thread.name = "adpsgd-greet"
         with self._lock:
-            hosts = [pending.host for pending in self._pending.values()]
+            hosts = [pending for pending, _ in self._pending.values()]
             full = (
                 self._closing.is_set()
                 or len(hosts) >= self._bounds.pending
                 or hosts.count(host) >= self._bounds.pending_of_address
             )
             if not full:
-                self._pending[thread] = PendingConnection(host, sock.dup())
+                self._pending[thread] = host, sock.dup()
         if full:
             sock.close()
             self._count("full", host, "too many connections are not admitted yet")
@@ -159,7 +148,7 @@ class Listener:
             self._count(type(error).__name__, host, error)
         finally:
             with self._lock:
-                self._pending.pop(threading.current_thread()).sock.close()
+                self._pending.pop(threading.current_thread())[1].close()
 
     def _count(self, kind: str, host: str, reason: object) -> None:
         if self._closing.is_set():

@@ -1,7 +1,7 @@
 """What a learner tells a peer about itself, and in what the two must agree. Pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lightning_adpsgd import __version__
@@ -37,13 +37,9 @@ class PeerInfo:
     settings: Mapping[str, str] = field(default_factory=dict)
     version: str = __version__
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns what `from_dict` reads, of JSON's types."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, content: object) -> "PeerInfo":
-        """Reads what another process has written.
+        """Reads what another process has made of it by `dataclasses.asdict`.
 
         Raises:
             ValueError: The content is malformed.

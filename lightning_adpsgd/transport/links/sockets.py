@@ -1,7 +1,6 @@
 """Sockets of links: their options, their time limits, and whether a link is cut."""
 
 import errno
-import ipaddress
 import socket
 import ssl
 import struct
@@ -9,6 +8,7 @@ import sys
 import time
 from typing import NamedTuple
 
+from lightning_adpsgd.transport import network_interfaces
 from lightning_adpsgd.transport.base import Evidence
 
 # A host that is gone is noticed on a silent connection after 1 + 2 * 1 seconds.
@@ -51,21 +51,13 @@ class Address(NamedTuple):
 
 
 class Deadline:
-    """The end of a time limit that several operations share.
-
-    Args:
-        seconds: length of the limit, from now on.
-    """
+    """The end of a time limit, from now on, that several operations share."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Returns the seconds that are left.
-
-        Raises:
-            TimeoutError: No time is left.
-        """
+        """Returns the seconds that are left, or raises `TimeoutError`."""
         seconds = self._end - time.monotonic()
         if seconds <= 0:
             raise TimeoutError("timed out")
@@ -105,7 +97,7 @@ def connect(address: Address, seconds: float = _CONNECT_S) -> socket.socket:
 
 
 def probe(address: Address) -> OSError | None:
-    """Returns why an address cannot be connected to; none if it can."""
+    """Returns why an address cannot be connected to; None if it can."""
     try:
         connect(address).close()
     except OSError as error:
@@ -125,11 +117,8 @@ def is_cut(sock: socket.socket, waited_s: float) -> bool:
     """Returns whether nothing has acknowledged for seconds what was sent.
 
     `TCP_USER_TIMEOUT` would also count a peer that is only slow to read: one that is
-    stopped for a while, or limits its traffic. The kernel of such a peer answers.
-
-    Args:
-        sock: connected socket.
-        waited_s: seconds that the caller has waited; it may have been idle before.
+    stopped for a while, or limits its traffic. The kernel of such a peer answers. The
+    socket may have been idle before the seconds that the caller has waited.
     """
     if not hasattr(socket, "TCP_INFO"):
         return False
@@ -140,10 +129,7 @@ def is_cut(sock: socket.socket, waited_s: float) -> bool:
 
 def is_loopback(sock: socket.socket) -> bool:
     """Returns whether a socket is bound to an address of this host alone."""
-    host = sock.getsockname()[0].partition("%")[0]
-    address = ipaddress.ip_address(host)
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    return network_interfaces.is_loopback(sock.getsockname()[0])
 
 
 def send_all(sock: socket.socket, data: bytes, deadline: Deadline) -> None:
@@ -153,10 +139,7 @@ def send_all(sock: socket.socket, data: bytes, deadline: Deadline) -> None:
 
 
 def receive_all(sock: socket.socket, num_bytes: int, deadline: Deadline) -> bytes:
-    """Receives so many bytes before the deadline, or raises `OSError`.
-
-    The caller has checked the number against a limit.
-    """
+    """Receives so many bytes, a checked number, in time, or raises `OSError`."""
     data = bytearray(num_bytes)
     room = memoryview(data)
     while room:

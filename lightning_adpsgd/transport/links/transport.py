@@ -47,10 +47,6 @@ class LinkTransport(Transport):
         credentials: what it proves and demands.
     """
 
-    # The thread that waits moves the bytes as well. Two runs at 200 Mbit/s gave 1.7 and
-    # 2.7, judging by what training lost.
-    overhead = 2.5
-
     def __init__(self, info: PeerInfo, credentials: Credentials) -> None:
         self.index, self._info, self._credentials = info.member, info, credentials
         self._lanes = _Lanes()
@@ -108,21 +104,12 @@ class LinkTransport(Transport):
         """Breaks off a lane of a peer; a thread that uses it is told of the loss.
 
         What was sent before still arrives. It also ends a lane on which the asking end
-        has said goodbye.
-
-        Args:
-            number: number of the peer.
-            lane: the lane; none: both.
+        has said goodbye. None means both lanes.
         """
         self._lanes.drop(number, lane)
 
     def rename(self, number: int, incarnation: str) -> None:
-        """Takes the number that the membership has given; nothing may be connected.
-
-        Args:
-            number: number of this super-learner.
-            incarnation: incarnation of its member.
-        """
+        """Takes the number that the membership has given; nothing may be connected."""
         self.index = number
         self._info = replace(self._info, member=number, incarnation=incarnation)
 
@@ -216,7 +203,6 @@ class _Lanes:
         return connection
 
     def put(self, peer: int, lane: int, sock: socket.socket) -> None:
-        """Makes a lane of a connected socket; breaks off the one before."""
         key = peer, lane
         with self._lock:
             if self._closed:
@@ -230,11 +216,8 @@ class _Lanes:
 
     def drop(self, peer: int, lane: int | None = None) -> None:
         with self._lock:
-            keys = [
-                key
-                for key in self._connections
-                if key[0] == peer and lane in (None, key[1])
-            ]
+            lanes = [key for key in self._connections if key[0] == peer]
+            keys = [key for key in lanes if lane in (None, key[1])]
             dropped = [self._connections.pop(key) for key in keys]
         for connection in dropped:
             connection.break_off("this end has disconnected it")

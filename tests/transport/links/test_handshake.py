@@ -4,6 +4,7 @@ import json
 import socket
 import struct
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 
@@ -153,7 +154,7 @@ def nonce_of(greet: Callable[[socket.socket], PeerInfo]) -> bytes:
 
 
 def test_a_proof_out_of_an_earlier_handshake_is_of_no_use() -> None:
-    """Whoever listens on the wire and repeats what the dialer said is refused."""
+    """A listener on the wire that repeats what the dialer said is refused."""
     with tcp_pair() as (first, second):
         first.sendall(good_hello())
         session = second.recv(100)
@@ -212,7 +213,7 @@ def test_an_info_message_is_of_bounded_length() -> None:
 
 
 def test_an_info_message_that_was_changed_on_its_way_is_refused() -> None:
-    text = json.dumps({"facts": info(0).to_dict(), "wanted": 1}).encode()
+    text = json.dumps({"facts": asdict(info(0)), "wanted": 1}).encode()
     said = proved_dialer_says(
         lambda proof: struct.pack("!I", len(text)) + text + proof(b"letter d", b"?")
     )

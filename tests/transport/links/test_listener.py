@@ -60,10 +60,10 @@ def test_an_address_must_be_named() -> None:
 
 
 def test_what_may_not_listen_does_not() -> None:
-    def nobody(sock: socket.socket) -> None:
+    def allow_none(sock: socket.socket) -> None:
         raise BadCredentials("no token")
 
-    listener = Listener(LOOPBACK, nobody, lambda sock, deadline: None, Bounds())
+    listener = Listener(LOOPBACK, allow_none, lambda sock, deadline: None, Bounds())
     with pytest.raises(BadCredentials):
         listener.start()
     listener.close()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.transport.links.ends import info
 
 def test_peer_info_goes_through_json() -> None:
     told = info(3, settings={"wire_dtype": "int8"})
-    assert PeerInfo.from_dict(json.loads(json.dumps(told.to_dict()))) == told
+    assert PeerInfo.from_dict(json.loads(json.dumps(asdict(told)))) == told
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_peer_info_goes_through_json() -> None:
 )
 def test_malformed_peer_info_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        PeerInfo.from_dict({**info().to_dict(), **change})
+        PeerInfo.from_dict({**asdict(info()), **change})
 
 
 @pytest.mark.parametrize("content", [None, [], "info", 3, {}])

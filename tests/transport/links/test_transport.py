@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.members import FixedMembers
+from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
@@ -45,7 +45,7 @@ def ignore(number: int) -> None:
     """Of no interest to the test."""
 
 
-def test_everybody_swaps_with_everybody_on_both_lanes() -> None:
+def test_each_swaps_with_each_other_on_both_lanes() -> None:
     def program(transport: LinkTransport) -> list[list[float]]:
         peers = [j for j in range(3) if j != transport.index]
         got = []
@@ -202,7 +202,7 @@ def test_a_peer_that_does_not_fit_is_refused_and_the_next_one_is_not(
     end(listener, dialer, fits, second)
 
 
-def test_an_address_where_nobody_listens_is_a_loss_by_name() -> None:
+def test_an_address_without_a_listener_is_a_loss_by_name() -> None:
     second = LinkTransport(info(1), TOKEN)
     listener = second.listen(LOOPBACK, ignore)
     listener.close()
@@ -257,7 +257,7 @@ def make_engines(
             [vector],
             transport,
             SuperLearnerGroup(),
-            FixedMembers(schedule, transport.index),
+            Members.fixed(schedule, transport.index),
             options,
         )
         for vector, transport in zip(vectors, transports, strict=True)

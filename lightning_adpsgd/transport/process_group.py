@@ -1,0 +1,113 @@
+"""The transport of one job: messages over process groups of Gloo or NCCL."""
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_adpsgd.transport.base import (
+    AVERAGING,
+    PeerLost,
+    Pending,
+    Transport,
+)
+
+
+class DistributedTransport(Transport):
+    """Point-to-point messages over a process group of its own.
+
+    Gloo's point-to-point operations are matched on the network threads of the group and
+    occupy none of them while they wait, so an idle receive costs nothing.
+
+    Args:
+        group: one learner of each super-learner, in the order of their index. Nothing
+            else may use it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._ranks = dist.get_process_group_ranks(group)
+        self.index = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+
+    @override
+    def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
+        return self._post(dist.irecv, "receiving from", peer, lane, into)
+
+    @override
+    def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
+        return self._post(dist.isend, "sending to", peer, lane, tensor)
+
+    @override
+    def post_mean(self, vector: Tensor) -> Pending:
+        work = dist.all_reduce(vector, group=self._group, async_op=True)
+        return _Mean(_Work(work, None, AVERAGING), vector, self.size)
+
+    def _post(
+        self, kind: Callable[..., Any], doing: str, peer: int, lane: int, tensor: Tensor
+    ) -> Pending:
+        operation = f"{doing} its learner {self._ranks[peer]}"
+        try:
+            work = kind(tensor, self._ranks[peer], self._group, lane)
+        except RuntimeError as error:
+            raise PeerLost(peer, operation, str(error)) from error
+        return _Work(work, peer, operation)
+
+
+class DeviceTransport(DistributedTransport):
+    """Rounds between GPUs, over a process group of NCCL of its own.
+
+    A wait is that of the calling thread's stream, not of the thread. A peer that does
+    not come is noticed by NCCL's watchdog, which ends the process once the timeout of
+    the group is over. NCCL knows no lanes, so that rounds are all that it can carry.
+    """
+
+    on_device = True
+
+    @override
+    def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
+        return self.post_all(lane, {peer: into}, {})[0]
+
+    @override
+    def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
+        return self.post_all(lane, {}, {peer: tensor})[0]
+
+    @override
+    def post_all(
+        self, lane: int, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]
+    ) -> list[Pending]:
+        # As one: NCCL works operations of a pair off one by one, and two ends that both
+        # begin with their receive would wait for each other.
+        operations = [
+            *(self._operation(dist.irecv, *receive) for receive in receives.items()),
+            *(self._operation(dist.isend, *send) for send in sends.items()),
+        ]
+        works = dist.batch_isend_irecv(operations) if operations else []
+        return [_Work(work, None, "mixing with its peers") for work in works]
+
+    def _operation(self, kind: Callable[..., Any], peer: int, tensor: Tensor) -> Any:
+        return dist.P2POp(kind, tensor, self._ranks[peer], self._group)
+
+
+class _Work:
+    def __init__(self, work: Any, peer: int | None, operation: str) -> None:
+        self._work, self._peer, self._operation = work, peer, operation
+
+    def wait(self, timeout: timedelta) -> None:
+        try:
+            self._work.wait(timeout)
+        except RuntimeError as error:
+            reason = str(error).rpartition("] ")[2]
+            raise PeerLost(self._peer, self._operation, reason) from error
+
+
+class _Mean:
+    def __init__(self, sum: _Work, vector: Tensor, size: int) -> None:
+        self._sum, self._vector, self._size = sum, vector, size
+
+    def wait(self, timeout: timedelta) -> None:
+        self._sum.wait(timeout)
+        self._vector.div_(self._size)
