@@ -65,7 +65,7 @@ class Workload:
 
     @property
     def message_bytes(self) -> float:
-        """Of the weights as they travel in an exchange."""
+        """Bytes of the weights as they travel in an exchange."""
         codec = make_codec(self.wire_dtype, torch.float32)
         return codec.dtype.itemsize * codec.length(math.ceil(self.weight_bytes / 4))
 
@@ -165,7 +165,7 @@ def predict(
     Raises:
         ValueError: An argument is out of its bounds, or has no meaning with another.
     """
-    _check(workload, compute, communication, cpu_share)
+    _check(workload, communication, cpu_share)
     costs = costs or Costs()
     scenario = Scenario(
         topology=find_topology(topology),
@@ -184,9 +184,7 @@ def predict(
     return _in_step(workload, scenario, costs, communication)
 
 
-def _check(
-    workload: Workload, compute: Compute, communication: str, cpu_share: float
-) -> None:
+def _check(workload: Workload, communication: str, cpu_share: float) -> None:
     if communication not in get_args(Mode):
         raise ValueError(
             f"`communication` must be one of {get_args(Mode)}, got {communication!r}"
@@ -198,11 +196,6 @@ def _check(
         )
     if not 0 < cpu_share <= 1:
         raise ValueError(f"`cpu_share` must be in (0, 1], got {cpu_share}")
-    if compute.pauses:
-        raise ValueError(
-            "`pauses` have no place in a prediction, which is of a steady state; "
-            "`VirtualCluster` simulates them"
-        )
 
 
 # --- where all wait
