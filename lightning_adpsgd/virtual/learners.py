@@ -1,4 +1,4 @@
-"""The super-learners of one process: whose turn it is, and the averages around it.
+"""The super-learners of one process: their turns, and the averages around them.
 
 `VirtualLearners` knows weights and time, but neither data nor optimizers. Its caller
 takes a turn, computes a gradient in the module, which then holds the weights of that
@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.mixing.communication import Communication
-from lightning_adpsgd.mixing.consensus import Consensus
+from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
 from lightning_adpsgd.virtual.row_exchanges import (
@@ -45,16 +45,9 @@ Closure = Callable[[], Any]
 
 
 class Totals(NamedTuple):
-    """What all super-learners together have done.
+    """What all super-learners together have done; see `Statistics`.
 
-    Attributes:
-        exchanges: number of averages completed, counted at each end; in lockstep the
-            rounds of each super-learner.
-        merges: number of times that a training side took in what was averaged.
-        bytes_sent: payload sent between super-learners.
-        refused: number of averages left out because a vector was not finite.
-        staleness: number of averages by their age, the optimizer steps between what
-            was read and its merge.
+    Exchanges are counted at each end, and rounds in each super-learner.
     """
 
     exchanges: int
@@ -70,7 +63,7 @@ class VirtualLearners(ABC):
     Args:
         module: module on its final device and in its final dtype.
         dials: options of the averages.
-        scenario: super-learners that take part, and how fast they are.
+        scenario: super-learners that take part, and their speed.
 
     Attributes:
         rows: weights; the row after the last super-learner's is the consensus.
@@ -99,7 +92,7 @@ class VirtualLearners(ABC):
         """Makes the optimizer step of this turn, with its averages.
 
         Args:
-            step: an optimizer's `step`, which calls the closure that it is given.
+            step: `step` of an optimizer, which calls the closure that it is given.
             closure: computation of the gradients.
         """
 
@@ -125,7 +118,7 @@ class VirtualLearners(ABC):
 
     @abstractmethod
     def totals(self) -> Totals:
-        """What was done so far."""
+        """The counters so far."""
 
     @abstractmethod
     def shown(self, index: int) -> list[Tensor]:
@@ -137,16 +130,14 @@ class VirtualLearners(ABC):
     def consensus(self) -> Consensus:
         """Computes the mean of all super-learners whose weights are finite.
 
-        It takes what peers see, whose sum no exchange changes. That is the mean that
-        the super-learners would have if they merged everything at once. Training is not
-        disturbed.
+        The mean is that of the weights which peers see. No exchange changes their sum,
+        so it is the mean after everything is merged. Training is not disturbed.
 
         Raises:
             FloatingPointError: No super-learner has finite weights.
         """
         found = self._average(self.members)
         if not math.isfinite(found.relative_distance):
-            # Some weights are not finite: only then it is worth finding them.
             found = self._average(self._finite_members())
         self.rows.copy_beside(self.members[0], self._consensus_row)
         return found
@@ -166,10 +157,7 @@ class VirtualLearners(ABC):
     def _finite_members(self) -> list[int]:
         finite = [i for i in self.members if _is_finite(self.shown(i))]
         if not finite:
-            raise FloatingPointError(
-                "the weights of all super-learners are non-finite (NaN or infinite): "
-                "training has diverged; lower the learning rate or lengthen its warm-up"
-            )
+            raise all_diverged("super-learners")
         return finite
 
     def _average(self, members: list[int]) -> Consensus:
@@ -245,8 +233,8 @@ class LockstepLearners(VirtualLearners):
             self._started = True
         self._turn = (self._turn + 1) % self._scenario.num_super_learners
         if self._turn == 0:
-            # The round that ran beside these gradients. Each row takes in its part
-            # when its own gradient is ready.
+            # Joins the round that ran beside these gradients. Each row takes in its
+            # part when its own gradient is ready.
             self._communication.before_update()
         self.hold(self._turn)
         return self._turn
@@ -275,11 +263,7 @@ class LockstepLearners(VirtualLearners):
 class AsynchronousLearners(VirtualLearners):
     """Each super-learner steps as fast as it computes; exchanges run beside it.
 
-    Args:
-        module: as for `VirtualLearners`.
-        dials: as for `VirtualLearners`.
-        scenario: as for `VirtualLearners`.
-        on_join: function called with the number of a super-learner that has joined.
+    `on_join` is called with the number of a super-learner that has joined.
     """
 
     def __init__(
@@ -380,7 +364,6 @@ class AsynchronousLearners(VirtualLearners):
 
     @torch.no_grad()
     def _take_in(self, index: int, neighbours: list[int]) -> None:
-        """Gives a joiner the mean of its neighbours, and nothing else to merge."""
         shown = [self.shown(j) for j in neighbours]
         for vector, *of_all in zip(self.rows.vectors(index), *shown, strict=True):
             vector.copy_(torch.stack(of_all).mean(0))
@@ -395,7 +378,7 @@ def make_learners(
     scenario: Scenario,
     on_join: Callable[[int], None] = lambda index: None,
 ) -> VirtualLearners:
-    """The super-learners of a mode of communication."""
+    """Makes the super-learners for the communication of the options."""
     if dials.communication == "async":
         return AsynchronousLearners(module, dials, scenario, on_join)
     return LockstepLearners(module, dials, scenario)

@@ -53,8 +53,8 @@ class Report:
         samples: number of samples that all learners have seen.
         seconds: simulated time.
         steps: optimizer steps of each super-learner.
-        totals: exchanges, merges, bytes, staleness.
-        diverged: reason why the run ended early, a non-finite loss; empty otherwise.
+        totals: counters of all super-learners together.
+        diverged: reason for an early end, a non-finite loss; empty otherwise.
     """
 
     points: list[Point]
@@ -70,7 +70,7 @@ class Report:
         return self.samples / self.seconds if self.seconds else math.nan
 
     def column(self, name: str) -> list[float]:
-        """One field of all points, ``report.column("loss")`` say."""
+        """One field of all points, such as ``report.column("loss")``."""
         return [getattr(point, name) for point in self.points]
 
     def rows(self) -> list[dict[str, float]]:

@@ -50,9 +50,8 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     The Trainer's loader feeds them all: each batch goes to the super-learner whose turn
     it is, in the order of simulated time in "async" and round robin otherwise. A batch
-    gives the mean gradient of a super-learner, and so is the batch of all its N
-    learners. Learning rate schedules count the steps of all, S times as many as each
-    makes.
+    is that of all N learners of the super-learner. Learning rate schedules count the
+    steps of all, S times as many as each makes.
 
     Validation sees the consensus model, checkpoints hold it, and training ends in it. A
     resumed run differs from one without the break, and warns of it: all super-learners
@@ -64,10 +63,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         super_learner_size: N.
         topology: as for `HADPSGDStrategy`.
         communication: as for `HADPSGDStrategy`.
-        compute: time that a learner computes for a step.
-        link: link of each learner to its counterparts in other super-learners.
-        inner_link: link of each learner to the others of its super-learner.
-        changes: super-learners that fail or join, in "async".
+        compute: as for `VirtualCluster`, like `link`, `inner_link` and `changes`.
         seed: seed of simulated times and of topologies drawn at random.
         **tuned: `order`, `mixing_gain`, `gossip_every`, `wire_dtype`, `link_budget` and
             `max_staleness` as for `HADPSGDStrategy`, with simulated seconds.
@@ -78,7 +74,8 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     Attributes:
         dials: checked options.
-        last_consensus: distance of the super-learners when their mean was last taken.
+        last_consensus: distance of the super-learners when their mean was last taken;
+            None before.
     """
 
     strategy_name = "hadpsgd_virtual"
@@ -201,7 +198,6 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         super().teardown()
 
     def _renew(self, index: int) -> None:
-        """Gives a super-learner that has joined an optimizer without state."""
         self._states[index] = defaultdict(dict)
 
     # --- the step
@@ -284,29 +280,14 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
             "simulated time 0; for the same numbers as without a break, train again "
             "from the start, without `ckpt_path`"
         )
-        loaded = self.optimizers[0].state
+        loaded = self.optimizers[0].state.items()
         self._states = [
-            defaultdict(
-                dict, {weight: _copied(kept) for weight, kept in loaded.items()}
-            )
+            defaultdict(dict, {weight: deepcopy(kept) for weight, kept in loaded})
             for _ in self._states
         ]
 
 
-def _copied(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of an optimizer's state of one weight."""
-    return {
-        name: value.clone() if isinstance(value, Tensor) else deepcopy(value)
-        for name, value in kept.items()
-    }
-
-
 def _refuse_unsupported(trainer: pl.Trainer, devices: Sequence[torch.device]) -> None:
-    """Refuses what has no meaning for super-learners that take turns.
-
-    Raises:
-        ValueError: An argument has no meaning here.
-    """
     if len(devices) > 1 or trainer.num_nodes > 1:
         raise ValueError(
             '`devices` and `num_nodes` must be 1 with `strategy="hadpsgd_virtual"`, '
@@ -324,6 +305,6 @@ def _refuse_unsupported(trainer: pl.Trainer, devices: Sequence[torch.device]) ->
         if isinstance(callback, _OF_ONE_MODEL):
             raise ValueError(
                 f"`callbacks` must hold no {type(callback).__name__} with "
-                '`strategy="hadpsgd_virtual"`: it would see the weights of whichever '
-                "super-learner made the last step"
+                '`strategy="hadpsgd_virtual"`: it would see the weights of the '
+                "super-learner that made the last step"
             )
