@@ -35,18 +35,18 @@ class Run:
         global_batch: B, samples per step of all learners.
         local_batch: Samples per step of one learner.
         lr: Highest learning rate used.
-        seed: Random seed of the run.
+        seed: Random seed.
         epochs: Epochs trained, with a fraction for a partial epoch.
         global_samples: Samples of all learners.
         train_seconds: Training time without validation.
-        best_loss: The lowest held-out loss of the consensus model.
+        best_loss: Lowest held-out loss of the consensus model.
         best_loss_samples: Global samples when it was measured.
-        last_loss: The held-out loss of the last validation.
+        last_loss: Held-out loss of the last validation.
         wer: Word error rate as a fraction.
-        samples_per_second: Of all learners together.
+        samples_per_second: Samples of all learners per second.
         exposed_share: Share of training time spent waiting for communication, mean over
             learners.
-        diverged: Whether the last loss was at chance level or not finite.
+        diverged: Whether the last loss was at chance level or non-finite.
     """
 
     name: str
@@ -174,7 +174,7 @@ def _run_of(row: Mapping[str, Any]) -> Run:
 
 
 def _value(kind: str, given: Any) -> Any:
-    if kind == "bool" or kind.endswith("'bool'>"):
+    if "bool" in kind:
         return str(given) in ("True", "1", "1.0")
     if "str" in kind:
         return str(given)

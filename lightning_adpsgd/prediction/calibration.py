@@ -1,7 +1,7 @@
-"""A few numbers of a machine and its link, the input of `prediction`.
+"""Measures a machine and its link, the input of `prediction.model`.
 
-They are measured with the engine's own functions: arithmetic alone; with one peer, the
-speed of the link and what a round takes beside it. A small JSON file keeps them.
+The engine's own functions are measured: arithmetic alone; with one peer, the speed of
+the link and what a round takes beside it. A small JSON file keeps the numbers.
 """
 
 import json
@@ -61,8 +61,7 @@ class Calibration:
         step_processor_seconds: seconds for which such a step keeps a core busy.
 
     Raises:
-        ValueError: A number is negative or not finite, or one that must be positive
-            is not.
+        ValueError: A number is negative, zero where it must be positive, or non-finite.
     """
 
     bandwidth: float
@@ -83,7 +82,7 @@ class Calibration:
 
     @property
     def link(self) -> Link:
-        """As measured."""
+        """The link as measured."""
         return Link(self.bandwidth, self.latency)
 
     def costs(self, learners_per_machine: int = 1) -> Costs:
@@ -128,8 +127,8 @@ def read(path: str | Path) -> Calibration:
         return Calibration(**json.loads(text))
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is no calibration: {error}; `python -m lightning_adpsgd calibrate` "
-            "writes it anew"
+            f"{path} is no calibration: {error}; `python -m lightning_adpsgd "
+            "calibrate` writes it anew"
         ) from error
 
 
@@ -164,11 +163,7 @@ class Arithmetic(NamedTuple):
 
 
 def measure_arithmetic(num_bytes: int) -> Arithmetic:
-    """Measures memory and the engine's arithmetic on this machine.
-
-    Args:
-        num_bytes: bytes of the float32 weights; larger than caches, as models are.
-    """
+    """Measures memory and arithmetic; float32 weights larger than caches, as models."""
     weights, other = (torch.randn(num_bytes // 4) for _ in range(2))
     replica = Replica([weights], _CHUNK_ELEMENTS, threading.Condition())
     copy = _seconds(lambda: other.copy_(weights))
@@ -198,7 +193,7 @@ def _exchange(replica: Replica, theirs: Tensor) -> None:
 
 
 class Wire(NamedTuple):
-    """As of `Calibration`."""
+    """The fields of `Calibration` that need a peer."""
 
     bandwidth: float
     latency: float
@@ -207,16 +202,7 @@ class Wire(NamedTuple):
 
 
 def measure_wire(num_bytes: int) -> Wire:
-    """Measures the default process group of two processes that both call this.
-
-    Args:
-        num_bytes: bytes of the float32 weights, the same at both ends.
-
-    Raises:
-        ValueError: The group does not have two members.
-    """
-    if dist.get_world_size() != 2:
-        raise ValueError(f"a link has two ends, got {dist.get_world_size()} processes")
+    """Measures the default process group of two processes that both call this."""
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
     transport = DistributedTransport(group)
@@ -239,7 +225,7 @@ def measure_wire(num_bytes: int) -> Wire:
 
 
 def _ping(transport: DistributedTransport) -> float:
-    """Seconds one way of a small message."""
+    """Latency of a small message, one way."""
     peer, word = 1 - transport.index, torch.zeros(1, dtype=torch.int64)
     seconds = []
     for _ in range(_QUESTIONS):
@@ -253,7 +239,7 @@ def _ping(transport: DistributedTransport) -> float:
 
 
 def _swap(transport: DistributedTransport, weights: Tensor) -> None:
-    """Chunk by chunk, the next one posted before the last has come."""
+    """Swaps chunk by chunk; the next one is posted before the last has come."""
     peer = 1 - transport.index
     into = torch.empty_like(weights)
     pairs = zip(*(v.split(_CHUNK_ELEMENTS) for v in (into, weights)), strict=True)
@@ -274,7 +260,7 @@ def _mix(mixer: RoundMixer) -> None:
 
 
 def _reduce(weights: Tensor) -> None:
-    """As DDP does: into buckets, all of them under way at once, and back."""
+    """Reduces as DDP does: into buckets, all of them under way at once, and back."""
     buckets = [part.clone() for part in weights.split(BUCKET_BYTES // 4)]
     works = [dist.all_reduce(bucket, async_op=True) for bucket in buckets]
     for work, bucket, part in zip(
@@ -286,7 +272,7 @@ def _reduce(weights: Tensor) -> None:
 
 
 def _together(work: Callable[[], object]) -> float:
-    """Median seconds; both ends begin each time at the same moment."""
+    """Median seconds of work that both ends begin at the same moment."""
     return _seconds(work, before=dist.barrier)
 
 

@@ -1,4 +1,4 @@
-"""Many super-learners in one process, on a simulated clock: which algorithm learns how.
+"""Many super-learners in one process, on a simulated clock.
 
 `VirtualCluster` trains S super-learners of N learners each, with the topologies, modes
 and arithmetic of the strategies, one gradient after the other on one device. The time
@@ -234,7 +234,7 @@ class VirtualCluster:
             curve.add(losses)
 
     def _round(self, lr_schedule: Callable[[int], float] | None) -> list[Tensor]:
-        """Makes one step, or in lockstep one of each super-learner."""
+        """Makes a step of one super-learner, or in lockstep one of each."""
         losses = [self._next_step(lr_schedule)]
         while not self.learners.between_rounds:
             losses.append(self._next_step(lr_schedule))

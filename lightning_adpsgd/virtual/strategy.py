@@ -1,8 +1,8 @@
 """Many virtual super-learners behind Lightning's Trainer, on one device.
 
-A batch of the Trainer is a local step of one super-learner; simulated time decides
-whose. Samples, steps and everything logged are those of all together. `learners` has
-the averages; this module hooks them into Lightning.
+A batch of the Trainer is a local step of the super-learner that simulated time chooses.
+Samples, steps and everything logged are those of all together. `learners` has the
+averages; this module hooks them into Lightning.
 """
 
 from collections import defaultdict
@@ -74,6 +74,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     Attributes:
         dials: checked options.
+        learners: weights and simulated time of all super-learners; None outside `fit`.
         last_consensus: distance of the super-learners when their mean was last taken;
             None before.
     """
@@ -107,10 +108,12 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
             seed=seed,
             **tuned,
         )
+        self.num_super_learners = num_super_learners
+        self.super_learner_size = super_learner_size
         self._overrides = Overrides()
         self._devices: list[torch.device] = []
         self._states: list[_State] = []
-        self._learners: VirtualLearners | None = None
+        self.learners: VirtualLearners | None = None
         self._turn = -1
         self._statistics: Statistics | None = None
         self.last_consensus: Consensus | None = None
@@ -132,25 +135,10 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         self._devices = list(devices)
         self._root_device = self._devices[0]
 
-    @property
-    def num_super_learners(self) -> int:
-        """S."""
-        return self._scenario.num_super_learners
-
-    @property
-    def super_learner_size(self) -> int:
-        """N."""
-        return self._scenario.super_learner_size
-
-    @property
-    def learners(self) -> VirtualLearners | None:
-        """Weights and simulated time of all super-learners; None outside `fit`."""
-        return self._learners
-
     def gossip_statistics(self) -> Statistics | None:
         """What all super-learners' communication has done; None before `fit`."""
-        if self._learners is not None:
-            totals = self._learners.totals()
+        if self.learners is not None:
+            totals = self.learners.totals()
             self._statistics = Statistics(
                 exposed_seconds=0.0, peer_ages={}, **totals._asdict()
             )
@@ -174,11 +162,10 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
                 f'`strategy="hadpsgd_virtual"`, got {len(self.optimizers)}'
             )
         assert self.model is not None
-        self._learners = make_learners(
+        self.learners = make_learners(
             self.model, self.dials, self._scenario, self._renew
         )
-        num = self.num_super_learners
-        self._states = [defaultdict(dict) for _ in range(num)]
+        self._states = [defaultdict(dict) for _ in range(self.num_super_learners)]
         # Before the first hook that sees the end of training.
         loop = trainer.fit_loop
         end = partial(self._end_run, partial(type(loop).on_run_end, loop))
@@ -190,10 +177,10 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     @override
     def teardown(self) -> None:
-        if self._learners is not None:
+        if self.learners is not None:
             self.gossip_statistics()
-            self._learners.rows.release()
-            self._learners = None
+            self.learners.rows.release()
+            self.learners = None
         self._overrides.undo()
         super().teardown()
 
@@ -204,9 +191,9 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if self._learners is not None and self._turn < 0:
+        if self.learners is not None and self._turn < 0:
             # The turn lasts until the optimizer step, over accumulated batches.
-            self._turn = self._learners.turn()
+            self._turn = self.learners.turn()
             self.optimizers[0].state = self._states[self._turn]
         super().on_train_batch_start(batch, batch_idx)
 
@@ -218,9 +205,9 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         model: pl.LightningModule | torch.nn.Module | None = None,
         **kwargs: Any,
     ) -> Any:
-        assert self._learners is not None
+        assert self.learners is not None
         step = partial(super().optimizer_step, optimizer, model=model, **kwargs)
-        output = self._learners.update(step, closure)
+        output = self.learners.update(step, closure)
         self._turn = -1
         return output
 
@@ -239,7 +226,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The consensus model."""
-        if self._learners is None:
+        if self.learners is None:
             return super().lightning_module_state_dict()
         self._enter_consensus()
         state = {
@@ -250,22 +237,22 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         return state
 
     def _enter_consensus(self) -> None:
-        if self._learners is not None:
-            self.last_consensus = self._learners.consensus()
-            self._learners.hold_consensus()
+        if self.learners is not None:
+            self.last_consensus = self.learners.consensus()
+            self.learners.hold_consensus()
 
     def _leave_consensus(self) -> None:
         # Between two turns the module is left to the next.
-        if self._learners is not None and self._turn >= 0:
-            self._learners.hold(self._turn)
+        if self.learners is not None and self._turn >= 0:
+            self.learners.hold(self._turn)
 
     @override
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """The state of the first super-learner's optimizer."""
-        if self._learners is None:
+        if self.learners is None:
             return super().optimizer_state(optimizer)
         mine = self.optimizers[0].state
-        self.optimizers[0].state = self._states[self._learners.members[0]]
+        self.optimizers[0].state = self._states[self.learners.members[0]]
         state = deepcopy(super().optimizer_state(optimizer))
         self.optimizers[0].state = mine
         return state

@@ -53,24 +53,17 @@ class Change(NamedTuple):
 class Scenario:
     """The super-learners that take part, and their speed.
 
+    The first arguments are those of `VirtualCluster`. Learner n of super-learner i has
+    number i N + n.
+
     Args:
-        topology: topology of the averages.
-        num_super_learners: S, including those that join later.
-        super_learner_size: N; learner n of super-learner i has number i N + n.
-        mixing_gain: gamma.
-        gossip_every: optimizer steps per round.
-        compute: time that learners compute for a step.
-        link: link of each learner to its counterparts in other super-learners.
-        inner_link: link of each learner to the others of its super-learner.
-        seed: seed of the times and of topologies drawn at random.
-        changes: failures and joins.
         backward: share of a step in which gradients become ready, and beside which the
             all-reduce inside a super-learner runs.
         gradient_seconds: further seconds that a super-learner's mean gradient takes.
 
     Raises:
-        ValueError: There is no such topology of so many, at the start or after one of
-            the changes, or a change is impossible.
+        ValueError: A change is impossible, or the topology does not exist for the
+            number of super-learners at some time.
     """
 
     topology: Topology
@@ -112,7 +105,7 @@ class Scenario:
     def gradient_end(
         self, times: StepTimes, index: int, begin: float, gradient_bytes: float
     ) -> float:
-        """When the slowest learner has its gradient and all have the mean of them."""
+        """When all learners have the mean of their gradients."""
         size = self.super_learner_size
         if size == 1:
             return times.end(index, begin)
@@ -166,7 +159,7 @@ def lockstep(
 
     Args:
         scenario: super-learners that take part.
-        num_bytes: bytes of the weights, as they travel.
+        num_bytes: bytes of the weights as they travel.
         hidden: whether a round runs beside the gradient of the next step and is joined
             before its update; otherwise it comes after the update.
         from_start: whether the first gradient has a hidden round beside it.
@@ -251,14 +244,14 @@ class Stepped(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """An exchange begins: both ends' weights are read."""
+    """An exchange begins: the weights of both ends are read."""
 
     seconds: float
     exchange: Exchange
 
 
 class Ended(NamedTuple):
-    """An exchange ends: both ends are changed by what was read."""
+    """An exchange ends: both ends change by what was read."""
 
     seconds: float
     exchange: Exchange
@@ -349,7 +342,7 @@ class Asynchronous:
             self._agenda.happen()
         return self._events.popleft()
 
-    # --- who is there
+    # --- members
 
     def _seat(self, members: list[int]) -> None:
         self.members = members
