@@ -7,7 +7,6 @@ the same rows of a project: the table behind a figure of loss against batch size
 """
 
 import csv
-import importlib.util
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -140,15 +139,12 @@ def fetch_runs(project: str) -> list[Run]:
 
     Without the package, a network or an account, it warns and returns an empty list.
     """
-    if importlib.util.find_spec("wandb") is None:
-        warnings.warn("Weights & Biases is not installed: no runs", stacklevel=2)
-        return []
-    import wandb
-
     try:
+        import wandb
+
         found = wandb.Api(timeout=20).runs(project)
         tables = [{**run.config, **dict(run.summary)} for run in found]
-    except Exception as error:  # from the network, the server or the account
+    except Exception as error:  # the package, the network, the server or the account
         warnings.warn(f"no runs from Weights & Biases: {error}", stacklevel=2)
         return []
     return list(_runs_in(tables))
@@ -182,7 +178,7 @@ def _value(kind: str, given: Any) -> Any:
 
 
 def _runs_in(tables: Iterable[Mapping[str, Any]]) -> Iterator[Run]:
-    """The rows in tables of figures; a run without `ConvergenceMonitor` has none."""
+    """The rows of the runs that had a `ConvergenceMonitor`."""
     for table in tables:
         row = {
             name.removeprefix(PREFIX): value

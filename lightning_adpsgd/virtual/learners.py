@@ -99,9 +99,9 @@ class VirtualLearners(ABC):
     # --- the state of all
 
     @property
-    @abstractmethod
     def between_rounds(self) -> bool:
         """Whether the weights are comparable: in lockstep, after a step of each."""
+        return True
 
     @property
     @abstractmethod
@@ -120,9 +120,9 @@ class VirtualLearners(ABC):
     def totals(self) -> Totals:
         """The counters so far."""
 
-    @abstractmethod
     def shown(self, index: int) -> list[Tensor]:
         """What peers see of a super-learner: its weights and what awaits its merge."""
+        return [to_averaging_dtype(vector) for vector in self.rows.vectors(index)]
 
     # --- the consensus model
 
@@ -242,7 +242,7 @@ class LockstepLearners(VirtualLearners):
     @override
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
         row = self._turn
-        output = step(_Once(closure, lambda: self._mixer.take_in(row)))
+        output = step(_then(closure, lambda: self._mixer.take_in(row)))
         self.steps[row] += 1
         if row == self.members[-1]:
             self._communication.after_update()
@@ -254,10 +254,6 @@ class LockstepLearners(VirtualLearners):
         done, size = self._mixer.statistics(), self._scenario.num_super_learners
         staleness = {steps: size * count for steps, count in done.staleness.items()}
         return _totals([done])._replace(staleness=staleness)
-
-    @override
-    def shown(self, index: int) -> list[Tensor]:
-        return [to_averaging_dtype(vector) for vector in self.rows.vectors(index)]
 
 
 class AsynchronousLearners(VirtualLearners):
@@ -291,11 +287,6 @@ class AsynchronousLearners(VirtualLearners):
 
     @property
     @override
-    def between_rounds(self) -> bool:
-        return True
-
-    @property
-    @override
     def members(self) -> list[int]:
         return sorted(self._sides)
 
@@ -319,7 +310,7 @@ class AsynchronousLearners(VirtualLearners):
     @override
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
         side = self._sides[self._turn]
-        output = step(_Once(closure, side.before_update))
+        output = step(_then(closure, side.before_update))
         side.after_update()
         self.steps[self._turn] += 1
         return output
@@ -384,22 +375,17 @@ def make_learners(
     return LockstepLearners(module, dials, scenario)
 
 
-class _Once:
-    """An optimizer's closure, followed by something else on its first call.
+def _then(closure: Closure, average: Callable[[], None]) -> Closure:
+    """Adds an average after the first call; LBFGS calls its closure several times."""
+    left = [average]
 
-    LBFGS calls it several times a step; the average belongs to the first call.
-    """
-
-    def __init__(self, closure: Closure, then: Callable[[], None]) -> None:
-        self._closure, self._then = closure, then
-        self._first = True
-
-    def __call__(self) -> Any:
-        output = self._closure()
-        if self._first:
-            self._first = False
-            self._then()
+    def closure_and_average() -> Any:
+        output = closure()
+        if left:
+            left.pop()()
         return output
+
+    return closure_and_average
 
 
 def _communication(dials: Dials, mixer: RowMixer) -> Communication:

@@ -20,11 +20,9 @@ class Point:
         loss: training loss, mean over all steps since the last point; NaN at the start.
         held_out_loss: score of the consensus model by `evaluate`; NaN without it.
         consensus_distance: ``sqrt(mean_i |w_i - mean w|^2)``.
-        relative_distance: the same over ``|mean w|``.
-        local_min: least score of a super-learner's own weights; NaN, as the next two,
-            without `local_losses`.
-        local_mean: their mean score.
-        local_max: their largest score.
+        relative_distance: `consensus_distance` over ``|mean w|``.
+        local_min: least score of a super-learner's own weights, like `local_mean` and
+            `local_max`; NaN without `local_losses`.
         learning_rate: learning rate of the last step, in the first parameter group.
         wall_seconds: seconds on this machine since `fit` began; not compared, because
             it alone differs from run to run.

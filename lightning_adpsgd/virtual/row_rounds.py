@@ -36,7 +36,7 @@ class RowMixer:
     fits into a core's cache.
 
     Args:
-        matrices: [S, P] for each dtype.
+        matrices: weights [S, P] for each dtype.
         schedule: mixing matrices.
         hidden: whether a round is joined later, after other gradients. Its changes are
             then kept, `finish` hands them out, and `take_in` adds that of one row.
@@ -137,10 +137,10 @@ class RowMixer:
 
 
 def stretch_length(num_rows: int, device: torch.device) -> int:
-    """Elements of a row that are worked on at once with those of all other rows.
+    """Length of the stretches of all rows that fit into a core's cache together.
 
-    They fit into a core's cache. The length is a power of two, so that a stretch which
-    begins at a multiple of it lies in one part of a `CommunicationSide`.
+    It is a power of two, so that a stretch which begins at a multiple of it lies in one
+    part of a `CommunicationSide`.
     """
     if has_streams(device):
         return 1 << 20
@@ -159,10 +159,7 @@ def _changing(schedule: Schedule, round: int) -> Tensor:
 
 
 def _multiplies_well(rows: Tensor) -> bool:
-    """Whether a product of matrices is exact to rounding, and faster than sums of rows.
-
-    Accelerators and `torch.set_float32_matmul_precision` allow products in fewer bits
-    than the weights have.
-    """
+    """Whether a product of matrices is exact to rounding, and faster than sums."""
+    # Accelerators and lower precisions allow products in fewer bits than the weights.
     full = torch.get_float32_matmul_precision() == "highest"
     return rows.device.type == "cpu" and full and len(rows) <= _MOST_ROWS

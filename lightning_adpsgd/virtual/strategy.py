@@ -118,11 +118,6 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         self._statistics: Statistics | None = None
         self.last_consensus: Consensus | None = None
 
-    @classmethod
-    @override
-    def register_strategies(cls, strategy_registry: Any) -> None:
-        """The name is registered by `lightning_adpsgd.registration`."""
-
     # --- the state of all
 
     @property

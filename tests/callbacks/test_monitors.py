@@ -167,7 +167,7 @@ def test_a_second_training_starts_to_count_at_zero(tmp_path):
 
 def test_a_resumed_training_goes_on_counting(tmp_path):
     saved = ModelCheckpoint(tmp_path, filename="saved")
-    every = {"log_every_n_steps": 6}
+    every: dict[str, Any] = {"log_every_n_steps": 6}
     fit(tmp_path / "first", TrainingCurve(), GossipMonitor(), saved, epochs=1, **every)
     curve, monitor, ckpt = TrainingCurve(), GossipMonitor(), tmp_path / "saved.ckpt"
     table = fit(tmp_path / "second", curve, monitor, ckpt=ckpt, **every)

@@ -50,15 +50,11 @@ def perceptron(*more: nn.Module) -> nn.Sequential:
 
 
 def cluster(size: int = 4, module: nn.Module | None = None, **given: Any) -> Any:
-    return VirtualCluster(
-        module or perceptron(),
-        size,
-        **{
-            "loss": classify,
-            "optimizer": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
-            **given,
-        },
-    )
+    settings: dict[str, Any] = {
+        "loss": classify,
+        "optimizer": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
+    }
+    return VirtualCluster(module or perceptron(), size, **{**settings, **given})
 
 
 UNEVEN: dict[str, Any] = {
