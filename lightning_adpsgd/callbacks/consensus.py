@@ -1,4 +1,4 @@
-"""How the super-learners differ, and what their differences do to the learning rate.
+"""Measures how super-learners differ, and what that does to the learning rate.
 
 In decentralized SGD, let w_a be the mean weights, g_a the mean of the learners'
 gradients at their own weights, and g the gradient of the loss at w_a. arXiv 2112.01433
@@ -38,14 +38,14 @@ from lightning_adpsgd.callbacks.reporting import (
 
 
 class EffectiveRate(NamedTuple):
-    """The two figures of arXiv 2112.01433.
+    """The figures of arXiv 2112.01433.
 
     Attributes:
         share: alpha_e / alpha; NaN where g vanishes, or is lost in the noise of its
             batches.
         noise: |eta|^2, in squared units of the weights.
-        agreement: Cosine between two estimates of g. Near 1 there were enough batches;
-            near 0 the other figures mean nothing.
+        agreement: Cosine between two estimates of g: near 1 with enough batches; near
+            0 the other figures mean nothing.
     """
 
     share: float
@@ -100,8 +100,9 @@ class _LocalGradients(NamedTuple):
 class ConsensusMonitor(Monitor):
     """Logs how far the super-learners are apart, and what follows from it.
 
-    Logs `gossip/consensus_distance` and its relative at each validation in `fit`, as
-    `GossipMonitor` does. The other figures cost time, and need batches to be given:
+    Logs `gossip/consensus_distance` and `gossip/relative_consensus_distance` at each
+    validation in `fit`, as `GossipMonitor` does. The other figures cost time and need
+    batches:
 
     `held_out` adds, under `consensus/`, `local_loss_min`, `local_loss_mean` and
     `local_loss_max` of the learners with their own weights, and `loss_of_mean` of the
@@ -118,16 +119,16 @@ class ConsensusMonitor(Monitor):
     that of the first parameter group.
 
     Args:
-        held_out: Batches of the first validation loader that each learner evaluates
-            with its own weights. They are read once and kept.
-        gradients: Training batches of each learner for g_a and g, an even number; they
+        held_out: Number of batches of the first validation loader that each learner
+            evaluates with its own weights. They are read once and kept.
+        gradients: Number of training batches of each learner for g_a and g, even. They
             and one more are kept on the device.
         loss: Function from module and batch to the mean loss. By default
             `training_step` without its logging; give one if that step changes anything,
             such as a metric, or optimizes manually.
 
     Attributes:
-        effective_rate: The rate as of the last validation; None before the first, or
+        effective_rate: Rate as of the last validation; None before the first, or
             without `gradients`.
 
     Raises:
@@ -252,5 +253,5 @@ class ConsensusMonitor(Monitor):
 
 
 def _mean(trainer: Trainer, vector: Tensor) -> Tensor:
-    """The mean over all learners, in place where there are several; a collective."""
+    """The mean over all learners, a collective; in place where there are several."""
     return trainer.strategy.reduce(vector, reduce_op="mean")

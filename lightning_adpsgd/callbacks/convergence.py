@@ -50,8 +50,8 @@ class ConvergenceMonitor(Monitor):
         chance: Held-out loss of an untrained model, such as ``log(num_classes)``; by
             default the mean of the learners' very first training losses.
         stop: Whether divergence ends the training, in all learners alike.
-        patience: Consecutive validations at chance level after which `stop` acts; a
-            non-finite loss needs none.
+        patience: Consecutive validations at chance level after which `stop` acts. It
+            acts at once on a non-finite loss.
         runs: Folder for the file with the run's row, which `runs.read_runs` reads.
         name: Name of the run; by default made of its settings and a random suffix.
         algorithm: Name of the algorithm; by default that of the strategy.
@@ -64,8 +64,8 @@ class ConvergenceMonitor(Monitor):
         run: The summary row; None before the end.
 
     Raises:
-        ValueError: `patience` is not positive; in the first validation, if nothing was
-            logged as `held_out`.
+        ValueError: `patience` is not positive, or the first validation finds that
+            nothing was logged as `held_out`.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ConvergenceMonitor(Monitor):
 
     def _forget(self) -> None:
         self._losses, self._marks = Losses(), 0
-        self._loader_batch, self._peak_lr = 0, math.nan
+        self._loader_batch, self._peak_lr = 0, 0.0
         self._begin = time.perf_counter()
         self.progress: Progress | None = None
         self.diverged = False
@@ -117,7 +117,7 @@ class ConvergenceMonitor(Monitor):
         optimizer: torch.optim.Optimizer,
     ) -> None:
         rates = [float(group["lr"]) for group in optimizer.param_groups]
-        self._peak_lr = max([*rates, self._peak_lr], key=_number_or_least)
+        self._peak_lr = max(self._peak_lr, *rates)
 
     @override
     def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
@@ -227,7 +227,7 @@ class ConvergenceMonitor(Monitor):
         seed = self._seed
         if seed is None and "PL_GLOBAL_SEED" in os.environ:
             seed = int(os.environ["PL_GLOBAL_SEED"])
-        lr = None if math.isnan(self._peak_lr) else self._peak_lr
+        lr = self._peak_lr or None
         return Run(
             name=self._name or _made_up_name(algorithm.algorithm, batch, lr, seed),
             **algorithm._asdict(),
@@ -280,10 +280,6 @@ class ConvergenceMonitor(Monitor):
         super().load_state_dict(state_dict["clock"])
         self._chance, self._best = state_dict["chance"], Progress(*state_dict["best"])
         self._restored = True
-
-
-def _number_or_least(value: float) -> float:
-    return -math.inf if math.isnan(value) else value
 
 
 def _made_up_name(

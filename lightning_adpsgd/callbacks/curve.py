@@ -16,18 +16,12 @@ class TrainingCurve(Monitor):
 
     Logged as `curve/loss`, `curve/global_samples` (its own samples times the number of
     learners), `curve/train_seconds` (without validation), `curve/wall_seconds`,
-    `curve/samples_per_second` (of all learners) and `curve/steps_per_second`.
-
-    Args:
-        every_n_steps: Steps between two points; by default the trainer's
-            `log_every_n_steps`. A point is the mean loss since the previous one.
+    `curve/samples_per_second` (of all learners) and `curve/steps_per_second`. A point
+    every `log_every_n_steps` of the trainer is the mean loss since the previous one.
     """
 
-    def __init__(self, every_n_steps: int | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        if every_n_steps is not None and every_n_steps < 1:
-            raise ValueError(f"`every_n_steps` must be at least 1, got {every_n_steps}")
-        self._every_n_steps = every_n_steps
         self._losses, self._begin = Losses(), 0.0
 
     @override
@@ -39,8 +33,8 @@ class TrainingCurve(Monitor):
     def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
         if (loss := loss_of(trainer, outputs)) is not None:
             self._losses.add(loss)
-        every = self._every_n_steps or getattr(trainer, "log_every_n_steps", 50)
-        if self.clock.steps % every == 0:
+        # `Trainer` gives itself this attribute, of which its type does not know.
+        if self.clock.steps % getattr(trainer, "log_every_n_steps", 50) == 0:
             self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:

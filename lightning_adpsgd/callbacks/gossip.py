@@ -1,4 +1,4 @@
-"""What all learners did: speed, exchanges, staleness, waiting, consensus distance."""
+"""Logs speed, exchanges, staleness, waiting and consensus distance of all learners."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from lightning_adpsgd.callbacks.reporting import consensus_distances, gather, lo
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 
 STALENESS_BINS = 64
-"""Steps of staleness that are told apart; the last bin holds all older ones."""
+"""Number of bins of one step of staleness; the last one holds all older averages."""
 
 _MAX_LISTED_LEARNERS = 64
 
@@ -53,23 +53,15 @@ class GossipMonitor(Monitor):
 
 
 class LearnerRecord(NamedTuple):
-    """What one learner did since training started.
+    """What one learner did since training started; see `Statistics`.
 
     Attributes:
-        steps: Optimizer steps.
-        samples: Samples of this learner.
         train_seconds: Training time without validation.
         exposed_seconds: Time that the training thread waited for communication: for
             gossip and, where `AllreduceWait` measures it, for the gradient allreduce.
-        exchanges: Completed exchanges with other super-learners.
-        merges: Times that exchanged weights were merged.
-        bytes_sent: Bytes sent to other super-learners.
-        refused: Received vectors that were left out because they were non-finite.
-        staleness: Number of merges for each age in optimizer steps; `STALENESS_BINS`
-            counts.
-        peer_ages: Optimizer steps of this learner since its last completed exchange
-            with each super-learner (or since the start), in their order; NaN for those
-            with which it exchanges nothing. Empty where nothing is recorded.
+        staleness: `STALENESS_BINS` counts of merges by age in optimizer steps.
+        peer_ages: Ages for all super-learners in their order; NaN for those with which
+            this learner exchanges nothing. Empty where nothing is recorded.
     """
 
     steps: float
@@ -85,7 +77,7 @@ class LearnerRecord(NamedTuple):
 
     @classmethod
     def from_row(cls, row: list[float]) -> "LearnerRecord":
-        """The inverse of `row`."""
+        """The record that gave a row."""
         scalars = len(cls._fields) - 2
         bins = scalars + STALENESS_BINS
         figures = (*row[:scalars], tuple(row[scalars:bins]), tuple(row[bins:]))
@@ -113,20 +105,19 @@ def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
 
 
 def exposed_seconds(trainer: Trainer) -> float:
-    """How long this learner's training thread has waited for communication."""
+    """Seconds for which this learner's training thread waited for communication."""
     callbacks: list[Any] = getattr(trainer, "callbacks", [])
     waits = [c.seconds for c in callbacks if isinstance(c, AllreduceWait)]
     return sum(waits) + _statistics(trainer).exposed_seconds
 
 
 def _statistics(trainer: Trainer) -> Statistics:
-    """The statistics of this learner; all zero under a strategy without gossip."""
     statistics = getattr(trainer.strategy, "gossip_statistics", lambda: None)
     return statistics() or Tally().snapshot()
 
 
 def _membership(trainer: Trainer) -> dict[str, float]:
-    """Members, joins and losses of islands; empty where super-learners are fixed."""
+    """Figures of islands; empty where the super-learners are fixed."""
     statistics = _statistics(trainer)
     if not statistics.members:
         return {}
@@ -189,10 +180,6 @@ def _summarize_staleness(records: list[LearnerRecord]) -> dict[str, float]:
 
 
 def _summarize_ages(records: list[LearnerRecord]) -> dict[str, float]:
-    """How long ago the peers of each super-learner last exchanged with it.
-
-    A super-learner that has lost touch with all its peers has only high ages.
-    """
     columns = zip(*(r.peer_ages for r in records), strict=True)
     known = [[age for age in ages if not math.isnan(age)] for ages in columns]
     ages = {peer: each for peer, each in enumerate(known) if each}

@@ -1,7 +1,7 @@
 """A logger for Weights & Biases that never interrupts a training.
 
-It runs offline unless the user is logged in, never prompts, and is left out where the
-package is not installed. Nothing here needs a network.
+It runs offline unless the user is logged in, and never prompts. It needs neither the
+package nor a network.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ def make_wandb_logger(
     Args:
         folder: Folder for its files, which lie in `wandb/`; created if missing.
         name: Name of the run.
-        project: Name of the project to which the run belongs.
+        project: Name of the run's project.
     """
     if importlib.util.find_spec("wandb") is None:
         rank_zero_info("Weights & Biases is not installed: no figures go there")

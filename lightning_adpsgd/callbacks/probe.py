@@ -26,7 +26,7 @@ def training_loss(module: LightningModule, batch: Any) -> Tensor:
     Raises:
         TypeError: The step returns no loss.
     """
-    silent = {"log": _say_nothing, "log_dict": _say_nothing}
+    silent: dict[str, Any] = dict.fromkeys(("log", "log_dict"), lambda *_, **__: None)
     vars(module).update(silent)
     try:
         output = module.training_step(batch, 0)
@@ -87,14 +87,8 @@ def _gradient(loss: Tensor, weights: Sequence[Tensor]) -> Tensor:
 def _unnoticed(trainer: Trainer, gradients: bool) -> Iterator[None]:
     with (
         isolate_rng(),
-        torch.inference_mode(
-            False
-        ),  # validation runs in that mode, which has no gradients
+        torch.inference_mode(False),  # the mode of validation, without gradients
         torch.set_grad_enabled(gradients),
         trainer.precision_plugin.forward_context(),
     ):
         yield
-
-
-def _say_nothing(*arguments: Any, **options: Any) -> None:
-    """Takes the place of `self.log`."""

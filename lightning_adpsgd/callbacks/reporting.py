@@ -22,7 +22,7 @@ def within_training(trainer: Trainer) -> bool:
 
 
 def gather(trainer: Trainer, row: Sequence[float]) -> list[list[float]]:
-    """The rows of all learners, all of one length; a collective."""
+    """Gathers rows of equal length from all learners; a collective."""
     device = trainer.strategy.root_device
     mine = torch.tensor(row, dtype=_widest_float(device), device=device)
     return trainer.strategy.all_gather(mine).reshape(-1, len(row)).tolist()

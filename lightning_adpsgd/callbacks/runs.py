@@ -7,7 +7,6 @@ the same rows of a project: the table behind a figure of loss against batch size
 """
 
 import csv
-import importlib.util
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -35,18 +34,18 @@ class Run:
         global_batch: B, samples per step of all learners.
         local_batch: Samples per step of one learner.
         lr: Highest learning rate used.
-        seed: Random seed of the run.
+        seed: Random seed.
         epochs: Epochs trained, with a fraction for a partial epoch.
         global_samples: Samples of all learners.
         train_seconds: Training time without validation.
-        best_loss: The lowest held-out loss of the consensus model.
+        best_loss: Lowest held-out loss of the consensus model.
         best_loss_samples: Global samples when it was measured.
-        last_loss: The held-out loss of the last validation.
+        last_loss: Held-out loss of the last validation.
         wer: Word error rate as a fraction.
-        samples_per_second: Of all learners together.
+        samples_per_second: Samples of all learners per second.
         exposed_share: Share of training time spent waiting for communication, mean over
             learners.
-        diverged: Whether the last loss was at chance level or not finite.
+        diverged: Whether the last loss was at chance level or non-finite.
     """
 
     name: str
@@ -140,15 +139,12 @@ def fetch_runs(project: str) -> list[Run]:
 
     Without the package, a network or an account, it warns and returns an empty list.
     """
-    if importlib.util.find_spec("wandb") is None:
-        warnings.warn("Weights & Biases is not installed: no runs", stacklevel=2)
-        return []
-    import wandb
-
     try:
+        import wandb
+
         found = wandb.Api(timeout=20).runs(project)
         tables = [{**run.config, **dict(run.summary)} for run in found]
-    except Exception as error:  # from the network, the server or the account
+    except Exception as error:  # the package, the network, the server or the account
         warnings.warn(f"no runs from Weights & Biases: {error}", stacklevel=2)
         return []
     return list(_runs_in(tables))
@@ -174,7 +170,7 @@ def _run_of(row: Mapping[str, Any]) -> Run:
 
 
 def _value(kind: str, given: Any) -> Any:
-    if kind == "bool" or kind.endswith("'bool'>"):
+    if "bool" in kind:
         return str(given) in ("True", "1", "1.0")
     if "str" in kind:
         return str(given)
@@ -182,7 +178,7 @@ def _value(kind: str, given: Any) -> Any:
 
 
 def _runs_in(tables: Iterable[Mapping[str, Any]]) -> Iterator[Run]:
-    """The rows in tables of figures; a run without `ConvergenceMonitor` has none."""
+    """The rows of the runs that had a `ConvergenceMonitor`."""
     for table in tables:
         row = {
             name.removeprefix(PREFIX): value

@@ -19,15 +19,12 @@ class SaveWithinEpoch(Callback):
 
     `trainer.fit(ckpt_path=path)` continues with the remaining samples of the epoch,
     with any number of learners. All learners meet at a checkpoint: the fast ones wait
-    for the step of the slowest. Near the end of an epoch, once the first learner has
-    its last batch, nothing is written.
+    for the slowest one's step. Once the first learner has its last batch of an epoch,
+    nothing is written until the next epoch.
 
     Args:
         path: Path of the checkpoint; the next one replaces it.
-        every_n_batches: Batches of all learners between two checkpoints.
-
-    Raises:
-        ValueError: `every_n_batches` is not positive.
+        every_n_batches: Number of batches of all learners between two checkpoints.
     """
 
     def __init__(self, path: Path | str, every_n_batches: int) -> None:

@@ -1,9 +1,9 @@
-"""How fast training will be: samples per second of a cluster that need not exist.
+"""Predicts the samples per second of a cluster that need not exist.
 
 `predict` runs no model, only the event clock of the virtual cluster (`timeline`). It
-follows all super-learners in modes that wait. Without synchronisation each is as fast
-as alone, and the clock of a neighbourhood says how often exchanges end and how stale
-they are. The equations are in docs/prediction.md.
+follows all super-learners in modes that wait. In "async" each is as fast as alone, and
+the clock of a neighbourhood says how often exchanges end and how stale they are. The
+equations are in docs/prediction.md.
 """
 
 import itertools
@@ -32,9 +32,9 @@ from lightning_adpsgd.virtual.timeline import (
 Mode = Literal["sync", "delay_by_one", "async", "allreduce"]
 """The strategies' communications, and their control: gradients reduced by all (DDP)."""
 
-_LOCAL = 32  # super-learners: an exchange knows neighbours, not how many others are
+_LOCAL = 32  # super-learners of a neighbourhood, which stands for any number
 _DRAWS = 2000  # steps of a super-learner alone, for their mean
-_SETTLED, _MEASURED = 20, 40  # rounds of all, in lockstep: of few learners more
+_SETTLED, _MEASURED = 20, 40  # rounds of all in lockstep; of few learners more
 _LEARNER_ROUNDS = 8000
 
 
@@ -45,11 +45,8 @@ class Workload:
     Args:
         weight_bytes: bytes of the model, in float32.
         local_batch_size: samples of a step of one learner.
-        wire_dtype: dtype on the wire in "async"; None: the weights as they are.
+        wire_dtype: dtype on the wire in "async"; None: that of the weights.
         backward: share of a step's time in which gradients become ready.
-
-    Raises:
-        ValueError: Bytes or samples are not positive, or `backward` is no share.
     """
 
     weight_bytes: float
@@ -65,7 +62,7 @@ class Workload:
 
     @property
     def message_bytes(self) -> float:
-        """Of the weights as they travel in an exchange."""
+        """Bytes of the weights as they travel in an exchange."""
         codec = make_codec(self.wire_dtype, torch.float32)
         return codec.dtype.itemsize * codec.length(math.ceil(self.weight_bytes / 4))
 
@@ -81,7 +78,7 @@ class Costs:
         merge: work of a step boundary that has something to merge.
         step: seconds, not per byte, by which a step is longer where learners that share
             cores make it at the same moment.
-        work: all that an exchange takes at one end, beside training.
+        work: processor work of an exchange at one end, beside training.
         cores: number, not per byte, of cores of a learner; a fraction where it shares.
         busy: number of these cores that a step keeps busy, on average.
         machine_cores: number of cores of its machine, including other learners'.
@@ -100,7 +97,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What to expect, once the start is over.
+    """The speed to expect once the start is over.
 
     Attributes:
         samples_per_second: samples of all learners per second.
@@ -120,12 +117,12 @@ class Prediction:
     staleness: dict[int, float] = field(default_factory=dict)
 
     def hours(self, num_samples: float) -> float:
-        """Until so many samples are seen, over all epochs."""
+        """Hours until so many samples are seen, over all epochs."""
         return num_samples / self.samples_per_second / 3600
 
     @property
     def mean_staleness(self) -> float:
-        """In optimizer steps; NaN where nothing was exchanged."""
+        """Mean age in optimizer steps; NaN where nothing was exchanged."""
         total = sum(self.staleness.values())
         weighted = sum(steps * share for steps, share in self.staleness.items())
         return weighted / total if total else math.nan
@@ -146,26 +143,22 @@ def predict(
     costs: Costs | None = None,
     seed: int = 0,
 ) -> Prediction:
-    """The speed of S super-learners of N learners.
+    """Predicts the speed of S super-learners of N learners.
+
+    The other options are those of `VirtualCluster`.
 
     Args:
         workload: what each learner computes and sends.
         num_super_learners: S.
         super_learner_size: N.
-        compute: time of a learner's step: forward, backward and update.
-        link: link of each learner to its counterparts in other super-learners.
-        inner_link: link of each learner to the others of its super-learner.
-        topology: topology of the averages.
         communication: as for the strategies; "allreduce" is DDP over all learners.
-        gossip_every: optimizer steps per round.
         cpu_share: share of the training's time that exchanges may take in "async".
         costs: processor work of communication.
-        seed: seed of random times and topologies.
 
     Raises:
         ValueError: An argument is out of its bounds, or has no meaning with another.
     """
-    _check(workload, compute, communication, cpu_share)
+    _check(workload, communication, cpu_share)
     costs = costs or Costs()
     scenario = Scenario(
         topology=find_topology(topology),
@@ -184,9 +177,7 @@ def predict(
     return _in_step(workload, scenario, costs, communication)
 
 
-def _check(
-    workload: Workload, compute: Compute, communication: str, cpu_share: float
-) -> None:
+def _check(workload: Workload, communication: str, cpu_share: float) -> None:
     if communication not in get_args(Mode):
         raise ValueError(
             f"`communication` must be one of {get_args(Mode)}, got {communication!r}"
@@ -198,11 +189,6 @@ def _check(
         )
     if not 0 < cpu_share <= 1:
         raise ValueError(f"`cpu_share` must be in (0, 1], got {cpu_share}")
-    if compute.pauses:
-        raise ValueError(
-            "`pauses` have no place in a prediction, which is of a steady state; "
-            "`VirtualCluster` simulates them"
-        )
 
 
 # --- where all wait
@@ -281,17 +267,11 @@ def _mean_factor(scenario: Scenario) -> float:
 
 
 class _Seen(NamedTuple):
-    """What an asynchronous timeline has shown.
+    """What an asynchronous timeline has shown."""
 
-    Attributes:
-        exchanges: Per step of a super-learner.
-        merging: Share of the steps that had something to merge.
-        staleness: Share of exchanges by their age.
-    """
-
-    exchanges: float
-    merging: float
-    staleness: dict[int, float]
+    exchanges: float  # per step of a super-learner
+    merging: float  # share of the steps that had something to merge
+    staleness: dict[int, float]  # share of the exchanges by their age
 
 
 def _without_waiting(
@@ -340,10 +320,10 @@ def _alone(scenario: Scenario, num_bytes: float) -> list[float]:
 
 
 class _Cores:
-    """What exchanges find of a learner's cores during a step, in seconds of processor.
+    """What exchanges find of a learner's cores during a step, in processor seconds.
 
-    As `CoreShare` bounds it: merges, and the work of exchanges as far as it finds every
-    core busy, take at most `cpu_share` of the training's time.
+    As in `CoreShare`, merges and the work of exchanges that finds every core busy take
+    at most `cpu_share` of the training's time.
     """
 
     def __init__(
@@ -356,7 +336,7 @@ class _Cores:
         self._machine = max(costs.cores, costs.machine_cores)
 
     def kept(self, exchanges: float, merge: float, cpu_share: float) -> float:
-        """The share of so many exchanges per step, and seconds of merging, that go."""
+        """The share of these exchanges and merges per step that `cpu_share` allows."""
         if cpu_share == 1 or not exchanges:
             return 1.0
 
@@ -367,7 +347,7 @@ class _Cores:
         return _last(too_many)
 
     def taken_from_training(self, exchanges: float) -> float:
-        """By how many seconds so many exchanges make a step longer."""
+        """Seconds by which so many exchanges make a step longer."""
         work = exchanges * self._work
         busy = (self._busy + work) / self._all
         missing = self._busy + work - self._all
@@ -375,12 +355,12 @@ class _Cores:
 
 
 def crowded(busy: float, num_cores: float) -> float:
-    """The chance to find every core busy, if each is so by itself for this share."""
+    """The probability that all cores are busy, if each is for this share of time."""
     return min(max(busy, 0.0), 1.0) ** max(num_cores, 1.0)
 
 
 def _last(too_many: Callable[[float], bool]) -> float:
-    """The largest share in [0, 1] that is not too many, which larger ones are."""
+    """The largest share in [0, 1] that is not too many."""
     low, high = 0.0, 1.0
     if not too_many(high):
         return high
@@ -414,7 +394,7 @@ def _observe(
 
 
 def _neighbourhood(scenario: Scenario, costs: Costs) -> Scenario:
-    """As many super-learners as exchanges can know of, in place of thousands."""
+    """A few super-learners in place of thousands, of which exchanges know nothing."""
     num, topology = scenario.num_super_learners, scenario.topology
     if num > _LOCAL and TOPOLOGIES.get(topology.name) is topology:
         if topology is TOPOLOGIES["complete"]:
@@ -429,7 +409,7 @@ def _neighbourhood(scenario: Scenario, costs: Costs) -> Scenario:
 
 
 def _count(events: Iterable[Event], begin: float, late: int) -> _Seen:
-    """What happens from a time on; ages are counted as the engine counts them."""
+    """Counts what happens from a time on, ages as the engine counts them."""
     steps, ages = Counter[int](), Counter[int]()
     read: dict[Exchange, dict[int, int]] = {}
     waiting: dict[int, list[int]] = {}

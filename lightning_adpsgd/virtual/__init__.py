@@ -1,5 +1,5 @@
 """Many learners in one process, on a simulated clock, with the engine's own arithmetic.
 
-Notebooks use `cluster`, Lightning's Trainer uses `strategy`. `clock` and `timeline` say
-what happens when, without weights.
+`cluster` needs no Trainer; `strategy` works behind Lightning's Trainer. `clock` and
+`timeline` decide what happens when, without weights.
 """

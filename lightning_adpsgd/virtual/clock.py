@@ -9,14 +9,11 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 BUCKET_BYTES = 25 << 20
 """Gradients that torch's DDP reduces together while the rest is computed."""
-
-Span = tuple[float, float]
-"""Seconds at which something begins and ends."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +25,14 @@ class Compute:
         spread: standard deviation of the logarithm: times are lognormal, of mean
             `seconds`; 0: all steps take equally long.
         slow: factor by which a learner is slower than the others.
-        pauses: spans of simulated time in which a learner computes nothing.
 
     Raises:
-        ValueError: A time or factor is not positive, or the pauses of a learner are
-            not in order.
+        ValueError: A time or factor is not positive.
     """
 
     seconds: float = 1.0
     spread: float = 0.0
     slow: Mapping[int, float] = field(default_factory=dict)
-    pauses: Mapping[int, Sequence[Span]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_positive("seconds", self.seconds)
@@ -46,8 +40,6 @@ class Compute:
             raise ValueError(f"`spread` must not be negative, got {self.spread}")
         for learner, factor in self.slow.items():
             check_positive(f"slow[{learner}]", factor)
-        for learner, pauses in self.pauses.items():
-            _check_in_order(f"pauses[{learner}]", pauses)
 
 
 @dataclass(frozen=True)
@@ -55,8 +47,7 @@ class Link:
     """The connection of a learner to the others.
 
     Args:
-        bandwidth: bytes per second, each way, shared by all that a learner has under
-            way.
+        bandwidth: bytes per second, each way; all exchanges under way share it.
         latency: seconds from one end to the other.
 
     Raises:
@@ -89,7 +80,7 @@ class Link:
 def overlapped(allreduce: float, backward: float, num_bytes: float) -> float:
     """Seconds by which an all-reduce of gradients makes a step longer.
 
-    It is DDP's: of K buckets of gradients, number k is ready after k/K of the backward
+    DDP reduces K buckets of gradients. Bucket k is ready after k/K of the backward
     pass, and its all-reduce waits for those before it.
 
     Args:
@@ -104,12 +95,7 @@ def overlapped(allreduce: float, backward: float, num_bytes: float) -> float:
 
 
 class StepTimes:
-    """Draws the times of the steps of all learners.
-
-    Args:
-        compute: time that they compute.
-        seed: seed of all learners' streams; nothing else draws from these.
-    """
+    """Draws the times of the steps of all learners, each from a stream of its own."""
 
     def __init__(self, compute: Compute, seed: int) -> None:
         self._compute, self._seed = compute, seed
@@ -119,16 +105,14 @@ class StepTimes:
 
     def end(self, learner: int, begin: float) -> float:
         """When a step ends that a learner begins at this time."""
-        seconds = self._draw(learner) * self._compute.slow.get(learner, 1.0)
-        return _after_pauses(begin, seconds, self._compute.pauses.get(learner, ()))
+        return begin + self._draw(learner) * self._compute.slow.get(learner, 1.0)
 
     def _draw(self, learner: int) -> float:
         if not self._compute.spread:
             return self._compute.seconds
-        stream = self._streams.get(learner)
-        if stream is None:
-            stream = random.Random(f"{self._seed} {learner}")
-            self._streams[learner] = stream
+        if learner not in self._streams:
+            self._streams[learner] = random.Random(f"{self._seed} {learner}")
+        stream = self._streams[learner]
         return stream.lognormvariate(self._location, self._compute.spread)
 
 
@@ -136,9 +120,7 @@ class Agenda:
     """Future actions, in the order of simulated time.
 
     Of actions at the same time the lower rank comes first, then the one entered first.
-
-    Attributes:
-        now: time of the last action.
+    `now` is the time of the last action.
     """
 
     def __init__(self) -> None:
@@ -163,14 +145,7 @@ class Agenda:
 
 
 class Crossing:
-    """Bytes on their way between two ends, as many in either direction.
-
-    Args:
-        ends: learners whose links they take.
-        num_bytes: bytes each way.
-        now: time at which they begin.
-        done: function called when the last byte has crossed.
-    """
+    """Bytes on their way between two ends, as many in either direction."""
 
     def __init__(
         self,
@@ -195,12 +170,8 @@ class Crossing:
 class Network:
     """Lets bytes cross; what an end has under way shares its link equally.
 
-    A crossing goes as fast as the busier of its ends allows.
-
-    Args:
-        bandwidth: bytes per second of each end, each way.
-        agenda: agenda in which the ends of crossings are entered.
-        rank: rank of these entries.
+    A crossing goes as fast as the busier of its ends allows. Its end is entered in the
+    agenda, with the given rank.
     """
 
     def __init__(self, bandwidth: float, agenda: Agenda, rank: int) -> None:
@@ -242,29 +213,6 @@ class Network:
 
 
 def check_positive(name: str, value: float) -> None:
-    """Refuses a value that is not positive and finite.
-
-    Raises:
-        ValueError: The value is not positive and finite.
-    """
+    """Raises ValueError if a value is not positive and finite."""
     if not 0 < value < math.inf:
         raise ValueError(f"`{name}` must be positive and finite, got {value}")
-
-
-def _check_in_order(name: str, spans: Sequence[Span]) -> None:
-    edges = [seconds for span in spans for seconds in span]
-    if edges != sorted(edges) or any(begin == end for begin, end in spans):
-        raise ValueError(
-            f"`{name}` must be spans (begin, end) of seconds, one after the other, "
-            f"got {list(spans)}"
-        )
-
-
-def _after_pauses(begin: float, seconds: float, pauses: Sequence[Span]) -> float:
-    end = begin + seconds
-    for first, last in pauses:
-        if first >= end:
-            break
-        if last > begin:
-            end += last - max(first, begin)
-    return end

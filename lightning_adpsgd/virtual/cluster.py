@@ -1,4 +1,4 @@
-"""Many super-learners in one process, on a simulated clock: which algorithm learns how.
+"""Many super-learners in one process, on a simulated clock.
 
 `VirtualCluster` trains S super-learners of N learners each, with the topologies, modes
 and arithmetic of the strategies, one gradient after the other on one device. The time
@@ -17,9 +17,9 @@ import torch
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+from typing_extensions import Unpack
 
-from lightning_adpsgd.dials import CommunicationName, Dials
-from lightning_adpsgd.mixing.synchronous import Order
+from lightning_adpsgd.dials import CommunicationName, Dials, TunedDials
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
 from lightning_adpsgd.virtual.gradients import (
@@ -46,33 +46,26 @@ from lightning_adpsgd.virtual.timeline import Change, Scenario
 class VirtualCluster:
     """S super-learners of N learners each, in one process and on one device.
 
-    The options are those of `HADPSGDStrategy` and mean the same. The control,
-    synchronous SGD with allreduce, is one super-learner of all learners.
+    The control, synchronous SGD with allreduce, is one super-learner of all learners.
 
     Args:
         module: LightningModule (its `training_step` and `configure_optimizers` are
             used, without a Trainer), or any module with `loss` and `optimizer`, on its
-            final device. All super-learners start from its weights; after `fit` it
-            holds the consensus model.
+            final device. All super-learners start from its weights, and `fit` leaves
+            the consensus model in it.
         num_super_learners: S, including those that join later.
         super_learner_size: N.
-        topology: as for the strategy.
-        communication: as for the strategy.
+        topology: as for `HADPSGDStrategy`.
+        communication: as for `HADPSGDStrategy`.
         loss: ``loss(module, batch)``, a mean over the batch; by default the module's
             training step.
         optimizer: ``optimizer(parameters)``; by default what the module configures.
             Each super-learner has its own.
-        order: as for the strategy.
-        mixing_gain: as for the strategy.
-        gossip_every: as for the strategy.
-        wire_dtype: as for the strategy.
-        link_budget: as for the strategy, per simulated second.
-        max_staleness: as for the strategy.
         compute: time that a learner computes for a step.
         link: link of each learner to its counterparts in other super-learners.
         inner_link: link of each learner to the others of its super-learner.
         changes: super-learners that fail or join, in "async".
-        gradient_clip: largest norm of a super-learner's gradient; None is no bound.
+        gradient_clip: largest norm of a super-learner's gradient; None: no bound.
         samples_in: function that counts the samples of a batch; by default the length
             of its first tensor.
         vectorize: whether the gradients of several super-learners are taken in one
@@ -83,13 +76,15 @@ class VirtualCluster:
             pass. A pass fetches batches in another order.
         seed: seed of everything drawn at random: times, topologies, order of samples,
             dropout.
+        **tuned: `order`, `mixing_gain`, `gossip_every`, `wire_dtype`, `link_budget` and
+            `max_staleness` as for `HADPSGDStrategy`, with simulated seconds.
 
     Raises:
         ValueError: A value is out of its bounds.
 
     Attributes:
-        scenario: super-learners that take part, and how fast they are.
-        learners: weights, simulated time, and what was counted.
+        scenario: super-learners that take part, and their speed.
+        learners: weights, simulated time and counters.
         samples: number of samples that all learners have seen.
         learning_rate: learning rate of the last step, in the first parameter group.
     """
@@ -104,12 +99,6 @@ class VirtualCluster:
         *,
         loss: Loss | None = None,
         optimizer: MakeOptimizer | None = None,
-        order: Order | None = None,
-        mixing_gain: float = 1.0,
-        gossip_every: int = 1,
-        wire_dtype: torch.dtype | None = None,
-        link_budget: float | None = None,
-        max_staleness: int | None = None,
         compute: Compute | None = None,
         link: Link | None = None,
         inner_link: Link | None = None,
@@ -118,6 +107,7 @@ class VirtualCluster:
         samples_in: Callable[[Any], int] = extract_batch_size,
         vectorize: bool = False,
         seed: int = 0,
+        **tuned: Unpack[TunedDials],
     ) -> None:
         if gradient_clip is not None:
             check_positive("gradient_clip", gradient_clip)
@@ -126,17 +116,12 @@ class VirtualCluster:
             super_learner_size=super_learner_size,
             topology=topology,
             communication=communication,
-            order=order,
-            mixing_gain=mixing_gain,
-            gossip_every=gossip_every,
-            wire_dtype=wire_dtype,
-            link_budget=link_budget,
-            max_staleness=max_staleness,
             compute=compute,
             link=link,
             inner_link=inner_link,
             changes=changes,
             seed=seed,
+            **tuned,
         )
         self.module = module
         self._objective = Objective(module, loss, optimizer)
@@ -173,22 +158,19 @@ class VirtualCluster:
         evaluate: Score | Iterable[Any] | None = None,
         every_samples: int | None = None,
         local_losses: bool = False,
-        max_seconds: float = math.inf,
         on_point: Callable[[Point], None] | None = None,
     ) -> Report:
         """Trains until all learners together have seen so many samples.
 
-        A further call goes on from there.
+        A further call goes on from there, with the data of the first.
 
         Args:
-            data: ``batches_of(learner)``, which gives the batches of one epoch of that
-                learner and is called again when they end; or a data set, or a loader
-                of one, whose samples are dealt to the learners in a new order in each
-                epoch. A further `fit` goes on with the data of the first.
-            max_samples: number of samples of all learners together, since the cluster
-                was made.
-            local_batch_size: batch size of each learner, if `data` is a data set; the
-                batch size of a loader by default.
+            data: function from the number of a learner to the batches of its next
+                epoch; or a data set, or a loader of one, whose samples are dealt to the
+                learners in a new order in each epoch.
+            max_samples: number of samples of all learners together, over all calls.
+            local_batch_size: batch size of each learner, if `data` is a data set or a
+                loader; by default that of the loader.
             lr_schedule: factor on the learning rates as a function of the samples of
                 all learners. It replaces schedulers that the module configures, which
                 count a super-learner's own steps.
@@ -196,15 +178,11 @@ class VirtualCluster:
                 module, or batches whose mean loss is taken.
             every_samples: samples between two points; by default a twentieth of all.
             local_losses: whether to evaluate each super-learner's own weights too.
-            max_seconds: simulated time at which to end, since the cluster was made.
             on_point: function called with each point as it comes.
 
         Returns:
             The curve and the counters. A non-finite loss ends the run, and the report
             says so.
-
-        Raises:
-            ValueError: A value is out of its bounds.
         """
         if max_samples <= self.samples:
             raise ValueError(
@@ -225,7 +203,7 @@ class VirtualCluster:
             if self._ahead is not None:
                 self._ahead.forget_all()
             curve.add()
-            self._run(curve, max_samples, max_seconds, every, lr_schedule)
+            self._run(curve, max_samples, every, lr_schedule)
         self.learners.hold_consensus()
         return Report(
             curve.points,
@@ -240,12 +218,11 @@ class VirtualCluster:
         self,
         curve: "_Curve",
         max_samples: int,
-        max_seconds: float,
         every: int,
         lr_schedule: Callable[[int], float] | None,
     ) -> None:
         next_point, losses = self.samples + every, list[Tensor]()
-        while self.samples < max_samples and self.learners.seconds < max_seconds:
+        while self.samples < max_samples:
             losses += self._round(lr_schedule)
             if self.samples >= next_point:
                 next_point = self.samples + every
@@ -257,7 +234,7 @@ class VirtualCluster:
             curve.add(losses)
 
     def _round(self, lr_schedule: Callable[[int], float] | None) -> list[Tensor]:
-        """Makes one step, or in lockstep one of each super-learner."""
+        """Makes a step of one super-learner, or in lockstep one of each."""
         losses = [self._next_step(lr_schedule)]
         while not self.learners.between_rounds:
             losses.append(self._next_step(lr_schedule))
@@ -287,7 +264,6 @@ class VirtualCluster:
         gradient: Callable[[], Tensor],
         lr_schedule: Callable[[int], float] | None,
     ) -> Tensor:
-        """One step of one super-learner; returns the mean loss of its learners."""
         update = self._updates[index]
         if lr_schedule is not None:
             update.scale(lr_schedule(self.samples))
@@ -306,7 +282,6 @@ class VirtualCluster:
         return loss
 
     def _next_batches(self, index: int) -> list[Any]:
-        """One batch for each learner; tells schedulers of the end of an epoch."""
         sources = self._sources[index]
         epochs = sources[0].epochs
         batches = [source.next() for source in sources]
@@ -339,7 +314,6 @@ class VirtualCluster:
         return loss.detach()
 
     def _renew(self, index: int) -> None:
-        """Gives a super-learner that has joined an optimizer without state."""
         self._updates[index] = self._objective.make_update()
         if self._ahead is not None:
             self._ahead.forget(index)
@@ -377,18 +351,7 @@ class VirtualCluster:
 
 
 class _Curve:
-    """The points of one `fit`.
-
-    Args:
-        cluster: cluster that is trained.
-        score: score of the weights in the module; None: they have no score.
-        scores_all: whether to score each super-learner's own weights too.
-        on_point: function called with each point.
-
-    Attributes:
-        points: points so far.
-        diverged: reason why the last point is the end; empty otherwise.
-    """
+    """The points of one `fit`, and the reason if the run has diverged."""
 
     def __init__(
         self,
@@ -455,12 +418,7 @@ class _Curve:
 
 
 class _Dice:
-    """A random generator of one cluster, which replaces the common one during `fit`.
-
-    Args:
-        seed: seed of the generator.
-        device: device of the module, which has a generator of its own.
-    """
+    """A random generator of one cluster, which replaces the common one during `fit`."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed, self._device = seed, device
@@ -468,7 +426,6 @@ class _Dice:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Draws from this generator, and goes on where the last draw ended."""
         with own_generators(self._device):
             if self._states is None:
                 torch.manual_seed(self._seed)
@@ -493,11 +450,7 @@ def dials_and_scenario(
     changes: Sequence[Change],
     **dials: Any,
 ) -> tuple[Dials, Scenario]:
-    """Options of the averages and the super-learners that take part, checked.
-
-    Raises:
-        ValueError: A value is out of its bounds.
-    """
+    """Checks the options of the averages and the super-learners that take part."""
     if num_super_learners < 1:
         raise ValueError(
             f"`num_super_learners` must be at least 1, got {num_super_learners}"

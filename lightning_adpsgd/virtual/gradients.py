@@ -33,12 +33,7 @@ _TOGETHER_BYTES = 24 << 20
 
 
 class Turn(NamedTuple):
-    """What a super-learner steps with.
-
-    Attributes:
-        batches: one batch for each of its learners.
-        gradient: mean gradient over the batches and mean loss, if taken before.
-    """
+    """One batch for each learner; mean gradient and loss over them, if taken before."""
 
     batches: list[Any]
     gradient: tuple[dict[nn.Parameter, Tensor], Tensor] | None = None
@@ -64,15 +59,7 @@ class BatchedGradients:
     """Gradients at each of the first rows, each on a batch of its own.
 
     A parameter that the loss does not use has a gradient of zeros. Random numbers
-    differ between rows.
-
-    Args:
-        objective: module and loss.
-        rows: weights.
-        num_rows: number of rows that are trained.
-
-    Raises:
-        ValueError: The module has buffers.
+    differ between rows. Modules with buffers are refused.
     """
 
     def __init__(self, objective: Objective, rows: Rows, num_rows: int) -> None:
@@ -98,7 +85,7 @@ class BatchedGradients:
         Args:
             rows: numbers of the rows, in ascending order.
             batches: batches of each row, as many for each.
-            numbers: number of each row's step, which a training step is told.
+            numbers: number of each row's step: `batch_idx` of a training step.
 
         Returns:
             None where the batches have different shapes and cannot be stacked.
@@ -116,7 +103,7 @@ class BatchedGradients:
         return {self._parameters[n]: g for n, g in gradients.items()}, losses
 
     def _weights(self, rows: Sequence[int]) -> tuple[_Named, _Named]:
-        """Weights of some rows: those that are trained, and the others."""
+        """Trained and fixed weights of some rows."""
         matrices = self._chosen(rows)
         trained, fixed = _Named(), _Named()
         for slot in self._slots:
@@ -166,10 +153,7 @@ class BatchedGradients:
 class GradientsAhead:
     """Takes the gradients of turns to come together with the one that is asked for.
 
-    Args:
-        gradients: gradients of several rows at once.
-        at_once: number of gradients to take, at most.
-        next_turn: gives batches and number of a super-learner's next step.
+    `next_turn` gives the batches and the number of a super-learner's next step.
     """
 
     def __init__(
@@ -183,25 +167,19 @@ class GradientsAhead:
         self._ready: dict[int, Turn] = {}
 
     def take(self, index: int, settled: Sequence[int]) -> Turn:
-        """What a super-learner steps with; its weights are those of its last turn.
-
-        Args:
-            index: super-learner whose turn it is.
-            settled: super-learners whose next gradient is at the weights that they have
-                now, the one whose turn it is first.
-        """
+        """Batches and gradient of a super-learner; see `VirtualLearners.settled`."""
         if index not in self._ready:
             missing = (i for i in settled if i not in self._ready)
             self._fill(sorted(islice(missing, self._at_once)))
         return self._ready.pop(index)
 
     def forget(self, index: int) -> None:
-        """The super-learner has other weights; its batches are still the next ones."""
+        """Forgets a gradient at weights that have changed, but keeps its batches."""
         if index in self._ready:
             self._ready[index] = Turn(self._ready[index].batches)
 
     def forget_all(self) -> None:
-        """Any weights may have changed, and which of them are trained."""
+        """Forgets all gradients."""
         for index in self._ready:
             self.forget(index)
 

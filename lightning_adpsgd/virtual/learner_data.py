@@ -1,6 +1,7 @@
 """The batches of each virtual learner: of a function, or its share of a data set."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,17 +11,11 @@ BatchesOf = Callable[[int], Iterable[Any]]
 
 
 class Shares:
-    """Deals the samples of a data set: each in one learner's epoch, in a new order.
+    """Deals the samples of a data set anew in each epoch, each sample to one learner.
 
     The share of a learner in an epoch is that of torch's `DistributedSampler` with the
-    same seed, and so of Lightning's training with as many processes.
-
-    Args:
-        dataset: data set with a length.
-        batch_size: batch size of each learner.
-        num_learners: S N.
-        seed: seed of the order.
-        **loading: arguments of torch's `DataLoader`, such as `collate_fn`.
+    same seed, and so of Lightning's training with as many processes. `loading` are
+    arguments of torch's `DataLoader`, such as `collate_fn`.
 
     Raises:
         ValueError: The data set has no length, or fewer samples than there are
@@ -49,38 +44,27 @@ class Shares:
         self._dataset, self._batch_size, self._loading = dataset, batch_size, loading
         self._num_samples, self._num_learners = num_samples, num_learners
         self._seed, self._epochs = seed, [0] * num_learners
-        self._orders: dict[int, list[int]] = {}
 
     def __call__(self, learner: int) -> Iterable[Any]:
         """The batches of a learner's next epoch."""
-        order = self._order_of(self._epochs[learner])
+        seed, num_learners = self._seed + self._epochs[learner], self._num_learners
         self._epochs[learner] += 1
-        share = order[learner :: self._num_learners]
+        share = _order(seed, self._num_samples, num_learners)[learner::num_learners]
         return DataLoader(
             self._dataset, self._batch_size, sampler=share, **self._loading
         )
 
-    def _order_of(self, epoch: int) -> list[int]:
-        """Order of all samples, with some repeated to make the shares equally long.
 
-        It is drawn once for all learners of an epoch. They are rarely more than two
-        epochs apart.
-        """
-        if epoch not in self._orders:
-            generator = torch.Generator().manual_seed(self._seed + epoch)
-            order = torch.randperm(self._num_samples, generator=generator).tolist()
-            order += order[: -self._num_samples % self._num_learners]
-            kept = list(self._orders.items())[-1:]
-            self._orders = dict([*kept, (epoch, order)])
-        return self._orders[epoch]
+@lru_cache(maxsize=2)  # learners are rarely more than two epochs apart
+def _order(seed: int, num_samples: int, num_learners: int) -> list[int]:
+    """Order of all samples, with some repeated to make the shares equally long."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(num_samples, generator=generator).tolist()
+    return order + order[: -num_samples % num_learners]
 
 
 class Source:
-    """The batches of one learner, epoch after epoch.
-
-    Attributes:
-        epochs: number of epochs that have ended.
-    """
+    """The batches of one learner, epoch after epoch; `epochs` counts the ended ones."""
 
     def __init__(self, batches_of: BatchesOf, learner: int) -> None:
         self._batches_of, self._learner = batches_of, learner
@@ -108,14 +92,7 @@ def shares_of(
     num_learners: int,
     seed: int,
 ) -> Shares:
-    """Deals the samples of a data set or of a loader's.
-
-    Args:
-        data: data set, or a loader, whose data set, `collate_fn` and `drop_last` are
-            taken.
-        batch_size: batch size of each learner; by default the loader's.
-        num_learners: S N.
-        seed: seed of the order.
+    """Deals the samples of a data set, or those of a loader as it loads them.
 
     Raises:
         ValueError: There is no batch size.

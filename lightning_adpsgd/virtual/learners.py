@@ -1,4 +1,4 @@
-"""The super-learners of one process: whose turn it is, and the averages around it.
+"""The super-learners of one process: their turns, and the averages around them.
 
 `VirtualLearners` knows weights and time, but neither data nor optimizers. Its caller
 takes a turn, computes a gradient in the module, which then holds the weights of that
@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.mixing.communication import Communication
-from lightning_adpsgd.mixing.consensus import Consensus
+from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
 from lightning_adpsgd.virtual.row_exchanges import (
@@ -45,16 +45,9 @@ Closure = Callable[[], Any]
 
 
 class Totals(NamedTuple):
-    """What all super-learners together have done.
+    """What all super-learners together have done; see `Statistics`.
 
-    Attributes:
-        exchanges: number of averages completed, counted at each end; in lockstep the
-            rounds of each super-learner.
-        merges: number of times that a training side took in what was averaged.
-        bytes_sent: payload sent between super-learners.
-        refused: number of averages left out because a vector was not finite.
-        staleness: number of averages by their age, the optimizer steps between what
-            was read and its merge.
+    Exchanges are counted at each end, and rounds in each super-learner.
     """
 
     exchanges: int
@@ -70,7 +63,7 @@ class VirtualLearners(ABC):
     Args:
         module: module on its final device and in its final dtype.
         dials: options of the averages.
-        scenario: super-learners that take part, and how fast they are.
+        scenario: super-learners that take part, and their speed.
 
     Attributes:
         rows: weights; the row after the last super-learner's is the consensus.
@@ -99,16 +92,16 @@ class VirtualLearners(ABC):
         """Makes the optimizer step of this turn, with its averages.
 
         Args:
-            step: an optimizer's `step`, which calls the closure that it is given.
+            step: `step` of an optimizer, which calls the closure that it is given.
             closure: computation of the gradients.
         """
 
     # --- the state of all
 
     @property
-    @abstractmethod
     def between_rounds(self) -> bool:
         """Whether the weights are comparable: in lockstep, after a step of each."""
+        return True
 
     @property
     @abstractmethod
@@ -125,11 +118,11 @@ class VirtualLearners(ABC):
 
     @abstractmethod
     def totals(self) -> Totals:
-        """What was done so far."""
+        """The counters so far."""
 
-    @abstractmethod
     def shown(self, index: int) -> list[Tensor]:
         """What peers see of a super-learner: its weights and what awaits its merge."""
+        return [to_averaging_dtype(vector) for vector in self.rows.vectors(index)]
 
     # --- the consensus model
 
@@ -137,16 +130,14 @@ class VirtualLearners(ABC):
     def consensus(self) -> Consensus:
         """Computes the mean of all super-learners whose weights are finite.
 
-        It takes what peers see, whose sum no exchange changes. That is the mean that
-        the super-learners would have if they merged everything at once. Training is not
-        disturbed.
+        The mean is that of the weights which peers see. No exchange changes their sum,
+        so it is the mean after everything is merged. Training is not disturbed.
 
         Raises:
             FloatingPointError: No super-learner has finite weights.
         """
         found = self._average(self.members)
         if not math.isfinite(found.relative_distance):
-            # Some weights are not finite: only then it is worth finding them.
             found = self._average(self._finite_members())
         self.rows.copy_beside(self.members[0], self._consensus_row)
         return found
@@ -166,10 +157,7 @@ class VirtualLearners(ABC):
     def _finite_members(self) -> list[int]:
         finite = [i for i in self.members if _is_finite(self.shown(i))]
         if not finite:
-            raise FloatingPointError(
-                "the weights of all super-learners are non-finite (NaN or infinite): "
-                "training has diverged; lower the learning rate or lengthen its warm-up"
-            )
+            raise all_diverged("super-learners")
         return finite
 
     def _average(self, members: list[int]) -> Consensus:
@@ -245,8 +233,8 @@ class LockstepLearners(VirtualLearners):
             self._started = True
         self._turn = (self._turn + 1) % self._scenario.num_super_learners
         if self._turn == 0:
-            # The round that ran beside these gradients. Each row takes in its part
-            # when its own gradient is ready.
+            # Joins the round that ran beside these gradients. Each row takes in its
+            # part when its own gradient is ready.
             self._communication.before_update()
         self.hold(self._turn)
         return self._turn
@@ -254,7 +242,7 @@ class LockstepLearners(VirtualLearners):
     @override
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
         row = self._turn
-        output = step(_Once(closure, lambda: self._mixer.take_in(row)))
+        output = step(_then(closure, lambda: self._mixer.take_in(row)))
         self.steps[row] += 1
         if row == self.members[-1]:
             self._communication.after_update()
@@ -267,19 +255,11 @@ class LockstepLearners(VirtualLearners):
         staleness = {steps: size * count for steps, count in done.staleness.items()}
         return _totals([done])._replace(staleness=staleness)
 
-    @override
-    def shown(self, index: int) -> list[Tensor]:
-        return [to_averaging_dtype(vector) for vector in self.rows.vectors(index)]
-
 
 class AsynchronousLearners(VirtualLearners):
     """Each super-learner steps as fast as it computes; exchanges run beside it.
 
-    Args:
-        module: as for `VirtualLearners`.
-        dials: as for `VirtualLearners`.
-        scenario: as for `VirtualLearners`.
-        on_join: function called with the number of a super-learner that has joined.
+    `on_join` is called with the number of a super-learner that has joined.
     """
 
     def __init__(
@@ -307,11 +287,6 @@ class AsynchronousLearners(VirtualLearners):
 
     @property
     @override
-    def between_rounds(self) -> bool:
-        return True
-
-    @property
-    @override
     def members(self) -> list[int]:
         return sorted(self._sides)
 
@@ -335,7 +310,7 @@ class AsynchronousLearners(VirtualLearners):
     @override
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
         side = self._sides[self._turn]
-        output = step(_Once(closure, side.before_update))
+        output = step(_then(closure, side.before_update))
         side.after_update()
         self.steps[self._turn] += 1
         return output
@@ -380,7 +355,6 @@ class AsynchronousLearners(VirtualLearners):
 
     @torch.no_grad()
     def _take_in(self, index: int, neighbours: list[int]) -> None:
-        """Gives a joiner the mean of its neighbours, and nothing else to merge."""
         shown = [self.shown(j) for j in neighbours]
         for vector, *of_all in zip(self.rows.vectors(index), *shown, strict=True):
             vector.copy_(torch.stack(of_all).mean(0))
@@ -395,28 +369,23 @@ def make_learners(
     scenario: Scenario,
     on_join: Callable[[int], None] = lambda index: None,
 ) -> VirtualLearners:
-    """The super-learners of a mode of communication."""
+    """Makes the super-learners for the communication of the options."""
     if dials.communication == "async":
         return AsynchronousLearners(module, dials, scenario, on_join)
     return LockstepLearners(module, dials, scenario)
 
 
-class _Once:
-    """An optimizer's closure, followed by something else on its first call.
+def _then(closure: Closure, average: Callable[[], None]) -> Closure:
+    """Adds an average after the first call; LBFGS calls its closure several times."""
+    left = [average]
 
-    LBFGS calls it several times a step; the average belongs to the first call.
-    """
-
-    def __init__(self, closure: Closure, then: Callable[[], None]) -> None:
-        self._closure, self._then = closure, then
-        self._first = True
-
-    def __call__(self) -> Any:
-        output = self._closure()
-        if self._first:
-            self._first = False
-            self._then()
+    def closure_and_average() -> Any:
+        output = closure()
+        if left:
+            left.pop()()
         return output
+
+    return closure_and_average
 
 
 def _communication(dials: Dials, mixer: RowMixer) -> Communication:

@@ -47,12 +47,7 @@ _HOOKS = (
 
 @dataclass
 class Update:
-    """An optimizer of one super-learner, with the schedulers of its learning rate.
-
-    Args:
-        optimizer: optimizer with the state of this super-learner alone.
-        schedulers: schedulers of that optimizer.
-    """
+    """The optimizer of one super-learner, with the schedulers of its learning rate."""
 
     optimizer: torch.optim.Optimizer
     schedulers: Sequence[LRSchedulerConfig] = ()
@@ -74,19 +69,10 @@ class Update:
 
 
 class Objective:
-    """The module, and how it is trained.
-
-    Args:
-        module: LightningModule, or any other module with the two functions.
-        loss: ``loss(module, batch)`` of a plain module: a mean over the batch.
-        optimizer: ``optimizer(parameters)`` of a plain module.
+    """The module with its loss and optimizer; the arguments are `VirtualCluster`'s.
 
     Raises:
-        ValueError: Names what is missing, too many, or not supported.
-
-    Attributes:
-        module: module as given.
-        device: device of the module.
+        ValueError: Something is missing, too many, or not supported.
     """
 
     def __init__(
@@ -110,11 +96,9 @@ class Objective:
             self._loss = _of_batch(module, loss)
 
     def loss(self, batch: Any, number: int = 0) -> Tensor:
-        """The mean loss of a batch, with its graph.
+        """The mean loss of a batch on any device, with its graph.
 
-        Args:
-            batch: batch on any device.
-            number: number of the batch, which a training step is told.
+        `number` is the `batch_idx` of a training step.
 
         Raises:
             TypeError: The module's `training_step` gave no loss.
@@ -157,11 +141,10 @@ class Objective:
     @contextmanager
     def without_logging(self) -> Iterator[None]:
         """`self.log` does nothing: there is no Trainer whose loggers it would reach."""
-        names = (
-            ("log", "log_dict") if isinstance(self.module, pl.LightningModule) else ()
-        )
+        is_lightning = isinstance(self.module, pl.LightningModule)
+        names = ("log", "log_dict") if is_lightning else ()
         for name in names:
-            vars(self.module)[name] = _do_nothing
+            vars(self.module)[name] = lambda *_, **__: None
         try:
             yield
         finally:
@@ -171,7 +154,7 @@ class Objective:
 
 @contextmanager
 def own_generators(device: torch.device) -> Iterator[None]:
-    """Leaves the generators of this process as they were."""
+    """Restores the random generators of this process afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         yield
@@ -179,7 +162,7 @@ def own_generators(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Layers in evaluation mode, no graphs, and training draws as if nothing was."""
+    """Evaluation mode without graphs; the draws of training stay the same."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     device = next(module.parameters()).device
@@ -191,16 +174,11 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def _do_nothing(*arguments: Any, **named: Any) -> None:
-    """Takes the place of `self.log`."""
-
-
 def _check_lightning(module: pl.LightningModule) -> None:
     if not module.automatic_optimization:
         raise ValueError(
-            "`module` must use automatic optimization, which "
-            f"{type(module).__name__}.automatic_optimization switches off: its "
-            "gradients and its step are made for it"
+            "`module` must use automatic optimization, got "
+            f"{type(module).__name__}.automatic_optimization = False"
         )
     if own := [name for name in _HOOKS if is_overridden(name, module)]:
         raise ValueError(
@@ -215,7 +193,6 @@ def _of_batch(module: nn.Module, loss: Loss) -> Callable[[Any, int], Any]:
 
 
 def _training_step(module: pl.LightningModule) -> Callable[[Any, int], Any]:
-    """Its training step, with the number of the batch if it takes one."""
     # By place and not by name, as the Trainer does.
     if is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2):
         return lambda batch, number: module.training_step(batch, number)

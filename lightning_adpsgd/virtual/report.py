@@ -20,11 +20,9 @@ class Point:
         loss: training loss, mean over all steps since the last point; NaN at the start.
         held_out_loss: score of the consensus model by `evaluate`; NaN without it.
         consensus_distance: ``sqrt(mean_i |w_i - mean w|^2)``.
-        relative_distance: the same over ``|mean w|``.
-        local_min: least score of a super-learner's own weights; NaN, as the next two,
-            without `local_losses`.
-        local_mean: their mean score.
-        local_max: their largest score.
+        relative_distance: `consensus_distance` over ``|mean w|``.
+        local_min: least score of a super-learner's own weights, like `local_mean` and
+            `local_max`; NaN without `local_losses`.
         learning_rate: learning rate of the last step, in the first parameter group.
         wall_seconds: seconds on this machine since `fit` began; not compared, because
             it alone differs from run to run.
@@ -53,8 +51,8 @@ class Report:
         samples: number of samples that all learners have seen.
         seconds: simulated time.
         steps: optimizer steps of each super-learner.
-        totals: exchanges, merges, bytes, staleness.
-        diverged: reason why the run ended early, a non-finite loss; empty otherwise.
+        totals: counters of all super-learners together.
+        diverged: reason for an early end, a non-finite loss; empty otherwise.
     """
 
     points: list[Point]
@@ -70,7 +68,7 @@ class Report:
         return self.samples / self.seconds if self.seconds else math.nan
 
     def column(self, name: str) -> list[float]:
-        """One field of all points, ``report.column("loss")`` say."""
+        """One field of all points, such as ``report.column("loss")``."""
         return [getattr(point, name) for point in self.points]
 
     def rows(self) -> list[dict[str, float]]:

@@ -30,16 +30,9 @@ _NO_WAIT = timedelta()  # nothing is waited for
 class CommunicationSide:
     """The communication side of one row, merged at the boundaries of its steps.
 
-    Args:
-        vectors: w, one for each dtype, of real numbers.
-        order: whether merges come after the update or before it.
-        num_learners: N; with several of them a change is merged a step later, because
-            the learners of a node gather it while the next step computes.
-
-    Attributes:
-        replica: x and d.
-        parts: parts of all its chunks, in order.
-        tally: counters of what it has done.
+    With several learners a change is merged a step later, because the learners of a
+    super-learner gather it while the next step computes. `parts` are those of all
+    chunks of the replica, in order.
     """
 
     def __init__(
@@ -60,12 +53,12 @@ class CommunicationSide:
         self.tally = Tally()
 
     def before_update(self) -> None:
-        """A gradient is ready."""
+        """Merges before the update, if the order asks for it."""
         if self._order == "average_then_step":
             self._merge()
 
     def after_update(self) -> None:
-        """The optimizer has changed w."""
+        """Counts the step, and merges if the order asks for it."""
         self.replica.step += 1
         if self._order == "step_then_average":
             self._merge()
@@ -90,13 +83,7 @@ class CommunicationSide:
         return not self._part(number, begin).is_plain
 
     def add_awaiting(self, into: Tensor, number: int, begin: int) -> None:
-        """Turns a stretch of w that lies in one part into that of x.
-
-        Args:
-            into: stretch, in the precision of averages.
-            number: number of the vector.
-            begin: index in the vector at which the stretch begins.
-        """
+        """Turns a stretch of vector `number` in one part, at `begin`, from w into x."""
         part = self._part(number, begin)
         part.add_awaiting(into, begin % self.replica.part_elements)
 
@@ -120,7 +107,6 @@ class CommunicationSide:
 def _by_vector(
     parts: Sequence[Part], vectors: Sequence[Tensor]
 ) -> Iterator[list[Part]]:
-    """The parts of each vector."""
     rest = iter(parts)
     for vector in vectors:
         left, mine = len(vector), list[Part]()
@@ -131,7 +117,7 @@ def _by_vector(
 
 
 class _Read(NamedTuple):
-    """What one end of an exchange read: a message for each part, and at which step."""
+    """What one end of an exchange read, a message for each part, and its step."""
 
     messages: Sequence[Tensor]
     step: int
@@ -148,7 +134,7 @@ class Exchanges:
     Args:
         sides: sides by the number of their super-learner, which may come and go. The
             caller calls `before_change` before it changes one.
-        wire_dtype: dtype on the wire; None: the weights as they are.
+        wire_dtype: dtype on the wire; None: that of the weights.
     """
 
     def __init__(

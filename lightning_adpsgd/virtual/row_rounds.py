@@ -36,11 +36,11 @@ class RowMixer:
     fits into a core's cache.
 
     Args:
-        matrices: [S, P] for each dtype.
+        matrices: weights [S, P] for each dtype.
         schedule: mixing matrices.
         hidden: whether a round is joined later, after other gradients. Its changes are
-            then kept, `finish` hands them out, and `take_in` adds that of one row, for
-            the gradient at the old weights may come first. Otherwise `mix` adds them.
+            then kept, `finish` hands them out, and `take_in` adds that of one row.
+            Otherwise `mix` adds them.
 
     Attributes:
         device: device of the weights.
@@ -100,7 +100,7 @@ class RowMixer:
                 matrix[row].add_(change[row])
 
     def statistics(self) -> Statistics:
-        """The counters so far; a GPU is awaited for that."""
+        """The counters so far; waits for a GPU."""
         return self.tally.snapshot()._replace(refused=int(self._num_refused))
 
     def _room(self, matrix: Tensor) -> Tensor:
@@ -109,7 +109,6 @@ class RowMixer:
         return torch.zeros(len(matrix), length, dtype=dtype, device=matrix.device)
 
     def _mixing(self, like: Tensor) -> Tensor | None:
-        """The factor of all rows, where a product is exact and faster than sums."""
         if self._schedule.is_mean(self.round) or not _multiplies_well(like):
             return None
         return _changing(self._schedule, self.round).to(like)
@@ -130,7 +129,6 @@ class RowMixer:
             self._refused[i] |= keep_change(change, own[i], self._schedule.gain)
 
     def _bytes_of(self, row_bytes: int) -> int:
-        """Bytes that all rows send in this round."""
         if self._schedule.is_mean(self.round):  # a ring all-reduce
             return 2 * row_bytes * (self._schedule.num_super_learners - 1)
         parts = parts_of(self._schedule, self.round)
@@ -139,10 +137,10 @@ class RowMixer:
 
 
 def stretch_length(num_rows: int, device: torch.device) -> int:
-    """Elements of a row that are worked on at once with those of all other rows.
+    """Length of the stretches of all rows that fit into a core's cache together.
 
-    They fit into a core's cache. The length is a power of two, so that a stretch which
-    begins at a multiple of it lies in one part of a `CommunicationSide`.
+    It is a power of two, so that a stretch which begins at a multiple of it lies in one
+    part of a `CommunicationSide`.
     """
     if has_streams(device):
         return 1 << 20
@@ -161,10 +159,7 @@ def _changing(schedule: Schedule, round: int) -> Tensor:
 
 
 def _multiplies_well(rows: Tensor) -> bool:
-    """Whether a product of matrices is exact to rounding, and faster than sums of rows.
-
-    Accelerators and `torch.set_float32_matmul_precision` allow products in fewer bits
-    than the weights have.
-    """
+    """Whether a product of matrices is exact to rounding, and faster than sums."""
+    # Accelerators and lower precisions allow products in fewer bits than the weights.
     full = torch.get_float32_matmul_precision() == "highest"
     return rows.device.type == "cpu" and full and len(rows) <= _MOST_ROWS

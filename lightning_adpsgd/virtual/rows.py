@@ -1,9 +1,9 @@
 """The weights of many super-learners as rows of one matrix per dtype, and one module.
 
 The module's parameters and buffers are pointed at the row of the super-learner that is
-to compute, which costs no more than setting a few addresses. `parameters` says which of
-them are averaged and so lie in a row. The others (integer buffers) are kept for each
-row beside it.
+to compute, which costs no more than setting a few addresses. `FlatParameters` says
+which of them are averaged and so lie in a row. The others (integer buffers) are kept
+for each row beside it.
 """
 
 from typing import NamedTuple
@@ -16,15 +16,7 @@ from lightning_adpsgd.weights.replica import as_real
 
 
 class TensorSlot(NamedTuple):
-    """Where a tensor of the module lies in each row.
-
-    Attributes:
-        name: name of the tensor in the module.
-        matrix: number of the matrix.
-        offset: index of its first element in the row.
-        shape: shape of the tensor.
-        stride: stride of the tensor.
-    """
+    """The place of a tensor of the module in each row of a matrix."""
 
     name: str
     matrix: int
@@ -40,7 +32,7 @@ class Rows:
         module: module on its final device and in its final dtype; it holds row 0
             afterwards.
         num_rows: number of rows.
-        shards: divisor of the rows' length, which is padded to a multiple of it.
+        shards: number to a multiple of which the rows are padded.
 
     Attributes:
         matrices: [num_rows, P] for each dtype, [num_rows, 2 P] real numbers for a
@@ -73,7 +65,7 @@ class Rows:
         self.hold(0)
 
     def hold(self, row: int) -> None:
-        """Points the module at a row: what changes the one changes the other."""
+        """Points the module at a row; they share memory from then on."""
         if row == self._held:
             return
         for tensor, views in self._tensors:
@@ -101,12 +93,7 @@ class Rows:
 
 
 def stacked(slot: TensorSlot, matrices: list[Tensor]) -> Tensor:
-    """A tensor of the module in each of some rows, [row, ...], as a view.
-
-    Args:
-        slot: slot of the tensor.
-        matrices: what `Rows.first` gives, or copies of rows of it.
-    """
+    """A tensor in each row, [row, ...], as a view of what `Rows.first` gives."""
     matrix = matrices[slot.matrix]
     strides = (matrix.stride(0), *slot.stride)
     offset = matrix.storage_offset() + slot.offset

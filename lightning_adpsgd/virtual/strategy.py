@@ -1,8 +1,8 @@
 """Many virtual super-learners behind Lightning's Trainer, on one device.
 
-A batch of the Trainer is a local step of one super-learner; simulated time decides
-whose. Samples, steps and everything logged are those of all together. `learners` has
-the averages; this module hooks them into Lightning.
+A batch of the Trainer is a local step of the super-learner that simulated time chooses.
+Samples, steps and everything logged are those of all together. `learners` has the
+averages; this module hooks them into Lightning.
 """
 
 from collections import defaultdict
@@ -50,9 +50,8 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     The Trainer's loader feeds them all: each batch goes to the super-learner whose turn
     it is, in the order of simulated time in "async" and round robin otherwise. A batch
-    gives the mean gradient of a super-learner, and so is the batch of all its N
-    learners. Learning rate schedules count the steps of all, S times as many as each
-    makes.
+    is that of all N learners of the super-learner. Learning rate schedules count the
+    steps of all, S times as many as each makes.
 
     Validation sees the consensus model, checkpoints hold it, and training ends in it. A
     resumed run differs from one without the break, and warns of it: all super-learners
@@ -64,10 +63,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         super_learner_size: N.
         topology: as for `HADPSGDStrategy`.
         communication: as for `HADPSGDStrategy`.
-        compute: time that a learner computes for a step.
-        link: link of each learner to its counterparts in other super-learners.
-        inner_link: link of each learner to the others of its super-learner.
-        changes: super-learners that fail or join, in "async".
+        compute: as for `VirtualCluster`, like `link`, `inner_link` and `changes`.
         seed: seed of simulated times and of topologies drawn at random.
         **tuned: `order`, `mixing_gain`, `gossip_every`, `wire_dtype`, `link_budget` and
             `max_staleness` as for `HADPSGDStrategy`, with simulated seconds.
@@ -78,7 +74,9 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     Attributes:
         dials: checked options.
-        last_consensus: distance of the super-learners when their mean was last taken.
+        learners: weights and simulated time of all super-learners; None outside `fit`.
+        last_consensus: distance of the super-learners when their mean was last taken;
+            None before.
     """
 
     strategy_name = "hadpsgd_virtual"
@@ -110,18 +108,15 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
             seed=seed,
             **tuned,
         )
+        self.num_super_learners = num_super_learners
+        self.super_learner_size = super_learner_size
         self._overrides = Overrides()
         self._devices: list[torch.device] = []
         self._states: list[_State] = []
-        self._learners: VirtualLearners | None = None
+        self.learners: VirtualLearners | None = None
         self._turn = -1
         self._statistics: Statistics | None = None
         self.last_consensus: Consensus | None = None
-
-    @classmethod
-    @override
-    def register_strategies(cls, strategy_registry: Any) -> None:
-        """The name is registered by `lightning_adpsgd.registration`."""
 
     # --- the state of all
 
@@ -135,25 +130,10 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         self._devices = list(devices)
         self._root_device = self._devices[0]
 
-    @property
-    def num_super_learners(self) -> int:
-        """S."""
-        return self._scenario.num_super_learners
-
-    @property
-    def super_learner_size(self) -> int:
-        """N."""
-        return self._scenario.super_learner_size
-
-    @property
-    def learners(self) -> VirtualLearners | None:
-        """Weights and simulated time of all super-learners; None outside `fit`."""
-        return self._learners
-
     def gossip_statistics(self) -> Statistics | None:
         """What all super-learners' communication has done; None before `fit`."""
-        if self._learners is not None:
-            totals = self._learners.totals()
+        if self.learners is not None:
+            totals = self.learners.totals()
             self._statistics = Statistics(
                 exposed_seconds=0.0, peer_ages={}, **totals._asdict()
             )
@@ -177,11 +157,10 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
                 f'`strategy="hadpsgd_virtual"`, got {len(self.optimizers)}'
             )
         assert self.model is not None
-        self._learners = make_learners(
+        self.learners = make_learners(
             self.model, self.dials, self._scenario, self._renew
         )
-        num = self.num_super_learners
-        self._states = [defaultdict(dict) for _ in range(num)]
+        self._states = [defaultdict(dict) for _ in range(self.num_super_learners)]
         # Before the first hook that sees the end of training.
         loop = trainer.fit_loop
         end = partial(self._end_run, partial(type(loop).on_run_end, loop))
@@ -193,24 +172,23 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     @override
     def teardown(self) -> None:
-        if self._learners is not None:
+        if self.learners is not None:
             self.gossip_statistics()
-            self._learners.rows.release()
-            self._learners = None
+            self.learners.rows.release()
+            self.learners = None
         self._overrides.undo()
         super().teardown()
 
     def _renew(self, index: int) -> None:
-        """Gives a super-learner that has joined an optimizer without state."""
         self._states[index] = defaultdict(dict)
 
     # --- the step
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if self._learners is not None and self._turn < 0:
+        if self.learners is not None and self._turn < 0:
             # The turn lasts until the optimizer step, over accumulated batches.
-            self._turn = self._learners.turn()
+            self._turn = self.learners.turn()
             self.optimizers[0].state = self._states[self._turn]
         super().on_train_batch_start(batch, batch_idx)
 
@@ -222,9 +200,9 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         model: pl.LightningModule | torch.nn.Module | None = None,
         **kwargs: Any,
     ) -> Any:
-        assert self._learners is not None
+        assert self.learners is not None
         step = partial(super().optimizer_step, optimizer, model=model, **kwargs)
-        output = self._learners.update(step, closure)
+        output = self.learners.update(step, closure)
         self._turn = -1
         return output
 
@@ -243,7 +221,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The consensus model."""
-        if self._learners is None:
+        if self.learners is None:
             return super().lightning_module_state_dict()
         self._enter_consensus()
         state = {
@@ -254,22 +232,22 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         return state
 
     def _enter_consensus(self) -> None:
-        if self._learners is not None:
-            self.last_consensus = self._learners.consensus()
-            self._learners.hold_consensus()
+        if self.learners is not None:
+            self.last_consensus = self.learners.consensus()
+            self.learners.hold_consensus()
 
     def _leave_consensus(self) -> None:
         # Between two turns the module is left to the next.
-        if self._learners is not None and self._turn >= 0:
-            self._learners.hold(self._turn)
+        if self.learners is not None and self._turn >= 0:
+            self.learners.hold(self._turn)
 
     @override
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """The state of the first super-learner's optimizer."""
-        if self._learners is None:
+        if self.learners is None:
             return super().optimizer_state(optimizer)
         mine = self.optimizers[0].state
-        self.optimizers[0].state = self._states[self._learners.members[0]]
+        self.optimizers[0].state = self._states[self.learners.members[0]]
         state = deepcopy(super().optimizer_state(optimizer))
         self.optimizers[0].state = mine
         return state
@@ -284,29 +262,14 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
             "simulated time 0; for the same numbers as without a break, train again "
             "from the start, without `ckpt_path`"
         )
-        loaded = self.optimizers[0].state
+        loaded = self.optimizers[0].state.items()
         self._states = [
-            defaultdict(
-                dict, {weight: _copied(kept) for weight, kept in loaded.items()}
-            )
+            defaultdict(dict, {weight: deepcopy(kept) for weight, kept in loaded})
             for _ in self._states
         ]
 
 
-def _copied(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of an optimizer's state of one weight."""
-    return {
-        name: value.clone() if isinstance(value, Tensor) else deepcopy(value)
-        for name, value in kept.items()
-    }
-
-
 def _refuse_unsupported(trainer: pl.Trainer, devices: Sequence[torch.device]) -> None:
-    """Refuses what has no meaning for super-learners that take turns.
-
-    Raises:
-        ValueError: An argument has no meaning here.
-    """
     if len(devices) > 1 or trainer.num_nodes > 1:
         raise ValueError(
             '`devices` and `num_nodes` must be 1 with `strategy="hadpsgd_virtual"`, '
@@ -324,6 +287,6 @@ def _refuse_unsupported(trainer: pl.Trainer, devices: Sequence[torch.device]) ->
         if isinstance(callback, _OF_ONE_MODEL):
             raise ValueError(
                 f"`callbacks` must hold no {type(callback).__name__} with "
-                '`strategy="hadpsgd_virtual"`: it would see the weights of whichever '
-                "super-learner made the last step"
+                '`strategy="hadpsgd_virtual"`: it would see the weights of the '
+                "super-learner that made the last step"
             )

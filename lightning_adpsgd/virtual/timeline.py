@@ -1,4 +1,4 @@
-"""What super-learners do when, on a simulated clock: steps, exchanges, rounds.
+"""Steps, exchanges and rounds of super-learners, on a simulated clock.
 
 The rules are those of the engine: the schedule says whom a super-learner asks in which
 round, `protocol` who may ask and with what weight, `pacing` what `link_budget` allows.
@@ -39,9 +39,9 @@ class Change(NamedTuple):
         seconds: simulated time of the change.
         super_learner: its number.
         what: "fails": its edges are dropped, exchanges under way with it change
-            nothing, and the topology is that of the remaining ones in their order.
-            "joins": it takes the mean of its neighbours' weights and begins once these
-            have crossed. It is absent before a join that is its first change.
+            nothing, and the topology is that of the others in their order. "joins": it
+            takes the mean of its neighbours' weights and begins once these have
+            crossed. A super-learner whose first change is a join is absent before.
     """
 
     seconds: float
@@ -53,24 +53,17 @@ class Change(NamedTuple):
 class Scenario:
     """The super-learners that take part, and their speed.
 
+    The first arguments are those of `VirtualCluster`. Learner n of super-learner i has
+    number i N + n.
+
     Args:
-        topology: topology of the averages.
-        num_super_learners: S, including those that join later.
-        super_learner_size: N; learner n of super-learner i has number i N + n.
-        mixing_gain: gamma.
-        gossip_every: optimizer steps per round.
-        compute: time that learners compute for a step.
-        link: link of each learner to its counterparts in other super-learners.
-        inner_link: link of each learner to the others of its super-learner.
-        seed: seed of the times and of topologies drawn at random.
-        changes: failures and joins.
         backward: share of a step in which gradients become ready, and beside which the
             all-reduce inside a super-learner runs.
         gradient_seconds: further seconds that a super-learner's mean gradient takes.
 
     Raises:
-        ValueError: There is no such topology of so many, at the start or after one of
-            the changes, or a change is impossible.
+        ValueError: A change is impossible, or the topology does not exist for the
+            number of super-learners at some time.
     """
 
     topology: Topology
@@ -99,7 +92,7 @@ class Scenario:
         return sorted(self.changes, key=lambda change: change.seconds)
 
     def first_members(self) -> list[int]:
-        """Numbers of the super-learners present at the start, in ascending order."""
+        """Numbers of the super-learners at the start, in ascending order."""
         first: dict[int, str] = {}
         for change in self.in_order():
             first.setdefault(change.super_learner, change.what)
@@ -112,7 +105,7 @@ class Scenario:
     def gradient_end(
         self, times: StepTimes, index: int, begin: float, gradient_bytes: float
     ) -> float:
-        """When the slowest learner has its gradient and all have the mean of them."""
+        """When all learners have the mean of their gradients."""
         size = self.super_learner_size
         if size == 1:
             return times.end(index, begin)
@@ -142,7 +135,7 @@ class Scenario:
 
 @lru_cache(maxsize=32)
 def parts_of(schedule: Schedule, round: int) -> tuple[Part, ...]:
-    """Checked parts of a round: what each super-learner takes and gives."""
+    """What each super-learner takes and gives in a round, checked."""
     period = schedule.topology.period(schedule.num_super_learners)
     if period and round >= period:
         return parts_of(schedule, round % period)
@@ -166,11 +159,11 @@ def lockstep(
 
     Args:
         scenario: super-learners that take part.
-        num_bytes: bytes of the weights, as they travel.
+        num_bytes: bytes of the weights as they travel.
         hidden: whether a round runs beside the gradient of the next step and is joined
             before its update; otherwise it comes after the update.
         from_start: whether the first gradient has a hidden round beside it.
-        boundary_seconds: seconds of a step boundary, beside which nothing is hidden.
+        boundary_seconds: seconds of a step boundary, during which nothing is hidden.
     """
     times = StepTimes(scenario.compute, scenario.seed)
     ends, round = [0.0] * scenario.num_super_learners, 0
@@ -210,7 +203,7 @@ def _averaged_at(
 
 @lru_cache(maxsize=32)
 def _meetings(schedule: Schedule, round: int) -> list[tuple[list[int], int]]:
-    """For each, those that it waits for, itself included, and messages one way."""
+    """For each, the members it waits for, itself included, and messages one way."""
     return [
         (
             sorted({i, *part.takes, *part.gives}),
@@ -227,23 +220,16 @@ class Exchange:
     """One exchange of two super-learners.
 
     Attributes:
-        asker: super-learner that asked.
-        asked: super-learner that answers.
         weight: a in ``d += a (theirs - mine)``.
         begun: whether the weights of both were read.
         crossing: its bytes, while they are on the links.
     """
 
-    crossing: Crossing | None
-
     def __init__(self, asker: int, asked: int, weight: float) -> None:
         self.asker, self.asked, self.weight = asker, asked, weight
-        self.begun, self.crossing = False, None
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        """Both."""
-        return self.asker, self.asked
+        self.ends = asker, asked
+        self.begun = False
+        self.crossing: Crossing | None = None
 
     def other(self, end: int) -> int:
         """The end that is not this one."""
@@ -258,14 +244,14 @@ class Stepped(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """An exchange begins: both ends' weights are read."""
+    """An exchange begins: the weights of both ends are read."""
 
     seconds: float
     exchange: Exchange
 
 
 class Ended(NamedTuple):
-    """An exchange ends: both ends are changed by what was read."""
+    """An exchange ends: both ends change by what was read."""
 
     seconds: float
     exchange: Exchange
@@ -297,22 +283,13 @@ Event = Stepped | Begun | Ended | Dropped | Failed | Joined
 
 
 class _Member:
-    """The state of a super-learner on the asynchronous timeline.
-
-    Attributes:
-        pacer: its budget of bytes.
-        under_way: its exchanges under way.
-        steps: number of optimizer steps.
-        last_exchange_step: number of steps when an exchange last ended.
-        waiting: whether it waits for an exchange, as `max_staleness` asks.
-        asking: peers that it has asked, or is about to, until the exchange ends.
-        due: peers among them that are to be asked once more after that.
-    """
+    """The state of a super-learner on the asynchronous timeline."""
 
     def __init__(self, pacer: Pacer) -> None:
         self.pacer, self.under_way = pacer, UnderWay()
         self.steps = self.last_exchange_step = 0
-        self.waiting = False
+        self.waiting = False  # for an exchange, because of `max_staleness`
+        # Peers asked or about to be, until the exchange ends; those to ask once more.
         self.asking, self.due = set[int](), set[int]()
 
 
@@ -330,9 +307,6 @@ class Asynchronous:
         link_budget: bytes per second that a learner sends on average; None: no bound.
         max_staleness: steps after which a super-learner without an exchange waits for
             one; None: it never waits.
-
-    Attributes:
-        members: numbers of those that take part at present, in ascending order.
     """
 
     def __init__(
@@ -368,7 +342,7 @@ class Asynchronous:
             self._agenda.happen()
         return self._events.popleft()
 
-    # --- who is there
+    # --- members
 
     def _seat(self, members: list[int]) -> None:
         self.members = members

@@ -63,7 +63,7 @@ def points(rank: int) -> DataLoader[Any]:
 
 def all_callbacks(folder: Path, **settings: Any) -> list[pl.Callback]:
     return [
-        TrainingCurve(1),
+        TrainingCurve(),
         ConsensusMonitor(held_out=2, gradients=4),
         GossipMonitor(),
         ConvergenceMonitor(chance=CHANCE, runs=folder, name="run", **settings),
@@ -86,6 +86,7 @@ def train(
             strategy,
             num,
             max_epochs=3,
+            log_every_n_steps=1,
             logger=CSVLogger(folder, name="", version=""),
             callbacks=all_callbacks(folder, **settings),
         )

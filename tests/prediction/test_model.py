@@ -276,7 +276,6 @@ def test_hours_are_samples_over_speed() -> None:
     [
         ({"cpu_share": 0.0}, r"`cpu_share` must be in \(0, 1\], got 0.0"),
         ({"communication": "often"}, "`communication` must be one of"),
-        ({"compute": Compute(pauses={0: [(1.0, 2.0)]})}, "`pauses` have no place"),
         (
             {"num": 65, "topology": "complete"},
             "at most 32 super-learners, got 65",

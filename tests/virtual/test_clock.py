@@ -42,23 +42,11 @@ def test_a_learners_times_depend_on_the_seed_and_on_nobody_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("begin", "end"),
-    [(0.0, 1.0), (1.5, 5.5), (2.5, 6.0), (3.0, 6.0), (5.5, 8.5), (9.0, 10.0)],
-)
-def test_nothing_is_computed_in_a_pause(begin: float, end: float) -> None:
-    times = StepTimes(Compute(1.0, pauses={0: [(2.0, 5.0), (6.0, 8.0)]}), seed=0)
-    assert times.end(0, begin) == end
-    assert times.end(1, begin) == begin + 1.0
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"seconds": 0.0}, "`seconds` must be positive and finite, got 0.0"),
         ({"spread": -1.0}, "`spread` must not be negative, got -1.0"),
         ({"slow": {2: 0.0}}, r"`slow\[2\]` must be positive and finite, got 0.0"),
-        ({"pauses": {1: [(3.0, 2.0)]}}, r"`pauses\[1\]` must be spans"),
-        ({"pauses": {1: [(3.0, 5.0), (4.0, 6.0)]}}, r"`pauses\[1\]` must be spans"),
     ],
 )
 def test_impossible_times_are_refused(arguments: dict, message: str) -> None:

@@ -50,15 +50,11 @@ def perceptron(*more: nn.Module) -> nn.Sequential:
 
 
 def cluster(size: int = 4, module: nn.Module | None = None, **given: Any) -> Any:
-    return VirtualCluster(
-        module or perceptron(),
-        size,
-        **{
-            "loss": classify,
-            "optimizer": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
-            **given,
-        },
-    )
+    settings: dict[str, Any] = {
+        "loss": classify,
+        "optimizer": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
+    }
+    return VirtualCluster(module or perceptron(), size, **{**settings, **given})
 
 
 UNEVEN: dict[str, Any] = {
@@ -295,18 +291,24 @@ def test_slow_links_make_exchanges_stale() -> None:
 # --- failures and joins
 
 
+def fit_until(virtual: VirtualCluster, seconds: float) -> None:
+    while virtual.learners.seconds < seconds:
+        virtual.fit(batches_of, virtual.samples + 1)
+
+
 def test_who_fails_leaves_the_consensus_and_who_joins_takes_it_up() -> None:
     virtual = cluster(
         4, changes=[Change(10.5, 1, "fails"), Change(30.5, 1, "joins")], **UNEVEN
     )
-    virtual.fit(batches_of, 10**6, max_seconds=20.0)
+    fit_until(virtual, 20.0)
     assert virtual.learners.members == [0, 2, 3]
     steps = virtual.learners.steps[1]
     alone = virtual.weights()[0][1].clone()
-    virtual.fit(batches_of, 10**6, max_seconds=28.0)
+    fit_until(virtual, 28.0)
     assert virtual.learners.steps[1] == steps
     assert torch.equal(virtual.weights()[0][1], alone)
-    report = virtual.fit(batches_of, 10**6, max_seconds=80.0, evaluate=held_out())
+    fit_until(virtual, 80.0)
+    report = virtual.fit(batches_of, virtual.samples + 1, evaluate=held_out())
     assert virtual.learners.members == [0, 1, 2, 3]
     assert virtual.learners.steps[1] > steps
     assert report.points[-1].held_out_loss < 1.0
@@ -323,7 +325,7 @@ def test_a_joiner_starts_from_the_mean_of_its_neighbours_without_momentum() -> N
         seen.append((index, torch.stack(shown).mean(0), learners.shown(index)[0]))
 
     learners._take_in = noting
-    virtual.fit(batches_of, 10**6, max_seconds=6.0)
+    fit_until(virtual, 6.0)
     ((index, mean, own),) = seen
     assert index == 1
     assert torch.equal(own, mean)
