@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Protocol
 
 from torch._C._distributed_c10d import Store
 
@@ -27,6 +28,18 @@ class LearnerFollows(SystemExit):
     """Ends a learner whose trace would only repeat what `LearnerFailed` says."""
 
 
+class Meanwhile(Protocol):
+    """What a learner does in a meeting, in its training thread."""
+
+    def while_waiting(self, meeting: str) -> None:
+        """Called again and again until all learners have come."""
+        ...
+
+    def when_met(self) -> None:
+        """Called once when all learners have come."""
+        ...
+
+
 class Coordinator:
     """Failure notices and meetings of the learners of one job.
 
@@ -37,9 +50,6 @@ class Coordinator:
     Attributes:
         failure: What failed; none as long as nothing has.
         num_meetings: How many meetings this learner has come back from.
-        while_waiting: Called again and again by a learner that waits in a meeting,
-            with the meeting's name.
-        when_met: Called when all have come.
 
     Args:
         store: The job's store, shared by all learners under a prefix of its own.
@@ -66,8 +76,6 @@ class Coordinator:
         self._stopped = threading.Event()
         self._meetings = 0
         self.num_meetings = 0
-        self.while_waiting: Callable[[str], None] = lambda name: None
-        self.when_met: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
         self._when_failed = when_failed
         self.failure: str | None = None
@@ -107,11 +115,15 @@ class Coordinator:
         if self.failure is not None:
             raise LearnerFailed(self.failure)
 
-    def meet(self, name: str) -> float:
+    def meet(self, name: str, meanwhile: Meanwhile | None = None) -> float:
         """Waits until every learner has come to the meeting of this name.
 
         It may take as long as the slowest learner needs, because everybody who waits
         here keeps answering its peers; it ends early only if a learner fails.
+
+        Args:
+            name: name of the meeting, the same in all learners.
+            meanwhile: what this learner does while it waits; None: nothing.
 
         Returns:
             The seconds waited.
@@ -125,8 +137,13 @@ class Coordinator:
         self._meetings += 1
         self._check_same_meeting(key, name)
         self._store.add(f"{key}/arrived", 1)
-        self.wait_until(lambda: self._all_are_at(key, name))
-        self.when_met()
+        while self._store.add(f"{key}/arrived", 0) < self._world_size:
+            if meanwhile is not None:
+                meanwhile.while_waiting(name)
+            self.raise_if_failed()
+            self._stopped.wait(0.01)
+        if meanwhile is not None:
+            meanwhile.when_met()
         self.num_meetings += 1
         return time.perf_counter() - begin
 
@@ -139,12 +156,6 @@ class Coordinator:
         while not condition():
             self.raise_if_failed()
             self._stopped.wait(0.01)
-
-    def _all_are_at(self, key: str, name: str) -> bool:
-        if self._store.add(f"{key}/arrived", 0) == self._world_size:
-            return True
-        self.while_waiting(name)
-        return False
 
     def linger(self, limit: timedelta) -> None:
         """Waits until all learners have seen the failure, or for the limit.

@@ -266,36 +266,43 @@ class _StopHere(NamedTuple):
     plan: str | None
 
 
-def follow_clocks(trainer: pl.Trainer, job: Job, overrides: Overrides) -> None:
+def follow_clocks(
+    trainer: pl.Trainer, job: Job, overrides: Overrides
+) -> Boundary | None:
     """Lets the clocks of a Trainer act for all learners.
 
     Args:
         trainer: Trainer whose callbacks are looked through.
-        job: set up, not started.
-        overrides: undoes it.
+        job: job that is set up and not started.
+        overrides: owner of what is replaced.
+
+    Returns:
+        What the learner does in meetings; None: it waits.
     """
     if job.asynchronous:
-        _follow_apart(trainer, job, overrides)
-    elif _validates_by_time(trainer):
+        return _follow_apart(trainer, job, overrides)
+    if _validates_by_time(trainer):
         # Learners that step together need it for validation alone.
         ask = partial(_validates_when_learner_0_does, trainer)
         loop = trainer.fit_loop.epoch_loop
         overrides.replace("clocks", loop, "_should_check_val_fx", ask)
+    return None
 
 
-def _follow_apart(trainer: pl.Trainer, job: Job, overrides: Overrides) -> None:
+def _follow_apart(
+    trainer: pl.Trainer, job: Job, overrides: Overrides
+) -> Boundary | None:
     boundary = Boundary(trainer, job)
     if not boundary.has_clocks:
-        return
+        return None
     loop = trainer.fit_loop.epoch_loop
     overrides.replace("clocks", loop, "_should_check_val_fx", boundary)
-    job.coordinator.while_waiting = boundary.while_waiting
-    job.coordinator.when_met = boundary.when_met
     for timer in _timers(trainer):
         overrides.replace("clocks", timer, "on_train_batch_end", _do_nothing)
     checkpoints = _timed_checkpoints(trainer)
     for checkpoint, clock in zip(checkpoints, boundary.saves, strict=True):
         overrides.replace("clocks", checkpoint, "on_train_batch_end", clock.hold)
+    return boundary
 
 
 def _validates_by_time(trainer: pl.Trainer) -> bool:

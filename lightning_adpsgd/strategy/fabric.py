@@ -22,13 +22,16 @@ from typing_extensions import override
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.strategy.checkpoints.contents import (
+    gather_learners,
+    learner_of,
+)
 from lightning_adpsgd.strategy.checkpoints.rng_state import (
     generator_states,
     set_generator_states,
 )
 from lightning_adpsgd.strategy.compatibility import check_device
 from lightning_adpsgd.strategy.job import NAMESPACE, Job, set_up_job
-from lightning_adpsgd.strategy.learner_states import learner_of
 from lightning_adpsgd.strategy.module_jobs import ModuleJobs
 from lightning_adpsgd.strategy.options import HADPSGDOptions
 from lightning_adpsgd.strategy.overrides import Overrides
@@ -220,7 +223,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         """The super-learners of each job, in learner 0."""
         self.jobs.meet("checkpoint of learners")
         return [
-            job.gather_learners(
+            gather_learners(
+                job,
                 [one.state_dict() for one in self.jobs.optimizers_of(job)],
                 {"generators": generator_states(self.root_device)},
             )

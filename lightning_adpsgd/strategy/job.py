@@ -23,13 +23,10 @@ from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_adpsgd.coordination.failures import FailureReport
-from lightning_adpsgd.coordination.gather import (
-    gather_weights_only,
-    number_from_learner_0,
-)
+from lightning_adpsgd.coordination.gather import number_from_learner_0
 from lightning_adpsgd.coordination.groups import Groups, make_groups, wrap_in_ddp
 from lightning_adpsgd.coordination.startup.checks import check_same_layout
-from lightning_adpsgd.coordination.store import Coordinator
+from lightning_adpsgd.coordination.store import Coordinator, Meanwhile
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position
 from lightning_adpsgd.islands.island import Island
@@ -37,7 +34,6 @@ from lightning_adpsgd.mixing.communication import AveragingClosure
 from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.engines import Engine, make_engine, mixes_on_device
-from lightning_adpsgd.strategy.learner_states import by_super_learner
 from lightning_adpsgd.weights.flat import FlatParameters
 
 NAMESPACE = "lightning_adpsgd"
@@ -151,7 +147,7 @@ class Job:
         store: Store,
         on_reload: Callable[[], None],
     ) -> None:
-        self._dials, self._super_learner_size = dials, super_learner_size
+        self._dials, self.super_learner_size = dials, super_learner_size
         self.flat, self.groups, self.store = flat, groups, store
         self._on_reload, self._num_reloads = on_reload, 0
         self._rank, num_learners = dist.get_rank(), dist.get_world_size()
@@ -165,6 +161,7 @@ class Job:
         first = self._rank - self._rank % super_learner_size
         super_learner = list(range(first, first + super_learner_size))
         self.failures = FailureReport(self.coordinator, self._rank, super_learner)
+        self._meet: Callable[[str], object] = self.coordinator.meet
         self._engine: Engine | None = None
         self._consensus: ConsensusModel | None = None
         self._statistics: Statistics | None = None
@@ -214,16 +211,19 @@ class Job:
         group = self.groups.gradients
         return wrap_in_ddp(model, group, self.flat.device, device_ids, arguments)
 
-    def start(self, position: Position = BEGINNING) -> Position | None:
+    def start(
+        self, position: Position = BEGINNING, meanwhile: Meanwhile | None = None
+    ) -> Position | None:
         """Begins to communicate, from the weights as they are; again after `finish`.
 
         An island begins from the weights of those who are there, if there are any.
 
         Args:
-            position: How far the training has come.
+            position: how far the training has come.
+            meanwhile: what this learner does in meetings; None: it waits.
 
         Returns:
-            How far those have come whose weights it took; none if it took none.
+            How far those have come whose weights it took; None if it took none.
 
         Raises:
             RuntimeError: It is closed, or an island cannot reach the others.
@@ -241,10 +241,11 @@ class Job:
         if self._restored_position is not None:
             communication.go_on_from(*self._restored_position)
             self._restored_position = None
+        self._meet = partial(self.coordinator.meet, meanwhile=meanwhile)
         self._consensus = ConsensusModel(
             self.flat,
             communication,
-            self.coordinator,
+            self._meet,
             exchanges,
             island.average if island is not None else None,
         )
@@ -347,7 +348,7 @@ class Job:
             return step(closure)
         # Alone in its super-learner a learner has no DDP: what the closure raises is
         # the program's own.
-        shares_gradients = self._super_learner_size > 1
+        shares_gradients = self.super_learner_size > 1
         with self.failures.named() if shares_gradients else nullcontext():
             gradients = partial(self._compute, closure)
             output = step(AveragingClosure(gradients, self._before_update))
@@ -385,7 +386,7 @@ class Job:
         """Waits until all learners have come; ends early if one of them fails."""
         if self.running:
             with self.failures.named():
-                self.coordinator.meet(name)
+                self._meet(name)
 
     def meet_if_asynchronous(self, name: str) -> None:
         """Comes to a collective of all learners only when all have come.
@@ -417,32 +418,21 @@ class Job:
 
     # --- what a checkpoint keeps of each super-learner
 
-    def gather_learners(
-        self, optimizer_states: list[Any], own: Mapping[str, Any] | None = None
-    ) -> list[Any]:
-        """All that the super-learners and their learners are made of; a collective.
-
-        Args:
-            optimizer_states: Equal within a super-learner.
-            own: Of this learner alone; plain data.
-
-        Returns:
-            What `learner_of` takes, in the order of the super-learners, in learner 0;
-            nothing elsewhere.
-        """
-        mine: dict[str, Any] = {"own": dict(own or {})}
-        if self._rank % self._super_learner_size == 0:
-            assert self._engine is not None
-            kept = self._consensus.local_weights if self._consensus else None
-            mine["weights"] = kept or self.flat.vectors
-            mine["states"] = optimizer_states
-            mine["position"] = self._engine.communication.step_and_round
-        all_learners = gather_weights_only(mine, self.flat.device)
-        return by_super_learner(all_learners or [], self._super_learner_size)
+    def learner_state(self, optimizer_states: list[Any]) -> dict[str, Any]:
+        """What is equal within a super-learner; empty but in its first learner."""
+        if self._rank % self.super_learner_size:
+            return {}
+        assert self._engine is not None
+        kept = self._consensus.local_weights if self._consensus else None
+        return {
+            "weights": kept or self.flat.vectors,
+            "states": optimizer_states,
+            "position": self._engine.communication.step_and_round,
+        }
 
     @torch.no_grad()
     def restore_learner(self, learner: Mapping[str, Any]) -> None:
-        """Takes up the weights and the round that `learner_of` gave."""
+        """Takes up the weights and the round of a checkpoint."""
         for vector, weights in zip(self.flat.vectors, learner["weights"], strict=True):
             vector.copy_(weights)
         position = learner.get("position")

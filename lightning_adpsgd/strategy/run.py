@@ -19,15 +19,15 @@ from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.strategy.checkpoints.contents import Resumed
 from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
-from lightning_adpsgd.strategy.clocks import follow_clocks
+from lightning_adpsgd.strategy.clocks import Boundary, follow_clocks
 from lightning_adpsgd.strategy.fast_forward import batch_size, catch_up
 from lightning_adpsgd.strategy.job import Job, set_up_job
 from lightning_adpsgd.strategy.overrides import Overrides
-from lightning_adpsgd.strategy.pruning import prune_together
 from lightning_adpsgd.strategy.scope import CollectiveScope
 from lightning_adpsgd.strategy.signals import handle_signals
-from lightning_adpsgd.strategy.weight_averaging import (
+from lightning_adpsgd.strategy.weight_callbacks import (
     average_copies,
+    prune_together,
     transfer_in_consensus,
 )
 from lightning_adpsgd.strategy.work_sharing import WorkSharing
@@ -62,6 +62,7 @@ class TrainingRun:
         self.job, self.work_sharing = job, work_sharing
         self.scope = CollectiveScope(trainer, job)
         self.last_consensus: Consensus | None = None
+        self._boundary: Boundary | None = None
 
     def adapt(self, overrides: Overrides) -> None:
         """Replaces what of Lightning does not go with learners that are apart."""
@@ -71,7 +72,7 @@ class TrainingRun:
                 layer.process_group = job.groups.gradients
         stop_together = self._dials.islands is not None and self._size > 1
         handle_signals(trainer, job if stop_together else None, overrides)
-        follow_clocks(trainer, job, overrides)
+        self._boundary = follow_clocks(trainer, job, overrides)
         self.scope.follow(overrides)
         transfer_in_consensus(trainer, self.enter, job.leave_consensus, overrides)
         prune_together(trainer, job, overrides)
@@ -87,7 +88,7 @@ class TrainingRun:
         if sharing is not None:
             sharing.check_loaders()
         begun = Position(trainer.global_step, 0, trainer.current_epoch)
-        if (position := self.job.start(begun)) is not None:
+        if (position := self.job.start(begun, self._boundary)) is not None:
             catch_up(trainer, position)
         if sharing is not None:
             sharing.begin()

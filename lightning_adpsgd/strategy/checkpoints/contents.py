@@ -5,14 +5,11 @@ from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import Strategy
+from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_adpsgd.coordination.gather import gather_weights_only
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.job import NAMESPACE, Job
-from lightning_adpsgd.strategy.learner_states import (
-    by_super_learner,
-    learner_of,
-)
 
 _EPOCH = f"{NAMESPACE}/epoch"
 """The key of a shared epoch."""
@@ -64,6 +61,53 @@ def resumed_from(
     return Resumed(learner, checkpoint.get(_EPOCH), checkpoint.get(_SAMPLES, 0))
 
 
+def learner_of(
+    saved: list[Any], rank: int, num_learners: int, super_learner_size: int
+) -> dict[str, Any] | None:
+    """What `gather_learners` kept of one learner.
+
+    Returns:
+        None where the job that saved had another S or N, which is said once.
+    """
+    size, num_super_learners = super_learner_size, num_learners // super_learner_size
+    # Before version 0.2 a checkpoint kept nothing of each learner.
+    sizes = [len(group.get("learners") or [None] * size) for group in saved]
+    if sizes != [size] * num_super_learners:
+        rank_zero_info(
+            f"The checkpoint holds {len(saved)} super-learners of {max(sizes)} and "
+            f"this job has {num_super_learners} of {size}: all start from their mean."
+        )
+        return None
+    group, place = divmod(rank, size)
+    own = (saved[group].get("learners") or [{}] * size)[place]
+    return {**saved[group], "own": own}
+
+
+def gather_learners(
+    job: Job, optimizer_states: list[Any], own: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The state of each super-learner and its learners, in learner 0; a collective.
+
+    Args:
+        job: job of this learner, which is running.
+        optimizer_states: states that are equal within a super-learner.
+        own: plain data of this learner alone.
+    """
+    mine = {"own": dict(own), **job.learner_state(optimizer_states)}
+    all_learners = gather_weights_only(mine, job.flat.device) or []
+    return _by_super_learner(all_learners, job.super_learner_size)
+
+
+def _by_super_learner(learners: list[Any], size: int) -> list[dict[str, Any]]:
+    return [
+        {
+            **{name: value for name, value in first.items() if name != "own"},
+            "learners": [one["own"] for one in learners[n * size : (n + 1) * size]],
+        }
+        for n, first in enumerate(learners[::size])
+    ]
+
+
 def place_in_epoch(trainer: pl.Trainer, resumed: Resumed) -> PlaceInEpoch:
     """The place of a learner in its epoch, from where a checkpoint left it."""
     # With other learners no count is any learner's own; their sum stays.
@@ -92,11 +136,11 @@ def add_learners(
     own = {"lightning": lightning, "place": place.state()}
     states = checkpoint["optimizer_states"]
     if job is not None:
-        learners = job.gather_learners(states, own)
+        learners = gather_learners(job, states, own)
     else:
         mine = {"states": states, "own": own}
-        everyone = gather_weights_only(mine, strategy.root_device) or []
-        learners = by_super_learner(everyone, len(everyone) or 1)
+        all_learners = gather_weights_only(mine, strategy.root_device) or []
+        learners = _by_super_learner(all_learners, len(all_learners) or 1)
     checkpoint[NAMESPACE] = learners
     all_own = (one for group in learners for one in group["learners"])
     checkpoint[_SAMPLES] = sum(one["place"]["num_samples"] for one in all_own)
