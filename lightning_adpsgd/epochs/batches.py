@@ -80,10 +80,7 @@ class EpochUnderWay:
     """One epoch of one learner.
 
     Args:
-        number: number of the epoch.
         terms: terms on which all learners number its units.
-        epoch: samples of the epoch.
-        units: units of the epoch.
         pool: pool of the epoch, where this learner alone makes up its super-learner.
 
     Attributes:
@@ -132,9 +129,7 @@ class SharedBatches:
 
     Args:
         batches: batch sampler of the user's loader.
-        index: index of this learner.
         seed: seed of the order of samples, unless other islands have another.
-        broadcast: broadcast from the leader to this learner.
         pool: function that gives the pool; none while there is none to draw from.
         is_training: function that tells whether a batch is being trained on.
         reads_ahead: whether the loader has workers.

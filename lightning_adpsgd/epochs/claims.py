@@ -45,7 +45,6 @@ class LeaderBroadcast:
 
     Args:
         store: keys that nothing else uses.
-        index: index of this learner.
         raise_if_failed: function that is called while this learner waits.
     """
 
@@ -145,7 +144,6 @@ class ClaimCounter:
 
     Args:
         store: keys that nothing else uses, shared by all learners.
-        index: index of this learner.
         meet: function that returns when all learners have called it.
     """
 
@@ -191,9 +189,6 @@ class ClaimCounter:
 
     def remaining(self, held: Ranges) -> Ranges | None:
         """Units that no learner has begun; all learners come, between two steps.
-
-        Args:
-            held: units that this learner holds and has not begun.
 
         Returns:
             None in all learners but the first.

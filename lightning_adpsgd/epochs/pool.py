@@ -73,10 +73,7 @@ class IslandPool:
     thread alone uses the rendezvous.
 
     Args:
-        rendezvous: rendezvous of all islands.
-        members: member list as this island knows it.
         raise_if_failed: function that is called while the training thread waits.
-        times: durations of waiting.
 
     Attributes:
         num_twice: units that this island has trained on though another had, too.
@@ -170,11 +167,7 @@ class IslandPool:
         return self._lease.num_claimed if self._lease is not None else 0
 
     def leave(self, seconds: float) -> None:
-        """Gives back what was not trained on, and ends the thread; once or twice.
-
-        Args:
-            seconds: seconds to wait for the thread.
-        """
+        """Gives back what was not trained on, and ends the thread; once or twice."""
         with self._state:
             self._close(leaves=True)
             self._ending = True

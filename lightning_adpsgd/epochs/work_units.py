@@ -113,11 +113,6 @@ class EpochState(NamedTuple):
 def remaining_of(epoch: Epoch, number: int, state: EpochState | None) -> Ranges:
     """What remains of an epoch after what another job has done of it.
 
-    Args:
-        epoch: the whole epoch.
-        number: number of the epoch.
-        state: state that the other job saved; none if there was no other job.
-
     Raises:
         ValueError: The other job had other data.
     """
@@ -142,9 +137,6 @@ class WorkUnits:
 
     Args:
         ranges: positions that are left.
-        epoch: epoch whose batches they are.
-        num_super_learners: S.
-        super_learner_size: N.
         drop_last: whether batches that do not divide by N are left out.
 
     Raises:

@@ -75,8 +75,6 @@ class Connections:
     `_posted`, what communication threads report. `_peers` belongs to the thread.
 
     Args:
-        transport: links of this learner.
-        membership: member list as this learner knows it.
         make_engine: makes the engine whose peers these are.
         on_unlisted: called by the thread in each turn in which this island is not on
             the member list.
@@ -84,7 +82,6 @@ class Connections:
         dial_timeout: time that one connection may take to be made.
 
     Attributes:
-        engine: the engine, not started.
         joined: number of super-learners that have joined since the start.
         lost: number of super-learners that went without a goodbye since then.
     """

@@ -100,15 +100,9 @@ class Island:
     `Connections` calls, and `_was_stopped`, which the thread of `Membership` sets.
 
     Args:
-        vectors: The flat weights.
-        address: address of the rendezvous.
         schedule: Topology, gain and seed; of any size.
-        options: Of the engine.
         layout: `FlatParameters.layout()`; must be equal in all islands.
-        credentials: Of the links.
-        node: learners of this island.
         store: Of this island alone; not used by a single learner.
-        timeouts: how long it waits for others.
 
     Attributes:
         engine: what the training thread drives at each step.
@@ -169,15 +163,7 @@ class Island:
     # --- from start to end
 
     def start(self, position: Position = BEGINNING) -> None:
-        """Takes up the weights of the others, and enters.
-
-        Args:
-            position: how far the training has come.
-
-        Raises:
-            RuntimeError: The rendezvous, or every member on its list, is unreachable.
-            Refused: The others train another model, or do not know the token.
-        """
+        """Takes up the weights of the others, and enters."""
         self.engine.members.position = position
         self.membership.start()
         self._await_number()

@@ -55,8 +55,6 @@ class RendezvousAddress(NamedTuple):
     """Where the store is, and the job whose islands meet there.
 
     Attributes:
-        host: host name or address.
-        port: TCP port.
         job: name of the job; islands that give the same name train together.
     """
 
@@ -88,11 +86,7 @@ class RendezvousAddress(NamedTuple):
 
 
 class TimedCalls:
-    """Makes one call after another in a thread of its own; for one calling thread.
-
-    Args:
-        name: name of the thread, which the first call starts.
-    """
+    """Makes one call after another in a thread of its own; for one calling thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -136,7 +130,6 @@ class Rendezvous:
     of the server ends, and soon after the link is cut.
 
     Args:
-        address: where the store is.
         answer_s: seconds that an answer may take.
     """
 
@@ -242,11 +235,6 @@ def _host_and_port(name: Any) -> tuple[str, int] | None:
 
 def serve(host: str, port: int, stop: threading.Event) -> None:
     """Serves the store, in memory alone, until it is told to stop.
-
-    Args:
-        host: name or address of an interface of this machine; empty: all interfaces.
-        port: TCP port.
-        stop: event that ends it.
 
     Raises:
         OSError: The address is not one of this machine, or the port is taken.

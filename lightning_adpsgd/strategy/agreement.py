@@ -28,14 +28,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class Agreement:
-    """Proposals of learner 0 and the answers of this learner; of the training thread.
-
-    Args:
-        store: The job's store.
-        rank: This learner.
-        num_learners: How many answers make a decision.
-        coordinator: Its meetings give the position.
-    """
+    """Proposals of learner 0 and the answers of this learner; of the training thread."""
 
     def __init__(
         self, store: Store, rank: int, num_learners: int, coordinator: Coordinator

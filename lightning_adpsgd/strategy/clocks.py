@@ -142,10 +142,6 @@ class Boundary:
 
     Takes the place of the loop's question whether to validate, which Lightning asks
     when everything else of a batch is over.
-
-    Args:
-        trainer: Its callbacks are looked through for clocks.
-        job: Set up, not started.
     """
 
     def __init__(self, trainer: pl.Trainer, job: Job) -> None:
@@ -270,11 +266,6 @@ def follow_clocks(
     trainer: pl.Trainer, job: Job, overrides: Overrides
 ) -> Boundary | None:
     """Lets the clocks of a Trainer act for all learners.
-
-    Args:
-        trainer: Trainer whose callbacks are looked through.
-        job: job that is set up and not started.
-        overrides: owner of what is replaced.
 
     Returns:
         What the learner does in meetings; None: it waits.

@@ -60,11 +60,7 @@ def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def check_island(super_learner_size: int, world_size: int) -> None:
-    """Refuses an island that is not one super-learner.
-
-    Raises:
-        ValueError: Names the argument, its bound and its value.
-    """
+    """Refuses an island that is not one super-learner."""
     if super_learner_size != world_size:
         raise ValueError(
             '`super_learner_size` must be "node" with `islands`, or the number of '
@@ -79,11 +75,6 @@ def refuse_unsupported(
     super_learner_size: int,
 ) -> None:
     """Refuses what the strategy cannot honour for learners that gossip.
-
-    Args:
-        trainer: Trainer that is about to fit.
-        strategy: strategy of the Trainer.
-        super_learner_size: N.
 
     Raises:
         ValueError: Names the argument, what it may be, and what it is.

@@ -43,9 +43,6 @@ class Engine(NamedTuple):
     def start(self, position: Position) -> Position | None:
         """Begins to communicate; an island, from the weights of those who are there.
 
-        Args:
-            position: how far the training has come.
-
         Returns:
             How far the others have come whose weights an island took; None if it took
             none.
@@ -88,15 +85,7 @@ def make_engine(
     store: Store,
     lost_peer: Callable[[str], None],
 ) -> Engine:
-    """Makes the engine, which is not started yet.
-
-    Args:
-        dials: how to average.
-        flat: the weights.
-        groups: the process groups of this learner.
-        store: keys of this job.
-        lost_peer: called by a communication thread that lost a peer for good.
-    """
+    """Makes the engine, which is not started yet."""
     if dials.islands is not None:
         island = _make_island(dials, dials.islands, flat, groups, store)
         return Engine(island.engine, island.engine, island)

@@ -18,12 +18,7 @@ from lightning_adpsgd.gossip.protocol import Position
 
 
 def catch_up(trainer: pl.Trainer, position: Position) -> None:
-    """Goes on from a position that is further than the Trainer's; nothing if not.
-
-    Args:
-        trainer: Before its first batch.
-        position: Where the others are.
-    """
+    """Goes on from a position that is further than the Trainer's; nothing if not."""
     steps = position.steps - trainer.global_step
     epochs = max(0, position.epochs - trainer.current_epoch)
     if steps <= 0:

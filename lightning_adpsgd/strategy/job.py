@@ -46,11 +46,7 @@ _BROADCAST_BYTES = 250 * 1024 * 1024
 
 
 def has_peers(num_learners: int, super_learner_size: int) -> bool:
-    """Whether there is more than one super-learner; says so once where there is not.
-
-    Raises:
-        ValueError: The learners do not form whole super-learners.
-    """
+    """Whether there is more than one super-learner; says so once where there is not."""
     if num_learners % super_learner_size:
         raise ValueError(
             f"`super_learner_size` must divide the number of learners "
@@ -76,13 +72,6 @@ def set_up_job(
 
     Afterwards the weights of the module are views of one vector per dtype, and those of
     learner 0 in every learner, as under DDP.
-
-    Args:
-        module: module on its final device and in its final dtype.
-        dials: how to average.
-        super_learner_size: N, which divides the number of learners.
-        on_reload: called when the weights were replaced by those of others, because
-            they were non-finite or had diverged; the optimizer is to begin anew.
 
     Raises:
         ValueError: There is no such topology of that many super-learners, or the model
@@ -130,10 +119,6 @@ class Job:
     coordinator, which lets go of peers when a learner has failed.
 
     Args:
-        dials: how to average.
-        super_learner_size: N.
-        flat: the weights.
-        groups: the process groups of this learner.
         store: keys of this job alone, shared by all learners.
         on_reload: called when the weights were replaced by those of others.
     """
@@ -338,12 +323,7 @@ class Job:
         step: Callable[[Callable[[], Any]], Any],
         closure: Callable[[], Any],
     ) -> Any:
-        """Takes an optimizer step, with the averages where the order has them.
-
-        Args:
-            step: An optimizer's `step`; calls the closure that it is given.
-            closure: Computes the gradients.
-        """
+        """Takes an optimizer step, with the averages where the order has them."""
         if self._engine is None:
             return step(closure)
         # Alone in its super-learner a learner has no DDP: what the closure raises is

@@ -33,10 +33,6 @@ def resume_from_whole(launcher: Any) -> None:
 def check_launch(strategy: DDPStrategy, dials: Dials) -> Store | None:
     """Brings all learners together before there is any process group.
 
-    Args:
-        strategy: strategy that knows its ranks.
-        dials: must be equal in all learners.
-
     Returns:
         The job's store; none for a learner alone.
     """

@@ -25,14 +25,7 @@ def prepare_training_loaders(
     place: PlaceInEpoch | None,
     overrides: Overrides,
 ) -> None:
-    """Takes Lightning's preparation of loaders over, if there is a reason to.
-
-    Args:
-        trainer: whose loaders are not set up yet.
-        work_sharing: how its learners share epochs; none: they do not.
-        place: what knows the place in the epoch; none: nothing does.
-        overrides: undoes it.
-    """
+    """Takes Lightning's preparation of loaders over, if there is a reason to."""
     if work_sharing is None and place is None:
         return
     connector = trainer._data_connector

@@ -38,14 +38,10 @@ class TrainingRun:
     """What a Trainer's learner does from the set-up of a job to its end.
 
     Args:
-        trainer: Trainer of this learner.
         job: set up, not started.
-        dials: how to average.
-        super_learner_size: N.
         work_sharing: how the learners share epochs; none: each has its own share.
 
     Attributes:
-        scope: who takes part in a collective.
         last_consensus: how far apart the super-learners were when their mean was last
             taken.
     """
@@ -156,15 +152,7 @@ def set_up_run(
     resumed: Resumed,
     on_reload: Callable[[], None],
 ) -> TrainingRun:
-    """Brings all learners together; a collective.
-
-    Args:
-        trainer: Trainer of this learner.
-        model: module on its final device and in its final dtype.
-        dials: how to average.
-        resumed: what the checkpoint that is resumed holds for this learner.
-        on_reload: called when the weights were replaced by those of a peer.
-    """
+    """Brings all learners together; a collective."""
     size: int = trainer.strategy.super_learner_size  # pyright: ignore
     job = set_up_job(model, dials, size, on_reload)
     sharing = None

@@ -42,14 +42,7 @@ def transfer_in_consensus(
     leave: Callable[[bool], Any],
     overrides: Overrides,
 ) -> None:
-    """Makes SWA write its average when nothing is on its way.
-
-    Args:
-        trainer: Trainer whose callbacks are looked through.
-        enter: puts the consensus model in place; all learners come.
-        leave: continues from what is in place then if its argument is true.
-        overrides: undoes it.
-    """
+    """Makes SWA write its average when nothing is on its way."""
     for swa in getattr(trainer, "callbacks", ()):
         if not isinstance(swa, StochasticWeightAveraging):
             continue

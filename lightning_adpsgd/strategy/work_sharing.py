@@ -36,9 +36,6 @@ class WorkSharing:
     """One learner's part in sharing the epochs of a training.
 
     Args:
-        trainer: Trainer of this learner.
-        job: job whose learners share.
-        index: index of this learner in the job.
         checkpoint: what `state` gave to the checkpoint that is resumed; none at a fresh
             start.
         islands: URL of their rendezvous; none where all learners are in one job.
@@ -62,11 +59,7 @@ class WorkSharing:
     # --- from set-up to end
 
     def prepare(self, dataloader: Any) -> Any:
-        """A copy of a training loader, whose batches this learner claims.
-
-        Raises:
-            ValueError: Its samples cannot be shared.
-        """
+        """A copy of a training loader, whose batches this learner claims."""
         _refuse_loader(dataloader)
         self._batches = self._shared(dataloader)
         progress: Any = self._trainer.fit_loop.epoch_progress.current
@@ -94,11 +87,7 @@ class WorkSharing:
             self._island_pool.leave(_GOODBYE_S)
 
     def check_loaders(self) -> None:
-        """Refuses several training loaders, once Lightning has them all.
-
-        Raises:
-            ValueError: There are several training loaders.
-        """
+        """Refuses several training loaders, once Lightning has them all."""
         combined = self._trainer.fit_loop._combined_loader
         if combined is not None and len(combined.flattened) > 1:
             raise ValueError(

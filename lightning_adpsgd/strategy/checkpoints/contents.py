@@ -43,15 +43,7 @@ class Resumed(NamedTuple):
 def resumed_from(
     checkpoint: dict[str, Any], rank: int, num_learners: int, super_learner_size: int
 ) -> Resumed:
-    """Reads a checkpoint, and gives Lightning this learner's own state to restore.
-
-    Args:
-        checkpoint: what is loaded; Lightning restores its optimizers, schedules and
-            loops next.
-        rank: number of this learner.
-        num_learners: L.
-        super_learner_size: N.
-    """
+    """Reads a checkpoint, and gives Lightning this learner's own state to restore."""
     saved, learner = checkpoint.get(NAMESPACE), None
     if saved:
         learner = learner_of(saved, rank, num_learners, super_learner_size)
@@ -123,14 +115,7 @@ def add_learners(
     strategy: Strategy,
     job: Job | None,
 ) -> None:
-    """Adds the state of each learner; a collective over all.
-
-    Args:
-        checkpoint: Lightning's, of this learner; complete in learner 0.
-        place: place of this learner in its epoch.
-        strategy: strategy of this learner.
-        job: job of this learner; none: all learners form one super-learner.
-    """
+    """Adds the state of each learner; a collective over all."""
     names = (*_OF_EACH_LEARNER, type(strategy.precision_plugin).__qualname__)
     lightning = {name: checkpoint[name] for name in names if name in checkpoint}
     own = {"lightning": lightning, "place": place.state()}

@@ -38,11 +38,7 @@ class _Sink(Protocol):
 
 
 def write_checkpoint(checkpoint: Any, file: _Sink) -> None:
-    """Writes what `torch.save` writes, with a checksum; the file need not seek.
-
-    Raises:
-        OSError: As the file's `write` raises it.
-    """
+    """Writes what `torch.save` writes, with a checksum; the file need not seek."""
     writer = _SummingWriter(file)
     try:
         torch.save(checkpoint, writer)  # pyright: ignore[reportArgumentType]
@@ -58,10 +54,6 @@ def check_checkpoint(file: BinaryIO, name: str) -> None:
     """Reads a checkpoint to its end and compares its checksum.
 
     A file of torch's old format, before 1.6, has nothing to compare and passes.
-
-    Args:
-        file: Can seek.
-        name: For the message.
 
     Raises:
         DamagedCheckpoint: Names the file and what is wrong with it.
@@ -80,13 +72,6 @@ def read_checkpoint(
     file: BinaryIO, name: str, map_location: Any = None, weights_only: bool = True
 ) -> Any:
     """Loads a checkpoint that is whole.
-
-    Args:
-        file: Can seek.
-        name: For messages.
-        map_location: As for `torch.load`.
-        weights_only: Whether to refuse all but tensors, numbers, strings, containers
-            and what `torch.serialization.add_safe_globals` allows.
 
     Raises:
         DamagedCheckpoint: Names the file and what is wrong with it.
@@ -107,11 +92,7 @@ _REMEDY = 'resume from another one (`ckpt_path="last"` finds the last that is wh
 
 
 class _SummingWriter:
-    """Sums what goes through; holds the two bytes back that tell a comment's length.
-
-    Attributes:
-        error: The first one that the file raised.
-    """
+    """Sums what goes through; holds the two bytes back that tell a comment's length."""
 
     def __init__(self, file: _Sink) -> None:
         self._file, self._sum, self._held = file, hashlib.sha256(), b""

@@ -38,11 +38,6 @@ class WholeCheckpointIO(TorchCheckpointIO):
     ) -> None:
         """Writes a checkpoint.
 
-        Args:
-            checkpoint: Whatever `torch.save` takes.
-            path: Local, or a URL that fsspec knows.
-            storage_options: None.
-
         Raises:
             OSError: Names the file; the one that was there before is as it was.
             TypeError: There are storage options.
@@ -67,11 +62,6 @@ class WholeCheckpointIO(TorchCheckpointIO):
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Loads a checkpoint that is whole, onto the host unless told otherwise.
-
-        Args:
-            path: Local, or a URL that fsspec knows.
-            map_location: As for `torch.load`.
-            weights_only: By default tensors, numbers, strings and containers alone.
 
         Raises:
             FileNotFoundError: There is none.

@@ -24,12 +24,6 @@ def whole_checkpoint_path(
 ) -> Any:
     """The path that a Trainer begins from, in the place of Lightning's choice.
 
-    Args:
-        trainer: Trainer that begins.
-        state_fn: as Lightning's `_parse_ckpt_path` takes it.
-        ckpt_path: as the user gave it.
-        **arguments: as Lightning's `_parse_ckpt_path` takes them.
-
     Raises:
         DamagedCheckpoint: There are checkpoints, and none is whole.
     """
@@ -46,9 +40,6 @@ def whole_checkpoint_path(
 
 def newest_whole(paths: Iterable[str]) -> str:
     """The first checkpoint that is whole; warns of each that is not.
-
-    Args:
-        paths: checkpoints in the order of preference.
 
     Raises:
         DamagedCheckpoint: None is whole; names what is wrong with each.

@@ -26,12 +26,7 @@ from lightning_adpsgd.strategy.fast_forward import batch_size
 
 
 class PlacedBatches:
-    """A batch sampler that notes how its epoch began, and can begin in the middle.
-
-    Args:
-        batches: batch sampler of the user or of Lightning.
-        device: device of the learner.
-    """
+    """A batch sampler that notes how its epoch began, and can begin in the middle."""
 
     def __init__(self, batches: Any, device: torch.device) -> None:
         self._batches, self._device = batches, device
@@ -97,8 +92,6 @@ class PlaceInEpoch:
     then the checkpoint keeps the generators alone.
 
     Args:
-        trainer: Trainer of this learner.
-        device: device of this learner.
         saved: what `state` gave to the checkpoint that is resumed.
         num_samples: samples that are counted already.
     """
