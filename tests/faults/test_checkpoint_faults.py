@@ -22,6 +22,7 @@ from typing_extensions import override
 from lightning_adpsgd import files
 from lightning_adpsgd.strategy.checkpoints import io as checkpoint_io
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
+from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from tests.helpers import PATIENCE_S, forked
 from tests.learners import Linear, gossip, loader, trainer_of
 
@@ -269,15 +270,16 @@ def test_sigterm_waits_for_the_checkpoint_that_is_on_its_way(tmp_path: Path) -> 
         @override
         def on_train_start(self) -> None:
             begun, signalled = threading.Event(), threading.Event()
-            strategy: Any = self.trainer.strategy
-            save = strategy.checkpoint_io.save_checkpoint
+            files: Any = WholeCheckpointIO()
+            save = files.save_checkpoint
 
             def slowly(*arguments: Any, **options: Any) -> None:
                 begun.set()
                 assert signalled.wait(PATIENCE_S)
                 save(*arguments, **options)
 
-            strategy.checkpoint_io.save_checkpoint = slowly
+            files.save_checkpoint = slowly
+            self.trainer.strategy.checkpoint_io = BackgroundCheckpointIO(files)
             self.begun, self.signalled = begun, signalled
 
         @override

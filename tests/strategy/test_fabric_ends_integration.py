@@ -40,7 +40,7 @@ from tests.strategy.fabric_learners import (
     train,
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 # --- steps that would be lost

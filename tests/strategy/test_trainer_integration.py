@@ -758,7 +758,7 @@ def test_names_train_by_the_other_launchers(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     quick = {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     environment = {**os.environ, **quick, "MASTER_PORT": str(free_port())}
     words = [*launcher.split(), str(script), name, str(tmp_path)]

@@ -29,7 +29,7 @@ from tests.learners import (
     values,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROWS = 16
 SCRIPT = [str(ROOT / "benchmarks" / "launch_hosts.py"), "--learn"]
 _OF_TORCHRUN = (
