@@ -76,7 +76,6 @@ class IslandPool:
         raise_if_failed: function that is called while the training thread waits.
 
     Attributes:
-        num_twice: units that this island has trained on though another had, too.
         away: reason why the pool cannot be reached at present; empty if it can.
     """
 
@@ -95,7 +94,7 @@ class IslandPool:
         self._asked, self._ending = False, False
         self._is_alone, self._told_alone = False, False
         self._last_turn = 0.0
-        self.num_twice, self.away = 0, ""
+        self.away = ""
         self._store: Store | None = None
         self._written, self._random = set[int](), random.Random()
         self._seen, self._absent_since = set[str](), dict[str, float]()
@@ -328,7 +327,6 @@ class IslandPool:
     def _applied(self, lease: Lease, plan: Plan) -> None:
         with self._state:
             num_twice = lease.apply(plan)
-            self.num_twice += num_twice
             self._state.notify_all()
         if num_twice:
             _log.warning(

@@ -8,7 +8,7 @@ over connections of its own; the first one keeps the island on the member list.
     connections   who is connected with whom           (`connections`)
     engine        exchanges, merges                    (`gossip`, over `links`)
 
-An island begins with the weights of those who are there, or with its own if nobody is.
+An island begins with the weights of those who are there, if any, or with its own.
 From then on its training thread waits for no other island: not when one dies, joins or
 cannot be reached, nor for the rendezvous. The mean that is validated and saved is that
 of the islands which answer within a short time.
@@ -100,9 +100,9 @@ class Island:
     `Connections` calls, and `_was_stopped`, which the thread of `Membership` sets.
 
     Args:
-        schedule: Topology, gain and seed; of any size.
+        schedule: topology, gain and seed; of any size.
         layout: `FlatParameters.layout()`; must be equal in all islands.
-        store: Of this island alone; not used by a single learner.
+        store: store of this island alone; not used by a single learner.
 
     Attributes:
         engine: what the training thread drives at each step.
@@ -185,9 +185,13 @@ class Island:
             self.engine.merge_all()
         self.stop()
 
+    def ask_to_leave(self) -> None:
+        """Lets all learners of this island come to one step; for a signal handler."""
+        self.engine.members.wants_to_leave = True
+
     @property
     def name(self) -> str:
-        """Of no other island, short enough for a file."""
+        """A name that no other island has, short enough for a file."""
         member = self.membership.member
         return f"{member.number}-{member.incarnation[:8]}"
 
@@ -241,8 +245,8 @@ class Island:
         Samples of all islands are estimated, as if each did as much as this one.
 
         Args:
-            samples: Of the batch.
-            epochs: That are completed.
+            samples: samples of the batch.
+            epochs: completed epochs.
 
         Returns:
             How far the others have come, if this island has taken up their weights
@@ -376,7 +380,7 @@ class Island:
     def weights_of_neighbours(self) -> Pulled | None:
         """The mean of those next to whom this island will sit, as far as they answer.
 
-        If none does, what another one gives, the furthest first; none if nobody does.
+        If none does, what another one gives, the furthest first; None if none gives.
         """
         members, own = self.membership.members, self.membership.member.number
         steps_of = self.membership.steps_of

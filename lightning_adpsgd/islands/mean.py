@@ -18,10 +18,10 @@ class Mean(NamedTuple):
     """The mean over islands.
 
     Attributes:
-        values: One tensor for each chunk of this learner's shard, on the host.
-        members: How many islands were in it.
-        spread: Mean square of how far they were from it, in this shard.
-        square: Of its norm, in this shard.
+        values: one tensor for each chunk of this learner's shard, on the host.
+        members: number of islands in it.
+        spread: mean squared distance of the islands from it, in this shard.
+        square: its squared norm, in this shard.
     """
 
     values: list[Tensor]
@@ -29,14 +29,9 @@ class Mean(NamedTuple):
     spread: float
     square: float
 
-    @property
-    def consensus(self) -> Consensus:
-        """How far they were from it, where the shard is all."""
-        return consensus_of([self])
-
 
 class Total:
-    """Sums weights, and how long they are, in double precision."""
+    """Sums weights, and their squared norms, in double precision."""
 
     def __init__(self, own: list[Tensor]) -> None:
         self._sums = [torch.zeros_like(chunk, dtype=torch.float64) for chunk in own]

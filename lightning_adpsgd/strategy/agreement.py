@@ -28,7 +28,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class Agreement:
-    """Proposals of learner 0 and the answers of this learner; of the training thread."""
+    """Proposals of learner 0 and answers of this learner, in its training thread."""
 
     def __init__(
         self, store: Store, rank: int, num_learners: int, coordinator: Coordinator

@@ -23,6 +23,7 @@ from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.checkpoints.contents import (
+    cloned,
     gather_learners,
     learner_of,
 )
@@ -73,7 +74,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         A loop that begins at `position.steps` ends where the loops of the others end.
         None without `islands`, and before the optimizer is set up.
         """
-        return next((job.position for job in self.jobs.running), None)
+        island = next((job.island for job in self.jobs.running), None)
+        return None if island is None else island.position
 
     # --- evaluation and end, which Fabric has no hooks for
 
@@ -165,7 +167,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         for job in self.jobs.of_optimizer(optimizer):
             _check_trains(job)
             # The program alone knows how many samples and epochs.
-            job.note(samples=0, epochs=0)
+            if job.island is not None:
+                job.island.note(samples=0, epochs=0)
             step = partial(job.update, step)
         return step(closure or _nothing)
 
@@ -180,7 +183,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         job.enter_consensus("checkpoint")
         state = super().get_module_state_dict(module)
         # The local weights come back into the same memory.
-        state = {name: _cloned(value) for name, value in state.items()}
+        state = cloned(state)
         job.leave_consensus(adopt=False)
         return state
 
@@ -333,10 +336,6 @@ def _check_trains(job: Job) -> None:
             "the local weights come back at its end; take the step outside"
         )
     job.raise_if_failed()
-
-
-def _cloned(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _is_world(group: Any) -> bool:

@@ -40,7 +40,7 @@ NAMESPACE = "lightning_adpsgd"
 """Prefix of the job's keys in the store, and its key in a checkpoint."""
 
 END_OF_TRAINING = "end of training"
-"""The meeting to which all learners come last."""
+"""Name of the meeting to which all learners come last."""
 
 _BROADCAST_BYTES = 250 * 1024 * 1024
 
@@ -71,7 +71,8 @@ def set_up_job(
     """Brings all learners together; a collective over the default process group.
 
     Afterwards the weights of the module are views of one vector per dtype, and those of
-    learner 0 in every learner, as under DDP.
+    learner 0 in every learner, as under DDP. The module is on its final device and in
+    its final dtype.
 
     Raises:
         ValueError: There is no such topology of that many super-learners, or the model
@@ -93,7 +94,7 @@ def set_up_job(
 
 
 def _in_process(process: int, action: Callable[[], None]) -> None:
-    """Runs an exit handler, but not in a forked child, which shares connections."""
+    # A forked child shares connections.
     if os.getpid() == process:
         action()
 
@@ -170,7 +171,7 @@ class Job:
 
     @property
     def island(self) -> Island | None:
-        """Its part among islands; none before the start, and in one job."""
+        """Its part among islands; None before the start, and in one job."""
         return None if self._engine is None else self._engine.island
 
     @property
@@ -179,7 +180,7 @@ class Job:
         return self._consensus is not None and self._consensus.entered
 
     def statistics(self) -> Statistics | None:
-        """What its communication has done; none before the start."""
+        """What its communication has done; None before the start."""
         if self._engine is not None:
             self._statistics = self._engine.statistics()
         return self._statistics
@@ -237,28 +238,11 @@ class Job:
         self._engine, self._num_reloads = engine, 0
         return engine.start(position)
 
-    def note(self, samples: int, epochs: int) -> Position | None:
-        """What others are to know, and what they have made of this learner.
-
-        Args:
-            samples: Of the batch that begins.
-            epochs: Completed.
-
-        Returns:
-            How far others have come whose weights it had to take up since.
-        """
-        return None if self.island is None else self.island.note(samples, epochs)
-
-    @property
-    def position(self) -> Position | None:
-        """How far this island has come; none where it is not among any."""
-        return None if self.island is None else self.island.position
-
     def depart(self) -> str | None:
         """Leaves the other islands in order, and keeps what they have given.
 
         Returns:
-            A name that no other island has; none if it was not among any.
+            A name that no other island has; None if it was not among any.
         """
         if (island := self.island) is None:
             return None
@@ -266,21 +250,11 @@ class Job:
         self._forget_communication()
         return island.name
 
-    def ask_to_leave(self) -> None:
-        """Lets all learners of this island come to one step; for a signal handler."""
-        if self.island is not None:
-            self.island.engine.members.wants_to_leave = True
-
-    @property
-    def leaves(self) -> bool:
-        """Whether they are at that step; all learners find the same."""
-        return self.island is not None and self.island.engine.leaves
-
     def finish(self, occasion: str = END_OF_TRAINING) -> Consensus | None:
         """Ends in the consensus model, which stays in the module; all learners come.
 
         Returns:
-            How far apart the super-learners were; none if it did not communicate.
+            How far apart the super-learners were; None if it did not communicate.
         """
         consensus = self.enter_consensus(occasion)
         if self._engine is None:
@@ -305,7 +279,7 @@ class Job:
         self._forget_communication()
 
     def close(self) -> None:
-        """Lets go of everything, whether it ended well or not; waits for nobody."""
+        """Lets go of everything, whether it ended well or not; waits for no learner."""
         atexit.unregister(self._at_exit)
         self.abort()
         self._closed = True
@@ -381,7 +355,7 @@ class Job:
         """Puts the consensus model into the module; all learners come.
 
         Returns:
-            How far apart the super-learners are; none if it does not communicate.
+            How far apart the super-learners are; None if it does not communicate.
         """
         if self._consensus is None:
             return None

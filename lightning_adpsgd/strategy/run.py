@@ -92,9 +92,9 @@ class TrainingRun:
     def begin_batch(self, batch: Any) -> None:
         """Training on a batch begins; ends this learner if another has failed."""
         self.job.raise_if_failed()
-        if self._dials.islands is not None:
+        if (island := self.job.island) is not None:
             samples = batch_size(batch) * self._trainer.world_size
-            position = self.job.note(samples, self._trainer.current_epoch)
+            position = island.note(samples, self._trainer.current_epoch)
             if position is not None:
                 catch_up(self._trainer, position)
         if self.work_sharing is not None:

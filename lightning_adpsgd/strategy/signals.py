@@ -44,14 +44,16 @@ def _stop_if_signalled(trainer: pl.Trainer) -> None:
 
 
 def _stop_if_agreed(trainer: pl.Trainer, job: Job) -> None:
-    trainer._signal_connector.received_sigterm |= job.leaves
+    trainer._signal_connector.received_sigterm |= (
+        job.island is not None and job.island.engine.leaves
+    )
     _stop_if_signalled(trainer)
 
 
 def _ask_to_leave(trainer: pl.Trainer, job: Job, signum: int, frame: object) -> None:
-    if job.running:
+    if job.island is not None:
         _pass_on(trainer, signum)
-        job.ask_to_leave()
+        job.island.ask_to_leave()
     else:
         _note(trainer, signum, frame)
 

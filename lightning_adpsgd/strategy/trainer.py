@@ -29,6 +29,7 @@ from lightning_adpsgd.strategy.checkpoints.contents import (
     Resumed,
     add_epoch,
     add_learners,
+    cloned,
     place_in_epoch,
     resumed_from,
 )
@@ -82,7 +83,7 @@ class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
 
     @property
     def work_sharing(self) -> WorkSharing | None:
-        """How the epochs are shared; none without `work_sharing` or outside `fit`."""
+        """How the epochs are shared; None without `work_sharing` or outside `fit`."""
         return self._run.work_sharing if self._run is not None else None
 
     @property
@@ -92,7 +93,7 @@ class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
         return last or self._last_consensus
 
     def gossip_statistics(self) -> Statistics | None:
-        """What this learner's communication has done; none if nothing communicates."""
+        """What this learner's communication has done; None if nothing communicates."""
         return self._run.job.statistics() if self._run is not None else self._statistics
 
     # --- set-up and end
@@ -247,10 +248,7 @@ class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
             run.enter("checkpoint")
         # What is written later, by a plugin that saves in the background, must not
         # change when the local weights come back.
-        state = {
-            name: value.clone() if isinstance(value, Tensor) else value
-            for name, value in super().lightning_module_state_dict().items()
-        }
+        state = cloned(super().lightning_module_state_dict())
         if not within:
             run.job.leave_consensus(adopt=False)
         return state

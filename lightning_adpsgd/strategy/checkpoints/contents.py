@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import Strategy
 from lightning_utilities.core.rank_zero import rank_zero_info
+from torch import Tensor
 
 from lightning_adpsgd.coordination.gather import gather_weights_only
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
@@ -25,8 +26,8 @@ class Resumed(NamedTuple):
     """What the checkpoint that is resumed holds for this learner.
 
     Attributes:
-        learner: its own state; none: it starts from the consensus model.
-        epoch: what is left of a shared epoch; none: the epoch was not shared.
+        learner: its own state; None: it starts from the consensus model.
+        epoch: what is left of a shared epoch; None: the epoch was not shared.
         num_samples: samples that all learners together have trained on.
     """
 
@@ -98,6 +99,14 @@ def _by_super_learner(learners: list[Any], size: int) -> list[dict[str, Any]]:
         }
         for n, first in enumerate(learners[::size])
     ]
+
+
+def cloned(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a module, with tensors that do not change with the weights."""
+    return {
+        name: value.clone() if isinstance(value, Tensor) else value
+        for name, value in state.items()
+    }
 
 
 def place_in_epoch(trainer: pl.Trainer, resumed: Resumed) -> PlaceInEpoch:
