@@ -175,12 +175,7 @@ class Dials:
 
 
 def as_duration(timeout: timedelta | float | None) -> timedelta | None:
-    """A timeout that is given as a duration or in seconds, as a duration.
-
-    Raises:
-        TypeError: It is neither.
-        ValueError: It is not finite.
-    """
+    """A timeout that is given as a duration or in seconds, as a duration."""
     _check_type("timeout", timeout, timedelta | float | None)
     if timeout is None or isinstance(timeout, timedelta):
         return timeout
@@ -190,7 +185,6 @@ def as_duration(timeout: timedelta | float | None) -> timedelta | None:
 
 
 def _check_type(name: str, value: Any, annotation: Any) -> None:
-    """Refuses a value of another type than the plain ones of an annotation."""
     kinds = get_args(annotation) or (annotation,)
     texts = [kind for kind in kinds if get_origin(kind) is Literal]
     plain = [kind for kind in kinds if kind in _CALLED]

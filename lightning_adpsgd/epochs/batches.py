@@ -82,10 +82,6 @@ class EpochUnderWay:
     Args:
         terms: terms on which all learners number its units.
         pool: pool of the epoch, where this learner alone makes up its super-learner.
-
-    Attributes:
-        num_begun: units on which training has begun.
-        last_claim: the last answer of the pool.
     """
 
     def __init__(
@@ -135,9 +131,7 @@ class SharedBatches:
         reads_ahead: whether the loader has workers.
 
     Attributes:
-        epoch: number of the epoch to hand out from.
         seed: seed of the order of samples, as agreed.
-        under_way: epoch whose batches were last asked for.
     """
 
     def __init__(

@@ -192,9 +192,6 @@ class ClaimCounter:
 
         Returns:
             None in all learners but the first.
-
-        Raises:
-            ValueError: Learners are in different epochs.
         """
         self._num_gathered += 1
         news = PrefixStore(f"gather/{self._num_gathered}", self._store)

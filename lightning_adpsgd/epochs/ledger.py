@@ -139,9 +139,6 @@ class Ledger(NamedTuple):
             known: ledger as the island knew it.
             name: name of the island.
             mine: units that it holds, or has finished since its last report.
-
-        Raises:
-            OtherTerms: The two are about different samples.
         """
         if self.terms != known.terms:
             raise OtherTerms(

@@ -264,7 +264,6 @@ class IslandPool:
         self._rendezvous.close()
 
     def _pause(self) -> float:
-        """Seconds until the next look, if none is asked for."""
         waits = self._lease is not None and self._lease.is_awaited
         return self._times.wait_s if waits else self._times.look_s
 
@@ -336,7 +335,6 @@ class IslandPool:
             )
 
     def _gone(self, ledger: Ledger) -> set[str]:
-        """Islands that have a part in it and are no members any more."""
         live = {m.incarnation for m in self._members.members.by_number.values()}
         self._seen |= live
         absent, now = ledger.names - live - {self.name}, time.monotonic()
@@ -366,7 +364,6 @@ class IslandPool:
 
 
 def _key(epoch: int) -> str:
-    """Key of the ledger of an epoch, in the store of the job."""
     return f"pool/{epoch}"
 
 

@@ -111,11 +111,7 @@ class EpochState(NamedTuple):
 
 
 def remaining_of(epoch: Epoch, number: int, state: EpochState | None) -> Ranges:
-    """What remains of an epoch after what another job has done of it.
-
-    Raises:
-        ValueError: The other job had other data.
-    """
+    """What remains of an epoch after what another job has done of it."""
     if state is None or state.epoch != number:
         return epoch.everything()
     if state.num_samples != len(epoch.order):
@@ -270,7 +266,6 @@ def _generators(*samplers: Any) -> list[torch.Generator]:
 
 @contextmanager
 def _seeded(seed: int, generators: list[torch.Generator]) -> Iterator[None]:
-    """Seeds what samplers draw from, and puts the common generators back."""
     python, common = random.getstate(), torch.get_rng_state()
     random.seed(seed)
     for generator in (torch.default_generator, *generators):

@@ -220,7 +220,6 @@ class Connections:
             self._transport.rename(own, self._membership.member.incarnation)
 
     def _heed(self, posted: _Posted) -> None:
-        """Acts on what a communication thread has reported."""
         number, event, reason = posted
         same = (one for one in self._present() if one.member.number == number)
         peer = next(same, None)
@@ -235,7 +234,6 @@ class Connections:
             self._probe_around()
 
     def _follow_list(self) -> None:
-        """Compares the peers with the member list."""
         listed = self._listed()
         for peer in self._present():
             if peer.member not in listed:
@@ -336,7 +334,6 @@ class Connections:
             self._dialed.discard(number)
 
     def _disconnect(self, number: int) -> None:
-        """Breaks off both lanes, at once."""
         self.engine.peers.forget(number)
         self._transport.disconnect(number)
         self._dialed.discard(number)

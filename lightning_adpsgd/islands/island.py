@@ -105,7 +105,6 @@ class Island:
         store: store of this island alone; not used by a single learner.
 
     Attributes:
-        engine: what the training thread drives at each step.
         started_from: position of those whose weights it took up at its start, if any.
     """
 
@@ -310,7 +309,6 @@ class Island:
         return Gossip(vectors, transport, node, members, self._options)
 
     def _take_number(self) -> None:
-        """The rendezvous has given this island its number among the others."""
         member, transport = self.membership.member, self._transport
         transport.rename(member.number, member.incarnation)
         self.engine.members.circle = LiveSchedule.of(self._schedule, (), member.number)

@@ -50,11 +50,7 @@ class Total:
             self._squares += float(chunk.double().square().sum())
 
     def mean(self) -> Mean:
-        """Their mean, and how far they were from it.
-
-        Raises:
-            FloatingPointError: All have diverged.
-        """
+        """Their mean, and how far they were from it."""
         if not self._members:
             raise all_diverged("islands that answered")
         means = [total / self._members for total in self._sums]

@@ -72,11 +72,7 @@ class MemberList:
 
     @classmethod
     def from_json(cls, text: str) -> "MemberList":
-        """Reads what `to_json` wrote; an empty text is an empty list.
-
-        Raises:
-            RendezvousUnreachable: The text is something else: the store is not ours.
-        """
+        """Reads what `to_json` wrote; an empty text is an empty list."""
         if not text:
             return cls()
         try:

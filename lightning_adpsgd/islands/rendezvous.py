@@ -64,11 +64,7 @@ class RendezvousAddress(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> "RendezvousAddress":
-        """Reads ``tcp://host:port`` or ``tcp://host:port/job``.
-
-        Raises:
-            ValueError: The text is something else.
-        """
+        """Reads ``tcp://host:port`` or ``tcp://host:port/job``."""
         parts = urlsplit(url)
         with suppress(ValueError):
             job = parts.path.strip("/") or "job"
@@ -94,12 +90,7 @@ class TimedCalls:
         self._last: Future[Any] | None = None
 
     def run(self, call: Callable[[], T], seconds: float) -> T:
-        """Returns the result of a call.
-
-        Raises:
-            CallTimedOut: This call, or the one before it, has not ended in time. Its
-                result is lost.
-        """
+        """The result of a call, or `CallTimedOut`, after which the result is lost."""
         if not self.await_last(seconds):
             raise CallTimedOut
         if self._worker is None:
@@ -234,11 +225,7 @@ def _host_and_port(name: Any) -> tuple[str, int] | None:
 
 
 def serve(host: str, port: int, stop: threading.Event) -> None:
-    """Serves the store, in memory alone, until it is told to stop.
-
-    Raises:
-        OSError: The address is not one of this machine, or the port is taken.
-    """
+    """Serves the store, in memory alone, until it is told to stop."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
         # The store takes over the socket, and closes it in the end.

@@ -150,24 +150,19 @@ class Boundary:
         self._stops = [StopClock(trainer, timer) for timer in _timers(trainer)]
         timed = _validates_by_time(trainer)
         self._validation = ValidationClock(trainer) if timed else None
-        self._clocks: list[Clock] = [*self.saves, *self._stops]
-        self._clocks += [self._validation] if self._validation else []
+        self.clocks: list[Clock] = [*self.saves, *self._stops]
+        self.clocks += [self._validation] if self._validation else []
         rank, num_learners = dist.get_rank(), dist.get_world_size()
         self._agreement = Agreement(job.store, rank, num_learners, job.coordinator)
         self._is_learner_0, self._answered_to = rank == 0, -1
         self._stop_here: _StopHere | None = None
         self._asked = type(trainer.fit_loop.epoch_loop)._should_check_val_fx
 
-    @property
-    def has_clocks(self) -> bool:
-        """Whether there is anything to look at."""
-        return bool(self._clocks)
-
     def __call__(self, data_fetcher: _DataFetcher) -> bool:
         """Whether to validate here."""
         self._stop_here = None
         with self._job.failures.named():
-            self._propose(self._clocks)
+            self._propose(self.clocks)
             if self._is_time_to_answer():
                 self._answer_all()
         validates = self._validates(data_fetcher)
@@ -181,7 +176,7 @@ class Boundary:
             self._propose(self._stops)
         if (proposal := self._agreement.pending()) is not None:
             self._answered_to = int(proposal)
-            stops = isinstance(self._clocks[self._answered_to], StopClock)
+            stops = isinstance(self.clocks[self._answered_to], StopClock)
             self._agreement.answer(plan if stops else None)
         self._act_if_agreed()
 
@@ -192,12 +187,12 @@ class Boundary:
 
     def _act_if_agreed(self) -> None:
         if self._agreement.decided():
-            self._clocks[self._answered_to].act()
+            self.clocks[self._answered_to].act()
 
     def _propose(self, clocks: "list[Clock] | list[StopClock]") -> None:
         for clock in clocks if self._is_learner_0 else ():
             if clock.due() and clock.plan() is not None:
-                self._agreement.propose(str(self._clocks.index(clock)))
+                self._agreement.propose(str(self.clocks.index(clock)))
 
     def _is_time_to_answer(self) -> bool:
         """The same in all learners of a super-learner, which step together."""
@@ -211,7 +206,7 @@ class Boundary:
 
     def _answer_all(self) -> None:
         while (proposal := self._agreement.pending(at_once=True)) is not None:
-            clock = self._clocks[int(proposal)]
+            clock = self.clocks[int(proposal)]
             plan = clock.plan()
             if plan is None:
                 return
@@ -284,7 +279,7 @@ def _follow_apart(
     trainer: pl.Trainer, job: Job, overrides: Overrides
 ) -> Boundary | None:
     boundary = Boundary(trainer, job)
-    if not boundary.has_clocks:
+    if not boundary.clocks:
         return None
     loop = trainer.fit_loop.epoch_loop
     overrides.replace("clocks", loop, "_should_check_val_fx", boundary)

@@ -40,10 +40,6 @@ def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
     """Refuses arguments that `DistributedDataParallel` does not know.
 
     A learner that is a super-learner of its own has no DDP that would refuse them.
-
-    Raises:
-        TypeError: An argument is unknown.
-        ValueError: An argument is one that the strategy decides.
     """
     for name in arguments:
         if name not in _DDP_ARGUMENTS:
@@ -74,11 +70,7 @@ def refuse_unsupported(
     strategy: DDPStrategy,
     super_learner_size: int,
 ) -> None:
-    """Refuses what the strategy cannot honour for learners that gossip.
-
-    Raises:
-        ValueError: Names the argument, what it may be, and what it is.
-    """
+    """Refuses what the strategy cannot honour for learners that gossip."""
     device = strategy.root_device.type
     check_device(strategy.root_device)
     _refuse_ddp_arguments(super_learner_size, _given(strategy))
@@ -99,11 +91,7 @@ def refuse_unsupported(
 
 
 def check_device(device: torch.device) -> None:
-    """Refuses a device that the engine has no code for, and says what is new.
-
-    Raises:
-        ValueError: The device is neither a CPU nor a CUDA GPU.
-    """
+    """Refuses a device that the engine has no code for, and says what is new."""
     if device.type not in ("cpu", "cuda"):
         raise ValueError(
             "`accelerator` must be 'cpu' or 'cuda' for gossip in this release, got "
@@ -118,7 +106,6 @@ def check_device(device: torch.device) -> None:
 
 
 def _given(strategy: DDPStrategy) -> dict[str, Any]:
-    """What was passed for DDP, by name."""
     return {
         **strategy._ddp_kwargs,
         "ddp_comm_hook": strategy._ddp_comm_hook,
@@ -160,11 +147,7 @@ def _refuse_layer_sync(layer_sync: Any, size: int, device: str) -> None:
 
 
 def refuse_with_work_sharing(trainer: pl.Trainer) -> None:
-    """Refuses what counts batches or steps of one learner, which all have differently.
-
-    Raises:
-        ValueError: Names the argument, what it may be, and what it is.
-    """
+    """Refuses what counts batches or steps, of which each learner makes its own."""
     connector = trainer._accelerator_connector
     limits: list[tuple[str, Any, Any, str]] = [
         (

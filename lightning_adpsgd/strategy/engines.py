@@ -41,12 +41,7 @@ class Engine(NamedTuple):
     island: Island | None = None
 
     def start(self, position: Position) -> Position | None:
-        """Begins to communicate; an island, from the weights of those who are there.
-
-        Returns:
-            How far the others have come whose weights an island took; None if it took
-            none.
-        """
+        """Begins to communicate; gives where those are whose weights an island took."""
         if self.island is None:
             self.communication.start()
             return None

@@ -223,7 +223,6 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         return remainder
 
     def _gather_learners(self) -> list[list[Any]]:
-        """The super-learners of each job, in learner 0."""
         self.jobs.meet("checkpoint of learners")
         return [
             gather_learners(
@@ -302,7 +301,6 @@ def _launch(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Launches learners that run a program to its end, which ends training."""
     return launch(partial(_run, strategy, function), *args, **kwargs)
 
 

@@ -28,7 +28,9 @@ def catch_up(trainer: pl.Trainer, position: Position) -> None:
     automatic = loop.automatic_optimization.optim_progress.optimizer.step.total
     manual = loop.manual_optimization.optim_step_progress.total
     is_automatic = trainer.lightning_module.automatic_optimization
-    _advance(automatic if is_automatic else manual, steps)
+    progress: Any = automatic if is_automatic else manual
+    progress.ready += steps
+    progress.completed += steps
     current: Any = trainer.fit_loop.epoch_progress.current
     for name in ("ready", "started", "processed", "completed"):
         setattr(current, name, getattr(current, name) + epochs)
@@ -44,13 +46,7 @@ def batch_size(batch: Any) -> int:
         return 0
 
 
-def _advance(progress: Any, steps: int) -> None:
-    progress.ready += steps
-    progress.completed += steps
-
-
 def _step(config: LRSchedulerConfig, num: int) -> None:
-    """Steps a schedule as often as Lightning would have."""
     if isinstance(config.scheduler, ReduceLROnPlateau):
         return  # it follows the losses that it sees
     with warnings.catch_warnings():

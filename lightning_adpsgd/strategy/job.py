@@ -250,13 +250,9 @@ class Job:
         self._forget_communication()
         return island.name
 
-    def finish(self, occasion: str = END_OF_TRAINING) -> Consensus | None:
-        """Ends in the consensus model, which stays in the module; all learners come.
-
-        Returns:
-            How far apart the super-learners were; None if it did not communicate.
-        """
-        consensus = self.enter_consensus(occasion)
+    def finish(self) -> Consensus | None:
+        """Ends in the consensus model, which stays; all learners come."""
+        consensus = self.enter_consensus(END_OF_TRAINING)
         if self._engine is None:
             return None
         with self.failures.named():

@@ -156,7 +156,9 @@ class HADPSGDOptions(_DDPStrategy):
             work_sharing=work_sharing,
             after_evaluation=after_evaluation,
             save_learners=save_learners,
-            islands=_of_environment() if islands in (None, "") else islands,
+            islands=os.environ.get(ENVIRONMENT_VARIABLE) or None
+            if islands in (None, "")
+            else islands,
             seed=seed,
             timeout=DEFAULT_TIMEOUT if duration is None else duration,
             max_staleness=max_staleness,
@@ -212,7 +214,3 @@ class HADPSGDOptions(_DDPStrategy):
             return has_peers(self.world_size, self.super_learner_size)
         check_island(self.super_learner_size, self.world_size)
         return True
-
-
-def _of_environment() -> str | None:
-    return os.environ.get(ENVIRONMENT_VARIABLE) or None

@@ -47,7 +47,7 @@ REPLACED = (
     _of(_EPOCH, "_should_check_val_fx", "clocks", "the last question of a batch"),
     _of("Timer", "on_train_batch_end", "clocks", _EVERY_STEP),
     _of(_SAVER, "on_train_batch_end", "clocks", _EVERY_STEP),
-    _of("_DataConnector", "_prepare_dataloader", "loaders", "other batch samplers"),
+    _of("_DataConnector", "_prepare_dataloader", "work_sharing", "other samplers"),
     _of(_CHECKPOINTS, "_parse_ckpt_path", "launchers", "it takes damaged files too"),
     _of("_Launcher", "launch", "launchers fabric", "what runs is run to its end"),
     _of(_SWA, "transfer_weights", "weight_callbacks", "gossip reads what it writes"),
@@ -67,7 +67,7 @@ REPLACED = (
 
 _STATE, _GIVEN = "where the training is", "what Lightning's set-up of DDP was given"
 READ = (
-    _of("Trainer", "_data_connector", "loaders", "has `_prepare_dataloader`"),
+    _of("Trainer", "_data_connector", "work_sharing", "has `_prepare_dataloader`"),
     _of("Trainer", "_signal_connector", "signals", "has the handler of SIGTERM"),
     _of("Trainer", "_checkpoint_connector", "launchers last_good", "a path's choice"),
     _of("Trainer", "_accelerator_connector", "compatibility", "who samples"),

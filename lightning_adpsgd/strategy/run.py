@@ -171,7 +171,6 @@ def shares_work(trainer: pl.Trainer, dials: Dials) -> bool:
 
 
 def _save(trainer: pl.Trainer, name: str) -> Path:
-    """Writes a checkpoint beside those of the Trainer."""
     chosen = getattr(trainer.checkpoint_callback, "dirpath", None)
     path = Path(chosen or trainer.default_root_dir) / f"{name}.ckpt"
     trainer.save_checkpoint(path)

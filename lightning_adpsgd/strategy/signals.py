@@ -19,14 +19,7 @@ from lightning_adpsgd.strategy.overrides import Overrides
 def handle_signals(
     trainer: pl.Trainer, together: Job | None, overrides: Overrides
 ) -> None:
-    """Replaces both broadcasts of Lightning.
-
-    Args:
-        trainer: Trainer of this learner.
-        together: job whose learners step together, and agree on the last step; none:
-            each learner stops on its own.
-        overrides: undoes it.
-    """
+    """Replaces both broadcasts; the learners of `together` agree on the last step."""
     # Partial functions of this module and not lambdas: a Trainer may be pickled.
     if together is None:
         check, notify = partial(_stop_if_signalled, trainer), partial(_note, trainer)

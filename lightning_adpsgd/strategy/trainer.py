@@ -46,13 +46,15 @@ from lightning_adpsgd.strategy.launchers import (
     check_launch,
     resume_from_whole,
 )
-from lightning_adpsgd.strategy.loaders import prepare_training_loaders
 from lightning_adpsgd.strategy.optimizer_reset import FreshState
 from lightning_adpsgd.strategy.options import HADPSGDOptions
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.strategy.run import TrainingRun, set_up_run, shares_work
 from lightning_adpsgd.strategy.scope import ALONE
-from lightning_adpsgd.strategy.work_sharing import WorkSharing
+from lightning_adpsgd.strategy.work_sharing import (
+    WorkSharing,
+    prepare_training_loaders,
+)
 
 _Broadcast = TypeVar("_Broadcast")
 

@@ -32,7 +32,6 @@ from lightning_adpsgd.strategy import (
     fabric,
     fast_forward,
     launchers,
-    loaders,
     module_jobs,
     options,
     overrides,
@@ -72,7 +71,7 @@ MODULES = (
         last_good,
         mid_epoch,
     ),
-    *(saving, clocks, compatibility, launchers, loaders, module_jobs, options),
+    *(saving, clocks, compatibility, launchers, module_jobs, options),
     *(overrides, run, scope, signals, weight_callbacks),
 )
 PACKAGE = Path(str(lightning_adpsgd.__file__)).parent

@@ -51,12 +51,9 @@ def write_checkpoint(checkpoint: Any, file: _Sink) -> None:
 
 
 def check_checkpoint(file: BinaryIO, name: str) -> None:
-    """Reads a checkpoint to its end and compares its checksum.
+    """Reads a checkpoint to its end and compares its checksum; the file can seek.
 
     A file of torch's old format, before 1.6, has nothing to compare and passes.
-
-    Raises:
-        DamagedCheckpoint: Names the file and what is wrong with it.
     """
     size = file.seek(0, os.SEEK_END)
     end = _read_from(file, max(0, size - _END_LENGTH - _COMMENT_LENGTH))
@@ -71,12 +68,7 @@ def check_checkpoint(file: BinaryIO, name: str) -> None:
 def read_checkpoint(
     file: BinaryIO, name: str, map_location: Any = None, weights_only: bool = True
 ) -> Any:
-    """Loads a checkpoint that is whole.
-
-    Raises:
-        DamagedCheckpoint: Names the file and what is wrong with it.
-        UnsafeCheckpoint: Names the objects that are refused.
-    """
+    """Loads a checkpoint; a damaged or unsafe one is an error that names the file."""
     check_checkpoint(file, name)
     file.seek(0)
     try:

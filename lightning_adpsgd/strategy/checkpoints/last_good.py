@@ -31,8 +31,10 @@ def whole_checkpoint_path(
     parse = type(connector)._parse_ckpt_path
     chosen = parse(connector, state_fn, ckpt_path, **arguments)
     if ckpt_path == "hpc" or (chosen and chosen == connector._hpc_resume_path):
-        return newest_whole(_hpc_checkpoints(trainer))
-    if ckpt_path == "last" or (ckpt_path is None and _resumes_by_itself(trainer)):
+        numbered = sorted(_numbered(trainer.default_root_dir))
+        return newest_whole(path for _, path in numbered[::-1])
+    resumes = trainer.state.fn == "fit" and bool(_at_exceptions(trainer))
+    if ckpt_path == "last" or (ckpt_path is None and resumes):
         candidates = _last_checkpoints(trainer)
         return newest_whole(candidates) if candidates else chosen
     return chosen
@@ -59,10 +61,6 @@ def newest_whole(paths: Iterable[str]) -> str:
     )
 
 
-def _resumes_by_itself(trainer: pl.Trainer) -> bool:
-    return trainer.state.fn == "fit" and bool(_at_exceptions(trainer))
-
-
 def _at_exceptions(trainer: pl.Trainer) -> list[str]:
     callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     found = [c.ckpt_path for c in callbacks if isinstance(c, OnExceptionCheckpoint)]
@@ -84,12 +82,8 @@ def _newest_first(paths: Iterable[str]) -> list[str]:
     return sorted(paths, key=lambda path: (os.lstat(path).st_mtime_ns, path))[::-1]
 
 
-def _hpc_checkpoints(trainer: pl.Trainer) -> list[str]:
-    """Checkpoints that Lightning wrote at a signal of SLURM, the newest first."""
-    return [path for _, path in sorted(_numbered(trainer.default_root_dir))[::-1]]
-
-
 def _numbered(folder: str) -> Iterator[tuple[int, str]]:
+    """Checkpoints that Lightning wrote at a signal of SLURM, which count up."""
     for path in Path(folder).glob("hpc_ckpt_*.ckpt"):
         digits = path.stem.removeprefix("hpc_ckpt_")
         if digits.isdigit():
