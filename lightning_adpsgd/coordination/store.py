@@ -1,7 +1,7 @@
 """How the learners of a job wait for one another, and learn that one of them failed.
 
-Both go through the job's key-value store instead of a collective: a collective that
-somebody does not join blocks in compiled code until it times out and takes its process
+Both go through the job's key-value store instead of a collective: one that a
+learner does not join blocks in compiled code until it times out and takes its process
 group down, whereas a key can be looked at, by a thread, while the learner goes on.
 """
 
@@ -48,17 +48,17 @@ class Coordinator:
     thread's own.
 
     Attributes:
-        failure: What failed; none as long as nothing has.
-        num_meetings: How many meetings this learner has come back from.
+        failure: what failed; None as long as nothing has.
+        num_meetings: number of meetings that this learner has come back from.
 
     Args:
-        store: The job's store, shared by all learners under a prefix of its own.
-        rank: This learner.
-        world_size: Number of learners.
-        timeout: For how long a learner that knows of a failure may go on before its
+        store: store of the job, shared by all learners under a prefix of its own.
+        rank: number of this learner.
+        world_size: number of learners.
+        timeout: time that a learner that knows of a failure may go on before its
             process is ended.
-        poll: Pause between two looks at the store.
-        when_failed: Called once, by the watching thread, when it sees a failure.
+        poll: pause between two looks at the store.
+        when_failed: called once, by the watching thread, when it sees a failure.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Coordinator:
     def meet(self, name: str, meanwhile: Meanwhile | None = None) -> float:
         """Waits until every learner has come to the meeting of this name.
 
-        It may take as long as the slowest learner needs, because everybody who waits
+        It may take as long as the slowest learner needs, because a learner that waits
         here keeps answering its peers; it ends early only if a learner fails.
 
         Args:

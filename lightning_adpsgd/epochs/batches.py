@@ -47,9 +47,6 @@ class Pool(Protocol):
             num_units: function that gives the units of the epoch on any terms.
             num_finished: function that gives how many of the units handed out here were
                 trained on to the end; any thread may call it.
-
-        Returns:
-            The terms that all learners have.
         """
         ...
 
@@ -126,7 +123,7 @@ class SharedBatches:
     Args:
         batches: batch sampler of the user's loader.
         seed: seed of the order of samples, unless other islands have another.
-        pool: function that gives the pool; none while there is none to draw from.
+        pool: function that gives the pool; None while there is none to draw from.
         is_training: function that tells whether a batch is being trained on.
         reads_ahead: whether the loader has workers.
 
@@ -190,7 +187,7 @@ class SharedBatches:
         return _Handing(self, [epoch.samples(n, learner) for epoch, n in self._held])
 
     def draw(self) -> list[int] | None:
-        """The samples of one batch more; none at the end of the epoch, or for now."""
+        """The samples of one batch more; None at the end of the epoch, or for now."""
         pool = self._pool()
         if pool is None or self._is_closed:
             return None

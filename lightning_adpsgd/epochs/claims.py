@@ -127,7 +127,7 @@ class Claim(NamedTuple):
     """The answer to a learner that wants one work unit more.
 
     Attributes:
-        number: number of the unit; none if there is none, or none at present.
+        number: number of the unit; None if there is none, or none at present.
         num_claimed: units of the epoch that learners have claimed so far.
         is_last: whether no further one will be given in this epoch.
     """

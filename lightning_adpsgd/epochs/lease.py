@@ -31,7 +31,6 @@ class Plan(NamedTuple):
     """What a look at the ledger leads to.
 
     Attributes:
-        ledger: ledger that should be there.
         claimed: units that this island gets by it.
         lost: units claimed ahead that others have.
         twice: units that this island trains on, or has, though others had them.

@@ -78,9 +78,7 @@ class Terms(NamedTuple):
     """What all learners must agree upon to mean the same by the number of a work unit.
 
     Attributes:
-        seed: seed of the order of samples.
         base: positions in that order from which work units are cut.
-        fingerprint: fingerprint of the epoch.
     """
 
     seed: int
@@ -98,9 +96,7 @@ class EpochState(NamedTuple):
     """What a checkpoint keeps of an epoch that is under way.
 
     Attributes:
-        epoch: number of the epoch.
         seed: seed of the order of samples, in this epoch and all others.
-        num_samples: samples of the whole epoch.
         remaining: positions on which no learner has trained.
     """
 

@@ -147,10 +147,10 @@ class Connections:
             self._post(number, Event.GOODBYE)
 
     def pull(self, number: int, seconds: float) -> Pulled | None:
-        """Returns the weights of a member; none if it does not answer in time.
+        """Returns the weights of a member; None if it does not answer in time.
 
         Raises:
-            Refused: The two do not fit together; the message says in what.
+            Refused: The two islands do not fit together; the message says why.
         """
         deadline = time.monotonic() + seconds
         member = self._membership.members.by_number.get(number)

@@ -105,7 +105,7 @@ class SilenceWatch:
 
     Of the time between two observations at most a quarter of `silence_s` counts. When a
     machine stands still for a while, observers and observed wake in any order, and
-    nobody is dead for having been asleep at the same time.
+    no member is dead for having been asleep at the same time.
     """
 
     def __init__(self, silence_s: float) -> None:

@@ -4,8 +4,8 @@
 make Lightning ask learner 0, or every learner its own clock, after each batch: that is
 a collective in every step, or a mismatch. Here the clock of learner 0 alone is looked
 at, the others are asked only when it is due, and what it calls for happens at a step
-boundary of everybody (`agreement`). The boundary is the last thing in a batch: all that
-Lightning does at certain steps has been done.
+boundary of all learners (`agreement`). The boundary is the last thing in a batch: all
+that Lightning does at certain steps has been done.
 """
 
 import math
@@ -34,7 +34,7 @@ from lightning_adpsgd.strategy.overrides import Overrides
 
 
 class Clock(ABC):
-    """Something that is due at a time."""
+    """What is due at a time."""
 
     @abstractmethod
     def due(self) -> bool:
@@ -42,7 +42,7 @@ class Clock(ABC):
 
     @abstractmethod
     def plan(self) -> str | None:
-        """What it would lead to at this boundary; none: it cannot happen here."""
+        """What it would lead to at this boundary; None: it cannot happen here."""
 
     @abstractmethod
     def act(self) -> None:

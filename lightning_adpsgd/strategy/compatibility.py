@@ -25,7 +25,7 @@ _OF_AN_ALLREDUCE = ("ddp_comm_hook", "ddp_comm_wrapper", "mixed_precision")
 
 
 def save_period(callback: ModelCheckpoint, argument: str) -> Any:
-    """What a callback was given for when it saves; none: it does not save then.
+    """What a callback was given for when it saves; None: it does not save then.
 
     A user's own kind of `ModelCheckpoint` may lack what Lightning's keeps.
 

@@ -32,8 +32,8 @@ class Engine(NamedTuple):
 
     Attributes:
         communication: averaging, as the training thread drives it.
-        exchanges: what goes on beside the training thread; none in rounds.
-        island: this learner's part among islands; none in one job.
+        exchanges: what goes on beside the training thread; None in rounds.
+        island: this learner's part among islands; None in one job.
     """
 
     communication: Communication

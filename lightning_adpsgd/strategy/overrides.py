@@ -13,8 +13,6 @@ class Names(NamedTuple):
     """Names of Lightning's that one reason makes necessary.
 
     Attributes:
-        of: name of the class that has them.
-        names: the attributes or methods.
         by: modules that need them; only one at a time replaces a name.
         why: what for, or what goes wrong with Lightning's own.
         since: the first version that has them, of those that this package supports.

@@ -39,7 +39,7 @@ class TrainingRun:
 
     Args:
         job: set up, not started.
-        work_sharing: how the learners share epochs; none: each has its own share.
+        work_sharing: how the learners share epochs; None: each has its own share.
 
     Attributes:
         last_consensus: how far apart the super-learners were when their mean was last

@@ -40,9 +40,9 @@ class WorkSharing:
     """One learner's part in sharing the epochs of a training.
 
     Args:
-        checkpoint: what `state` gave to the checkpoint that is resumed; none at a fresh
+        checkpoint: what `state` gave to the checkpoint that is resumed; None at a fresh
             start.
-        islands: URL of their rendezvous; none where all learners are in one job.
+        islands: URL of their rendezvous; None where all learners are in one job.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class WorkSharing:
 
     @property
     def under_way(self) -> EpochUnderWay | None:
-        """The epoch that is being shared; none before the first."""
+        """The epoch that is being shared; None before the first."""
         return self._batches.under_way if self._batches is not None else None
 
     def set_epoch(self, epoch: int) -> None:

@@ -2,8 +2,8 @@
 
 `torch.save` writes a zip archive. The comment of the archive, at its very end, holds
 here the SHA-256 of all that comes before, so that the sum goes wherever the file goes,
-and whoever reads archives of torch reads this one. Other people's checkpoints have no
-such comment; of these the CRC-32 of each record is checked, which torch writes and does
+and any reader of torch's archives reads this one. Checkpoints of others have no such
+comment; of these the CRC-32 of each record is checked, which torch writes and does
 not read. Nothing is unpickled here that torch's `weights_only` does not allow, unless
 the caller says so.
 """
@@ -109,7 +109,7 @@ class _SummingWriter:
 
     def finish(self) -> None:
         body, length = self._held[: -len(_LENGTH)], self._held[-len(_LENGTH) :]
-        if length != b"\0\0":  # no archive of torch's: somebody replaced its `save`
+        if length != b"\0\0":  # no archive of torch's: its `save` was replaced
             self._file.write(self._held)
             return
         comment = _MARK + self._sum.hexdigest().encode()

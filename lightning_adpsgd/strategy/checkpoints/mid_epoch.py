@@ -63,7 +63,7 @@ class PlacedBatches:
         yield from batches
 
     def state(self) -> dict[str, Any] | None:
-        """How the order of the epoch was drawn; none before its first batch."""
+        """How the order of the epoch was drawn; None before its first batch."""
         return self._begin
 
     def resume(self, begin: dict[str, Any] | None, num_batches: int) -> None:
@@ -93,7 +93,6 @@ class PlaceInEpoch:
 
     Args:
         saved: what `state` gave to the checkpoint that is resumed.
-        num_samples: samples that are counted already.
     """
 
     def __init__(
