@@ -129,22 +129,13 @@ class Dials:
     def _check_with_islands(self, islands: str) -> None:
         RendezvousAddress.parse(islands)
         check_any_size(self.topology)
-        refused: tuple[tuple[str, Any, Any, str], ...] = (
-            (
-                "communication",
-                self.communication,
-                "async",
-                "islands come and go, so that no round can wait for all",
-            ),
-            (
-                "max_staleness",
-                self.max_staleness,
-                None,
-                "an island may be alone, with no peer to wait for",
-            ),
-        )
-        for name, value, allowed, reason in refused:
-            if value != allowed:
+        no_rounds = "islands come and go, so that no round can wait for all"
+        no_peer = "an island may be alone, with no peer to wait for"
+        for name, allowed, reason in (
+            ("communication", "async", no_rounds),
+            ("max_staleness", None, no_peer),
+        ):
+            if (value := getattr(self, name)) != allowed:
                 raise ValueError(
                     f"`{name}` must be {allowed!r} with `islands`, got {value!r}: "
                     f"{reason}"
