@@ -129,22 +129,13 @@ class Dials:
     def _check_with_islands(self, islands: str) -> None:
         RendezvousAddress.parse(islands)
         check_any_size(self.topology)
-        refused: tuple[tuple[str, Any, Any, str], ...] = (
-            (
-                "communication",
-                self.communication,
-                "async",
-                "islands come and go, so that no round can wait for all",
-            ),
-            (
-                "max_staleness",
-                self.max_staleness,
-                None,
-                "an island may be alone, with no peer to wait for",
-            ),
-        )
-        for name, value, allowed, reason in refused:
-            if value != allowed:
+        no_rounds = "islands come and go, so that no round can wait for all"
+        no_peer = "an island may be alone, with no peer to wait for"
+        for name, allowed, reason in (
+            ("communication", "async", no_rounds),
+            ("max_staleness", None, no_peer),
+        ):
+            if (value := getattr(self, name)) != allowed:
                 raise ValueError(
                     f"`{name}` must be {allowed!r} with `islands`, got {value!r}: "
                     f"{reason}"
@@ -175,12 +166,7 @@ class Dials:
 
 
 def as_duration(timeout: timedelta | float | None) -> timedelta | None:
-    """A timeout that is given as a duration or in seconds, as a duration.
-
-    Raises:
-        TypeError: It is neither.
-        ValueError: It is not finite.
-    """
+    """A timeout that is given as a duration or in seconds, as a duration."""
     _check_type("timeout", timeout, timedelta | float | None)
     if timeout is None or isinstance(timeout, timedelta):
         return timeout
@@ -190,7 +176,6 @@ def as_duration(timeout: timedelta | float | None) -> timedelta | None:
 
 
 def _check_type(name: str, value: Any, annotation: Any) -> None:
-    """Refuses a value of another type than the plain ones of an annotation."""
     kinds = get_args(annotation) or (annotation,)
     texts = [kind for kind in kinds if get_origin(kind) is Literal]
     plain = [kind for kind in kinds if kind in _CALLED]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from typing import Protocol
 
 from torch._C._distributed_c10d import Store
 
@@ -28,6 +29,18 @@ class LearnerFollows(SystemExit):
     """Ends a learner whose trace would only repeat what `LearnerFailed` says."""
 
 
+class Meanwhile(Protocol):
+    """What a learner does in a meeting, in its training thread."""
+
+    def while_waiting(self, meeting: str) -> None:
+        """Called again and again until all learners have come."""
+        ...
+
+    def when_met(self) -> None:
+        """Called once when all learners have come."""
+        ...
+
+
 class Coordinator:
     """Failure notices and meetings of the learners of one job.
 
@@ -38,16 +51,13 @@ class Coordinator:
     Attributes:
         failure: what failed; None as long as nothing has.
         num_meetings: number of meetings that this learner has come back from.
-        while_waiting: called again and again by a learner that waits in a meeting,
-            with the meeting's name.
-        when_met: called when all have come.
 
     Args:
-        store: the job's store, under a prefix of its own.
-        rank: rank of this learner.
+        store: store of the job, shared by all learners under a prefix of its own.
+        rank: number of this learner.
         world_size: number of learners.
-        timeout: time after which the process of a learner that knows of a failure, and
-            still goes on, is ended.
+        timeout: time that a learner that knows of a failure may go on before its
+            process is ended.
         poll: pause between two looks at the store.
         when_failed: called once, by the watching thread, when it sees a failure.
     """
@@ -67,8 +77,6 @@ class Coordinator:
         self._stopped = threading.Event()
         self._meetings = 0
         self.num_meetings = 0
-        self.while_waiting: Callable[[str], None] = lambda name: None
-        self.when_met: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
         self._when_failed = when_failed
         self.failure: str | None = None
@@ -108,11 +116,18 @@ class Coordinator:
         if self.failure is not None:
             raise LearnerFailed(self.failure)
 
-    def meet(self, name: str) -> float:
+    def meet(self, name: str, meanwhile: Meanwhile | None = None) -> float:
         """Waits until every learner has come to the meeting of this name.
 
-        Returns the seconds waited. They may be as many as the slowest learner needs,
-        because a learner that waits keeps answering its peers.
+        It may take as long as the slowest learner needs, because a learner that waits
+        here keeps answering its peers; it ends early only if a learner fails.
+
+        Args:
+            name: name of the meeting, the same in all learners.
+            meanwhile: what this learner does while it waits; None: nothing.
+
+        Returns:
+            The seconds waited.
 
         Raises:
             LearnerFailed: A learner failed, or came to another meeting: the learners'
@@ -123,8 +138,13 @@ class Coordinator:
         self._meetings += 1
         self._check_same_meeting(key, name)
         self._store.add(f"{key}/arrived", 1)
-        self.wait_until(lambda: self._all_are_at(key, name))
-        self.when_met()
+        while self._store.add(f"{key}/arrived", 0) < self._world_size:
+            if meanwhile is not None:
+                meanwhile.while_waiting(name)
+            self.raise_if_failed()
+            self._stopped.wait(0.01)
+        if meanwhile is not None:
+            meanwhile.when_met()
         self.num_meetings += 1
         return time.perf_counter() - begin
 
@@ -137,12 +157,6 @@ class Coordinator:
         while not condition():
             self.raise_if_failed()
             self._stopped.wait(0.01)
-
-    def _all_are_at(self, key: str, name: str) -> bool:
-        if self._store.add(f"{key}/arrived", 0) == self._world_size:
-            return True
-        self.while_waiting(name)
-        return False
 
     def silent_learners(self, patience: timedelta = timedelta(seconds=1)) -> list[int]:
         """Waits until all learners have seen the failure; returns those that have not.

@@ -47,9 +47,6 @@ class Pool(Protocol):
             num_units: function that gives the units of the epoch on any terms.
             num_finished: function that gives how many of the units handed out here were
                 trained on to the end; any thread may call it.
-
-        Returns:
-            The terms that all learners have.
         """
         ...
 
@@ -80,15 +77,8 @@ class EpochUnderWay:
     """One epoch of one learner.
 
     Args:
-        number: number of the epoch.
         terms: terms on which all learners number its units.
-        epoch: samples of the epoch.
-        units: units of the epoch.
         pool: pool of the epoch, where this learner alone makes up its super-learner.
-
-    Attributes:
-        num_begun: units on which training has begun.
-        last_claim: the last answer of the pool.
     """
 
     def __init__(
@@ -132,17 +122,13 @@ class SharedBatches:
 
     Args:
         batches: batch sampler of the user's loader.
-        index: index of this learner.
         seed: seed of the order of samples, unless other islands have another.
-        broadcast: broadcast from the leader to this learner.
-        pool: function that gives the pool; none while there is none to draw from.
+        pool: function that gives the pool; None while there is none to draw from.
         is_training: function that tells whether a batch is being trained on.
         reads_ahead: whether the loader has workers.
 
     Attributes:
-        epoch: number of the epoch to hand out from.
         seed: seed of the order of samples, as agreed.
-        under_way: epoch whose batches were last asked for.
     """
 
     def __init__(
@@ -201,7 +187,7 @@ class SharedBatches:
         return _Handing(self, [epoch.samples(n, learner) for epoch, n in self._held])
 
     def draw(self) -> list[int] | None:
-        """The samples of one batch more; none at the end of the epoch, or for now."""
+        """The samples of one batch more; None at the end of the epoch, or for now."""
         pool = self._pool()
         if pool is None or self._is_closed:
             return None

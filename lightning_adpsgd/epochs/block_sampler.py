@@ -111,11 +111,6 @@ def permuted(places: Tensor, size: int, key: str) -> Tensor:
     A short one is listed. Above that a Feistel network permutes the numbers of 2 h
     bits; what falls beyond `size` goes through it again until it does not (Black and
     Rogaway 2002), twice on average.
-
-    Args:
-        places: places to look up, int64, from 0 to `size` - 1.
-        size: number of permuted values.
-        key: any text.
     """
     draw = random.Random(key)
     if size <= _LISTED:

@@ -45,7 +45,6 @@ class LeaderBroadcast:
 
     Args:
         store: keys that nothing else uses.
-        index: index of this learner.
         raise_if_failed: function that is called while this learner waits.
     """
 
@@ -128,7 +127,7 @@ class Claim(NamedTuple):
     """The answer to a learner that wants one work unit more.
 
     Attributes:
-        number: number of the unit; none if there is none, or none at present.
+        number: number of the unit; None if there is none, or none at present.
         num_claimed: units of the epoch that learners have claimed so far.
         is_last: whether no further one will be given in this epoch.
     """
@@ -145,7 +144,6 @@ class ClaimCounter:
 
     Args:
         store: keys that nothing else uses, shared by all learners.
-        index: index of this learner.
         meet: function that returns when all learners have called it.
     """
 
@@ -192,14 +190,8 @@ class ClaimCounter:
     def remaining(self, held: Ranges) -> Ranges | None:
         """Units that no learner has begun; all learners come, between two steps.
 
-        Args:
-            held: units that this learner holds and has not begun.
-
         Returns:
             None in all learners but the first.
-
-        Raises:
-            ValueError: Learners are in different epochs.
         """
         self._num_gathered += 1
         news = PrefixStore(f"gather/{self._num_gathered}", self._store)

@@ -31,7 +31,6 @@ class Plan(NamedTuple):
     """What a look at the ledger leads to.
 
     Attributes:
-        ledger: ledger that should be there.
         claimed: units that this island gets by it.
         lost: units claimed ahead that others have.
         twice: units that this island trains on, or has, though others had them.
@@ -49,15 +48,11 @@ class Lease:
     """What this island has of one epoch; every use is under the lock of its pool.
 
     Args:
-        number: number of the epoch.
         ledger: ledger as the epoch begins, if no other island has another.
-        name: name of this island.
-        rate: rate of its claims.
         num_finished: function that gives how many of the units handed out are finished.
 
     Attributes:
         ledger: ledger as last known.
-        num_units: units of the epoch.
         out: units claimed and handed out, in the order of training, not finished.
         ahead: units claimed and not handed out.
         is_fresh: whether it may still take over any ledger that it finds.
@@ -105,12 +100,7 @@ class Lease:
         return number
 
     def take_alone(self, place: int, num: int) -> int | None:
-        """The last unit left of this island's share, while no island can be asked.
-
-        Args:
-            place: place of this island among the members.
-            num: number of members.
-        """
+        """The last unit left of this island's share, while no island can be asked."""
         if self._share is None:
             self._share = common(self.ledger.left, self._stretches(place, num))
         if not self._share:
@@ -145,9 +135,6 @@ class Lease:
         Args:
             found: ledger in the rendezvous.
             gone: islands that have a part in it, and have left or died.
-
-        Raises:
-            OtherTerms: The ledger is about other samples.
         """
         name = self._name
         self._note_finished()
@@ -173,9 +160,6 @@ class Lease:
 
         Returns:
             How many units are newly found to be trained on twice.
-
-        Raises:
-            OtherTerms: The ledger is about other samples.
         """
         if plan.ledger.terms != self.ledger.terms and not self.is_fresh:
             raise OtherTerms("the answer came after the epoch had begun without it")

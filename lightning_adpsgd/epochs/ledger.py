@@ -40,10 +40,6 @@ class Ledger(NamedTuple):
     Attributes:
         life: life of the rendezvous in which it was begun.
         terms: terms on which the units of the epoch are numbered.
-        left: numbers of units.
-        held: numbers of units by name, which is an incarnation of an island.
-        awaited: numbers of units by name.
-        resting: names.
     """
 
     life: str
@@ -143,9 +139,6 @@ class Ledger(NamedTuple):
             known: ledger as the island knew it.
             name: name of the island.
             mine: units that it holds, or has finished since its last report.
-
-        Raises:
-            OtherTerms: The two are about different samples.
         """
         if self.terms != known.terms:
             raise OtherTerms(
@@ -178,11 +171,7 @@ class Ledger(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """Reads what `to_json` has written.
-
-        Raises:
-            ValueError: The text is no ledger.
-        """
+        """Reads what `to_json` has written."""
         try:
             life, terms, left, held, awaited, rest = json.loads(text)
             return cls(

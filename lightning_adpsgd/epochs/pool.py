@@ -73,13 +73,9 @@ class IslandPool:
     thread alone uses the rendezvous.
 
     Args:
-        rendezvous: rendezvous of all islands.
-        members: member list as this island knows it.
         raise_if_failed: function that is called while the training thread waits.
-        times: durations of waiting.
 
     Attributes:
-        num_twice: units that this island has trained on though another had, too.
         away: reason why the pool cannot be reached at present; empty if it can.
     """
 
@@ -98,7 +94,7 @@ class IslandPool:
         self._asked, self._ending = False, False
         self._is_alone, self._told_alone = False, False
         self._last_turn = 0.0
-        self.num_twice, self.away = 0, ""
+        self.away = ""
         self._store: Store | None = None
         self._written, self._random = set[int](), random.Random()
         self._seen, self._absent_since = set[str](), dict[str, float]()
@@ -170,11 +166,7 @@ class IslandPool:
         return self._lease.num_claimed if self._lease is not None else 0
 
     def leave(self, seconds: float) -> None:
-        """Gives back what was not trained on, and ends the thread; once or twice.
-
-        Args:
-            seconds: seconds to wait for the thread.
-        """
+        """Gives back what was not trained on, and ends the thread; once or twice."""
         with self._state:
             self._close(leaves=True)
             self._ending = True
@@ -272,7 +264,6 @@ class IslandPool:
         self._rendezvous.close()
 
     def _pause(self) -> float:
-        """Seconds until the next look, if none is asked for."""
         waits = self._lease is not None and self._lease.is_awaited
         return self._times.wait_s if waits else self._times.look_s
 
@@ -335,7 +326,6 @@ class IslandPool:
     def _applied(self, lease: Lease, plan: Plan) -> None:
         with self._state:
             num_twice = lease.apply(plan)
-            self.num_twice += num_twice
             self._state.notify_all()
         if num_twice:
             _log.warning(
@@ -345,7 +335,6 @@ class IslandPool:
             )
 
     def _gone(self, ledger: Ledger) -> set[str]:
-        """Islands that have a part in it and are no members any more."""
         live = {m.incarnation for m in self._members.members.by_number.values()}
         self._seen |= live
         absent, now = ledger.names - live - {self.name}, time.monotonic()
@@ -375,7 +364,6 @@ class IslandPool:
 
 
 def _key(epoch: int) -> str:
-    """Key of the ledger of an epoch, in the store of the job."""
     return f"pool/{epoch}"
 
 

@@ -69,11 +69,7 @@ def common(one: Ranges, other: Ranges) -> Ranges:
 
 
 def from_rows(rows: Iterable[Iterable[int]]) -> Ranges:
-    """Reads what JSON has made of ranges.
-
-    Raises:
-        ValueError: The numbers do not rise.
-    """
+    """Reads what JSON has made of ranges, which must rise."""
     found = tuple((int(first), int(last)) for first, last in rows)
     ends = [end for row in found for end in row]
     if ends != sorted(ends) or min(ends, default=0) < 0:

@@ -78,9 +78,7 @@ class Terms(NamedTuple):
     """What all learners must agree upon to mean the same by the number of a work unit.
 
     Attributes:
-        seed: seed of the order of samples.
         base: positions in that order from which work units are cut.
-        fingerprint: fingerprint of the epoch.
     """
 
     seed: int
@@ -98,9 +96,7 @@ class EpochState(NamedTuple):
     """What a checkpoint keeps of an epoch that is under way.
 
     Attributes:
-        epoch: number of the epoch.
         seed: seed of the order of samples, in this epoch and all others.
-        num_samples: samples of the whole epoch.
         remaining: positions on which no learner has trained.
     """
 
@@ -111,16 +107,7 @@ class EpochState(NamedTuple):
 
 
 def remaining_of(epoch: Epoch, number: int, state: EpochState | None) -> Ranges:
-    """What remains of an epoch after what another job has done of it.
-
-    Args:
-        epoch: the whole epoch.
-        number: number of the epoch.
-        state: state that the other job saved; none if there was no other job.
-
-    Raises:
-        ValueError: The other job had other data.
-    """
+    """What remains of an epoch after what another job has done of it."""
     if state is None or state.epoch != number:
         return epoch.everything()
     if state.num_samples != len(epoch.order):
@@ -142,9 +129,6 @@ class WorkUnits:
 
     Args:
         ranges: positions that are left.
-        epoch: epoch whose batches they are.
-        num_super_learners: S.
-        super_learner_size: N.
         drop_last: whether batches that do not divide by N are left out.
 
     Raises:
@@ -278,7 +262,6 @@ def _generators(*samplers: Any) -> list[torch.Generator]:
 
 @contextmanager
 def _seeded(seed: int, generators: list[torch.Generator]) -> Iterator[None]:
-    """Seeds what samplers draw from, and puts the common generators back."""
     python, common = random.getstate(), torch.get_rng_state()
     random.seed(seed)
     for generator in (torch.default_generator, *generators):

@@ -2,6 +2,5 @@
 
 `island` is what a job sees of it. `rendezvous` is the store in which they find one
 another, `members` and `membership` say who is there, `connections` says who asks whom,
-and `mean` averages over all that answer. `pool`, `batches`, `ledger` and `holding`
-share the samples of an epoch among them.
+and `mean` averages over all that answer. `epochs` shares samples among them.
 """

@@ -75,8 +75,6 @@ class Connections:
     `_posted`, what communication threads report. `_peers` belongs to the thread.
 
     Args:
-        transport: links of this learner.
-        membership: member list as this learner knows it.
         make_engine: makes the engine whose peers these are.
         on_unlisted: called by the thread in each turn in which this island is not on
             the member list.
@@ -84,7 +82,6 @@ class Connections:
         dial_timeout: time that one connection may take to be made.
 
     Attributes:
-        engine: the engine, not started.
         joined: number of super-learners that have joined since the start.
         lost: number of super-learners that went without a goodbye since then.
     """
@@ -150,10 +147,10 @@ class Connections:
             self._post(number, Event.GOODBYE)
 
     def pull(self, number: int, seconds: float) -> Pulled | None:
-        """Returns the weights of a member; none if it does not answer in time.
+        """Returns the weights of a member; None if it does not answer in time.
 
         Raises:
-            Refused: The two do not fit together; the message says in what.
+            Refused: The two islands do not fit together; the message says why.
         """
         deadline = time.monotonic() + seconds
         member = self._membership.members.by_number.get(number)
@@ -223,7 +220,6 @@ class Connections:
             self._transport.rename(own, self._membership.member.incarnation)
 
     def _heed(self, posted: _Posted) -> None:
-        """Acts on what a communication thread has reported."""
         number, event, reason = posted
         same = (one for one in self._present() if one.member.number == number)
         peer = next(same, None)
@@ -238,7 +234,6 @@ class Connections:
             self._probe_around()
 
     def _follow_list(self) -> None:
-        """Compares the peers with the member list."""
         listed = self._listed()
         for peer in self._present():
             if peer.member not in listed:
@@ -339,7 +334,6 @@ class Connections:
             self._dialed.discard(number)
 
     def _disconnect(self, number: int) -> None:
-        """Breaks off both lanes, at once."""
         self.engine.peers.forget(number)
         self._transport.disconnect(number)
         self._dialed.discard(number)

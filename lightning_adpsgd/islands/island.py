@@ -8,7 +8,7 @@ over connections of its own; the first one keeps the island on the member list.
     connections   who is connected with whom           (`connections`)
     engine        exchanges, merges                    (`gossip`, over `links`)
 
-An island begins with the weights of those who are there, or with its own if nobody is.
+An island begins with the weights of those who are there, if any, or with its own.
 From then on its training thread waits for no other island: not when one dies, joins or
 cannot be reached, nor for the rendezvous. The mean that is validated and saved is that
 of the islands which answer within a short time.
@@ -100,18 +100,11 @@ class Island:
     `Connections` calls, and `_was_stopped`, which the thread of `Membership` sets.
 
     Args:
-        vectors: The flat weights.
-        address: address of the rendezvous.
-        schedule: Topology, gain and seed; of any size.
-        options: Of the engine.
+        schedule: topology, gain and seed; of any size.
         layout: `FlatParameters.layout()`; must be equal in all islands.
-        credentials: Of the links.
-        node: learners of this island.
-        store: Of this island alone; not used by a single learner.
-        timeouts: how long it waits for others.
+        store: store of this island alone; not used by a single learner.
 
     Attributes:
-        engine: what the training thread drives at each step.
         started_from: position of those whose weights it took up at its start, if any.
     """
 
@@ -169,15 +162,7 @@ class Island:
     # --- from start to end
 
     def start(self, position: Position = BEGINNING) -> None:
-        """Takes up the weights of the others, and enters.
-
-        Args:
-            position: how far the training has come.
-
-        Raises:
-            RuntimeError: The rendezvous, or every member on its list, is unreachable.
-            Refused: The others train another model, or do not know the token.
-        """
+        """Takes up the weights of the others, and enters."""
         self.engine.members.position = position
         self.membership.start()
         self._await_number()
@@ -199,9 +184,13 @@ class Island:
             self.engine.merge_all()
         self.stop()
 
+    def ask_to_leave(self) -> None:
+        """Lets all learners of this island come to one step; for a signal handler."""
+        self.engine.members.wants_to_leave = True
+
     @property
     def name(self) -> str:
-        """Of no other island, short enough for a file."""
+        """A name that no other island has, short enough for a file."""
         member = self.membership.member
         return f"{member.number}-{member.incarnation[:8]}"
 
@@ -255,8 +244,8 @@ class Island:
         Samples of all islands are estimated, as if each did as much as this one.
 
         Args:
-            samples: Of the batch.
-            epochs: That are completed.
+            samples: samples of the batch.
+            epochs: completed epochs.
 
         Returns:
             How far the others have come, if this island has taken up their weights
@@ -320,7 +309,6 @@ class Island:
         return Gossip(vectors, transport, node, members, self._options)
 
     def _take_number(self) -> None:
-        """The rendezvous has given this island its number among the others."""
         member, transport = self.membership.member, self._transport
         transport.rename(member.number, member.incarnation)
         self.engine.members.circle = LiveSchedule.of(self._schedule, (), member.number)
@@ -390,7 +378,7 @@ class Island:
     def weights_of_neighbours(self) -> Pulled | None:
         """The mean of those next to whom this island will sit, as far as they answer.
 
-        If none does, what another one gives, the furthest first; none if nobody does.
+        If none does, what another one gives, the furthest first; None if none gives.
         """
         members, own = self.membership.members, self.membership.member.number
         steps_of = self.membership.steps_of

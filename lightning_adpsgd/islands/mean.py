@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.mixing.averages import all_finite
-from lightning_adpsgd.mixing.consensus import Consensus
+from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
 
 _log = logging.getLogger(__name__)
 
@@ -18,10 +18,10 @@ class Mean(NamedTuple):
     """The mean over islands.
 
     Attributes:
-        values: One tensor for each chunk of this learner's shard, on the host.
-        members: How many islands were in it.
-        spread: Mean square of how far they were from it, in this shard.
-        square: Of its norm, in this shard.
+        values: one tensor for each chunk of this learner's shard, on the host.
+        members: number of islands in it.
+        spread: mean squared distance of the islands from it, in this shard.
+        square: its squared norm, in this shard.
     """
 
     values: list[Tensor]
@@ -29,14 +29,9 @@ class Mean(NamedTuple):
     spread: float
     square: float
 
-    @property
-    def consensus(self) -> Consensus:
-        """How far they were from it, where the shard is all."""
-        return consensus_of([self])
-
 
 class Total:
-    """Sums weights, and how long they are, in double precision."""
+    """Sums weights, and their squared norms, in double precision."""
 
     def __init__(self, own: list[Tensor]) -> None:
         self._sums = [torch.zeros_like(chunk, dtype=torch.float64) for chunk in own]
@@ -55,17 +50,9 @@ class Total:
             self._squares += float(chunk.double().square().sum())
 
     def mean(self) -> Mean:
-        """Their mean, and how far they were from it.
-
-        Raises:
-            FloatingPointError: All have diverged.
-        """
+        """Their mean, and how far they were from it."""
         if not self._members:
-            raise FloatingPointError(
-                "the weights of all islands that answered are infinite or NaN: "
-                "training has diverged; lower the learning rate or lengthen its "
-                "warm-up"
-            )
+            raise all_diverged("islands that answered")
         means = [total / self._members for total in self._sums]
         square = sum(float(mean.square().sum()) for mean in means)
         # E|w|^2 - |E w|^2
@@ -76,10 +63,9 @@ class Total:
 
 def consensus_of(shards: Sequence[Mean]) -> Consensus:
     """How far the islands were from their mean, by the shards of it."""
-    distance = sum(mean.spread for mean in shards) ** 0.5
-    norm = sum(mean.square for mean in shards) ** 0.5
-    members = min(mean.members for mean in shards)
-    return Consensus(distance, distance / norm if norm else 0.0, members)
+    spread = sum(mean.spread for mean in shards)
+    square = sum(mean.square for mean in shards)
+    return Consensus.of(spread, square, min(mean.members for mean in shards))
 
 
 def mean_of(found: Sequence[Pulled]) -> Pulled:

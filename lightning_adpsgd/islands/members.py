@@ -49,7 +49,6 @@ class MemberList:
 
     Args:
         epoch: number that every change raises.
-        by_number: the members, by number.
     """
 
     epoch: int = 0
@@ -73,11 +72,7 @@ class MemberList:
 
     @classmethod
     def from_json(cls, text: str) -> "MemberList":
-        """Reads what `to_json` wrote; an empty text is an empty list.
-
-        Raises:
-            RendezvousUnreachable: The text is something else: the store is not ours.
-        """
+        """Reads what `to_json` wrote; an empty text is an empty list."""
         if not text:
             return cls()
         try:
@@ -110,10 +105,7 @@ class SilenceWatch:
 
     Of the time between two observations at most a quarter of `silence_s` counts. When a
     machine stands still for a while, observers and observed wake in any order, and
-    nobody is dead for having been asleep at the same time.
-
-    Args:
-        silence_s: seconds after which a silence is too long.
+    no member is dead for having been asleep at the same time.
     """
 
     def __init__(self, silence_s: float) -> None:
@@ -184,8 +176,6 @@ class Peer(NamedTuple):
     """A member and what is believed of it.
 
     Attributes:
-        member: the member.
-        status: what is believed of it.
         is_reported: whether its loss has been reported since it was last reachable.
         needs_probe: whether its host should be asked if anything listens there.
         pause_s: seconds from one attempt to reach a suspect to the next.
@@ -210,13 +200,7 @@ class Peer(NamedTuple):
 
 
 def transition(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:
-    """Returns what is believed of a peer after an event, and what to report.
-
-    Args:
-        peer: what was believed before.
-        event: what was observed.
-        now: time by the monotonic clock.
-    """
+    """Returns what is believed of a peer after an event, and what to report."""
     if event is Event.LISTED:
         return _listed(peer)
     if not peer.is_present:

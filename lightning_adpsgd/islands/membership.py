@@ -53,9 +53,7 @@ class Membership:
 
     Args:
         rendezvous: client of the store, used by the thread alone.
-        member: this island; the thread draws its number in the rendezvous.
         steps: returns the number of steps that this island has made.
-        heartbeat: interval of heartbeats and length of a silence.
         on_change: called by the thread when the list has changed, or can no longer be
             read.
         on_stopped: called by the thread when this process was stopped for so long that
@@ -113,11 +111,7 @@ class Membership:
             return self._state.wait_for(lambda: self._num_turns > turn, seconds)
 
     def enter(self, seconds: float = 0.0) -> bool:
-        """Lets the thread add this island, now and whenever it is missing.
-
-        Returns:
-            Whether that was done within the seconds.
-        """
+        """Lets the thread add this island, and again when missing; whether it has."""
         with self._state:
             self._wanted = True
             self._state.notify_all()
@@ -165,7 +159,6 @@ class Membership:
         self._say_goodbye()
 
     def _is_urgent(self) -> bool:
-        """Whether there is something to tell the rendezvous at once."""
         enters = self._wanted and not self._was_in
         return not self.outage and (enters or bool(self._dead))
 
@@ -304,7 +297,6 @@ class Membership:
     def _change(
         self, store: Store, edit: Callable[[dict[int, Member]], dict[int, Member]]
     ) -> MemberList:
-        """Changes the list in the rendezvous, which others may change meanwhile."""
         for _ in range(_TRIES):
             text, found = self._stored_members(store)
             by_number = edit(dict(found.by_number))

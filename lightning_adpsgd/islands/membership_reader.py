@@ -18,11 +18,7 @@ _KEY = "membership"
 
 
 class MembershipPublisher:
-    """Tells the other learners of the island what the first one knows.
-
-    Args:
-        store: store of the island alone.
-    """
+    """Tells the other learners of the island what the first one knows."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._published = store, ""
@@ -48,11 +44,6 @@ class MembershipReader:
 
     It has the methods and attributes of `Membership`. A thread of its own reads the
     store and replaces the attributes whole.
-
-    Args:
-        store: store of the island alone.
-        heartbeat: interval of reading, and length of a silence.
-        on_change: called by the thread when something has changed.
     """
 
     def __init__(

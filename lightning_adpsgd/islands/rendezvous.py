@@ -55,8 +55,6 @@ class RendezvousAddress(NamedTuple):
     """Where the store is, and the job whose islands meet there.
 
     Attributes:
-        host: host name or address.
-        port: TCP port.
         job: name of the job; islands that give the same name train together.
     """
 
@@ -66,11 +64,7 @@ class RendezvousAddress(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> "RendezvousAddress":
-        """Reads ``tcp://host:port`` or ``tcp://host:port/job``.
-
-        Raises:
-            ValueError: The text is something else.
-        """
+        """Reads ``tcp://host:port`` or ``tcp://host:port/job``."""
         parts = urlsplit(url)
         with suppress(ValueError):
             job = parts.path.strip("/") or "job"
@@ -88,11 +82,7 @@ class RendezvousAddress(NamedTuple):
 
 
 class TimedCalls:
-    """Makes one call after another in a thread of its own; for one calling thread.
-
-    Args:
-        name: name of the thread, which the first call starts.
-    """
+    """Makes one call after another in a thread of its own; for one calling thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -100,12 +90,7 @@ class TimedCalls:
         self._last: Future[Any] | None = None
 
     def run(self, call: Callable[[], T], seconds: float) -> T:
-        """Returns the result of a call.
-
-        Raises:
-            CallTimedOut: This call, or the one before it, has not ended in time. Its
-                result is lost.
-        """
+        """The result of a call, or `CallTimedOut`, after which the result is lost."""
         if not self.await_last(seconds):
             raise CallTimedOut
         if self._worker is None:
@@ -136,7 +121,6 @@ class Rendezvous:
     of the server ends, and soon after the link is cut.
 
     Args:
-        address: where the store is.
         answer_s: seconds that an answer may take.
     """
 
@@ -241,16 +225,7 @@ def _host_and_port(name: Any) -> tuple[str, int] | None:
 
 
 def serve(host: str, port: int, stop: threading.Event) -> None:
-    """Serves the store, in memory alone, until it is told to stop.
-
-    Args:
-        host: name or address of an interface of this machine; empty: all interfaces.
-        port: TCP port.
-        stop: event that ends it.
-
-    Raises:
-        OSError: The address is not one of this machine, or the port is taken.
-    """
+    """Serves the store, in memory alone, until it is told to stop."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
         # The store takes over the socket, and closes it in the end.

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_adpsgd.coordination.store import Coordinator
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.weights.flat import FlatParameters
 from lightning_adpsgd.weights.replica import averaging_dtype, to_averaging_dtype
@@ -58,7 +57,7 @@ class ConsensusModel:
     Args:
         flat: The weights.
         communication: Settled before the mean is taken.
-        coordinator: Where learners wait until all have paused.
+        meet: waits until all learners have paused; takes the occasion.
         exchanges: What is paused while the mean is in place; none: nothing goes on.
         average: Replaces vectors by their mean, and tells how far others were from it:
             the weights that were trained on, which it is given as well.
@@ -71,13 +70,13 @@ class ConsensusModel:
         self,
         flat: FlatParameters,
         communication: Communication,
-        coordinator: Coordinator,
+        meet: Callable[[str], object],
         exchanges: Exchanges | None = None,
         average: Average | None = None,
     ) -> None:
         self._flat, self._communication = flat, communication
         self._exchanges = exchanges
-        self._coordinator, self._average = coordinator, average or _average
+        self._meet, self._average = meet, average or _average
         self.local_weights: list[Tensor] | None = None
 
     @property
@@ -93,7 +92,7 @@ class ConsensusModel:
         """
         if self._exchanges is not None:
             self._exchanges.pause()
-        self._coordinator.meet(occasion)
+        self._meet(occasion)
         # The distance is that of the weights that were trained on. To settle brings
         # two super-learners together exactly if their last exchange was the last event.
         trained = [vector.clone() for vector in self._flat.vectors]

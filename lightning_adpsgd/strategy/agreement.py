@@ -10,7 +10,7 @@ to another meeting than the rest. So learner 0 proposes it, and each answers onc
 
 It is done if and only if all are ready with one plan. A plan names how many meetings
 its learner has come back from, so that all who agree stand between the same two, and
-nobody has left the later one: the sequence of meetings stays the same for all. A
+no learner has left the later one: the sequence of meetings stays the same for all. A
 refused proposal is made again after the meeting that was in its way.
 
 Nobody waits in vain: a learner that is ready comes to no meeting before the decision,
@@ -28,14 +28,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class Agreement:
-    """Proposals of learner 0 and the answers of this learner; of the training thread.
-
-    Args:
-        store: The job's store.
-        rank: This learner.
-        num_learners: How many answers make a decision.
-        coordinator: Its meetings give the position.
-    """
+    """Proposals of learner 0 and answers of this learner, in its training thread."""
 
     def __init__(
         self, store: Store, rank: int, num_learners: int, coordinator: Coordinator
@@ -60,7 +53,7 @@ class Agreement:
         """What waits for this learner's answer.
 
         Args:
-            at_once: Look at the store in any case, and not only now and then.
+            at_once: whether to look at the store in any case, not only now and then.
         """
         looks = self._proposal is None and (at_once or self._may_look())
         if looks and self._store.check([self._key("what")]):
@@ -74,7 +67,7 @@ class Agreement:
         return self.decided() is True
 
     def answer(self, plan: str | None) -> None:
-        """Says what this learner would do next; none: it is busy. Does not wait."""
+        """Says what this learner would do next; None: it is busy. Does not wait."""
         mine = f"{self.position} {plan}"
         first = plan and self._store.compare_set(self._key("plan"), "", mine).decode()
         if first != mine:
@@ -83,7 +76,7 @@ class Agreement:
         self._answered = True
 
     def decided(self) -> bool | None:
-        """Whether what was answered will be done; none as long as that is open."""
+        """Whether what was answered will be done; None as long as that is open."""
         decision = self._decision() if self._answered else None
         if decision is not None:
             self._close(decision)
@@ -92,7 +85,7 @@ class Agreement:
     def give_up(self) -> None:
         """When the meeting has come first: what is still open will not be done.
 
-        Whoever came last has not answered, and will from another position.
+        The learner that came last has not answered, and will from another position.
         """
         if self._answered:
             self._close(decision=False)
@@ -104,7 +97,7 @@ class Agreement:
         self._proposal, self._answered = None, False
 
     def _decision(self) -> bool | None:
-        # In this order: whoever is busy says so before it counts as an answer.
+        # In this order: a busy learner says so before it counts as an answer.
         answers = self._store.add(self._key("answers"), 0)
         if self._store.add(self._key("busy"), 0):
             return False

@@ -4,8 +4,8 @@
 make Lightning ask learner 0, or every learner its own clock, after each batch: that is
 a collective in every step, or a mismatch. Here the clock of learner 0 alone is looked
 at, the others are asked only when it is due, and what it calls for happens at a step
-boundary of everybody (`agreement`). The boundary is the last thing in a batch: all that
-Lightning does at certain steps has been done.
+boundary of all learners (`agreement`). The boundary is the last thing in a batch: all
+that Lightning does at certain steps has been done.
 """
 
 import math
@@ -34,7 +34,7 @@ from lightning_adpsgd.strategy.overrides import Overrides
 
 
 class Clock(ABC):
-    """Something that is due at a time."""
+    """What is due at a time."""
 
     @abstractmethod
     def due(self) -> bool:
@@ -42,7 +42,7 @@ class Clock(ABC):
 
     @abstractmethod
     def plan(self) -> str | None:
-        """What it would lead to at this boundary; none: it cannot happen here."""
+        """What it would lead to at this boundary; None: it cannot happen here."""
 
     @abstractmethod
     def act(self) -> None:
@@ -142,10 +142,6 @@ class Boundary:
 
     Takes the place of the loop's question whether to validate, which Lightning asks
     when everything else of a batch is over.
-
-    Args:
-        trainer: Its callbacks are looked through for clocks.
-        job: Set up, not started.
     """
 
     def __init__(self, trainer: pl.Trainer, job: Job) -> None:
@@ -154,24 +150,19 @@ class Boundary:
         self._stops = [StopClock(trainer, timer) for timer in _timers(trainer)]
         timed = _validates_by_time(trainer)
         self._validation = ValidationClock(trainer) if timed else None
-        self._clocks: list[Clock] = [*self.saves, *self._stops]
-        self._clocks += [self._validation] if self._validation else []
+        self.clocks: list[Clock] = [*self.saves, *self._stops]
+        self.clocks += [self._validation] if self._validation else []
         rank, num_learners = dist.get_rank(), dist.get_world_size()
         self._agreement = Agreement(job.store, rank, num_learners, job.coordinator)
         self._is_learner_0, self._answered_to = rank == 0, -1
         self._stop_here: _StopHere | None = None
         self._asked = type(trainer.fit_loop.epoch_loop)._should_check_val_fx
 
-    @property
-    def has_clocks(self) -> bool:
-        """Whether there is anything to look at."""
-        return bool(self._clocks)
-
     def __call__(self, data_fetcher: _DataFetcher) -> bool:
         """Whether to validate here."""
         self._stop_here = None
         with self._job.failures.named():
-            self._propose(self._clocks)
+            self._propose(self.clocks)
             if self._is_time_to_answer():
                 self._answer_all()
         validates = self._validates(data_fetcher)
@@ -185,7 +176,7 @@ class Boundary:
             self._propose(self._stops)
         if (proposal := self._agreement.pending()) is not None:
             self._answered_to = int(proposal)
-            stops = isinstance(self._clocks[self._answered_to], StopClock)
+            stops = isinstance(self.clocks[self._answered_to], StopClock)
             self._agreement.answer(plan if stops else None)
         self._act_if_agreed()
 
@@ -196,12 +187,12 @@ class Boundary:
 
     def _act_if_agreed(self) -> None:
         if self._agreement.decided():
-            self._clocks[self._answered_to].act()
+            self.clocks[self._answered_to].act()
 
     def _propose(self, clocks: "list[Clock] | list[StopClock]") -> None:
         for clock in clocks if self._is_learner_0 else ():
             if clock.due() and clock.plan() is not None:
-                self._agreement.propose(str(self._clocks.index(clock)))
+                self._agreement.propose(str(self.clocks.index(clock)))
 
     def _is_time_to_answer(self) -> bool:
         """The same in all learners of a super-learner, which step together."""
@@ -215,7 +206,7 @@ class Boundary:
 
     def _answer_all(self) -> None:
         while (proposal := self._agreement.pending(at_once=True)) is not None:
-            clock = self._clocks[int(proposal)]
+            clock = self.clocks[int(proposal)]
             plan = clock.plan()
             if plan is None:
                 return
@@ -266,36 +257,38 @@ class _StopHere(NamedTuple):
     plan: str | None
 
 
-def follow_clocks(trainer: pl.Trainer, job: Job, overrides: Overrides) -> None:
+def follow_clocks(
+    trainer: pl.Trainer, job: Job, overrides: Overrides
+) -> Boundary | None:
     """Lets the clocks of a Trainer act for all learners.
 
-    Args:
-        trainer: Trainer whose callbacks are looked through.
-        job: set up, not started.
-        overrides: undoes it.
+    Returns:
+        What the learner does in meetings; None: it waits.
     """
     if job.asynchronous:
-        _follow_apart(trainer, job, overrides)
-    elif _validates_by_time(trainer):
+        return _follow_apart(trainer, job, overrides)
+    if _validates_by_time(trainer):
         # Learners that step together need it for validation alone.
         ask = partial(_validates_when_learner_0_does, trainer)
         loop = trainer.fit_loop.epoch_loop
         overrides.replace("clocks", loop, "_should_check_val_fx", ask)
+    return None
 
 
-def _follow_apart(trainer: pl.Trainer, job: Job, overrides: Overrides) -> None:
+def _follow_apart(
+    trainer: pl.Trainer, job: Job, overrides: Overrides
+) -> Boundary | None:
     boundary = Boundary(trainer, job)
-    if not boundary.has_clocks:
-        return
+    if not boundary.clocks:
+        return None
     loop = trainer.fit_loop.epoch_loop
     overrides.replace("clocks", loop, "_should_check_val_fx", boundary)
-    job.coordinator.while_waiting = boundary.while_waiting
-    job.coordinator.when_met = boundary.when_met
     for timer in _timers(trainer):
         overrides.replace("clocks", timer, "on_train_batch_end", _do_nothing)
     checkpoints = _timed_checkpoints(trainer)
     for checkpoint, clock in zip(checkpoints, boundary.saves, strict=True):
         overrides.replace("clocks", checkpoint, "on_train_batch_end", clock.hold)
+    return boundary
 
 
 def _validates_by_time(trainer: pl.Trainer) -> bool:

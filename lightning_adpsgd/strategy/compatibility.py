@@ -25,7 +25,7 @@ _OF_AN_ALLREDUCE = ("ddp_comm_hook", "ddp_comm_wrapper", "mixed_precision")
 
 
 def save_period(callback: ModelCheckpoint, argument: str) -> Any:
-    """What a callback was given for when it saves; none: it does not save then.
+    """What a callback was given for when it saves; None: it does not save then.
 
     A user's own kind of `ModelCheckpoint` may lack what Lightning's keeps.
 
@@ -40,10 +40,6 @@ def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
     """Refuses arguments that `DistributedDataParallel` does not know.
 
     A learner that is a super-learner of its own has no DDP that would refuse them.
-
-    Raises:
-        TypeError: An argument is unknown.
-        ValueError: An argument is one that the strategy decides.
     """
     for name in arguments:
         if name not in _DDP_ARGUMENTS:
@@ -60,11 +56,7 @@ def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def check_island(super_learner_size: int, world_size: int) -> None:
-    """Refuses an island that is not one super-learner.
-
-    Raises:
-        ValueError: Names the argument, its bound and its value.
-    """
+    """Refuses an island that is not one super-learner."""
     if super_learner_size != world_size:
         raise ValueError(
             '`super_learner_size` must be "node" with `islands`, or the number of '
@@ -78,16 +70,7 @@ def refuse_unsupported(
     strategy: DDPStrategy,
     super_learner_size: int,
 ) -> None:
-    """Refuses what the strategy cannot honour for learners that gossip.
-
-    Args:
-        trainer: Trainer that is about to fit.
-        strategy: strategy of the Trainer.
-        super_learner_size: N.
-
-    Raises:
-        ValueError: Names the argument, what it may be, and what it is.
-    """
+    """Refuses what the strategy cannot honour for learners that gossip."""
     device = strategy.root_device.type
     check_device(strategy.root_device)
     _refuse_ddp_arguments(super_learner_size, _given(strategy))
@@ -108,11 +91,7 @@ def refuse_unsupported(
 
 
 def check_device(device: torch.device) -> None:
-    """Refuses a device that the engine has no code for, and says what is new.
-
-    Raises:
-        ValueError: The device is neither a CPU nor a CUDA GPU.
-    """
+    """Refuses a device that the engine has no code for, and says what is new."""
     if device.type not in ("cpu", "cuda"):
         raise ValueError(
             "`accelerator` must be 'cpu' or 'cuda' for gossip in this release, got "
@@ -127,7 +106,6 @@ def check_device(device: torch.device) -> None:
 
 
 def _given(strategy: DDPStrategy) -> dict[str, Any]:
-    """What was passed for DDP, by name."""
     return {
         **strategy._ddp_kwargs,
         "ddp_comm_hook": strategy._ddp_comm_hook,
@@ -169,11 +147,7 @@ def _refuse_layer_sync(layer_sync: Any, size: int, device: str) -> None:
 
 
 def refuse_with_work_sharing(trainer: pl.Trainer) -> None:
-    """Refuses what counts batches or steps of one learner, which all have differently.
-
-    Raises:
-        ValueError: Names the argument, what it may be, and what it is.
-    """
+    """Refuses what counts batches or steps, of which each learner makes its own."""
     connector = trainer._accelerator_connector
     limits: list[tuple[str, Any, Any, str]] = [
         (

@@ -35,8 +35,8 @@ class Engine(NamedTuple):
 
     Attributes:
         communication: averaging, as the training thread drives it.
-        exchanges: what goes on beside the training thread; none in rounds.
-        island: this learner's part among islands; none in one job.
+        exchanges: what goes on beside the training thread; None in rounds.
+        island: this learner's part among islands; None in one job.
     """
 
     communication: Communication
@@ -44,15 +44,7 @@ class Engine(NamedTuple):
     island: Island | None = None
 
     def start(self, position: Position) -> Position | None:
-        """Begins to communicate; an island, from the weights of those who are there.
-
-        Args:
-            position: how far the training has come.
-
-        Returns:
-            How far the others have come whose weights an island took; None if it took
-            none.
-        """
+        """Begins to communicate; gives where those are whose weights an island took."""
         if self.island is None:
             self.communication.start()
             return None
@@ -91,15 +83,7 @@ def make_engine(
     store: Store,
     lost_peer: Callable[[str], None],
 ) -> Engine:
-    """Makes the engine, which is not started yet.
-
-    Args:
-        dials: how to average.
-        flat: the weights.
-        groups: the process groups of this learner.
-        store: keys of this job.
-        lost_peer: called by a communication thread that lost a peer for good.
-    """
+    """Makes the engine, which is not started yet."""
     if dials.islands is not None:
         island = _make_island(dials, dials.islands, flat, groups, store)
         return Engine(island.engine, island.engine, island)

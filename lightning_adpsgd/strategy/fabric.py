@@ -22,13 +22,17 @@ from typing_extensions import override
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.strategy.checkpoints.contents import (
+    cloned,
+    gather_learners,
+    learner_of,
+)
 from lightning_adpsgd.strategy.checkpoints.rng_state import (
     generator_states,
     set_generator_states,
 )
 from lightning_adpsgd.strategy.compatibility import check_device
 from lightning_adpsgd.strategy.job import NAMESPACE, Job, set_up_job
-from lightning_adpsgd.strategy.learner_states import learner_of
 from lightning_adpsgd.strategy.module_jobs import ModuleJobs
 from lightning_adpsgd.strategy.options import HADPSGDOptions
 from lightning_adpsgd.strategy.overrides import Overrides
@@ -70,7 +74,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         A loop that begins at `position.steps` ends where the loops of the others end.
         None without `islands`, and before the optimizer is set up.
         """
-        return next((job.position for job in self.jobs.running), None)
+        island = next((job.island for job in self.jobs.running), None)
+        return None if island is None else island.position
 
     # --- evaluation and end, which Fabric has no hooks for
 
@@ -162,7 +167,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         for job in self.jobs.of_optimizer(optimizer):
             _check_trains(job)
             # The program alone knows how many samples and epochs.
-            job.note(samples=0, epochs=0)
+            if job.island is not None:
+                job.island.note(samples=0, epochs=0)
             step = partial(job.update, step)
         return step(closure or _nothing)
 
@@ -177,7 +183,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         job.enter_consensus("checkpoint")
         state = super().get_module_state_dict(module)
         # The local weights come back into the same memory.
-        state = {name: _cloned(value) for name, value in state.items()}
+        state = cloned(state)
         job.leave_consensus(adopt=False)
         return state
 
@@ -217,10 +223,10 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         return remainder
 
     def _gather_learners(self) -> list[list[Any]]:
-        """The super-learners of each job, in learner 0."""
         self.jobs.meet("checkpoint of learners")
         return [
-            job.gather_learners(
+            gather_learners(
+                job,
                 [one.state_dict() for one in self.jobs.optimizers_of(job)],
                 {"generators": generator_states(self.root_device)},
             )
@@ -295,7 +301,6 @@ def _launch(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Launches learners that run a program to its end, which ends training."""
     return launch(partial(_run, strategy, function), *args, **kwargs)
 
 
@@ -329,10 +334,6 @@ def _check_trains(job: Job) -> None:
             "the local weights come back at its end; take the step outside"
         )
     job.raise_if_failed()
-
-
-def _cloned(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _is_world(group: Any) -> bool:

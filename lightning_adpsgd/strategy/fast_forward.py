@@ -18,12 +18,7 @@ from lightning_adpsgd.gossip.protocol import Position
 
 
 def catch_up(trainer: pl.Trainer, position: Position) -> None:
-    """Goes on from a position that is further than the Trainer's; nothing if not.
-
-    Args:
-        trainer: Before its first batch.
-        position: Where the others are.
-    """
+    """Goes on from a position that is further than the Trainer's; nothing if not."""
     steps = position.steps - trainer.global_step
     epochs = max(0, position.epochs - trainer.current_epoch)
     if steps <= 0:
@@ -33,7 +28,9 @@ def catch_up(trainer: pl.Trainer, position: Position) -> None:
     automatic = loop.automatic_optimization.optim_progress.optimizer.step.total
     manual = loop.manual_optimization.optim_step_progress.total
     is_automatic = trainer.lightning_module.automatic_optimization
-    _advance(automatic if is_automatic else manual, steps)
+    progress: Any = automatic if is_automatic else manual
+    progress.ready += steps
+    progress.completed += steps
     current: Any = trainer.fit_loop.epoch_progress.current
     for name in ("ready", "started", "processed", "completed"):
         setattr(current, name, getattr(current, name) + epochs)
@@ -49,13 +46,7 @@ def batch_size(batch: Any) -> int:
         return 0
 
 
-def _advance(progress: Any, steps: int) -> None:
-    progress.ready += steps
-    progress.completed += steps
-
-
 def _step(config: LRSchedulerConfig, num: int) -> None:
-    """Steps a schedule as often as Lightning would have."""
     if isinstance(config.scheduler, ReduceLROnPlateau):
         return  # it follows the losses that it sees
     with warnings.catch_warnings():

@@ -23,13 +23,10 @@ from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_adpsgd.coordination.failures import FailureReport
-from lightning_adpsgd.coordination.gather import (
-    gather_weights_only,
-    number_from_learner_0,
-)
+from lightning_adpsgd.coordination.gather import number_from_learner_0
 from lightning_adpsgd.coordination.groups import Groups, make_groups, wrap_in_ddp
 from lightning_adpsgd.coordination.startup.checks import check_same_layout
-from lightning_adpsgd.coordination.store import Coordinator
+from lightning_adpsgd.coordination.store import Coordinator, Meanwhile
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position
 from lightning_adpsgd.islands.island import Island
@@ -37,24 +34,19 @@ from lightning_adpsgd.mixing.communication import AveragingClosure
 from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.engines import Engine, make_engine, mixes_on_device
-from lightning_adpsgd.strategy.learner_states import by_super_learner
 from lightning_adpsgd.weights.flat import FlatParameters
 
 NAMESPACE = "lightning_adpsgd"
 """Prefix of the job's keys in the store, and its key in a checkpoint."""
 
 END_OF_TRAINING = "end of training"
-"""The meeting to which all learners come last."""
+"""Name of the meeting to which all learners come last."""
 
 _BROADCAST_BYTES = 250 * 1024 * 1024
 
 
 def has_peers(num_learners: int, super_learner_size: int) -> bool:
-    """Whether there is more than one super-learner; says so once where there is not.
-
-    Raises:
-        ValueError: The learners do not form whole super-learners.
-    """
+    """Whether there is more than one super-learner; says so once where there is not."""
     if num_learners % super_learner_size:
         raise ValueError(
             f"`super_learner_size` must divide the number of learners "
@@ -79,14 +71,8 @@ def set_up_job(
     """Brings all learners together; a collective over the default process group.
 
     Afterwards the weights of the module are views of one vector per dtype, and those of
-    learner 0 in every learner, as under DDP.
-
-    Args:
-        module: module on its final device and in its final dtype.
-        dials: how to average.
-        super_learner_size: N, which divides the number of learners.
-        on_reload: called when the weights were replaced by those of others, because
-            they were non-finite or had diverged; the optimizer is to begin anew.
+    learner 0 in every learner, as under DDP. The module is on its final device and in
+    its final dtype.
 
     Raises:
         ValueError: There is no such topology of that many super-learners, or the model
@@ -108,7 +94,7 @@ def set_up_job(
 
 
 def _in_process(process: int, action: Callable[[], None]) -> None:
-    """Runs an exit handler, but not in a forked child, which shares connections."""
+    # A forked child shares connections.
     if os.getpid() == process:
         action()
 
@@ -134,10 +120,6 @@ class Job:
     coordinator, which lets go of peers when a learner has failed.
 
     Args:
-        dials: how to average.
-        super_learner_size: N.
-        flat: the weights.
-        groups: the process groups of this learner.
         store: keys of this job alone, shared by all learners.
         on_reload: called when the weights were replaced by those of others.
     """
@@ -151,7 +133,7 @@ class Job:
         store: Store,
         on_reload: Callable[[], None],
     ) -> None:
-        self._dials, self._super_learner_size = dials, super_learner_size
+        self._dials, self.super_learner_size = dials, super_learner_size
         self.flat, self.groups, self.store = flat, groups, store
         self._on_reload, self._num_reloads = on_reload, 0
         self._rank, num_learners = dist.get_rank(), dist.get_world_size()
@@ -165,6 +147,7 @@ class Job:
         first = self._rank - self._rank % super_learner_size
         super_learner = list(range(first, first + super_learner_size))
         self.failures = FailureReport(self.coordinator, self._rank, super_learner)
+        self._meet: Callable[[str], object] = self.coordinator.meet
         self._engine: Engine | None = None
         self._consensus: ConsensusModel | None = None
         self._statistics: Statistics | None = None
@@ -188,7 +171,7 @@ class Job:
 
     @property
     def island(self) -> Island | None:
-        """Its part among islands; none before the start, and in one job."""
+        """Its part among islands; None before the start, and in one job."""
         return None if self._engine is None else self._engine.island
 
     @property
@@ -197,7 +180,7 @@ class Job:
         return self._consensus is not None and self._consensus.entered
 
     def statistics(self) -> Statistics | None:
-        """What its communication has done; none before the start."""
+        """What its communication has done; None before the start."""
         if self._engine is not None:
             self._statistics = self._engine.statistics()
         return self._statistics
@@ -214,16 +197,19 @@ class Job:
         group = self.groups.gradients
         return wrap_in_ddp(model, group, self.flat.device, device_ids, arguments)
 
-    def start(self, position: Position = BEGINNING) -> Position | None:
+    def start(
+        self, position: Position = BEGINNING, meanwhile: Meanwhile | None = None
+    ) -> Position | None:
         """Begins to communicate, from the weights as they are; again after `finish`.
 
         An island begins from the weights of those who are there, if there are any.
 
         Args:
-            position: How far the training has come.
+            position: how far the training has come.
+            meanwhile: what this learner does in meetings; None: it waits.
 
         Returns:
-            How far those have come whose weights it took; none if it took none.
+            How far those have come whose weights it took; None if it took none.
 
         Raises:
             RuntimeError: It is closed, or an island cannot reach the others.
@@ -241,38 +227,22 @@ class Job:
         if self._restored_position is not None:
             communication.go_on_from(*self._restored_position)
             self._restored_position = None
+        self._meet = partial(self.coordinator.meet, meanwhile=meanwhile)
         self._consensus = ConsensusModel(
             self.flat,
             communication,
-            self.coordinator,
+            self._meet,
             exchanges,
             island.average if island is not None else None,
         )
         self._engine, self._num_reloads = engine, 0
         return engine.start(position)
 
-    def note(self, samples: int, epochs: int) -> Position | None:
-        """What others are to know, and what they have made of this learner.
-
-        Args:
-            samples: Of the batch that begins.
-            epochs: Completed.
-
-        Returns:
-            How far others have come whose weights it had to take up since.
-        """
-        return None if self.island is None else self.island.note(samples, epochs)
-
-    @property
-    def position(self) -> Position | None:
-        """How far this island has come; none where it is not among any."""
-        return None if self.island is None else self.island.position
-
     def depart(self) -> str | None:
         """Leaves the other islands in order, and keeps what they have given.
 
         Returns:
-            A name that no other island has; none if it was not among any.
+            A name that no other island has; None if it was not among any.
         """
         if (island := self.island) is None:
             return None
@@ -280,23 +250,9 @@ class Job:
         self._forget_communication()
         return island.name
 
-    def ask_to_leave(self) -> None:
-        """Lets all learners of this island come to one step; for a signal handler."""
-        if self.island is not None:
-            self.island.engine.members.wants_to_leave = True
-
-    @property
-    def leaves(self) -> bool:
-        """Whether they are at that step; all learners find the same."""
-        return self.island is not None and self.island.engine.leaves
-
-    def finish(self, occasion: str = END_OF_TRAINING) -> Consensus | None:
-        """Ends in the consensus model, which stays in the module; all learners come.
-
-        Returns:
-            How far apart the super-learners were; none if it did not communicate.
-        """
-        consensus = self.enter_consensus(occasion)
+    def finish(self) -> Consensus | None:
+        """Ends in the consensus model, which stays; all learners come."""
+        consensus = self.enter_consensus(END_OF_TRAINING)
         if self._engine is None:
             return None
         with self.failures.named():
@@ -319,7 +275,7 @@ class Job:
         self._forget_communication()
 
     def close(self) -> None:
-        """Lets go of everything, whether it ended well or not; waits for nobody."""
+        """Lets go of everything, whether it ended well or not; waits for no learner."""
         atexit.unregister(self._at_exit)
         self.abort()
         self._closed = True
@@ -337,17 +293,12 @@ class Job:
         step: Callable[[Callable[[], Any]], Any],
         closure: Callable[[], Any],
     ) -> Any:
-        """Takes an optimizer step, with the averages where the order has them.
-
-        Args:
-            step: An optimizer's `step`; calls the closure that it is given.
-            closure: Computes the gradients.
-        """
+        """Takes an optimizer step, with the averages where the order has them."""
         if self._engine is None:
             return step(closure)
         # Alone in its super-learner a learner has no DDP: what the closure raises is
         # the program's own.
-        shares_gradients = self._super_learner_size > 1
+        shares_gradients = self.super_learner_size > 1
         with self.failures.named() if shares_gradients else nullcontext():
             gradients = partial(self._compute, closure)
             output = step(AveragingClosure(gradients, self._before_update))
@@ -385,7 +336,7 @@ class Job:
         """Waits until all learners have come; ends early if one of them fails."""
         if self.running:
             with self.failures.named():
-                self.coordinator.meet(name)
+                self._meet(name)
 
     def meet_if_asynchronous(self, name: str) -> None:
         """Comes to a collective of all learners only when all have come.
@@ -400,7 +351,7 @@ class Job:
         """Puts the consensus model into the module; all learners come.
 
         Returns:
-            How far apart the super-learners are; none if it does not communicate.
+            How far apart the super-learners are; None if it does not communicate.
         """
         if self._consensus is None:
             return None
@@ -417,32 +368,21 @@ class Job:
 
     # --- what a checkpoint keeps of each super-learner
 
-    def gather_learners(
-        self, optimizer_states: list[Any], own: Mapping[str, Any] | None = None
-    ) -> list[Any]:
-        """All that the super-learners and their learners are made of; a collective.
-
-        Args:
-            optimizer_states: Equal within a super-learner.
-            own: Of this learner alone; plain data.
-
-        Returns:
-            What `learner_of` takes, in the order of the super-learners, in learner 0;
-            nothing elsewhere.
-        """
-        mine: dict[str, Any] = {"own": dict(own or {})}
-        if self._rank % self._super_learner_size == 0:
-            assert self._engine is not None
-            kept = self._consensus.local_weights if self._consensus else None
-            mine["weights"] = kept or self.flat.vectors
-            mine["states"] = optimizer_states
-            mine["position"] = self._engine.communication.step_and_round
-        all_learners = gather_weights_only(mine, self.flat.device)
-        return by_super_learner(all_learners or [], self._super_learner_size)
+    def learner_state(self, optimizer_states: list[Any]) -> dict[str, Any]:
+        """What is equal within a super-learner; empty but in its first learner."""
+        if self._rank % self.super_learner_size:
+            return {}
+        assert self._engine is not None
+        kept = self._consensus.local_weights if self._consensus else None
+        return {
+            "weights": kept or self.flat.vectors,
+            "states": optimizer_states,
+            "position": self._engine.communication.step_and_round,
+        }
 
     @torch.no_grad()
     def restore_learner(self, learner: Mapping[str, Any]) -> None:
-        """Takes up the weights and the round that `learner_of` gave."""
+        """Takes up the weights and the round of a checkpoint."""
         for vector, weights in zip(self.flat.vectors, learner["weights"], strict=True):
             vector.copy_(weights)
         position = learner.get("position")

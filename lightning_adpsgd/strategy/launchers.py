@@ -31,15 +31,7 @@ def resume_from_whole(launcher: Any) -> None:
 
 
 def check_launch(strategy: DDPStrategy, dials: Dials) -> Store | None:
-    """Brings all learners together before there is any process group.
-
-    Args:
-        strategy: strategy that knows its ranks.
-        dials: must be equal in all learners.
-
-    Returns:
-        The job's store; none for a learner alone.
-    """
+    """Brings all learners together; gives the job's store, None to a learner alone."""
     environment = strategy.cluster_environment
     rank, size = strategy.global_rank, strategy.world_size
     if environment is None or size == 1:

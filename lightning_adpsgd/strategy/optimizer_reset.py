@@ -13,8 +13,8 @@ class FreshState:
     Most optimizers begin without any state, so that this costs no memory.
 
     Args:
-        optimizer: Before its first step; Lightning's for a module that has none will
-            do, which has no state either.
+        optimizer: optimizer before its first step; Lightning's stand-in for a module
+            without one has no state either.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:

@@ -112,7 +112,7 @@ class HADPSGDOptions(_DDPStrategy):
             islands: where islands find one another, ``tcp://host:port`` or
                 ``tcp://host:port/job``: this job is then one super-learner, and others
                 join and leave it as they come and go (docs/islands.md). By default the
-                environment's LIGHTNING_ADPSGD_ISLANDS; none: all super-learners are in
+                environment's LIGHTNING_ADPSGD_ISLANDS; None: all super-learners are in
                 one job.
             seed: seed of topologies that are drawn at random; the same in all learners.
 
@@ -122,10 +122,10 @@ class HADPSGDOptions(_DDPStrategy):
                 bound of each collective: a timedelta, or a number of seconds. By
                 default 5 minutes, and 30 for the collectives of Lightning.
             max_staleness: in "async", steps without a completed exchange after which a
-                learner waits for one; none: it never waits.
+                learner waits for one; None: it never waits.
             max_reloads: how often a super-learner with non-finite or, in "async", far
                 too large weights continues from those of its peers with a fresh
-                optimizer, before it ends with an error; none: it continues as it is,
+                optimizer, before it ends with an error; None: it continues as it is,
                 and its peers leave it out.
 
             **ddp: what Lightning's `DDPStrategy` takes, such as `start_method`. Options
@@ -156,7 +156,9 @@ class HADPSGDOptions(_DDPStrategy):
             work_sharing=work_sharing,
             after_evaluation=after_evaluation,
             save_learners=save_learners,
-            islands=_of_environment() if islands in (None, "") else islands,
+            islands=os.environ.get(ENVIRONMENT_VARIABLE) or None
+            if islands in (None, "")
+            else islands,
             seed=seed,
             timeout=DEFAULT_TIMEOUT if duration is None else duration,
             max_staleness=max_staleness,
@@ -183,10 +185,6 @@ class HADPSGDOptions(_DDPStrategy):
     @checkpoint_io.setter
     def checkpoint_io(self, io: CheckpointIO) -> None:
         self._checkpoint_io = io
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Any) -> None:
-        """Registers nothing: `lightning_adpsgd.registration` has the names."""
 
     @property
     def dials(self) -> Dials:
@@ -216,7 +214,3 @@ class HADPSGDOptions(_DDPStrategy):
             return has_peers(self.world_size, self.super_learner_size)
         check_island(self.super_learner_size, self.world_size)
         return True
-
-
-def _of_environment() -> str | None:
-    return os.environ.get(ENVIRONMENT_VARIABLE) or None

@@ -13,8 +13,6 @@ class Names(NamedTuple):
     """Names of Lightning's that one reason makes necessary.
 
     Attributes:
-        of: name of the class that has them.
-        names: the attributes or methods.
         by: modules that need them; only one at a time replaces a name.
         why: what for, or what goes wrong with Lightning's own.
         since: the first version that has them, of those that this package supports.
@@ -47,22 +45,27 @@ REPLACED = (
     _of(_EPOCH, "_should_check_val_fx", "clocks", "the last question of a batch"),
     _of("Timer", "on_train_batch_end", "clocks", _EVERY_STEP),
     _of(_SAVER, "on_train_batch_end", "clocks", _EVERY_STEP),
-    _of("_DataConnector", "_prepare_dataloader", "loaders", "other batch samplers"),
+    _of("_DataConnector", "_prepare_dataloader", "work_sharing", "other samplers"),
     _of(_CHECKPOINTS, "_parse_ckpt_path", "launchers", "it takes damaged files too"),
     _of("_Launcher", "launch", "launchers fabric", "what runs is run to its end"),
-    _of(_SWA, "transfer_weights", "weight_averaging", "gossip reads what it writes"),
+    _of(_SWA, "transfer_weights", "weight_callbacks", "gossip reads what it writes"),
     _of(
         _SWA,
         "reset_batch_norm_and_save_state",
-        "weight_averaging",
+        "weight_callbacks",
         "it gives buffers other memory than the vectors that are averaged",
     ),
-    _of("ModelPruning", "_run_pruning", "pruning", "learners would choose differently"),
+    _of(
+        "ModelPruning",
+        "_run_pruning",
+        "weight_callbacks",
+        "learners choose apart",
+    ),
 )
 
 _STATE, _GIVEN = "where the training is", "what Lightning's set-up of DDP was given"
 READ = (
-    _of("Trainer", "_data_connector", "loaders", "has `_prepare_dataloader`"),
+    _of("Trainer", "_data_connector", "work_sharing", "has `_prepare_dataloader`"),
     _of("Trainer", "_signal_connector", "signals", "has the handler of SIGTERM"),
     _of("Trainer", "_checkpoint_connector", "launchers last_good", "a path's choice"),
     _of("Trainer", "_accelerator_connector", "compatibility", "who samples"),
@@ -83,7 +86,7 @@ READ = (
     _of(_SAVER, "_last_time_checked", "clocks", "when it saved last"),
     _of(_SAVER, "_should_skip_saving_checkpoint", "clocks", "whether it has saved"),
     _of(_SAVER, "_find_last_checkpoints", "last_good", "files that `last` may mean"),
-    _of(_SWA, "_average_model", "weight_averaging", "its average; also of EMA"),
+    _of(_SWA, "_average_model", "weight_callbacks", "its average; also of EMA"),
     _of("ParallelStrategy", "_layer_sync", "trainer compatibility", _GIVEN),
     _of("DDPStrategy", "_ddp_kwargs", "trainer fabric options", _GIVEN),
     _of("DDPStrategy", "_ddp_comm_hook _ddp_comm_wrapper", "compatibility", _GIVEN),

@@ -19,15 +19,15 @@ from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.strategy.checkpoints.contents import Resumed
 from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
-from lightning_adpsgd.strategy.clocks import follow_clocks
+from lightning_adpsgd.strategy.clocks import Boundary, follow_clocks
 from lightning_adpsgd.strategy.fast_forward import batch_size, catch_up
 from lightning_adpsgd.strategy.job import Job, set_up_job
 from lightning_adpsgd.strategy.overrides import Overrides
-from lightning_adpsgd.strategy.pruning import prune_together
 from lightning_adpsgd.strategy.scope import CollectiveScope
 from lightning_adpsgd.strategy.signals import handle_signals
-from lightning_adpsgd.strategy.weight_averaging import (
+from lightning_adpsgd.strategy.weight_callbacks import (
     average_copies,
+    prune_together,
     transfer_in_consensus,
 )
 from lightning_adpsgd.strategy.work_sharing import WorkSharing
@@ -38,14 +38,10 @@ class TrainingRun:
     """What a Trainer's learner does from the set-up of a job to its end.
 
     Args:
-        trainer: Trainer of this learner.
         job: set up, not started.
-        dials: how to average.
-        super_learner_size: N.
-        work_sharing: how the learners share epochs; none: each has its own share.
+        work_sharing: how the learners share epochs; None: each has its own share.
 
     Attributes:
-        scope: who takes part in a collective.
         last_consensus: how far apart the super-learners were when their mean was last
             taken.
     """
@@ -62,6 +58,7 @@ class TrainingRun:
         self.job, self.work_sharing = job, work_sharing
         self.scope = CollectiveScope(trainer, job)
         self.last_consensus: Consensus | None = None
+        self._boundary: Boundary | None = None
 
     def adapt(self, overrides: Overrides) -> None:
         """Replaces what of Lightning does not go with learners that are apart."""
@@ -71,7 +68,7 @@ class TrainingRun:
                 layer.process_group = job.groups.gradients
         stop_together = self._dials.islands is not None and self._size > 1
         handle_signals(trainer, job if stop_together else None, overrides)
-        follow_clocks(trainer, job, overrides)
+        self._boundary = follow_clocks(trainer, job, overrides)
         self.scope.follow(overrides)
         transfer_in_consensus(trainer, self.enter, job.leave_consensus, overrides)
         prune_together(trainer, job, overrides)
@@ -87,7 +84,7 @@ class TrainingRun:
         if sharing is not None:
             sharing.check_loaders()
         begun = Position(trainer.global_step, 0, trainer.current_epoch)
-        if (position := self.job.start(begun)) is not None:
+        if (position := self.job.start(begun, self._boundary)) is not None:
             catch_up(trainer, position)
         if sharing is not None:
             sharing.begin()
@@ -95,9 +92,9 @@ class TrainingRun:
     def begin_batch(self, batch: Any) -> None:
         """Training on a batch begins; ends this learner if another has failed."""
         self.job.raise_if_failed()
-        if self._dials.islands is not None:
+        if (island := self.job.island) is not None:
             samples = batch_size(batch) * self._trainer.world_size
-            position = self.job.note(samples, self._trainer.current_epoch)
+            position = island.note(samples, self._trainer.current_epoch)
             if position is not None:
                 catch_up(self._trainer, position)
         if self.work_sharing is not None:
@@ -155,15 +152,7 @@ def set_up_run(
     resumed: Resumed,
     on_reload: Callable[[], None],
 ) -> TrainingRun:
-    """Brings all learners together; a collective.
-
-    Args:
-        trainer: Trainer of this learner.
-        model: module on its final device and in its final dtype.
-        dials: how to average.
-        resumed: what the checkpoint that is resumed holds for this learner.
-        on_reload: called when the weights were replaced by those of a peer.
-    """
+    """Brings all learners together; a collective."""
     size: int = trainer.strategy.super_learner_size  # pyright: ignore
     job = set_up_job(model, dials, size, on_reload)
     sharing = None
@@ -182,7 +171,6 @@ def shares_work(trainer: pl.Trainer, dials: Dials) -> bool:
 
 
 def _save(trainer: pl.Trainer, name: str) -> Path:
-    """Writes a checkpoint beside those of the Trainer."""
     chosen = getattr(trainer.checkpoint_callback, "dirpath", None)
     path = Path(chosen or trainer.default_root_dir) / f"{name}.ckpt"
     trainer.save_checkpoint(path)

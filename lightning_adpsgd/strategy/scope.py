@@ -20,12 +20,7 @@ ALONE = object()
 
 
 class CollectiveScope:
-    """Knows whether the learners of a training are apart at present.
-
-    Args:
-        trainer: Trainer of this learner.
-        job: job of this learner.
-    """
+    """Knows whether the learners of a training are apart at present."""
 
     def __init__(self, trainer: pl.Trainer, job: Job) -> None:
         self._trainer, self._job = trainer, job

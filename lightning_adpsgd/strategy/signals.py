@@ -19,14 +19,7 @@ from lightning_adpsgd.strategy.overrides import Overrides
 def handle_signals(
     trainer: pl.Trainer, together: Job | None, overrides: Overrides
 ) -> None:
-    """Replaces both broadcasts of Lightning.
-
-    Args:
-        trainer: Trainer of this learner.
-        together: job whose learners step together, and agree on the last step; none:
-            each learner stops on its own.
-        overrides: undoes it.
-    """
+    """Replaces both broadcasts; the learners of `together` agree on the last step."""
     # Partial functions of this module and not lambdas: a Trainer may be pickled.
     if together is None:
         check, notify = partial(_stop_if_signalled, trainer), partial(_note, trainer)
@@ -44,14 +37,16 @@ def _stop_if_signalled(trainer: pl.Trainer) -> None:
 
 
 def _stop_if_agreed(trainer: pl.Trainer, job: Job) -> None:
-    trainer._signal_connector.received_sigterm |= job.leaves
+    trainer._signal_connector.received_sigterm |= (
+        job.island is not None and job.island.engine.leaves
+    )
     _stop_if_signalled(trainer)
 
 
 def _ask_to_leave(trainer: pl.Trainer, job: Job, signum: int, frame: object) -> None:
-    if job.running:
+    if job.island is not None:
         _pass_on(trainer, signum)
-        job.ask_to_leave()
+        job.island.ask_to_leave()
     else:
         _note(trainer, signum, frame)
 

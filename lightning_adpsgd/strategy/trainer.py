@@ -29,6 +29,7 @@ from lightning_adpsgd.strategy.checkpoints.contents import (
     Resumed,
     add_epoch,
     add_learners,
+    cloned,
     place_in_epoch,
     resumed_from,
 )
@@ -45,13 +46,15 @@ from lightning_adpsgd.strategy.launchers import (
     check_launch,
     resume_from_whole,
 )
-from lightning_adpsgd.strategy.loaders import prepare_training_loaders
 from lightning_adpsgd.strategy.optimizer_reset import FreshState
 from lightning_adpsgd.strategy.options import HADPSGDOptions
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.strategy.run import TrainingRun, set_up_run, shares_work
 from lightning_adpsgd.strategy.scope import ALONE
-from lightning_adpsgd.strategy.work_sharing import WorkSharing
+from lightning_adpsgd.strategy.work_sharing import (
+    WorkSharing,
+    prepare_training_loaders,
+)
 
 _Broadcast = TypeVar("_Broadcast")
 
@@ -82,7 +85,7 @@ class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
 
     @property
     def work_sharing(self) -> WorkSharing | None:
-        """How the epochs are shared; none without `work_sharing` or outside `fit`."""
+        """How the epochs are shared; None without `work_sharing` or outside `fit`."""
         return self._run.work_sharing if self._run is not None else None
 
     @property
@@ -92,7 +95,7 @@ class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
         return last or self._last_consensus
 
     def gossip_statistics(self) -> Statistics | None:
-        """What this learner's communication has done; none if nothing communicates."""
+        """What this learner's communication has done; None if nothing communicates."""
         return self._run.job.statistics() if self._run is not None else self._statistics
 
     # --- set-up and end
@@ -247,10 +250,7 @@ class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
             run.enter("checkpoint")
         # What is written later, by a plugin that saves in the background, must not
         # change when the local weights come back.
-        state = {
-            name: value.clone() if isinstance(value, Tensor) else value
-            for name, value in super().lightning_module_state_dict().items()
-        }
+        state = cloned(super().lightning_module_state_dict())
         if not within:
             run.job.leave_consensus(adopt=False)
         return state

@@ -15,9 +15,11 @@ each draws from the pool of all, once the island has joined the others.
 import copy
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.trainer.states import RunningStage
 from torch._C._distributed_c10d import PrefixStore
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
@@ -27,7 +29,9 @@ from lightning_adpsgd.epochs.claims import ClaimCounter, LeaderBroadcast, Learne
 from lightning_adpsgd.epochs.pool import IslandPool
 from lightning_adpsgd.epochs.work_units import EpochState
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
+from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.job import Job
+from lightning_adpsgd.strategy.overrides import Overrides
 
 _GOODBYE_S = 2.0
 
@@ -36,12 +40,9 @@ class WorkSharing:
     """One learner's part in sharing the epochs of a training.
 
     Args:
-        trainer: Trainer of this learner.
-        job: job whose learners share.
-        index: index of this learner in the job.
-        checkpoint: what `state` gave to the checkpoint that is resumed; none at a fresh
+        checkpoint: what `state` gave to the checkpoint that is resumed; None at a fresh
             start.
-        islands: URL of their rendezvous; none where all learners are in one job.
+        islands: URL of their rendezvous; None where all learners are in one job.
     """
 
     def __init__(
@@ -62,11 +63,7 @@ class WorkSharing:
     # --- from set-up to end
 
     def prepare(self, dataloader: Any) -> Any:
-        """A copy of a training loader, whose batches this learner claims.
-
-        Raises:
-            ValueError: Its samples cannot be shared.
-        """
+        """A copy of a training loader, whose batches this learner claims."""
         _refuse_loader(dataloader)
         self._batches = self._shared(dataloader)
         progress: Any = self._trainer.fit_loop.epoch_progress.current
@@ -94,11 +91,7 @@ class WorkSharing:
             self._island_pool.leave(_GOODBYE_S)
 
     def check_loaders(self) -> None:
-        """Refuses several training loaders, once Lightning has them all.
-
-        Raises:
-            ValueError: There are several training loaders.
-        """
+        """Refuses several training loaders, once Lightning has them all."""
         combined = self._trainer.fit_loop._combined_loader
         if combined is not None and len(combined.flattened) > 1:
             raise ValueError(
@@ -112,7 +105,7 @@ class WorkSharing:
 
     @property
     def under_way(self) -> EpochUnderWay | None:
-        """The epoch that is being shared; none before the first."""
+        """The epoch that is being shared; None before the first."""
         return self._batches.under_way if self._batches is not None else None
 
     def set_epoch(self, epoch: int) -> None:
@@ -167,7 +160,6 @@ class WorkSharing:
         return lambda: counter
 
     def _is_training(self) -> bool:
-        """Whether a batch is being trained on; asked by another thread as well."""
         progress = self._trainer.fit_loop.epoch_loop.batch_progress.current
         return progress.ready != progress.completed
 
@@ -190,6 +182,41 @@ class WorkSharing:
     def _next_occasion(self) -> PrefixStore:
         self._num_occasions += 1
         return PrefixStore(f"occasion/{self._num_occasions}", self._job.store)
+
+
+def prepare_training_loaders(
+    trainer: pl.Trainer,
+    work_sharing: WorkSharing | None,
+    place: PlaceInEpoch | None,
+    overrides: Overrides,
+) -> None:
+    """Takes Lightning's preparation of loaders over, if there is a reason to.
+
+    Lightning prepares each loader, which puts a `DistributedSampler` into it. Shared
+    epochs replace that. A resume within an epoch, at `place`, comes after it. A shared
+    epoch keeps its own account of what is left, so with both the first alone applies.
+    """
+    if work_sharing is None and place is None:
+        return
+    connector = trainer._data_connector
+    own = partial(type(connector)._prepare_dataloader, connector)
+    prepare = partial(_prepare, own, work_sharing, place)
+    overrides.replace("work_sharing", connector, "_prepare_dataloader", prepare)
+
+
+def _prepare(
+    lightnings: Callable[..., Any],
+    work_sharing: WorkSharing | None,
+    place: PlaceInEpoch | None,
+    dataloader: Any,
+    shuffle: bool,
+    mode: RunningStage,
+) -> Any:
+    trains = mode == RunningStage.TRAINING
+    if trains and work_sharing is not None:
+        return work_sharing.prepare(dataloader)
+    loader = lightnings(dataloader, shuffle, mode)
+    return place.prepare(loader) if trains and place is not None else loader
 
 
 def _seed() -> int:

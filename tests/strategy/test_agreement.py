@@ -13,22 +13,28 @@ from lightning_adpsgd.strategy.agreement import Agreement
 from tests.helpers import PATIENCE_S, together
 
 
+class Busy:
+    """Answers "busy" in a meeting."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+
+    def while_waiting(self, meeting: str) -> None:
+        if self._agreement.pending(at_once=True) is not None:
+            self._agreement.answer(None)
+        assert not self._agreement.decided()
+
+    def when_met(self) -> None:
+        self._agreement.give_up()
+
+
 def learner(
     store: Store, rank: int, num: int
 ) -> tuple[Coordinator, Agreement, list[int]]:
-    """A learner whose meetings answer "busy"; it notes where it has agreed."""
+    """A learner that notes where it has agreed."""
     coordinator = Coordinator(store, rank, num, timedelta(seconds=20))
     agreement = Agreement(store, rank, num, coordinator)
-    done: list[int] = []
-
-    def answer_busy(meeting: str) -> None:
-        if agreement.pending(at_once=True) is not None:
-            agreement.answer(None)
-        assert not agreement.decided()
-
-    coordinator.while_waiting = answer_busy
-    coordinator.when_met = agreement.give_up
-    return coordinator, agreement, done
+    return coordinator, agreement, []
 
 
 def work(
@@ -43,7 +49,7 @@ def work(
             while agreement.pending(at_once=True) is not None:
                 if agreement.agree("save"):
                     done.append(agreement.position)
-        coordinator.meet(f"meeting {meeting}")
+        coordinator.meet(f"meeting {meeting}", Busy(agreement))
     coordinator.stop()
     return done
 
@@ -111,7 +117,7 @@ def test_a_refused_proposal_waits_for_the_meeting_in_its_way() -> None:
     assert agreement.decided() is False
     agreement.propose("save")
     assert agreement.pending() is None
-    coordinator.meet("checkpoint")
+    coordinator.meet("checkpoint", Busy(agreement))
     agreement.propose("save")
     assert agreement.pending() == "save"
     assert agreement.agree("save")

@@ -32,15 +32,13 @@ from lightning_adpsgd.strategy import (
     fabric,
     fast_forward,
     launchers,
-    loaders,
     module_jobs,
     options,
     overrides,
-    pruning,
     run,
     scope,
     signals,
-    weight_averaging,
+    weight_callbacks,
     work_sharing,
 )
 from lightning_adpsgd.strategy import trainer as trainer_face
@@ -73,8 +71,8 @@ MODULES = (
         last_good,
         mid_epoch,
     ),
-    *(saving, clocks, compatibility, launchers, loaders, module_jobs, options),
-    *(overrides, pruning, run, scope, signals, weight_averaging),
+    *(saving, clocks, compatibility, launchers, module_jobs, options),
+    *(overrides, run, scope, signals, weight_callbacks),
 )
 PACKAGE = Path(str(lightning_adpsgd.__file__)).parent
 
@@ -286,7 +284,7 @@ def test_each_row_names_the_modules_that_need_it() -> None:
 
 # `clocks` changes a time of the Trainer's within one call, and `mid_epoch` and
 # `work_sharing` copies of torch's loaders; the others write into modules of the user's.
-WRITES = {"clocks", "objective", "probe", "weight_averaging", "mid_epoch"}
+WRITES = {"clocks", "objective", "probe", "weight_callbacks", "mid_epoch"}
 WRITES |= {"work_sharing"}
 
 

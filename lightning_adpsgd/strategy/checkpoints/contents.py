@@ -5,14 +5,12 @@ from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import Strategy
+from lightning_utilities.core.rank_zero import rank_zero_info
+from torch import Tensor
 
 from lightning_adpsgd.coordination.gather import gather_weights_only
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.job import NAMESPACE, Job
-from lightning_adpsgd.strategy.learner_states import (
-    by_super_learner,
-    learner_of,
-)
 
 _EPOCH = f"{NAMESPACE}/epoch"
 """The key of a shared epoch."""
@@ -28,8 +26,8 @@ class Resumed(NamedTuple):
     """What the checkpoint that is resumed holds for this learner.
 
     Attributes:
-        learner: its own state; none: it starts from the consensus model.
-        epoch: what is left of a shared epoch; none: the epoch was not shared.
+        learner: its own state; None: it starts from the consensus model.
+        epoch: what is left of a shared epoch; None: the epoch was not shared.
         num_samples: samples that all learners together have trained on.
     """
 
@@ -46,15 +44,7 @@ class Resumed(NamedTuple):
 def resumed_from(
     checkpoint: dict[str, Any], rank: int, num_learners: int, super_learner_size: int
 ) -> Resumed:
-    """Reads a checkpoint, and gives Lightning this learner's own state to restore.
-
-    Args:
-        checkpoint: what is loaded; Lightning restores its optimizers, schedules and
-            loops next.
-        rank: number of this learner.
-        num_learners: L.
-        super_learner_size: N.
-    """
+    """Reads a checkpoint, and gives Lightning this learner's own state to restore."""
     saved, learner = checkpoint.get(NAMESPACE), None
     if saved:
         learner = learner_of(saved, rank, num_learners, super_learner_size)
@@ -62,6 +52,61 @@ def resumed_from(
         checkpoint["optimizer_states"] = learner["states"]
         checkpoint.update(learner["own"].get("lightning", {}))
     return Resumed(learner, checkpoint.get(_EPOCH), checkpoint.get(_SAMPLES, 0))
+
+
+def learner_of(
+    saved: list[Any], rank: int, num_learners: int, super_learner_size: int
+) -> dict[str, Any] | None:
+    """What `gather_learners` kept of one learner.
+
+    Returns:
+        None where the job that saved had another S or N, which is said once.
+    """
+    size, num_super_learners = super_learner_size, num_learners // super_learner_size
+    # Before version 0.2 a checkpoint kept nothing of each learner.
+    sizes = [len(group.get("learners") or [None] * size) for group in saved]
+    if sizes != [size] * num_super_learners:
+        rank_zero_info(
+            f"The checkpoint holds {len(saved)} super-learners of {max(sizes)} and "
+            f"this job has {num_super_learners} of {size}: all start from their mean."
+        )
+        return None
+    group, place = divmod(rank, size)
+    own = (saved[group].get("learners") or [{}] * size)[place]
+    return {**saved[group], "own": own}
+
+
+def gather_learners(
+    job: Job, optimizer_states: list[Any], own: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The state of each super-learner and its learners, in learner 0; a collective.
+
+    Args:
+        job: job of this learner, which is running.
+        optimizer_states: states that are equal within a super-learner.
+        own: plain data of this learner alone.
+    """
+    mine = {"own": dict(own), **job.learner_state(optimizer_states)}
+    all_learners = gather_weights_only(mine, job.flat.device) or []
+    return _by_super_learner(all_learners, job.super_learner_size)
+
+
+def _by_super_learner(learners: list[Any], size: int) -> list[dict[str, Any]]:
+    return [
+        {
+            **{name: value for name, value in first.items() if name != "own"},
+            "learners": [one["own"] for one in learners[n * size : (n + 1) * size]],
+        }
+        for n, first in enumerate(learners[::size])
+    ]
+
+
+def cloned(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a module, with tensors that do not change with the weights."""
+    return {
+        name: value.clone() if isinstance(value, Tensor) else value
+        for name, value in state.items()
+    }
 
 
 def place_in_epoch(trainer: pl.Trainer, resumed: Resumed) -> PlaceInEpoch:
@@ -79,24 +124,17 @@ def add_learners(
     strategy: Strategy,
     job: Job | None,
 ) -> None:
-    """Adds the state of each learner; a collective over all.
-
-    Args:
-        checkpoint: Lightning's, of this learner; complete in learner 0.
-        place: place of this learner in its epoch.
-        strategy: strategy of this learner.
-        job: job of this learner; none: all learners form one super-learner.
-    """
+    """Adds the state of each learner; a collective over all."""
     names = (*_OF_EACH_LEARNER, type(strategy.precision_plugin).__qualname__)
     lightning = {name: checkpoint[name] for name in names if name in checkpoint}
     own = {"lightning": lightning, "place": place.state()}
     states = checkpoint["optimizer_states"]
     if job is not None:
-        learners = job.gather_learners(states, own)
+        learners = gather_learners(job, states, own)
     else:
         mine = {"states": states, "own": own}
-        everyone = gather_weights_only(mine, strategy.root_device) or []
-        learners = by_super_learner(everyone, len(everyone) or 1)
+        all_learners = gather_weights_only(mine, strategy.root_device) or []
+        learners = _by_super_learner(all_learners, len(all_learners) or 1)
     checkpoint[NAMESPACE] = learners
     all_own = (one for group in learners for one in group["learners"])
     checkpoint[_SAMPLES] = sum(one["place"]["num_samples"] for one in all_own)

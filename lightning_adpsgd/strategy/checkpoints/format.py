@@ -2,8 +2,8 @@
 
 `torch.save` writes a zip archive. The comment of the archive, at its very end, holds
 here the SHA-256 of all that comes before, so that the sum goes wherever the file goes,
-and whoever reads archives of torch reads this one. Other people's checkpoints have no
-such comment; of these the CRC-32 of each record is checked, which torch writes and does
+and any reader of torch's archives reads this one. Checkpoints of others have no such
+comment; of these the CRC-32 of each record is checked, which torch writes and does
 not read. Nothing is unpickled here that torch's `weights_only` does not allow, unless
 the caller says so.
 """
@@ -38,11 +38,7 @@ class _Sink(Protocol):
 
 
 def write_checkpoint(checkpoint: Any, file: _Sink) -> None:
-    """Writes what `torch.save` writes, with a checksum; the file need not seek.
-
-    Raises:
-        OSError: As the file's `write` raises it.
-    """
+    """Writes what `torch.save` writes, with a checksum; the file need not seek."""
     writer = _SummingWriter(file)
     try:
         torch.save(checkpoint, writer)  # pyright: ignore[reportArgumentType]
@@ -55,16 +51,9 @@ def write_checkpoint(checkpoint: Any, file: _Sink) -> None:
 
 
 def check_checkpoint(file: BinaryIO, name: str) -> None:
-    """Reads a checkpoint to its end and compares its checksum.
+    """Reads a checkpoint to its end and compares its checksum; the file can seek.
 
     A file of torch's old format, before 1.6, has nothing to compare and passes.
-
-    Args:
-        file: Can seek.
-        name: For the message.
-
-    Raises:
-        DamagedCheckpoint: Names the file and what is wrong with it.
     """
     size = file.seek(0, os.SEEK_END)
     end = _read_from(file, max(0, size - _END_LENGTH - _COMMENT_LENGTH))
@@ -79,19 +68,7 @@ def check_checkpoint(file: BinaryIO, name: str) -> None:
 def read_checkpoint(
     file: BinaryIO, name: str, map_location: Any = None, weights_only: bool = True
 ) -> Any:
-    """Loads a checkpoint that is whole.
-
-    Args:
-        file: Can seek.
-        name: For messages.
-        map_location: As for `torch.load`.
-        weights_only: Whether to refuse all but tensors, numbers, strings, containers
-            and what `torch.serialization.add_safe_globals` allows.
-
-    Raises:
-        DamagedCheckpoint: Names the file and what is wrong with it.
-        UnsafeCheckpoint: Names the objects that are refused.
-    """
+    """Loads a checkpoint; a damaged or unsafe one is an error that names the file."""
     check_checkpoint(file, name)
     file.seek(0)
     try:
@@ -107,11 +84,7 @@ _REMEDY = 'resume from another one (`ckpt_path="last"` finds the last that is wh
 
 
 class _SummingWriter:
-    """Sums what goes through; holds the two bytes back that tell a comment's length.
-
-    Attributes:
-        error: The first one that the file raised.
-    """
+    """Sums what goes through; holds the two bytes back that tell a comment's length."""
 
     def __init__(self, file: _Sink) -> None:
         self._file, self._sum, self._held = file, hashlib.sha256(), b""
@@ -136,7 +109,7 @@ class _SummingWriter:
 
     def finish(self) -> None:
         body, length = self._held[: -len(_LENGTH)], self._held[-len(_LENGTH) :]
-        if length != b"\0\0":  # no archive of torch's: somebody replaced its `save`
+        if length != b"\0\0":  # no archive of torch's: its `save` was replaced
             self._file.write(self._held)
             return
         comment = _MARK + self._sum.hexdigest().encode()

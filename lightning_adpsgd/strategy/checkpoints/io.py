@@ -38,11 +38,6 @@ class WholeCheckpointIO(TorchCheckpointIO):
     ) -> None:
         """Writes a checkpoint.
 
-        Args:
-            checkpoint: Whatever `torch.save` takes.
-            path: Local, or a URL that fsspec knows.
-            storage_options: None.
-
         Raises:
             OSError: Names the file; the one that was there before is as it was.
             TypeError: There are storage options.
@@ -66,12 +61,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Loads a checkpoint that is whole, onto the host unless told otherwise.
-
-        Args:
-            path: Local, or a URL that fsspec knows.
-            map_location: As for `torch.load`.
-            weights_only: By default tensors, numbers, strings and containers alone.
+        """Loads a whole checkpoint, by default onto the host and plain data alone.
 
         Raises:
             FileNotFoundError: There is none.
@@ -87,12 +77,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
 
 def check_file(path: str) -> None:
-    """Raises what is wrong with a checkpoint, and nothing if it is whole.
-
-    Raises:
-        OSError: It is not there, or cannot be read.
-        DamagedCheckpoint: Names the file and what is wrong with it.
-    """
+    """Raises what is wrong with a checkpoint, and nothing if it is whole."""
     with _opened(*url_to_fs(str(path))) as file:
         check_checkpoint(file, path)
 

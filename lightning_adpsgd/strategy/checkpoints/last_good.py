@@ -24,12 +24,6 @@ def whole_checkpoint_path(
 ) -> Any:
     """The path that a Trainer begins from, in the place of Lightning's choice.
 
-    Args:
-        trainer: Trainer that begins.
-        state_fn: as Lightning's `_parse_ckpt_path` takes it.
-        ckpt_path: as the user gave it.
-        **arguments: as Lightning's `_parse_ckpt_path` takes them.
-
     Raises:
         DamagedCheckpoint: There are checkpoints, and none is whole.
     """
@@ -37,8 +31,10 @@ def whole_checkpoint_path(
     parse = type(connector)._parse_ckpt_path
     chosen = parse(connector, state_fn, ckpt_path, **arguments)
     if ckpt_path == "hpc" or (chosen and chosen == connector._hpc_resume_path):
-        return newest_whole(_hpc_checkpoints(trainer))
-    if ckpt_path == "last" or (ckpt_path is None and _resumes_by_itself(trainer)):
+        numbered = sorted(_numbered(trainer.default_root_dir))
+        return newest_whole(path for _, path in numbered[::-1])
+    resumes = trainer.state.fn == "fit" and bool(_at_exceptions(trainer))
+    if ckpt_path == "last" or (ckpt_path is None and resumes):
         candidates = _last_checkpoints(trainer)
         return newest_whole(candidates) if candidates else chosen
     return chosen
@@ -46,9 +42,6 @@ def whole_checkpoint_path(
 
 def newest_whole(paths: Iterable[str]) -> str:
     """The first checkpoint that is whole; warns of each that is not.
-
-    Args:
-        paths: checkpoints in the order of preference.
 
     Raises:
         DamagedCheckpoint: None is whole; names what is wrong with each.
@@ -66,10 +59,6 @@ def newest_whole(paths: Iterable[str]) -> str:
         f"no checkpoint is whole, of {len(problems)}: {'; '.join(problems)}. Remove "
         "them, or pass no `ckpt_path`, to begin anew"
     )
-
-
-def _resumes_by_itself(trainer: pl.Trainer) -> bool:
-    return trainer.state.fn == "fit" and bool(_at_exceptions(trainer))
 
 
 def _at_exceptions(trainer: pl.Trainer) -> list[str]:
@@ -93,12 +82,8 @@ def _newest_first(paths: Iterable[str]) -> list[str]:
     return sorted(paths, key=lambda path: (os.lstat(path).st_mtime_ns, path))[::-1]
 
 
-def _hpc_checkpoints(trainer: pl.Trainer) -> list[str]:
-    """Checkpoints that Lightning wrote at a signal of SLURM, the newest first."""
-    return [path for _, path in sorted(_numbered(trainer.default_root_dir))[::-1]]
-
-
 def _numbered(folder: str) -> Iterator[tuple[int, str]]:
+    """Checkpoints that Lightning wrote at a signal of SLURM, which count up."""
     for path in Path(folder).glob("hpc_ckpt_*.ckpt"):
         digits = path.stem.removeprefix("hpc_ckpt_")
         if digits.isdigit():

@@ -26,12 +26,7 @@ from lightning_adpsgd.strategy.fast_forward import batch_size
 
 
 class PlacedBatches:
-    """A batch sampler that notes how its epoch began, and can begin in the middle.
-
-    Args:
-        batches: batch sampler of the user or of Lightning.
-        device: device of the learner.
-    """
+    """A batch sampler that notes how its epoch began, and can begin in the middle."""
 
     def __init__(self, batches: Any, device: torch.device) -> None:
         self._batches, self._device = batches, device
@@ -68,7 +63,7 @@ class PlacedBatches:
         yield from batches
 
     def state(self) -> dict[str, Any] | None:
-        """How the order of the epoch was drawn; none before its first batch."""
+        """How the order of the epoch was drawn; None before its first batch."""
         return self._begin
 
     def resume(self, begin: dict[str, Any] | None, num_batches: int) -> None:
@@ -97,10 +92,7 @@ class PlaceInEpoch:
     then the checkpoint keeps the generators alone.
 
     Args:
-        trainer: Trainer of this learner.
-        device: device of this learner.
         saved: what `state` gave to the checkpoint that is resumed.
-        num_samples: samples that are counted already.
     """
 
     def __init__(

@@ -33,9 +33,6 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     The training thread alone calls this. The thread touches nothing but the snapshot
     that it was given. The first save starts it, and the interpreter does not end before
     its work is done. The next call that waits raises an error of the thread, once.
-
-    Args:
-        checkpoint_io: what writes and reads the files.
     """
 
     def __init__(self, checkpoint_io: CheckpointIO) -> None:

@@ -1,8 +1,12 @@
-"""Callbacks that keep an average of the weights: SWA, EMA.
+"""Callbacks that write weights: SWA, EMA, `ModelPruning`.
 
-Such an average is linear in the weights. So the mean of what the learners keep is the
+An average of weights is linear in them. So the mean of what the learners keep is the
 average of their mean, and it is taken wherever the consensus model is. What such a
 callback writes into the module stays in the vectors that are averaged.
+
+Each learner would prune by its own weights, and the consensus of differently pruned
+models is not pruned. So the choice is made on the consensus model, which all hold, and
+a mask that is drawn at random is that of learner 0.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,10 +16,12 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import StochasticWeightAveraging
-from torch import nn
+from lightning.pytorch.callbacks import ModelPruning, StochasticWeightAveraging
+from torch import Tensor, nn
 
+from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
+from lightning_adpsgd.weights.flat import pruning_masks
 
 
 @torch.no_grad()
@@ -36,23 +42,24 @@ def transfer_in_consensus(
     leave: Callable[[bool], Any],
     overrides: Overrides,
 ) -> None:
-    """Makes SWA write its average when nothing is on its way.
-
-    Args:
-        trainer: Trainer whose callbacks are looked through.
-        enter: puts the consensus model in place; all learners come.
-        leave: continues from what is in place then if its argument is true.
-        overrides: undoes it.
-    """
+    """Makes SWA write its average when nothing is on its way."""
     for swa in getattr(trainer, "callbacks", ()):
         if not isinstance(swa, StochasticWeightAveraging):
             continue
         transfer = partial(_transfer, enter, leave, swa.transfer_weights)
         reset = partial(_reset_in_place, swa.reset_batch_norm_and_save_state)
-        overrides.replace("weight_averaging", swa, "transfer_weights", transfer)
+        overrides.replace("weight_callbacks", swa, "transfer_weights", transfer)
         overrides.replace(
-            "weight_averaging", swa, "reset_batch_norm_and_save_state", reset
+            "weight_callbacks", swa, "reset_batch_norm_and_save_state", reset
         )
+
+
+def prune_together(trainer: pl.Trainer, job: Job, overrides: Overrides) -> None:
+    """Lets pruning happen in the consensus of a job."""
+    for callback in getattr(trainer, "callbacks", ()):
+        if isinstance(callback, ModelPruning):
+            prune = partial(_prune, trainer, job, callback._run_pruning)
+            overrides.replace("weight_callbacks", callback, "_run_pruning", prune)
 
 
 def _transfer(
@@ -85,3 +92,25 @@ def _kept_models(trainer: pl.Trainer) -> Iterator[nn.Module]:
         model = getattr(callback, "_average_model", None)
         if isinstance(model, nn.Module):
             yield model
+
+
+def _prune(
+    trainer: pl.Trainer, job: Job, prune: Callable[[int], None], epoch: int
+) -> None:
+    validating = job.in_consensus
+    if not validating:
+        job.enter_consensus("pruning")
+    weights = [p.data for p in trainer.lightning_module.parameters()]
+    prune(epoch)
+    for _, mask in pruning_masks(trainer.lightning_module):
+        dist.broadcast(mask, 0)
+    # A lottery ticket takes the weights back to their start, in all learners.
+    reset = _have_moved(trainer.lightning_module, weights)
+    job.flat.rebind()
+    if reset or not validating:
+        job.leave_consensus(adopt=reset)
+
+
+def _have_moved(module: pl.LightningModule, weights: list[Tensor]) -> bool:
+    before = {weight.data_ptr() for weight in weights}
+    return any(p.data_ptr() not in before for p in module.parameters())
