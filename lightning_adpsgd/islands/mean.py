@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.mixing.averages import all_finite
-from lightning_adpsgd.mixing.consensus import Consensus
+from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
 
 _log = logging.getLogger(__name__)
 
@@ -61,11 +61,7 @@ class Total:
             FloatingPointError: All have diverged.
         """
         if not self._members:
-            raise FloatingPointError(
-                "the weights of all islands that answered are infinite or NaN: "
-                "training has diverged; lower the learning rate or lengthen its "
-                "warm-up"
-            )
+            raise all_diverged("islands that answered")
         means = [total / self._members for total in self._sums]
         square = sum(float(mean.square().sum()) for mean in means)
         # E|w|^2 - |E w|^2
@@ -76,10 +72,11 @@ class Total:
 
 def consensus_of(shards: Sequence[Mean]) -> Consensus:
     """How far the islands were from their mean, by the shards of it."""
-    distance = sum(mean.spread for mean in shards) ** 0.5
-    norm = sum(mean.square for mean in shards) ** 0.5
-    members = min(mean.members for mean in shards)
-    return Consensus(distance, distance / norm if norm else 0.0, members)
+    return Consensus.of(
+        sum(mean.spread for mean in shards),
+        sum(mean.square for mean in shards),
+        min(mean.members for mean in shards),
+    )
 
 
 def mean_of(found: Sequence[Pulled]) -> Pulled:

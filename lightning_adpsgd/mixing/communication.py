@@ -45,11 +45,6 @@ class Communication(ABC):
     def go_on_from(self, step: int, round: int) -> None:
         """Counts on from another's `step_and_round`."""
 
-    @property
-    def num_reloads(self) -> int:
-        """How often the weights were replaced by those of a peer; never in rounds."""
-        return 0
-
     @abstractmethod
     def statistics(self) -> Statistics:
         """What was done so far."""
@@ -57,6 +52,11 @@ class Communication(ABC):
 
 class Exchanges(ABC):
     """What goes on beside the training thread, and must rest while it holds a mean."""
+
+    @property
+    @abstractmethod
+    def num_reloads(self) -> int:
+        """How often the weights were replaced by those of a peer."""
 
     @abstractmethod
     def pause(self) -> None:

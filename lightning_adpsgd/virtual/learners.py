@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_adpsgd.dials import Dials
-from lightning_adpsgd.mixing.communication import Communication
-from lightning_adpsgd.mixing.consensus import Consensus
+from lightning_adpsgd.mixing.averages import all_finite
+from lightning_adpsgd.mixing.communication import AveragingClosure, Communication
+from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
 from lightning_adpsgd.virtual.row_exchanges import (
@@ -164,12 +165,9 @@ class VirtualLearners(ABC):
         return self._scenario.num_super_learners
 
     def _finite_members(self) -> list[int]:
-        finite = [i for i in self.members if _is_finite(self.shown(i))]
+        finite = [i for i in self.members if all_finite(self.shown(i))]
         if not finite:
-            raise FloatingPointError(
-                "the weights of all super-learners are non-finite (NaN or infinite): "
-                "training has diverged; lower the learning rate or lengthen its warm-up"
-            )
+            raise all_diverged("super-learners")
         return finite
 
     def _average(self, members: list[int]) -> Consensus:
@@ -186,8 +184,7 @@ class VirtualLearners(ABC):
                 matrix[self._consensus_row, begin : begin + length] = mean
                 squares += _square(seen - mean)
                 norm += _square(mean)
-        distance, norm = (squares / len(members)) ** 0.5, norm**0.5
-        return Consensus(distance, distance / norm if norm else 0.0)
+        return Consensus.of(squares / len(members), norm)
 
     def _seen(self, members: list[int], number: int, begin: int, length: int) -> Tensor:
         """What peers see of members, in a stretch of a matrix, [member, element]."""
@@ -254,7 +251,7 @@ class LockstepLearners(VirtualLearners):
     @override
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
         row = self._turn
-        output = step(_Once(closure, lambda: self._mixer.take_in(row)))
+        output = step(AveragingClosure(closure, lambda: self._mixer.take_in(row)))
         self.steps[row] += 1
         if row == self.members[-1]:
             self._communication.after_update()
@@ -335,7 +332,7 @@ class AsynchronousLearners(VirtualLearners):
     @override
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
         side = self._sides[self._turn]
-        output = step(_Once(closure, side.before_update))
+        output = step(AveragingClosure(closure, side.before_update))
         side.after_update()
         self.steps[self._turn] += 1
         return output
@@ -401,24 +398,6 @@ def make_learners(
     return LockstepLearners(module, dials, scenario)
 
 
-class _Once:
-    """An optimizer's closure, followed by something else on its first call.
-
-    LBFGS calls it several times a step; the average belongs to the first call.
-    """
-
-    def __init__(self, closure: Closure, then: Callable[[], None]) -> None:
-        self._closure, self._then = closure, then
-        self._first = True
-
-    def __call__(self) -> Any:
-        output = self._closure()
-        if self._first:
-            self._first = False
-            self._then()
-        return output
-
-
 def _communication(dials: Dials, mixer: RowMixer) -> Communication:
     if dials.communication == "sync":
         order, every = dials.effective_order, dials.gossip_every
@@ -438,10 +417,6 @@ def _totals(tallies: Sequence[Tally | Statistics]) -> Totals:
         sum(tally.refused for tally in tallies),
         dict(sorted(staleness.items())),
     )
-
-
-def _is_finite(vectors: list[Tensor]) -> bool:
-    return all(bool(torch.isfinite(vector.sum())) for vector in vectors)
 
 
 def _square(numbers: Tensor) -> float:
