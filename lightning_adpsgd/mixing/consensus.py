@@ -4,7 +4,6 @@ While it is entered, the module's weights are the mean, in all learners alike; t
 weights are kept aside and come back when it is left.
 """
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -37,7 +36,7 @@ class Consensus(NamedTuple):
     @classmethod
     def of(cls, spread: float, square: float, members: int = 0) -> "Consensus":
         """The consensus of a mean squared distance and a squared norm of the mean."""
-        distance, norm = math.sqrt(spread), math.sqrt(square)
+        distance, norm = spread**0.5, square**0.5
         return cls(distance, distance / norm if norm else 0.0, members)
 
 
