@@ -212,9 +212,14 @@ class Replica:
         for shard in shards:
             self._cut(shard)
 
+    def split(self, shards: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Views of shards of w's shape, one for each chunk."""
+        for shard in shards:
+            yield from shard.split(self._chunk_elements)
+
     def show(self, shards: Sequence[Tensor]) -> None:
         """Replaces w in what exchanges read, until it is called with w again."""
-        for chunk, shown in zip(self.chunks, self._by_chunk(shards), strict=True):
+        for chunk, shown in zip(self.chunks, self.split(shards), strict=True):
             with self.guard:
                 chunk.show(shown)
 
@@ -235,7 +240,7 @@ class Replica:
     @torch.no_grad()
     def spread(self, values: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """Writes what `snapshot` gave, or a mean of such, into shards of w's shape."""
-        for value, chunk in zip(values, self._by_chunk(into), strict=True):
+        for value, chunk in zip(values, self.split(into), strict=True):
             chunk.copy_(value)
 
     @torch.no_grad()
@@ -291,11 +296,6 @@ class Replica:
         for part, left in zip(chunk.parts, chunk.split(rest), strict=True):
             with self._timed_guard():
                 part.keep(left)
-
-    def _by_chunk(self, shards: Sequence[Tensor]) -> Iterator[Tensor]:
-        return (
-            chunk for shard in shards for chunk in shard.split(self._chunk_elements)
-        )
 
     def _copy_of(self, chunk: Chunk) -> Tensor:
         copy = torch.empty(len(chunk), dtype=chunk.dtype, device=self.device)
