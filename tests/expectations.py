@@ -7,13 +7,14 @@ step, [steps, 3], and at the end those of the consensus, [3].
 import os
 import re
 import signal
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from tests.helpers import Outcome, mixing_rounds
+from lightning_adpsgd.reference import delay_by_one, synchronous
+from tests.helpers import Outcome, mixing_of, take_first
 from tests.learners import LR, Rows, consensus_after
 
 Results = Sequence[tuple[Tensor, Tensor]]
@@ -32,10 +33,12 @@ def gradients_of(num_rows: int, num: int) -> list[Tensor]:
     return list(Rows(num_rows).rows.split(num))
 
 
-def expect_at_step(results: Results, step: int, rows: Tensor) -> None:
-    """Weights of all after a step, [num, 3]."""
-    at_step = torch.stack([trajectory[step] for trajectory, _ in results])
-    torch.testing.assert_close(at_step, rows, atol=1e-12, rtol=0)
+def expect_oracle(results: Results, oracle: Iterator[Tensor]) -> None:
+    """After each of five steps all have the weights of the oracle, [num, 3]."""
+    found = torch.stack([trajectory for trajectory, _ in results], dim=1)
+    torch.testing.assert_close(
+        found, torch.stack(take_first(oracle, 5)), atol=1e-12, rtol=0
+    )
 
 
 def expect_consensus(results: Results, expected: Tensor) -> None:
@@ -44,25 +47,23 @@ def expect_consensus(results: Results, expected: Tensor) -> None:
         torch.testing.assert_close(final, expected, atol=1e-12, rtol=0)
 
 
-def expect_matrices(results: Results, topology: str, order: str) -> None:
+def expect_matrices(
+    results: Results,
+    topology: str,
+    order: Literal["step_then_average", "average_then_step"],
+) -> None:
     """Three learners, with fixed gradients of 15 rows, went by the mixing matrices."""
-    rows = torch.zeros(3, 3, dtype=torch.float64)
-    gradients = gradients_of(15, 3)
-    for step, mixing in enumerate(mixing_rounds(topology, 3, 5)):
-        if order == "step_then_average":
-            rows = mixing.T @ (rows - LR * gradients[step])
-        else:
-            rows = mixing.T @ rows - LR * gradients[step]
-        expect_at_step(results, step, rows)
+    start, batches = torch.zeros(3, 3, dtype=torch.float64), gradients_of(15, 3)
+    mixing = mixing_of(topology, 3)
+    oracle = synchronous(start, lambda w, k: batches[k], mixing, LR, order)
+    expect_oracle(results, oracle)
 
 
 def expect_delay_by_one(results: Results) -> None:
     """Three learners went down a bowl, each step from the mean of the last weights."""
-    rows = torch.zeros(3, 3, dtype=torch.float64)
-    for step, batch in enumerate(gradients_of(15, 3)):
-        averaged = rows.mean(0) if step else rows
-        rows = averaged - LR * 2 / 3 * (rows - batch)
-        expect_at_step(results, step, rows)
+    start, batches = torch.zeros(3, 3, dtype=torch.float64), gradients_of(15, 3)
+    bowl = lambda w, k: 2 / 3 * (w - batches[k])  # noqa: E731
+    expect_oracle(results, delay_by_one(start, bowl, mixing_of("complete", 3), LR))
 
 
 def expect_super_learners_of_two(results: Results) -> None:

@@ -1,5 +1,6 @@
 """What several test files of the engine share: sizes, threads, small worlds."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -27,6 +28,8 @@ from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
+from lightning_adpsgd.reference import Mixing
+from lightning_adpsgd.topology.matrices import identity, with_gain
 from lightning_adpsgd.topology.named import TOPOLOGIES, TopologyLike, find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import Pending, ThreadTransport, Transport
@@ -106,6 +109,26 @@ def mixing_rounds(
 ) -> list[Tensor]:
     """The first matrices of a topology."""
     return [find_topology(topology).matrix(size, r, 0) for r in range(num_rounds)]
+
+
+def mixing_of(
+    topology: TopologyLike, size: int, gain: float = 1.0, every: int = 1
+) -> Mixing:
+    """T of each step as the oracle takes it, with a round every so many steps."""
+    found = find_topology(topology)
+
+    def mixing(step: int) -> Tensor:
+        round, rest = divmod(step + 1, every)
+        if rest:
+            return identity(size)
+        return with_gain(found.matrix(size, round - 1, 0), gain)
+
+    return mixing
+
+
+def take_first(states: Iterator[T], num: int) -> list[T]:
+    """The first states of the oracle, which has no end."""
+    return list(itertools.islice(states, num))
 
 
 def random_rows(size: int, length: int = 7, seed: int = 0) -> Tensor:

@@ -1,8 +1,6 @@
 """The page of matrix arithmetic against closed forms, and against its own limits."""
 
-import itertools
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.reference import (
     Exchange,
     Merge,
@@ -18,8 +17,8 @@ from lightning_adpsgd.reference import (
     delay_by_one,
     synchronous,
 )
-from lightning_adpsgd.topology.named import TOPOLOGIES
-from tests.helpers import ALL_TOPOLOGIES, exists, random_rows
+from lightning_adpsgd.topology.matrices import complete
+from tests.helpers import ALL_TOPOLOGIES, exists, mixing_of, random_rows, take_first
 
 LR = 0.3
 
@@ -29,19 +28,11 @@ def noisy(weights: Tensor, step: int) -> Tensor:
     return weights.sin() + random_rows(*weights.shape, seed=step)
 
 
-def taken(states: Iterator[Tensor], num_steps: int) -> Tensor:
-    return list(itertools.islice(states, num_steps))[-1]
-
-
-def mean_of_all(size: int) -> Tensor:
-    return torch.full((size, size), 1 / size, dtype=torch.float64)
-
-
 def test_a_complete_average_after_the_step_is_one_learner_with_the_mean_gradient() -> (
     None
 ):
     start = random_rows(1).expand(4, -1)
-    found = taken(synchronous(start, noisy, lambda k: mean_of_all(4), LR), 5)
+    found = take_first(synchronous(start, noisy, lambda k: complete(4), LR), 5)[-1]
     weight = start[0]
     for step in range(5):
         weight = weight - LR * noisy(weight.expand(4, -1), step).mean(0)
@@ -50,23 +41,24 @@ def test_a_complete_average_after_the_step_is_one_learner_with_the_mean_gradient
 
 @pytest.mark.parametrize("order", ["step_then_average", "average_then_step"])
 @pytest.mark.parametrize("name", ALL_TOPOLOGIES)
-def test_averages_leave_the_mean_to_the_gradients(name: str, order: str) -> None:
+def test_averages_leave_the_mean_to_the_gradients(name: str, order: Order) -> None:
     size = 4 if exists(name, 4) else 8
-    start, matrix = random_rows(size), TOPOLOGIES[name].matrix
-    constant = random_rows(size, seed=1)
-    mixing = lambda step: matrix(size, step, 0)  # noqa: E731
-    steps = synchronous(start, lambda w, k: constant, mixing, LR, order)  # pyright: ignore[reportArgumentType]
+    start, constant = random_rows(size), random_rows(size, seed=1)
+    mixing = mixing_of(name, size)
+    steps = synchronous(start, lambda w, k: constant, mixing, LR, order)
     expected = start.mean(0) - 7 * LR * constant.mean(0)
-    torch.testing.assert_close(taken(steps, 7).mean(0), expected, atol=1e-13, rtol=0)
+    torch.testing.assert_close(
+        take_first(steps, 7)[-1].mean(0), expected, atol=1e-13, rtol=0
+    )
 
 
 def test_the_first_step_of_delay_by_one_joins_no_average() -> None:
     start = random_rows(3)
-    steps = delay_by_one(start, noisy, lambda k: mean_of_all(3), LR)
-    first, second = itertools.islice(steps, 2)
-    assert torch.equal(first, start - LR * noisy(start, 0))
-    expected = first.mean(0) - LR * noisy(first, 1)
-    torch.testing.assert_close(second, expected, atol=1e-14, rtol=0)
+    steps = delay_by_one(start, noisy, lambda k: complete(3), LR)
+    one, two = take_first(steps, 2)
+    assert torch.equal(one, start - LR * noisy(start, 0))
+    expected = one.mean(0) - LR * noisy(one, 1)
+    torch.testing.assert_close(two, expected, atol=1e-14, rtol=0)
 
 
 @pytest.mark.parametrize("lr_h", [0.9, 1.1])
@@ -75,7 +67,8 @@ def test_delay_by_one_is_stable_below_half_the_rate_of_gradient_descent(
 ) -> None:
     """The amplitude of a disagreement is 0 − lr h times the one before, at γ = 1."""
     start = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
-    last = taken(delay_by_one(start, lambda w, k: w, lambda k: mean_of_all(2), lr_h), 9)
+    steps = delay_by_one(start, lambda w, k: w, lambda k: complete(2), lr_h)
+    last = take_first(steps, 9)[-1]
     expected = start * (1 - lr_h) * (-lr_h) ** 8
     torch.testing.assert_close(last, expected, atol=1e-12, rtol=0)
 
@@ -122,7 +115,7 @@ def test_asynchronous_averaging_in_lockstep_is_synchronous() -> None:
         mixing[[i, i, j, j], [i, j, i, j]] = 1 / 2
     events = lockstep(pairs, 4, 6)
     *_, (found, pending) = asynchronous(start, noisy, events, LR)
-    expected = taken(synchronous(start, noisy, lambda k: mixing, LR), 6)
+    expected = take_first(synchronous(start, noisy, lambda k: mixing, LR), 6)[-1]
     torch.testing.assert_close(found, expected, atol=1e-13, rtol=0)
     assert not pending.any()
 

@@ -1,4 +1,4 @@
-"""The arithmetic of an average, in which all modes and all writings round alike."""
+"""The arithmetic of an average: one for all modes, so that they round alike."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -11,8 +11,8 @@ from lightning_adpsgd.topology.topology import Shares
 def average(
     rows: Mapping[int, Tensor] | Sequence[Tensor], takes: Shares, into: Tensor
 ) -> None:
-    """``sum_j T[j, i] w_j``, of what `i` takes from whom."""
-    # In the order of the index, so that all writings round alike.
+    """Writes ``sum_j T[j, i] w_j``; `takes` is column i of T without its zeros."""
+    # In the order of the index, so that all learners round alike.
     (first, share), *others = sorted(takes.items())
     torch.mul(rows[first], share, out=into)
     for j, share in others:
@@ -20,18 +20,15 @@ def average(
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all tensors are finite, and their sums."""
+    """Whether the sums of all tensors are finite, and so all their elements."""
     return all(bool(torch.isfinite(tensor.sum())) for tensor in tensors)
 
 
 def finite_shares(rows: Mapping[int, Tensor], takes: Shares, own: int) -> Shares:
-    """The shares of an average from which rows that are not finite are left out.
+    """The shares of an average without non-finite rows; they still sum to 1.
 
-    Their shares come from the own row, so that two learners that leave each other out
-    change nothing for a third.
-
-    Returns:
-        Shares that sum to 1.
+    The own row takes over the shares of those left out, so that two learners that leave
+    each other out change nothing for a third.
     """
     finite = {j: s for j, s in takes.items() if j != own and all_finite([rows[j]])}
     return {**finite, own: 1.0 - sum(finite.values())}
@@ -41,16 +38,16 @@ def keep_change(average: Tensor, own: Tensor, gain: float) -> Tensor:
     """Turns an average into what it changes: ``gamma (sum_j T[j, i] w_j - w_i)``.
 
     Returns:
-        Whether it was refused, as a tensor of one truth.
+        Whether it was refused, as a boolean tensor of no dimension.
     """
     return leave_out_if_not_finite(average.sub_(own).mul_(gain))
 
 
 def leave_out_if_not_finite(change: Tensor) -> Tensor:
-    """Makes a change zero that is not finite, and says whether, as a tensor.
+    """Sets a non-finite change to zero; returns whether it did, as a tensor.
 
-    A diverged super-learner must not take the others with it. A GPU is not asked
-    whether one has: that would stop the thread until it comes to it.
+    A diverged super-learner must not take the others with it. On a GPU the answer stays
+    a tensor: to read it would stop the thread until the GPU has come so far.
     """
     refused = ~torch.isfinite(change.sum())
     if change.device.type != "cpu" or refused:

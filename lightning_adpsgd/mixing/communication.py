@@ -10,7 +10,7 @@ from lightning_adpsgd.mixing.statistics import Statistics
 
 
 class Communication(ABC):
-    """How a super-learner averages with others; driven by the training thread alone."""
+    """Averaging with the other super-learners; driven by the training thread alone."""
 
     @abstractmethod
     def start(self) -> None:
@@ -18,7 +18,7 @@ class Communication(ABC):
 
     @abstractmethod
     def before_update(self) -> None:
-        """Called when a gradient is ready and before the optimizer changes weights."""
+        """Called when a gradient is ready, before the optimizer changes the weights."""
 
     @abstractmethod
     def after_update(self) -> None:
@@ -26,7 +26,7 @@ class Communication(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Merges all that was averaged; every super-learner has paused before."""
+        """Merges all that was averaged; every super-learner has paused by then."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -39,16 +39,11 @@ class Communication(ABC):
     @property
     @abstractmethod
     def step_and_round(self) -> tuple[int, int]:
-        """Optimizer steps, and rounds of the schedule begun: what comes next."""
+        """Numbers of the next optimizer step and of the next round of the schedule."""
 
     @abstractmethod
     def go_on_from(self, step: int, round: int) -> None:
         """Counts on from another's `step_and_round`."""
-
-    @property
-    def num_reloads(self) -> int:
-        """How often the weights were replaced by those of a peer; never in rounds."""
-        return 0
 
     @abstractmethod
     def statistics(self) -> Statistics:
@@ -56,36 +51,38 @@ class Communication(ABC):
 
 
 class Exchanges(ABC):
-    """What goes on beside the training thread, and must rest while it holds a mean."""
+    """Exchanges beside the training thread, which pause while it holds the mean."""
+
+    @property
+    @abstractmethod
+    def num_reloads(self) -> int:
+        """How often the weights were replaced by those of a peer."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Begins no exchange any more, and returns when those begun here have ended."""
+        """Begins no further exchange; returns when those begun here have ended."""
 
     @abstractmethod
     def set_aside(self, vectors: Sequence[Tensor]) -> None:
-        """What peers see after `settle`, while others stand in the weights' place."""
+        """Shows peers these vectors after `settle`, while the weights hold the mean."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Goes on after `settle`, from the weights as they are."""
+        """Begins exchanges again after `settle`, from the weights as they are."""
 
     @abstractmethod
     def release(self) -> None:
-        """Lets go of peers that wait for this end; called by any thread on a failure.
-
-        The training thread may be in the middle of a long step.
-        """
+        """Lets go of peers that wait for this end; any thread calls it on a failure."""
 
 
 class AveragingClosure:
-    """An optimizer's closure, after whose first call the average may be taken.
+    """An optimizer's closure that averages after its first call.
 
-    LBFGS calls it several times a step; the average belongs to the first.
+    LBFGS calls it several times a step; the average belongs to the first call.
 
     Args:
-        closure: Computes the gradients.
-        average: Called once, when they are there for the first time.
+        closure: function that computes the gradients.
+        average: function called once, when they are first ready.
     """
 
     def __init__(self, closure: Callable[[], Any], average: Callable[[], Any]) -> None:
@@ -93,7 +90,7 @@ class AveragingClosure:
         self._is_first = True
 
     def __call__(self) -> Any:
-        """What the closure returns."""
+        """Returns what the closure returns."""
         output = self._closure()
         if self._is_first:
             self._is_first = False

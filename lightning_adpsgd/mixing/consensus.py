@@ -1,10 +1,9 @@
 """The consensus model: the mean of all super-learners, put in the place of the weights.
 
-While it is entered, the module's weights are the mean, in all learners alike; the local
-weights are kept aside and come back when it is left.
+Between `enter` and `leave` the module's weights are the mean, in all learners alike.
+The local weights are kept aside and come back.
 """
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,20 +12,21 @@ import torch.distributed as dist
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.weights.flat import FlatParameters
-from lightning_adpsgd.weights.replica import averaging_dtype, to_averaging_dtype
+from lightning_adpsgd.weights.replica import to_averaging_dtype
 
 _CHUNK = 1 << 22
 
 
 class Consensus(NamedTuple):
-    """How far the super-learners were from their mean when it was last taken.
+    """The distance of the super-learners from their mean when it was last taken.
 
     Attributes:
         distance: ``sqrt(mean_i |w_i - mean w|^2)`` over all weights.
-        relative_distance: The same over ``|mean w|``.
-        members: How many islands were in the mean; 0 where there are none.
+        relative_distance: distance over ``|mean w|``.
+        members: number of islands in the mean; 0 where there are none.
     """
 
     distance: float
@@ -36,12 +36,12 @@ class Consensus(NamedTuple):
     @classmethod
     def of(cls, spread: float, square: float, members: int = 0) -> "Consensus":
         """The consensus of a mean squared distance and a squared norm of the mean."""
-        distance, norm = math.sqrt(spread), math.sqrt(square)
+        distance, norm = spread**0.5, square**0.5
         return cls(distance, distance / norm if norm else 0.0, members)
 
 
 def all_diverged(whom: str) -> FloatingPointError:
-    """The error of a mean to which nobody has finite weights to give."""
+    """The error where no weights are finite, so that there is no mean."""
     return FloatingPointError(
         f"the weights of all {whom} are infinite or NaN: training has diverged; lower "
         "the learning rate or lengthen its warm-up"
@@ -55,15 +55,16 @@ class ConsensusModel:
     """Takes the mean over all super-learners; every learner calls it alike.
 
     Args:
-        flat: The weights.
-        communication: Settled before the mean is taken.
+        flat: the weights.
+        communication: averaging, which is settled before the mean is taken.
         meet: waits until all learners have paused; takes the occasion.
-        exchanges: What is paused while the mean is in place; none: nothing goes on.
-        average: Replaces vectors by their mean, and tells how far others were from it:
-            the weights that were trained on, which it is given as well.
+        exchanges: what pauses while the mean is in place; None: there is nothing.
+        average: function that replaces vectors by their mean and, given the weights
+            that were trained on, returns their distance from it; None: a collective
+            over all learners.
 
     Attributes:
-        local_weights: The weights that come back; none while the mean is not entered.
+        local_weights: weights that come back; None while the mean is not entered.
     """
 
     def __init__(
@@ -81,14 +82,14 @@ class ConsensusModel:
 
     @property
     def entered(self) -> bool:
-        """Whether the module holds the mean at present."""
+        """Whether the module holds the mean."""
         return self.local_weights is not None
 
     def enter(self, occasion: str) -> Consensus:
         """Replaces the weights of all learners by their mean.
 
         Args:
-            occasion: Name of the meeting; the same in all learners.
+            occasion: name of the meeting, the same in all learners.
         """
         if self._exchanges is not None:
             self._exchanges.pause()
@@ -105,7 +106,7 @@ class ConsensusModel:
 
     @torch.no_grad()
     def leave(self, adopt: bool) -> None:
-        """Puts the local weights back, or adopts the mean, and lets exchanges go on."""
+        """Puts the local weights back, or adopts the mean, and resumes exchanges."""
         if self.local_weights is None:
             return
         if not adopt:
@@ -125,9 +126,9 @@ def _average(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
     size, so the mean over learners is the mean over super-learners.
 
     Returns:
-        How far the weights in `trained` were from that mean.
+        The distance of the weights in `trained` from that mean.
     """
-    finite = all(bool(torch.isfinite(vector.sum())) for vector in vectors)
+    finite = all_finite(vectors)
     device = vectors[0].device if vectors else torch.device("cpu")
     num_finite = _count_finite(finite, device)
     sums = torch.zeros(2, dtype=torch.float64, device=device)
@@ -135,8 +136,8 @@ def _average(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
         # In chunks, so that no further copy of the weights is needed.
         chunks = zip(vector.split(_CHUNK), local.split(_CHUNK), strict=True)
         for chunk, local_chunk in chunks:
-            mean = to_averaging_dtype(chunk) if finite else _zeros_like(chunk)
-            dist.all_reduce(mean)
+            mean = to_averaging_dtype(chunk)
+            dist.all_reduce(mean if finite else mean.zero_())
             mean.div_(num_finite)
             if finite:
                 sums[0] += (local_chunk - mean).abs().double().square().sum()
@@ -146,16 +147,7 @@ def _average(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
     return Consensus.of(*sums.div_(num_finite).tolist())
 
 
-def _zeros_like(vector: Tensor) -> Tensor:
-    return torch.zeros_like(vector, dtype=averaging_dtype(vector.dtype))
-
-
 def _count_finite(finite: bool, device: torch.device) -> int:
-    """The number of learners with finite weights; the others are left out.
-
-    Raises:
-        FloatingPointError: None has.
-    """
     flags = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
     flags[dist.get_rank()] = finite
     dist.all_reduce(flags)

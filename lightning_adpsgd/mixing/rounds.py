@@ -1,7 +1,7 @@
 """One round of averaging among processes: one application of the mixing matrix.
 
-On the host, a super-learner whose weights are not finite is left out of a round by the
-others, which go on averaging with each other. Its own weights stay as they are.
+On the host, the others leave a super-learner with non-finite weights out of a round and
+go on averaging with each other. Its own weights stay as they are.
 """
 
 import logging
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Mixer(Protocol):
-    """Applies rounds of a schedule to weights, in three moves."""
+    """Applies rounds of a schedule to weights, in three steps."""
 
     tally: Tally
     device: torch.device
@@ -47,32 +47,32 @@ class Mixer(Protocol):
         ...
 
     def take_snapshot(self) -> None:
-        """Copies the weights as they are; what follows works on the copy."""
+        """Copies the weights; what follows works on the copy."""
 
     def mix(self) -> None:
         """Computes ``sum_j T[j, i] w_j - w_i`` of the copy, for the next round."""
 
     def finish(self) -> None:
-        """Adds the computed change to the weights, whatever they have become."""
+        """Adds the computed change to the weights as they are by then."""
 
 
 class RoundMixer:
     """Applies one round of a schedule to vectors, together with all super-learners.
 
-    Each learner of a super-learner mixes its shard; the shards are gathered inside the
-    node. A round goes chunk by chunk: while one is averaged, the next one crosses.
+    Each learner of a super-learner mixes its shard; then the super-learner gathers the
+    shards. A round goes chunk by chunk: while one is averaged, the next one crosses.
 
     Weights on a GPU are mixed there if the transport takes tensors of a GPU, as NCCL
-    does, and on the host otherwise. Then they come and go by way of one staging copy
-    beside them, so that the training stream never waits for the bus.
+    does, and on the host otherwise, by way of one staging copy on the GPU, so that the
+    training stream never waits for the bus.
 
     Args:
-        vectors: The flat weights; read, and written by `finish`.
-        transport: To the counterparts in the other super-learners.
-        node: The learners of this super-learner, by the same means.
-        schedule: The matrices.
-        timeout: For each wait.
-        chunk_elements: Elements per message.
+        vectors: the flat weights; `finish` writes them.
+        transport: connection to the counterparts in the other super-learners.
+        node: learners of this super-learner.
+        schedule: mixing matrices.
+        timeout: longest wait for each message.
+        chunk_elements: number of elements of a message.
     """
 
     def __init__(
@@ -90,15 +90,15 @@ class RoundMixer:
         self._shards = [shard(v, node.index, node.size) for v in self._vectors]
         self.device = self._vectors[0].device if vectors else torch.device("cpu")
         self._where = self.device if transport.on_device else torch.device("cpu")
-        self._snapshots = [self._place_for(part) for part in self._shards]
-        self._mixed = [self._place_for(part) for part in self._shards]
+        self._snapshots = [*map(self._memory_for, self._shards)]
+        self._mixed = [*map(self._memory_for, self._shards)]
         self._chunks = [
             _Chunk(*pair)
             for both in zip(self._snapshots, self._mixed, strict=True)
             for pair in zip(*(v.split(chunk_elements) for v in both), strict=True)
         ]
         alone = node.size == 1
-        self._whole = self._mixed if alone else [*map(self._place_for, self._vectors)]
+        self._whole = self._mixed if alone else [*map(self._memory_for, self._vectors)]
         self._staged = self._whole if self._where == self.device else self._stage()
         self._taken, self._mixed_mark = Mark(self.device), Mark(self.device)
         self._buffers: dict[tuple[torch.dtype, int, int], Tensor] = {}
@@ -107,20 +107,20 @@ class RoundMixer:
         self.tally, self._has_warned = Tally(), False
 
     def take_snapshot(self) -> None:
-        """Copies the weights as they are; what follows works on the copy."""
-        for place, part in zip(self._first_places(), self._shards, strict=True):
-            place.copy_(part)
+        """Copies the weights; what follows works on the copy."""
+        for copy, own in zip(self._first_copies(), self._shards, strict=True):
+            copy.copy_(own)
         self._taken.set()
 
     @torch.no_grad()
     def mix(self) -> None:
         """Computes ``sum_j T[j, i] w_j - w_i`` of the snapshots, for this round.
 
-        What it computes is there once the stream of the calling thread has come so far.
+        On a GPU the result is ready when the stream of the calling thread gets there.
         """
         self._taken.follow()
-        for place, snapshot in zip(self._first_places(), self._snapshots, strict=True):
-            to_host(place, snapshot)
+        for copy, snapshot in zip(self._first_copies(), self._snapshots, strict=True):
+            to_host(copy, snapshot)
         part = self._schedule.part(self._transport.index, self.round)
         post = self._post_mean if self._schedule.is_mean(self.round) else self._post
         self.round += 1
@@ -134,25 +134,25 @@ class RoundMixer:
         self._mixed_mark.set()
 
     def finish(self) -> None:
-        """Adds the computed change to the weights, whatever they have become."""
+        """Adds the computed change to the weights as they are by then."""
         self._mixed_mark.follow()
         for vector, change in zip(self._vectors, self._staged, strict=True):
             vector.add_(change)
         self.tally.merges += 1
 
     def statistics(self) -> Statistics:
-        """What was done so far; a GPU is awaited for that."""
+        """What was done so far; waits for a GPU."""
         return self.tally.snapshot()._replace(refused=int(self._refused))
 
-    def _first_places(self) -> list[Tensor]:
-        """Where the weights are copied to, on their device, for each shard."""
+    def _first_copies(self) -> list[Tensor]:
+        """The memory to which each shard is copied first, on its own device."""
         if self._staged is self._whole:
             return self._snapshots
         return [shard(v, self._node.index, self._node.size) for v in self._staged]
 
     def _post_mean(self, number: int, chunk: "_Chunk", part: Part) -> "_Crossing":
         chunk.mixed.copy_(chunk.snapshot)
-        # A ring all-reduce passes each element on twice but for its own part.
+        # A ring all-reduce sends each element twice, but for those of its own share.
         self.tally.bytes_sent += (
             2 * chunk.mixed.nbytes * (len(part.takes) - 1) // len(part.takes)
         )
@@ -169,20 +169,20 @@ class RoundMixer:
         return _Crossing(chunk, incoming, pending)
 
     def _land(self, crossing: "_Crossing", part: Part) -> Tensor:
-        """The change of one chunk; whether it was refused, as a tensor of one truth."""
+        """Computes the change of one chunk; returns whether it was refused."""
         for pending in crossing.pending:
             pending.wait(self._timeout)
         chunk, me = crossing.chunk, self._transport.index
         if crossing.incoming or len(part.takes) == 1:
             rows = {**crossing.incoming, me: chunk.snapshot}
             average(rows, part.takes, chunk.mixed)
-        # A GPU is not asked.
+        # To ask a GPU would stop the thread.
         if self._where.type == "cpu" and not all_finite([chunk.mixed]):
             return self._land_without_the_diverged(crossing, part)
         return keep_change(chunk.mixed, chunk.snapshot, self._schedule.gain)
 
     def _land_without_the_diverged(self, crossing: "_Crossing", part: Part) -> Tensor:
-        """The same where some weights are not finite; it counts as refused."""
+        """Does the same where some weights are non-finite; it counts as refused."""
         chunk, me = crossing.chunk, self._transport.index
         if not crossing.incoming and len(part.takes) > 1:
             self._average_the_finite(chunk)
@@ -194,7 +194,7 @@ class RoundMixer:
         return torch.ones((), dtype=torch.bool, device=self._where)
 
     def _average_the_finite(self, chunk: "_Chunk") -> None:
-        """A second mean, to which all come: all have seen that the first is none."""
+        """Takes a second mean; all come, for all have seen that the first is NaN."""
         counted = torch.nn.functional.pad(torch.zeros_like(chunk.snapshot), (0, 1))
         if all_finite([chunk.snapshot]):
             counted[:-1], counted[-1] = chunk.snapshot, 1.0
@@ -213,12 +213,11 @@ class RoundMixer:
 
     def _gather(self) -> None:
         if self._node.size > 1:
-            for part, whole in zip(self._mixed, self._whole, strict=True):
+            for mixed, whole in zip(self._mixed, self._whole, strict=True):
                 into = list(whole.chunk(self._node.size))
-                self._node.gather(part, into, self._timeout)
+                self._node.gather(mixed, into, self._timeout)
 
-    def _place_for(self, vector: Tensor) -> Tensor:
-        """Memory for a vector or a change of it, where they are mixed."""
+    def _memory_for(self, vector: Tensor) -> Tensor:
         return self._memory(len(vector), averaging_dtype(vector.dtype))
 
     def _memory(self, length: int, dtype: torch.dtype) -> Tensor:

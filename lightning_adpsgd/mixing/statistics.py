@@ -1,4 +1,4 @@
-"""What a learner's communication has come to: the counters, and a copy of them."""
+"""What a learner's communication has done: the counters, and a copy of them."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -8,20 +8,24 @@ class Statistics(NamedTuple):
     """What a learner's communication has done so far.
 
     Attributes:
-        exchanges: Averages completed with a peer (or rounds, in the synchronous modes).
-        merges: Times that the training side took in what was averaged.
-        bytes_sent: Payload sent to other super-learners by this learner.
-        exposed_seconds: Time that the training thread waited for communication.
-        staleness: Optimizer steps between snapshot and merge, and how often.
-        refused: Averages from which something was left out, because it was not finite
-            or too far away.
-        damaged: Parts of vectors left out because they arrived damaged.
-        peer_ages: For each super-learner that this one exchanges with asynchronously,
-            optimizer steps since the last completed exchange, or since the start.
-        members: Super-learners that are there, this one counted; 0 where their number
-            never changes.
-        joined: Super-learners that have come since this one did.
-        lost: Super-learners that have gone without a word since then.
+        exchanges: number of averages completed with a peer; in the synchronous modes,
+            of rounds.
+        merges: number of times that the training side took in what was averaged.
+        bytes_sent: payload sent to other super-learners by this learner.
+        exposed_seconds: time that the training thread waited for communication.
+        staleness: number of averages by their age, the optimizer steps between snapshot
+            and merge.
+        refused: number of averages from which something was left out, because it was
+            non-finite or too far away.
+        peer_ages: optimizer steps since the last completed exchange, or the start, for
+            each super-learner that this one exchanges with asynchronously.
+        far: number of averages from which something was left out as too far away.
+        reloads: number of times that the weights were replaced by those of a peer.
+        members: number of super-learners present, this one included; 0 where it never
+            changes.
+        joined: number of super-learners that have come since this one did.
+        lost: number of super-learners that have gone without a word since then.
+        damaged: number of parts left out because they arrived damaged.
     """
 
     exchanges: int
@@ -41,7 +45,7 @@ class Statistics(NamedTuple):
 
 @dataclass
 class Tally:
-    """The counters behind `Statistics`; whoever shares it guards it."""
+    """The counters behind `Statistics`; threads that share it guard it."""
 
     exchanges: int = 0
     merges: int = 0
@@ -49,19 +53,14 @@ class Tally:
     exposed_seconds: float = 0.0
     staleness: dict[int, int] = field(default_factory=dict)
     refused: int = 0
-    peer_ages: dict[int, int] = field(default_factory=dict)
     far: int = 0
-    reloads: int = 0
     damaged: int = 0
 
     def snapshot(self) -> Statistics:
-        """An immutable copy."""
-        copies = {
-            "staleness": dict(self.staleness),
-            "peer_ages": dict(self.peer_ages),
-        }
-        return Statistics(**{**vars(self), **copies})
+        """A copy, without what others count."""
+        own = {**vars(self), "staleness": dict(self.staleness)}
+        return Statistics(peer_ages={}, **own)
 
     def merged(self, staleness: int) -> None:
-        """Counts one merged exchange of this age in optimizer steps."""
+        """Counts a merged average of this age in optimizer steps."""
         self.staleness[staleness] = self.staleness.get(staleness, 0) + 1

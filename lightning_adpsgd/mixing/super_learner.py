@@ -1,14 +1,13 @@
 """The learners of one super-learner, and how all of them merge the same at one step.
 
-Each learner carries 1/N of the weights to its counterparts in other super-learners, so
-that what it receives concerns its shards alone. `ShardGather` shares the changes of all
+Each learner exchanges 1/N of the weights with its counterparts in other super-learners,
+and so receives changes of its shards alone. `ShardGather` shares the changes of all
 shards beside the computation of one step, and every learner merges them at its end.
-Each learner gives the others the chunks that exchanges have changed, and no more: they
-come at different times to different learners. With them go `Votes`, which are counted
-at the same step in all of them.
+Each learner gives the others only the chunks that exchanges have changed: exchanges end
+at different times in different learners. With them go `Votes`, which all learners count
+at the same step.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -35,9 +34,10 @@ from lightning_adpsgd.weights.worker import BackgroundWorker, InlineWorker
 class SuperLearnerGroup:
     """The learners of one super-learner.
 
+    A collective to which not all come within its timeout raises `SuperLearnerBroken`.
+
     Args:
-        group: A process group of theirs that nothing else uses; none for a
-            super-learner of one learner.
+        group: process group that nothing else uses; None: a super-learner of one.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -46,22 +46,14 @@ class SuperLearnerGroup:
         self.size = dist.get_world_size(group) if group is not None else 1
 
     def agree(self, flags: Tensor, timeout: timedelta) -> None:
-        """Replaces each number by the largest that any learner has there.
-
-        Raises:
-            RuntimeError: Not all came within the timeout.
-        """
+        """Replaces each number by the largest that any learner has there."""
         if self._group is None:
             return
         largest, group = dist.ReduceOp.MAX, self._group
         _complete(lambda: dist.all_reduce(flags, largest, group, True), timeout)
 
     def gather(self, part: Tensor, into: list[Tensor], timeout: timedelta) -> None:
-        """Fills one tensor for each learner with what that learner gives.
-
-        Raises:
-            RuntimeError: Not all came within the timeout.
-        """
+        """Fills one tensor for each learner with what that learner gives."""
         if self._group is None:
             into[0].copy_(part)
             return
@@ -69,11 +61,7 @@ class SuperLearnerGroup:
         _complete(lambda: dist.all_gather(into, part, group, True), timeout)
 
     def share(self, part: Tensor, owner: int, timeout: timedelta) -> None:
-        """Gives all learners what one of them has in a tensor of this shape.
-
-        Raises:
-            RuntimeError: Not all came within the timeout.
-        """
+        """Gives all learners what its owner has in this tensor."""
         if self._group is None:
             return
         group = self._group
@@ -87,8 +75,8 @@ class Votes(NamedTuple):
     """What one learner asks all of its super-learner to do at one step boundary.
 
     Attributes:
-        recover: To go on from a peer's weights, because its own went astray.
-        leave: To end in order.
+        recover: whether to go on from a peer's weights, because its own have diverged.
+        leave: whether to end in order.
     """
 
     recover: bool = False
@@ -103,40 +91,36 @@ _Changed = list[int]  # the numbers of a chunk and of the learner that has chang
 def gather_shards(
     vectors: Sequence[Tensor], node: SuperLearnerGroup, timeout: timedelta
 ) -> None:
-    """Gives all learners of a node what each of them has in its shard of the weights.
-
-    Raises:
-        RuntimeError: Not all came within the timeout.
-    """
+    """Gives all learners of a super-learner the shard of each."""
     if node.size == 1:
         return
     for vector in map(as_real, vectors):
-        parts = [shard(vector, n, node.size) for n in range(node.size)]
-        mine = parts[node.index].cpu().contiguous()
-        gathered = [torch.empty_like(mine) for _ in parts]
+        shards = [shard(vector, n, node.size) for n in range(node.size)]
+        mine = shards[node.index].cpu().contiguous()
+        gathered = [torch.empty_like(mine) for _ in shards]
         node.gather(mine, gathered, timeout)
-        for part, values in zip(parts, gathered, strict=True):
-            part.copy_(values)
+        for own, values in zip(shards, gathered, strict=True):
+            own.copy_(values)
 
 
 class ShardGather:
-    """Takes what the shards received and merges it, in all learners of a node, later.
+    """Takes what the shards received and merges it later, in all learners of a node.
 
-    `begin` and `finish` belong to the training thread; the collectives of the node run
+    `begin` and `finish` belong to the training thread. The collectives of the node run
     in a thread of their own, in the same order in all its learners. They are Gloo's, on
     the host: a second communicator of NCCL beside that of the gradients may deadlock.
 
     Args:
-        vectors: w, whole, of real numbers.
+        vectors: w, whole and real.
         replica: x and d of this learner's shards.
-        node: The learners.
-        timeout: Of each collective.
-        worker: Shares; by default a thread of its own.
+        node: learners of the super-learner.
+        timeout: longest wait for each collective.
+        worker: what runs the collectives; None: a thread of its own.
 
     Attributes:
-        seconds: Time that the training thread waited for it.
-        agreed: What any of them had voted for when the merge began that was finished
-            last; the same in all of them.
+        seconds: time that the training thread waited for the collectives.
+        agreed: what any learner had voted for when the last finished merge began; the
+            same in all of them.
     """
 
     def __init__(
@@ -153,8 +137,12 @@ class ShardGather:
         self._sharing: Future[tuple[list[_Changed], Votes]] | None = None
         self._taken, self._arrived = Mark(replica.device), Mark(replica.device)
         self._mine = [_zeros_like(chunk, replica.device) for chunk in replica.chunks]
-        self._weights = _by_chunk(vectors, replica, node.size)
-        # Of each chunk, what each learner has changed.
+        of_shards = (
+            replica.split([shard(vector, n, node.size) for vector in vectors])
+            for n in range(node.size)
+        )
+        # By chunk, for each learner: the weights of its shard, and what it has changed.
+        self._weights = list(zip(*of_shards, strict=True))
         self._changes = [
             [
                 mine if n == node.index else _zeros_like(chunk, replica.device)
@@ -164,13 +152,13 @@ class ShardGather:
         ]
 
     def begin(self, votes: Votes = _NOTHING) -> None:
-        """Takes d of the changed chunks and starts to share it; none may run."""
+        """Takes d of the changed chunks and starts to share it."""
         taken = self._replica.take([change.here for change in self._mine])
         self._taken.set()
         self._sharing = self._worker.submit(lambda: self._share_all(taken, votes))
 
     def finish(self) -> bool:
-        """Waits for what `begin` started, adds it to w, and says if it was anything."""
+        """Waits for what `begin` started and adds it to w; whether there was any."""
         if self._sharing is None:
             return False
         begin = time.perf_counter()
@@ -183,16 +171,16 @@ class ShardGather:
         return bool(changed)
 
     def stop(self, seconds: float) -> None:
-        """Ends the thread, or leaves it behind after that long."""
+        """Ends the thread, or leaves it behind after this time."""
         self._worker.stop(seconds)
 
     def _share_all(
         self, taken: list[int], votes: Votes
     ) -> tuple[list[_Changed], Votes]:
-        shape = len(self._replica.chunks), self._node.size
-        length = math.prod(shape)
+        num_chunks, size = len(self._replica.chunks), self._node.size
+        length = num_chunks * size
         flags = torch.zeros(length + len(votes), dtype=torch.uint8, device="cpu")
-        of_chunks, of_votes = flags[:length].view(shape), flags[length:]
+        of_chunks, of_votes = flags[:length].view(num_chunks, size), flags[length:]
         of_chunks[taken, self._node.index] = 1
         of_votes.copy_(torch.tensor(votes, device="cpu"))
         self._node.agree(flags, self._timeout)
@@ -221,7 +209,7 @@ class ShardGather:
 
 
 def _add_and_tell_rest(weights: Tensor, change: Tensor) -> Tensor:
-    """Adds; returns what rounding left out, or anything where it leaves out nothing."""
+    """Adds a change; returns what rounding left out of a w in half precision."""
     if weights.dtype == change.dtype:
         weights.add_(change)
         return change
@@ -234,23 +222,7 @@ def _zeros_like(chunk: Chunk, device: torch.device) -> Mirrored:
     return mirrored(torch.zeros(len(chunk), dtype=chunk.dtype, device=device))
 
 
-def _by_chunk(
-    vectors: Sequence[Tensor], replica: Replica, num_shards: int
-) -> list[list[Tensor]]:
-    """For each chunk of a shard, that stretch of all shards of w."""
-    found, numbers = [], iter(replica.chunks)
-    for vector in vectors:
-        begin, length = 0, len(vector) // num_shards
-        while begin < length:
-            end = begin + len(next(numbers))
-            shards = [shard(vector, n, num_shards) for n in range(num_shards)]
-            found.append([part[begin:end] for part in shards])
-            begin = end
-    return found
-
-
 def _complete(begin: Callable[[], dist.Work | None], timeout: timedelta) -> None:
-    """Begins a collective of the node and waits for it."""
     try:
         work = begin()
         assert work is not None

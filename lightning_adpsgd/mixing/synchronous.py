@@ -1,7 +1,7 @@
 """Averaging in rounds: waited for at the step boundary, or hidden behind the gradient.
 
-At the boundary the average is taken after the step (SD-PSGD). Hidden, it is computed
-behind the gradient of the next step and joined at the last moment, before the update
+At the boundary the average is taken after the step (SD-PSGD). A hidden average is
+computed behind the gradient of the next step and joined just before the update
 (delay-by-one, arXiv 2110.11199): ``w_i <- sum_j T[j, i] w_j(k) - lr g_i(w_i(k))``.
 """
 
@@ -22,15 +22,15 @@ Order = Literal["step_then_average", "average_then_step"]
 class Rounds(Communication):
     """One round of averaging every so many steps; made by the functions below.
 
-    The mixer is used by the worker thread from the launch of a round until its join,
-    and by the training thread otherwise.
+    The worker uses the mixer from the launch of a round until its join, and the
+    training thread otherwise.
 
     Args:
-        mixer: Applies a round.
-        every: Optimizer steps per round.
-        worker: Mixes a round from its launch on; runs it at once if nothing hides it.
-        hidden: Whether a round is joined before the next update, and not at once.
-        from_start: Whether the first gradient has a round behind it. Weights that are
+        mixer: what applies a round.
+        every: optimizer steps per round.
+        worker: what runs a round from its launch on.
+        hidden: whether a round is joined before the next update, and not at once.
+        from_start: whether a round runs behind the first gradient. Weights that are
             equal at the start need none.
     """
 
@@ -45,7 +45,7 @@ class Rounds(Communication):
         self._mixer, self._every, self._worker = mixer, every, worker
         self._hidden = hidden
         self._round: Future[None] | None = None
-        # Steps, counted so that a round is launched whenever `every` divides them.
+        # Counted so that a round is launched whenever `every` divides it.
         self._step, self._goes_on = int(from_start), False
 
     @override
@@ -116,15 +116,15 @@ def synchronous(
 ) -> Communication:
     """Averaging for which every super-learner waits, in the given order.
 
-    After the step the average needs the result of the step, and is exposed. Before it,
-    the average needs the weights of the last step alone and is hidden, as under
-    delay-by-one, but from the first step on: ``T W - lr G(W)`` is the same equation.
+    An average after the step needs the result of the step, and is exposed. One before
+    the step needs the weights of the last step alone, and is hidden as in delay-by-one,
+    but from the first step on: ``T W - lr G(W)`` is the same equation.
 
     Args:
-        mixer: Applies a round.
-        order: Whether the average comes after the step or before it.
-        every: Optimizer steps per round.
-        worker: Computes hidden rounds; by default a thread of its own.
+        mixer: what applies a round.
+        order: whether the average comes after the step or before it.
+        every: optimizer steps per round.
+        worker: what runs hidden rounds; None: a thread of its own.
     """
     if order == "step_then_average":
         return Rounds(mixer, every, InlineWorker(), hidden=False)
@@ -138,9 +138,9 @@ def delay_by_one(
     """Averaging hidden behind the gradient, joined one step after its snapshot.
 
     Args:
-        mixer: Applies a round.
-        every: Optimizer steps per round.
-        worker: Computes the rounds; by default a thread of its own.
+        mixer: what applies a round.
+        every: optimizer steps per round.
+        worker: what runs the rounds; None: a thread of its own.
     """
     return Rounds(mixer, every, worker or _thread_for(mixer), hidden=True)
 

@@ -320,10 +320,10 @@ class Job:
 
     def _begin_anew_if_reloaded(self) -> None:
         assert self._engine is not None
-        num_reloads = self._engine.communication.num_reloads
-        if num_reloads == self._num_reloads:
+        exchanges = self._engine.exchanges
+        if exchanges is None or exchanges.num_reloads == self._num_reloads:
             return
-        self._num_reloads = num_reloads
+        self._num_reloads = exchanges.num_reloads
         # Behind a gradient, it was taken at the weights that are gone.
         for weight in self.flat.parameters():
             if weight.grad is not None:

@@ -29,7 +29,7 @@ Matching = Sequence[tuple[int, int]]
 Partners = dict[int, int]
 
 
-def from_matrices(matrices: Sequence[Tensor], name: str = "matrices") -> Topology:
+def from_matrices(matrices: Sequence[Tensor]) -> Topology:
     """A schedule of mixing matrices, each [S, S], that take turns.
 
     Asynchronously an edge is asked in proportion to its weight: the heaviest of the
@@ -45,7 +45,7 @@ def from_matrices(matrices: Sequence[Tensor], name: str = "matrices") -> Topolog
     check_consensus(rounds)
     heaviest = max(_heaviest(mixing) for mixing in rounds)
     return Topology(
-        name,
+        "matrices",
         partial(_column, matrix := partial(_in_turn, rounds)),
         partial(_always, len(rounds)),
         gives=partial(_row, matrix),
@@ -54,10 +54,10 @@ def from_matrices(matrices: Sequence[Tensor], name: str = "matrices") -> Topolog
     )
 
 
-def from_matchings(matchings: Sequence[Matching], name: str = "matchings") -> Topology:
+def from_matchings(matchings: Sequence[Matching]) -> Topology:
     """A schedule of matchings that take turns: each pair takes the mean of its two.
 
-    Who is in no pair of a matching sits out that round.
+    A super-learner in no pair of a matching sits out that round.
 
     Raises:
         ValueError: A pair is not of two different super-learners, or a super-learner is
@@ -65,23 +65,23 @@ def from_matchings(matchings: Sequence[Matching], name: str = "matchings") -> To
     """
     partners = [_partners(pairs, number) for number, pairs in enumerate(matchings)]
     return Topology(
-        name,
+        "matchings",
         partial(_half_of_partner, partners),
         partial(_always, len(partners)),
         check_size=partial(_check_matchings, partners),
     )
 
 
-def from_function(matrix: MatrixOfRound, name: str = "function") -> Topology:
-    """A schedule of which a function says all: ``(S, round, seed) -> T``.
+def from_function(matrix: MatrixOfRound) -> Topology:
+    """A schedule of matrices from a function ``(S, round, seed) -> T``.
 
-    The function must be pure, and the same in all learners. Anybody may meet anybody,
-    so that everybody is connected with everybody. Each matrix is checked when its round
-    comes; that they lead to consensus is up to the function.
+    The function must be pure, and the same in all learners. Any two may meet, so that
+    all are connected. Each matrix is checked when its round comes; whether they lead to
+    consensus is up to the function.
     """
     checked = partial(_checked, matrix)
     return Topology(
-        name,
+        "function",
         partial(_column, checked),
         never_repeats,
         gives=partial(_row, checked),
@@ -142,7 +142,7 @@ def _frequencies(
     round: int,
     seed: int,
 ) -> Shares:
-    """Weights of the edges of `index`, to the heaviest (of the round, if not given)."""
+    """Weights of the edges of `index` over the heaviest; None: that of the round."""
     mixing = matrix(size, round, seed)
     weights = (mixing[index] + mixing[:, index]) / 2
     return _nonzero(weights / (heaviest or _heaviest(mixing)))

@@ -1,8 +1,8 @@
 """Who takes part at present, in which order, and who asks whom.
 
-A topology knows super-learners 0 ... S - 1. Where they come and go, the live ones are
-sorted by their numbers, and a super-learner's place in that list is its index. All that
-know the same list draw the same ring from it, without a vote.
+A topology knows super-learners 0 ... S - 1. Where they come and go, the index of a
+super-learner is its position among the sorted numbers of the live ones. All that know
+the same list draw the same ring from it, without a vote.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ _SIZES_TO_TRY = range(1, 9)
 
 
 class LiveSchedule(NamedTuple):
-    """A schedule over the live super-learners, and the own place among them.
+    """A schedule over the live super-learners, and the own number among them.
 
     Attributes:
         schedule: schedule of as many super-learners as are live.

@@ -44,8 +44,8 @@ TopologyLike = (
 def ring_shares(index: int, size: int, round: int = 0, seed: int = 0) -> Shares:
     """The papers' fixed ring: a third each of oneself, the left and the right.
 
-    For S = 2, where left and right are the same, both halves; lambda_2 is
-    ``(1 + 2 cos(2 pi / S)) / 3`` for S >= 3.
+    For S = 2, where left and right are the same, it takes both halves. For S >= 3,
+    lambda_2 is ``(1 + 2 cos(2 pi / S)) / 3``.
     """
     return equal_shares((index, (index - 1) % size, (index + 1) % size))
 
@@ -62,7 +62,7 @@ def alternating_pairs_shares(
 ) -> Shares:
     """Pair averages with the left and the right neighbour of the ring in turn.
 
-    With an odd S one super-learner sits out, another one in each round.
+    With an odd S one super-learner sits out, a different one in each round.
     """
     shift = round % _two_or_all(size)
     place = _paired_place((index - shift) % size, size)
@@ -101,7 +101,7 @@ def _exponential_gives(index: int, size: int, round: int, seed: int) -> Shares:
 
 
 def complete_shares(index: int, size: int, round: int = 0, seed: int = 0) -> Shares:
-    """Everybody takes 1/S of everybody: one round gives the mean."""
+    """Each super-learner takes 1/S of all: one round gives the mean."""
     return equal_shares(range(size))
 
 
@@ -166,12 +166,12 @@ def find_topology(topology: TopologyLike) -> Topology:
     """The topology that an argument means.
 
     Args:
-        topology: A name; a `Topology`; one mixing matrix, as a tensor or as its rows;
-            several matrices, or several matchings (lists of pairs), which take turns;
-            or a function, see `from_function`.
+        topology: name; `Topology`; one mixing matrix, as a tensor or as its rows;
+            several matrices or matchings (lists of pairs), which take turns; or a
+            function, see `from_function`.
 
     Raises:
-        ValueError: It is none of these, or not a topology.
+        ValueError: The argument is none of these, or not a topology.
     """
     if isinstance(topology, Topology):
         return topology
@@ -192,7 +192,7 @@ def _named(name: str) -> Topology:
 
 
 def _paired_place(place: int, size: int) -> int:
-    """The other of the places (0, 1), (2, 3), ...; one's own at the end of an odd S."""
+    """The other one of the pair (0, 1), (2, 3), ...; itself at the end of an odd S."""
     other = place ^ 1
     return other if other < size else place
 
@@ -210,7 +210,7 @@ class _Order(NamedTuple):
     places: list[int]  # the inverse
 
 
-@lru_cache(maxsize=16)  # pure; spares each super-learner of a process its own draw
+@lru_cache(maxsize=16)  # the super-learners of a process share one draw
 def _drawn_order(size: int, round: int, seed: int) -> _Order:
     generator = torch.Generator().manual_seed((seed * 1_000_003 + round) % 2**63)
     order = torch.randperm(size, generator=generator)

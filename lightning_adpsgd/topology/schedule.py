@@ -12,13 +12,13 @@ from lightning_adpsgd.topology.topology import Part, check_part, equal_shares
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which mixing matrix applies in which round.
+    """A topology of S super-learners, with its gain and seed.
 
     Args:
-        topology: The sequence of matrices.
+        topology: sequence of mixing matrices.
         num_super_learners: S.
         gain: gamma in T_gamma = (1 - gamma) I + gamma T, 0 < gamma <= 1.
-        seed: For topologies that are drawn at random.
+        seed: seed of topologies that are drawn at random.
     """
 
     topology: Topology
@@ -42,11 +42,11 @@ class Schedule:
         return part
 
     def asks(self, index: int, round: int) -> list[int]:
-        """Whom `index` asks in its own round of this number (`Topology.asks`)."""
+        """The peers that `index` asks in its own round of this number."""
         return self.topology.asks(index, self.num_super_learners, round, self.seed)
 
     def is_mean(self, round: int) -> bool:
-        """Whether all take the exact mean, for which one all-reduce serves."""
+        """Whether all take the exact mean, which one all-reduce computes."""
         period = self.topology.period(self.num_super_learners)
         return _is_mean(
             self.topology,
@@ -58,6 +58,6 @@ class Schedule:
 
 @lru_cache(maxsize=64)
 def _is_mean(topology: Topology, size: int, round: int, seed: int) -> bool:
-    # Of all of them: who posts an all-reduce must know that the others do.
+    # For all indices: a learner that posts an all-reduce must know that the others do.
     mean = equal_shares(range(size))
     return all(topology.takes(i, size, round, seed) == mean for i in range(size))

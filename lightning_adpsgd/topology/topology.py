@@ -1,8 +1,8 @@
 """What a topology is: who takes what share from whom, in which round.
 
-A topology can be asked for one column of the mixing matrix T at a time, so that a
-learner's round costs it no S x S matrix. It communicates nothing and keeps no state.
-Those that have a name are in `topology`, those that a user gives in `given`.
+A topology gives one column of the mixing matrix T at a time, so that a learner's round
+needs no S x S matrix. It communicates nothing and keeps no state. Topologies with a
+name are in `named`, those that a user gives in `custom`.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ SharesOfRound = Callable[[int, int, int, int], Shares]
 
 
 def equal_shares(members: Iterable[int]) -> Shares:
-    """The same share of each; who is named twice counts once."""
+    """Equal shares of all members, each of which counts once."""
     distinct = dict.fromkeys(members)
     return dict.fromkeys(distinct, 1 / len(distinct))
 
 
 def any_size(num_super_learners: int) -> None:
-    """Every number of super-learners will do."""
+    """Accepts every number of super-learners."""
 
 
 def never_repeats(num_super_learners: int) -> int:
-    """The period of a schedule in which anybody may meet anybody."""
+    """The period of a schedule that is drawn at random."""
     return 0
 
 
@@ -44,15 +44,16 @@ class Topology:
     """A named schedule of mixing matrices.
 
     Args:
-        name: What `topology=` calls it.
+        name: value of the option `topology`.
         takes: ``(index, num_super_learners, round, seed)`` -> what `index` takes from
             whom, itself included: column `index` of T without its zeros.
-        period: ``num_super_learners -> rounds`` until the schedule repeats; 0 for a
-            schedule that never does (drawn at random), where anybody may meet anybody.
-        gives: Row `index` of T, likewise; none where T is symmetric in every round.
-        frequencies: Of each edge of `index`, in what part of its rounds an asynchronous
-            exchange is asked for; none: in all of them.
-        check_size: Raises a `ValueError` where there is no such topology of S.
+        period: ``num_super_learners -> rounds`` until the schedule repeats; 0: it is
+            drawn at random and never does, so that any two may meet.
+        gives: row `index` of T, likewise; None: T is symmetric in every round.
+        frequencies: share of the rounds of each edge of `index` in which an
+            asynchronous exchange is asked for; None: all of them.
+        check_size: function that raises a `ValueError` where there is no such topology
+            of S.
     """
 
     name: str
@@ -95,15 +96,14 @@ class Topology:
     def asks(
         self, index: int, num_super_learners: int, round: int, seed: int = 0
     ) -> list[int]:
-        """Whom `index` asks for a pair exchange in its own round number `round`.
+        """The peers that `index` asks for an exchange in its own round number `round`.
 
-        Unsynchronised learners do not share a round number, so the two ends of an edge
-        must not both have to be in the same one: an end that is asked answers whatever
-        its round is. The ends take turns by the parity of the round's binary digits,
-        which makes one exchange per edge and round at equal speeds, and still one in
-        two rounds of the faster end where the other is slow. (By the parity of the
-        round itself an edge that comes back in every second round would always be the
-        same end's.) An edge of one direction is asked by its taker.
+        Unsynchronised learners do not share a round number, so that an end answers in
+        whatever round it is. The ends take turns by the parity of the round's binary
+        digits. That makes one exchange per edge and round at equal speeds, and still
+        one in two rounds of the faster end where the other is slow. (By the parity of
+        the round itself, an edge of every second round would always be asked by the
+        same end.) An edge of one direction is asked by its taker.
         """
         key = (index, num_super_learners, round, seed)
         takes, gives = self.part(*key)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_adpsgd.dials import Dials
-from lightning_adpsgd.mixing.communication import Communication
+from lightning_adpsgd.mixing.averages import all_finite
+from lightning_adpsgd.mixing.communication import AveragingClosure, Communication
 from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
@@ -155,7 +156,7 @@ class VirtualLearners(ABC):
         return self._scenario.num_super_learners
 
     def _finite_members(self) -> list[int]:
-        finite = [i for i in self.members if _is_finite(self.shown(i))]
+        finite = [i for i in self.members if all_finite(self.shown(i))]
         if not finite:
             raise all_diverged("super-learners")
         return finite
@@ -174,8 +175,7 @@ class VirtualLearners(ABC):
                 matrix[self._consensus_row, begin : begin + length] = mean
                 squares += _square(seen - mean)
                 norm += _square(mean)
-        distance, norm = (squares / len(members)) ** 0.5, norm**0.5
-        return Consensus(distance, distance / norm if norm else 0.0)
+        return Consensus.of(squares / len(members), norm)
 
     def _seen(self, members: list[int], number: int, begin: int, length: int) -> Tensor:
         """What peers see of members, in a stretch of a matrix, [member, element]."""
@@ -242,7 +242,7 @@ class LockstepLearners(VirtualLearners):
     @override
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
         row = self._turn
-        output = step(_then(closure, lambda: self._mixer.take_in(row)))
+        output = step(AveragingClosure(closure, lambda: self._mixer.take_in(row)))
         self.steps[row] += 1
         if row == self.members[-1]:
             self._communication.after_update()
@@ -310,7 +310,7 @@ class AsynchronousLearners(VirtualLearners):
     @override
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
         side = self._sides[self._turn]
-        output = step(_then(closure, side.before_update))
+        output = step(AveragingClosure(closure, side.before_update))
         side.after_update()
         self.steps[self._turn] += 1
         return output
@@ -375,19 +375,6 @@ def make_learners(
     return LockstepLearners(module, dials, scenario)
 
 
-def _then(closure: Closure, average: Callable[[], None]) -> Closure:
-    """Adds an average after the first call; LBFGS calls its closure several times."""
-    left = [average]
-
-    def closure_and_average() -> Any:
-        output = closure()
-        if left:
-            left.pop()()
-        return output
-
-    return closure_and_average
-
-
 def _communication(dials: Dials, mixer: RowMixer) -> Communication:
     if dials.communication == "sync":
         order, every = dials.effective_order, dials.gossip_every
@@ -407,10 +394,6 @@ def _totals(tallies: Sequence[Tally | Statistics]) -> Totals:
         sum(tally.refused for tally in tallies),
         dict(sorted(staleness.items())),
     )
-
-
-def _is_finite(vectors: list[Tensor]) -> bool:
-    return all(bool(torch.isfinite(vector.sum())) for vector in vectors)
 
 
 def _square(numbers: Tensor) -> float:

@@ -1,9 +1,9 @@
 """One contiguous vector per dtype, of which a module's weights are views.
 
 A snapshot of a model is then one copy and a merge one addition, however many layers it
-has. Floating-point buffers (batch-norm statistics) lie in the vector too, because they
-are averaged with the parameters; integer buffers, and buffers that no checkpoint holds,
-stay where they are. Nothing here communicates.
+has. Floating-point buffers (batch-norm statistics) are averaged with the parameters and
+lie in the vector too. Integer buffers, and buffers that no checkpoint holds, stay where
+they are. Nothing here communicates.
 """
 
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ class FlatParameters:
     and by `rebind`. An optimizer may have been made before or after.
 
     Args:
-        module: On its final device and in its final dtype.
-        shards: Each vector is padded with zeros to a multiple of this length.
+        module: module on its final device and in its final dtype.
+        shards: number of shards; each vector is padded with zeros to a multiple of it.
 
     Raises:
         ValueError: A parameter is not materialised yet, or lies on another device than
@@ -48,23 +48,18 @@ class FlatParameters:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.vectors[0].device if self.vectors else torch.device("cpu")
 
-    @property
-    def num_elements(self) -> int:
-        """Elements over all vectors, padding included."""
-        return sum(vector.numel() for vector in self.vectors)
-
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Those of the module."""
+        """The parameters of the module."""
         return self._module.parameters()
 
     def check_views(self) -> None:
         """Refuses a module whose weights have left the vectors.
 
         Raises:
-            RuntimeError: Names the first tensor that is no view, or not any more.
+            RuntimeError: A tensor is no view, or not any more; names the first one.
         """
         # By memory and not by name: pruning gives a weight another name.
         views = {slot.view.data_ptr(): slot.name for slot in self._slots}
@@ -86,7 +81,7 @@ class FlatParameters:
                 )
 
     def layout(self) -> str:
-        """Names, shapes and dtypes in order: equal in all learners of one job."""
+        """Names, shapes and dtypes in order; equal in all learners of one job."""
         return ";".join(
             f"{slot.name}:{tuple(slot.view.shape)}:{slot.view.dtype}"
             for slot in self._slots
@@ -96,11 +91,11 @@ class FlatParameters:
         """Copies weights that were given other memory back into the vectors.
 
         ``p.data = values`` moves a weight out of the vector that is averaged. Its
-        values go into the view, and the weight is made a view again. Costs little if
-        no weight has moved.
+        values go into the view, and the weight is made a view again. This costs little
+        where no weight has moved.
 
         Raises:
-            RuntimeError: A weight has got another shape, dtype or device.
+            RuntimeError: A weight has another shape, dtype or device than before.
         """
         for slot in self._slots:
             if slot.tensor.data_ptr() != slot.address:
@@ -109,17 +104,17 @@ class FlatParameters:
     @torch.no_grad()
     def _flatten(self, tensors: dict[str, Tensor], shards: int) -> None:
         first = next(iter(tensors.values()))
-        places: dict[tuple[int, torch.Size], int] = {}
+        begins: dict[tuple[int, torch.Size], int] = {}
         total = 0
         for tensor in tensors.values():
-            # Two tensors over the same memory (tied weights) share one place.
-            if (key := (tensor.data_ptr(), tensor.shape)) not in places:
-                places[key] = total
+            # Two tensors over the same memory (tied weights) share one view.
+            if (key := (tensor.data_ptr(), tensor.shape)) not in begins:
+                begins[key] = total
                 total += tensor.numel()
         padded = -(-total // shards) * shards
         vector = torch.zeros(padded, dtype=first.dtype, device=first.device)
         views = {
-            name: _view_like(vector, places[tensor.data_ptr(), tensor.shape], tensor)
+            name: _view_like(vector, begins[tensor.data_ptr(), tensor.shape], tensor)
             for name, tensor in tensors.items()
         }
         # All are copied before the first is moved: tied weights share memory.
@@ -127,8 +122,7 @@ class FlatParameters:
             views[name].copy_(tensor)
         for name, tensor in tensors.items():
             tensor.data = views[name]
-            address = tensor.data_ptr()
-            self._slots.append(_Slot(name, tensor, views[name], address))
+            self._slots.append(_Slot(name, tensor, views[name], tensor.data_ptr()))
         self.vectors.append(vector)
 
 
@@ -150,7 +144,7 @@ def _kind(tensor: Tensor) -> tuple[list[int], str, str]:
 
 
 def pruning_masks(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that say which part of a weight `torch.nn.utils.prune` has left.
+    """The buffers that say which elements of a weight `torch.nn.utils.prune` has left.
 
     Learners prune alike, so that there is nothing to average.
     """
@@ -161,7 +155,7 @@ def pruning_masks(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def shard(vector: Tensor, index: int, count: int) -> Tensor:
-    """The `index`-th of `count` equal parts of a vector, as a view."""
+    """The `index`-th of `count` shards of a vector, as a view."""
     length = vector.numel() // count
     return vector[index * length : (index + 1) * length]
 
@@ -184,10 +178,10 @@ def _recurrent_first(
         return tensors
     weights = max(several, key=lambda these: sum(weight.numel() for weight in these))
     in_order = sorted(weights, key=lambda weight: -weight.ndim)  # keeps equal ones
-    places = {id(weight): place for place, weight in enumerate(in_order)}
-    rest = len(places)
-    by_place = sorted(tensors, key=lambda name: places.get(id(tensors[name]), rest))
-    return {name: tensors[name] for name in by_place}
+    ranks = {id(weight): rank for rank, weight in enumerate(in_order)}
+    rest = len(ranks)
+    names = sorted(tensors, key=lambda name: ranks.get(id(tensors[name]), rest))
+    return {name: tensors[name] for name in names}
 
 
 def _floating_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -219,7 +213,7 @@ def _check_tensors(tensors: dict[str, Tensor]) -> None:
         )
 
 
-def _view_like(vector: Tensor, place: int, tensor: Tensor) -> Tensor:
+def _view_like(vector: Tensor, begin: int, tensor: Tensor) -> Tensor:
     """A view of the vector that keeps the strides of a dense tensor."""
     dense = any(
         tensor.is_contiguous(memory_format=layout)
@@ -230,19 +224,14 @@ def _view_like(vector: Tensor, place: int, tensor: Tensor) -> Tensor:
         )
         if tensor.ndim == ndim
     )
-    part = vector[place : place + tensor.numel()]
+    view = vector[begin : begin + tensor.numel()]
     if not dense:
-        return part.view(tensor.shape)
-    return part.as_strided(tensor.shape, tensor.stride())
+        return view.view(tensor.shape)
+    return view.as_strided(tensor.shape, tensor.stride())
 
 
 def first_difference(theirs: str, ours: str) -> str:
-    """The first weight in which our layout departs from theirs, as both have it.
-
-    Args:
-        theirs: `FlatParameters.layout()` at the other end.
-        ours: The same here.
-    """
+    """The first weight in which two `FlatParameters.layout()` differ, at both ends."""
     pairs = zip_longest(ours.split(";"), theirs.split(";"), fillvalue="")
     mine, first = next((mine, first) for mine, first in pairs if mine != first)
     return f"the first weight to differ is {_weight(mine)}, and there {_weight(first)}"

@@ -6,16 +6,16 @@
 
     merge of i           w_i += d_i;  d_i = 0
 
-x is not stored: an exchange reads w where it lies, at any time, so that nobody takes
-snapshots for exchanges that may never come. In the middle of an optimizer step it reads
-some elements before and some after their update; each is a weight that the learner has
-had, and both ends of an exchange use what they read, so that no sum changes by it.
+x is not stored: an exchange reads w where it lies, at any time, so that no snapshot is
+taken for an exchange that may never come. In the middle of an optimizer step it reads
+some elements before and some after their update. Each is a weight that the learner has
+had, and both ends of an exchange use what they read, so that the sum stays the same.
 
-A chunk is what one message is about; its parts are what is worked on at once, small
-enough for a core's cache (on a GPU a chunk is one part). The work of a step boundary
-follows the traffic: what was not exchanged costs nothing. Where w is in half precision,
-what the rounding of ``w + d`` leaves out stays in d, so that no number of merges loses
-it. Nothing here communicates.
+From large to small: a vector holds all weights of one dtype; a shard is the 1/N of it
+that one of N learners exchanges; a chunk is what one message carries; a part fits into
+a core's cache (on a GPU a chunk is one part). What was not exchanged costs a step
+boundary nothing. Where w is in half precision, what the rounding of ``w + d`` leaves
+out stays in d, so that no number of merges loses it. Nothing here communicates.
 """
 
 import threading
@@ -31,17 +31,17 @@ from lightning_adpsgd.weights.streams import Guard, has_streams
 # Elements of a part: three of them, in float32, fit into a core's cache.
 PART_ELEMENTS = 1 << 17
 
-# For a copy of one moment: between two of these an optimizer may well have ended.
+# Of a snapshot of one moment: between two tries an optimizer may well have ended.
 _TRIES, _PAUSE_S = 50, 0.002
 
 
 class Part:
-    """A stretch of w and d; the engine's lock guards all of it but the optimizer's w.
+    """A part of w and d; the engine's lock guards all of it but the optimizer's w.
 
     Attributes:
-        place: Number of the part, the same in the counterparts of all super-learners.
-        changed: Whether an exchange changed it since the last merge.
-        dtype: In which averages are taken.
+        place: number of the part, the same in the counterparts of all super-learners.
+        changed: whether an exchange changed it since the last merge.
+        dtype: precision in which averages are taken.
     """
 
     def __init__(self, place: int, weights: Tensor, change: Tensor) -> None:
@@ -58,31 +58,16 @@ class Part:
 
     @property
     def is_plain(self) -> bool:
-        """Whether x is w as it lies."""
+        """Whether x is w."""
         return not (self.changed or self._keeps_rest) and self._taken is None
 
     @property
     def plain(self) -> Tensor | None:
-        """x where it lies, if it is w as it lies; not to be written to."""
+        """The memory of w, if x is w; not to be written to."""
         return self._shown if self.is_plain else None
 
-    @property
-    def room(self) -> Tensor | None:
-        """The memory of d, while d counts as zero, whatever a merge has left in it."""
-        return None if self.changed or self._keeps_rest else self._change
-
-    @property
-    def pending(self) -> Tensor | None:
-        """d, unless it counts as zero."""
-        return self._change if self.room is None else None
-
-    def restore(self, pending: Tensor, changed: bool) -> None:
-        """Puts back what `pending` was, and whether an exchange had changed it."""
-        self._change.copy_(pending)
-        self.changed = changed
-
     def add_awaiting(self, into: Tensor, begin: int) -> None:
-        """Turns a stretch of w, from an element of this part on, into that of x."""
+        """Turns a slice of w, from an element of this part on, into that of x."""
         end = begin + len(into)
         if self.changed or self._keeps_rest:
             into.add_(self._change[begin:end])
@@ -90,11 +75,11 @@ class Part:
             into.add_(self._taken[begin:end])
 
     def show(self, weights: Tensor) -> None:
-        """What to read in the place of w."""
+        """Replaces w in what is read."""
         self._shown = weights
 
     def read(self, into: Tensor) -> None:
-        """x = w + d, and what was taken from d and is not merged yet."""
+        """x = w + d, with what was taken from d and is not merged yet."""
         if self._keeps_rest:
             into.copy_(self._shown).add_(self._change)
         elif self.changed:
@@ -106,16 +91,16 @@ class Part:
 
     def add(self, change: Tensor, weight: float) -> None:
         """d += weight * change: what an exchange does at this end."""
-        if self.room is None:
+        if self.changed or self._keeps_rest:
             self._change.add_(change, alpha=weight)
-        else:
+        else:  # d counts as zero, whatever a merge has left in its memory
             torch.mul(change, weight, out=self._change)
         self.changed = True
 
-    def merge(self, room: Tensor) -> None:
+    def merge(self, scratch: Tensor) -> None:
         """w += d; d = 0, but for what the rounding of a w in half precision leaves."""
         if self._keeps_rest:
-            old = room[: len(self)].copy_(self._weights)
+            old = scratch[: len(self)].copy_(self._weights)
             self._weights.add_(self._change)
             self._change.add_(old.sub_(self._weights))  # old - new is what d gave away
         else:
@@ -129,25 +114,25 @@ class Part:
         self._taken, self.changed = None, False
 
     def take(self, into: Tensor) -> None:
-        """Moves d to another place, to be merged from there; x does not change."""
+        """Moves d to other memory, to be merged from there; x does not change."""
         into.copy_(self._change)
         if self._keeps_rest:
             self._change.zero_()
         self._taken, self.changed = into, False
 
     def keep(self, rest: Tensor) -> None:
-        """What was taken is merged, but for this much."""
+        """Ends `take`: all is merged but the rest that rounding has left out."""
         if self._keeps_rest:
             self._change.add_(rest)
         self._taken = None
 
 
 class Chunk:
-    """What one message is about.
+    """What one message carries.
 
     Args:
         weights: w.
-        parts: In order, all but the last of the same length.
+        parts: parts in order, all but the last of the same length.
 
     Attributes:
         parts: As given.
@@ -162,7 +147,7 @@ class Chunk:
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which averages of it are taken."""
+        """The precision in which averages are taken."""
         return self.parts[0].dtype
 
     def read(self, into: Tensor) -> None:
@@ -170,47 +155,45 @@ class Chunk:
         if all(part.is_plain for part in self.parts):
             into.copy_(self._shown)
             return
-        for part, place in zip(self.parts, self.split(into), strict=True):
-            part.read(place)
+        for part, its_own in zip(self.parts, self.split(into), strict=True):
+            part.read(its_own)
 
     def show(self, weights: Tensor) -> None:
-        """What to read in the place of w."""
+        """Replaces w in what is read."""
         self._shown = weights
-        for part, stretch in zip(self.parts, self.split(weights), strict=True):
-            part.show(stretch)
+        for part, shown in zip(self.parts, self.split(weights), strict=True):
+            part.show(shown)
 
     def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """A tensor as long as the chunk, by its parts."""
+        """Views of a tensor of the chunk's length, one for each part."""
         return tensor.split(len(self.parts[0]))
 
     @property
     def changed(self) -> bool:
-        """Whether an exchange changed any of its parts since the last merge."""
+        """Whether an exchange changed a part since the last merge."""
         return any(part.changed for part in self.parts)
 
 
 class Replica:
     """The communication side of one learner's shards of the weights, in chunks.
 
-    `state` is the engine's lock. It is held for one part at a time, for operations in
-    memory. `wait_seconds`, the time for which the training thread waited for it, and
-    `step` are written by the training thread alone, and so is `updating`. In `merge` it
-    does not even wait for that: a part that an exchange is working on is merged at the
-    next boundary.
+    `state` is the engine's lock, held for one part at a time, for operations in memory.
+    The training thread alone writes `step`, `updating` and `wait_seconds`, the time for
+    which it waited for the lock. `merge` does not wait for it: a part that an exchange
+    is working on is merged at the next boundary.
 
     Args:
-        shards: w: this learner's part of each flat vector, of real numbers, all on one
-            device.
-        chunk_elements: Elements of a chunk.
-        state: Guards d.
+        shards: w: this learner's shard of each flat vector, real, all on one device.
+        chunk_elements: number of elements of a chunk.
+        state: lock over d.
 
     Attributes:
-        chunks: In order, over all shards.
-        device: Where w and d are.
-        part_elements: Elements of the longest part.
-        guard: Over d; `state`, and on a GPU the order of the streams.
-        step: Optimizer steps that w has seen.
-        updating: Whether an optimizer is at work on w.
+        chunks: chunks of all shards, in order.
+        device: device of w and d.
+        part_elements: number of elements of the longest part.
+        guard: `state` and, on a GPU, the order of the streams.
+        step: number of optimizer steps that w has seen.
+        updating: whether an optimizer is at work on w.
     """
 
     def __init__(
@@ -222,25 +205,29 @@ class Replica:
         whole = has_streams(self.device)
         self.part_elements = chunk_elements if whole else PART_ELEMENTS
         self.guard = Guard(state, self.device)
-        self._room: dict[torch.dtype, Tensor] = {}
+        self._scratch: dict[torch.dtype, Tensor] = {}
         self.chunks: list[Chunk] = []
         self.step, self.updating = 0, False
         self.wait_seconds = 0.0
         for shard in shards:
             self._cut(shard)
 
+    def split(self, shards: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Views of shards of w's shape, one for each chunk."""
+        for shard in shards:
+            yield from shard.split(self._chunk_elements)
+
     def show(self, shards: Sequence[Tensor]) -> None:
-        """What exchanges read in the place of w, until it is called with w again."""
-        stretches = (s for shard in shards for s in shard.split(self._chunk_elements))
-        for chunk, stretch in zip(self.chunks, stretches, strict=True):
+        """Replaces w in what exchanges read, until it is called with w again."""
+        for chunk, shown in zip(self.chunks, self.split(shards), strict=True):
             with self.guard:
-                chunk.show(stretch)
+                chunk.show(shown)
 
     def snapshot(self) -> list[Tensor]:
-        """x of all chunks as it is now, on the host; for a thread that may wait.
+        """Copies x of all chunks to the host; for a thread that may wait.
 
-        It is of one moment between two steps, unless an optimizer is at work nearly all
-        the time: then some elements may have seen one step more than others.
+        The copy is of one moment between two steps, unless an optimizer is at work
+        nearly all the time: then some elements may have seen one step more than others.
         """
         for _ in range(_TRIES):
             begin = self.step
@@ -253,16 +240,14 @@ class Replica:
     @torch.no_grad()
     def spread(self, values: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """Writes what `snapshot` gave, or a mean of such, into shards of w's shape."""
-        stretches = (s for shard in into for s in shard.split(self._chunk_elements))
-        for value, stretch in zip(values, stretches, strict=True):
-            stretch.copy_(value)
+        for value, chunk in zip(values, self.split(into), strict=True):
+            chunk.copy_(value)
 
     @torch.no_grad()
     def put(self, values: Sequence[Tensor]) -> None:
-        """w = values, d = 0: other weights, chunk by chunk, as `snapshot` gives them.
+        """w = values, d = 0: takes other weights, as `snapshot` gives them.
 
-        What exchanges have changed and no merge has brought in yet goes with the old
-        weights.
+        What no merge has brought in yet goes with the old weights.
         """
         for chunk, value in zip(self.chunks, values, strict=True):
             for part, new in zip(chunk.parts, chunk.split(value), strict=True):
@@ -270,43 +255,43 @@ class Replica:
                     part.put(new)
 
     def merge(self) -> bool:
-        """w += d, where an exchange changed d and is not just doing so; if anywhere."""
+        """w += d in changed parts on which no exchange is at work; whether in any."""
         has_merged = False
         for part in self._changed_parts():
             if self.guard.try_enter():
                 try:
-                    part.merge(self._room[part.dtype])
+                    part.merge(self._scratch[part.dtype])
                 finally:
                     self.guard.leave()
                 has_merged = True
         return has_merged
 
     def merge_all(self) -> None:
-        """w += d, without exception; no exchange is under way."""
+        """w += d everywhere; no exchange is under way."""
         for part in self._changed_parts():
             with self._timed_guard():
-                part.merge(self._room[part.dtype])
+                part.merge(self._scratch[part.dtype])
 
     def take(self, into: Sequence[Tensor]) -> list[int]:
         """Moves d of changed chunks away, to be merged from there.
 
         Args:
-            into: One tensor for each chunk, of zeros.
+            into: zeros, one tensor for each chunk.
 
         Returns:
             Numbers of the chunks whose d was moved.
         """
         changed = [n for n, chunk in enumerate(self.chunks) if chunk.changed]
         for number in changed:
-            chunk, places = self.chunks[number], self.chunks[number].split(into[number])
-            for part, place in zip(chunk.parts, places, strict=True):
+            chunk = self.chunks[number]
+            for part, taken in zip(chunk.parts, chunk.split(into[number]), strict=True):
                 with self._timed_guard():
                     if part.changed:
-                        part.take(place)
+                        part.take(taken)
         return changed
 
     def keep(self, number: int, rest: Tensor) -> None:
-        """Gives back what the rounding of a merge of chunk `number` has left out."""
+        """Ends `take` for a chunk: all is merged but the rest."""
         chunk = self.chunks[number]
         for part, left in zip(chunk.parts, chunk.split(rest), strict=True):
             with self._timed_guard():
@@ -331,19 +316,19 @@ class Replica:
     def _cut(self, shard: Tensor) -> None:
         dtype, device = averaging_dtype(shard.dtype), self.device
         change = torch.zeros(len(shard), dtype=dtype, device=device)
-        room = torch.empty(self.part_elements, dtype=dtype, device=device)
-        self._room.setdefault(dtype, room)
-        place = sum(len(chunk.parts) for chunk in self.chunks)
+        scratch = torch.empty(self.part_elements, dtype=dtype, device=device)
+        self._scratch.setdefault(dtype, scratch)
+        first = sum(len(chunk.parts) for chunk in self.chunks)
         chunks = (t.split(self._chunk_elements) for t in (shard, change))
-        for pair in zip(*chunks, strict=True):
-            stretches = zip(*(t.split(self.part_elements) for t in pair), strict=True)
-            parts = [Part(place + n, *both) for n, both in enumerate(stretches)]
-            place += len(parts)
-            self.chunks.append(Chunk(pair[0], parts))
+        for chunk in zip(*chunks, strict=True):
+            both = zip(*(t.split(self.part_elements) for t in chunk), strict=True)
+            parts = [Part(n, *w_and_d) for n, w_and_d in enumerate(both, first)]
+            first += len(parts)
+            self.chunks.append(Chunk(chunk[0], parts))
 
 
 def as_real(vector: Tensor) -> Tensor:
-    """The vector, or of a complex one the view of its real and imaginary numbers."""
+    """A real vector as it is, a complex one viewed as real and imaginary numbers."""
     return torch.view_as_real(vector).flatten() if vector.is_complex() else vector
 
 

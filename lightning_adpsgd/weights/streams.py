@@ -1,10 +1,10 @@
 """The order of work on an accelerator, among threads that have a stream each.
 
-What is asked of a GPU is queued and runs later, each stream in its own order. A lock
-orders what threads do in the memory of the host; where they queue work on tensors that
-they share, an event must order it too. Here are the lock that does both, and how bytes
-move between the device and pinned memory of the host. A training thread never waits in
-any of this: its stream does, on the device. On a CPU there is nothing to order.
+Work for a GPU is queued and runs later, each stream in its own order. A lock orders
+what threads do in the memory of the host; where they queue work on tensors that they
+share, an event must order it too. This module has the lock that does both, and the
+copies between a device and pinned memory of the host. A training thread never waits for
+either: its stream does, on the device. On a CPU there is nothing to order.
 """
 
 import threading
@@ -17,12 +17,12 @@ from torch import Tensor
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether work on a device is queued, and not done at once."""
+    """Whether work on a device is queued and runs later."""
     return device.type != "cpu"
 
 
 def side_stream(device: torch.device) -> AbstractContextManager[object]:
-    """Within it, the calling thread queues its work on a stream of its own."""
+    """A context in which the calling thread queues its work on a stream of its own."""
     return torch.Stream(device) if has_streams(device) else nullcontext()
 
 
@@ -33,11 +33,11 @@ def host_memory(length: int, dtype: torch.dtype, device: torch.device) -> Tensor
 
 
 class Mirrored(NamedTuple):
-    """Memory where the weights are, and on the host; on a CPU the same.
+    """Memory on the host and on the device of the weights; on a CPU both are one.
 
     Attributes:
-        host: What the network reads and writes.
-        here: Where the weights are.
+        host: memory that the network reads and writes.
+        here: memory on the device of the weights.
     """
 
     host: Tensor
@@ -52,7 +52,7 @@ def mirrored(here: Tensor) -> Mirrored:
 
 
 def to_host(source: Tensor, target: Tensor) -> None:
-    """Copies to the host; the calling thread waits for its stream, and for no other."""
+    """Copies to the host; the calling thread waits for its own stream alone."""
     if source is target:
         return
     target.copy_(source, non_blocking=True)
@@ -66,16 +66,16 @@ def to_device(source: Tensor, target: Tensor) -> None:
 
 
 def wait_for_stream(device: torch.device) -> None:
-    """Waits until all that the calling thread has queued is done."""
+    """Waits until all work of the calling thread's stream is done."""
     if has_streams(device):
         torch.accelerator.current_stream(device).synchronize()
 
 
 class Mark:
-    """A place in the work of a stream, after which other streams can go on.
+    """A point in the work of a stream, for which other streams can wait.
 
     Args:
-        device: A CPU works in order by itself: there it does nothing.
+        device: device of the streams; a CPU works in order by itself and needs no mark.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -83,22 +83,22 @@ class Mark:
         self._event = torch.Event(device) if has_streams(device) else None
 
     def set(self) -> None:
-        """Marks all that the calling thread has queued so far."""
+        """Marks the end of what the calling thread has queued so far."""
         if self._event is not None:
             self._event.record(torch.accelerator.current_stream(self._device))
 
     def follow(self) -> None:
-        """What the calling thread queues from now on runs after what was marked."""
+        """Lets all that the calling thread queues from now on run after the mark."""
         if self._event is not None:
             torch.accelerator.current_stream(self._device).wait_event(self._event)
 
 
 class Guard:
-    """A lock over tensors, which orders on their device too what is done under it.
+    """A lock over tensors that also orders, on their device, the work done under it.
 
     Args:
-        state: The lock.
-        device: Of the tensors.
+        state: the lock.
+        device: device of the tensors.
     """
 
     def __init__(self, state: threading.Condition, device: torch.device) -> None:
@@ -117,13 +117,13 @@ class Guard:
         self.leave()
 
     def try_enter(self) -> bool:
-        """Enters if nobody is inside; to be followed by `leave`."""
+        """Enters if the lock is free; to be followed by `leave`."""
         if not self._state.acquire(blocking=False):
             return False
         self._mark.follow()
         return True
 
     def leave(self) -> None:
-        """Lets the next one in."""
+        """Lets the next thread in."""
         self._mark.set()
         self._state.release()

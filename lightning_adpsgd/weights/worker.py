@@ -17,8 +17,8 @@ _Task = Callable[[], None]
 class BackgroundWorker:
     """Runs actions one after another in a thread of its own.
 
-    Unlike `concurrent.futures`' executors it is a daemon: an action that waits for a
-    peer that is gone does not hold up the end of the process.
+    Unlike the executors of `concurrent.futures` it is a daemon: an action that waits
+    for a lost peer does not hold up the end of the process.
 
     Args:
         name: name of the thread, which the first action starts.
@@ -39,7 +39,7 @@ class BackgroundWorker:
         return future
 
     def stop(self, seconds: float | None) -> None:
-        """Ends the thread after what is queued; waits that long, none: to the end."""
+        """Ends the thread after what is queued; waits that long, None: to its end."""
         self._tasks.put(None)
         if self._thread.is_alive():
             self._thread.join(seconds)
@@ -51,7 +51,7 @@ class BackgroundWorker:
 
 
 class InlineWorker:
-    """Runs each action when it is queued, where nothing is to hide it."""
+    """Runs each action when it is queued, in the calling thread."""
 
     def submit(self, action: Callable[[], T]) -> "Future[T]":
         """Runs an action; its result or exception comes with the future."""
@@ -60,7 +60,7 @@ class InlineWorker:
         return future
 
     def stop(self, seconds: float | None) -> None:
-        """Nothing is queued, and there is no thread."""
+        """Does nothing: nothing is queued, and there is no thread."""
 
 
 def _settle(future: "Future[T]", action: Callable[[], T]) -> None:

@@ -1,5 +1,6 @@
 """The asynchronous engine over threads: conservation, no waiting, no deadlock."""
 
+import random
 import threading
 import time
 from datetime import timedelta
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lightning_adpsgd import reference
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import CoreShare
@@ -142,17 +144,40 @@ def make_engines(
     ]
 
 
-def test_one_exchange_takes_both_ends_to_their_mean() -> None:
-    rows = torch.tensor([[1.0], [5.0]], dtype=torch.float64)
-    vectors, gossips = engines(rows, "complete")
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", ["alternating_pairs", "random_pairs"])
+def test_threads_that_step_in_turn_follow_the_oracle(name: str, order: Order) -> None:
+    """Whichever learner steps next; each exchange has ended before the next step."""
+    rows, draw, topology = random_rows(4), random.Random(1), find_topology(name)
+    vectors, gossips = engines(rows, name, gain=0.6, order=order)
+    events, num_steps, num_exchanges = list[Any](), [0] * 4, [0] * 4
+
+    def turn(i: int) -> None:
+        step(vectors[i], gossips[i], -0.3 * vectors[i].sin())
+        events.extend([reference.Step(i, num_steps[i]), reference.Merge(i)])
+        num_steps[i] += 1
+        for j in topology.asks(i, 4, num_steps[i]):
+            events.append(reference.Exchange(i, j, 0.6 / 2))
+            for end in (i, j):
+                num_exchanges[end] += 1
+                gossip, num = gossips[end], num_exchanges[end]
+                until(lambda g=gossip, n=num: has_made(g, n), "the exchange")
+
     with running(gossips):
-        one_round(vectors, gossips, 0.0)
+        for _ in range(60):
+            turn(draw.randrange(4))
+        *_, (w, d) = reference.asynchronous(rows, lambda w, k: w.sin(), events, 0.3)
+        torch.testing.assert_close(torch.stack(vectors), w, atol=1e-12, rtol=0)
         settle(gossips)
-        assert [v.item() for v in vectors] == [3.0, 3.0]
+        torch.testing.assert_close(torch.stack(vectors), w + d, atol=1e-12, rtol=0)
+
+
+def has_made(gossip: Gossip, num_exchanges: int) -> bool:
+    return gossip.statistics().exchanges == num_exchanges
 
 
 @pytest.mark.parametrize("gain", [1.0, 0.5])
-def test_the_gain_scales_an_exchange(gain: float) -> None:
+def test_an_exchange_takes_both_ends_to_their_mean_by_the_gain(gain: float) -> None:
     rows = torch.tensor([[1.0], [5.0]], dtype=torch.float64)
     vectors, gossips = engines(rows, "complete", gain=gain)
     with running(gossips):

@@ -1,4 +1,4 @@
-"""The synchronous modes over threads against matrix arithmetic."""
+"""The synchronous modes over threads against the oracle."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -7,19 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_adpsgd import reference
 from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.synchronous import Order, delay_by_one, synchronous
-from lightning_adpsgd.topology.matrices import with_gain
 from lightning_adpsgd.topology.named import Topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import ThreadTransport
 from tests.helpers import (
     ALL_TOPOLOGIES,
     DeviceThreadTransport,
-    mixing_rounds,
+    mixing_of,
     random_rows,
     round_mixers,
+    take_first,
     together,
     topologies_of,
 )
@@ -62,9 +63,9 @@ def end(communications: list[Communication]) -> None:
     together([communication.stop for communication in communications])
 
 
-def taken(mixing: Tensor, rows: Tensor) -> Tensor:
-    """``w_i <- sum_j T[j, i] w_j`` for all rows."""
-    return mixing.T @ rows
+def sine(weights: Tensor, step: int) -> Tensor:
+    """The gradients of the oracle where threads have `torch.sin`."""
+    return weights.sin()
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
@@ -82,32 +83,23 @@ def test_rounds_over_threads_are_matrix_products(
             mixer.finish()
 
     together([lambda m=mixer: rounds(m) for mixer in mixers])
-    for mixing in mixing_rounds(name, size, 4):
-        rows = taken(with_gain(mixing, 0.75), rows)
-    torch.testing.assert_close(torch.stack(vectors), rows, atol=1e-12, rtol=0)
+    mixing = mixing_of(name, size, 0.75)
+    expected = take_first(reference.synchronous(rows, sine, mixing, lr=0.0), 4)[-1]
+    torch.testing.assert_close(torch.stack(vectors), expected, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("order", ["step_then_average", "average_then_step"])
 @pytest.mark.parametrize("name", ALL_TOPOLOGIES)
-def test_step_then_average_mixes_the_weights_after_the_step(name: str) -> None:
+def test_synchronous_averaging_over_threads_is_that_of_the_oracle(
+    name: str, order: Order
+) -> None:
     rows = random_rows(4)
     vectors, mixers = round_mixers(rows, name)
-    communications = [synchronous(mixer, "step_then_average") for mixer in mixers]
-    result = lockstep(vectors, list(communications), torch.sin, 0.3, 5)
-    for mixing in mixing_rounds(name, 4, 5):
-        rows = taken(mixing, rows - 0.3 * rows.sin())
-    torch.testing.assert_close(result, rows, atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("name", ALL_TOPOLOGIES)
-def test_average_then_step_uses_the_gradient_before_the_average(name: str) -> None:
-    rows = random_rows(4)
-    vectors, mixers = round_mixers(rows, name)
-    communications = [synchronous(mixer, "average_then_step") for mixer in mixers]
-    result = lockstep(vectors, list(communications), torch.sin, 0.3, 5)
+    communications = [synchronous(mixer, order) for mixer in mixers]
+    result = lockstep(vectors, communications, torch.sin, 0.3, 5)
     end(communications)
-    for mixing in mixing_rounds(name, 4, 5):
-        rows = taken(mixing, rows) - 0.3 * rows.sin()
-    torch.testing.assert_close(result, rows, atol=1e-12, rtol=0)
+    oracle = reference.synchronous(rows, sine, mixing_of(name, 4), 0.3, order)
+    torch.testing.assert_close(result, take_first(oracle, 5)[-1], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
@@ -120,14 +112,11 @@ def test_delay_by_one_averages_behind_one_gradient(
     communications = [delay_by_one(mixer) for mixer in mixers]
     lockstep(vectors, list(communications), torch.sin, 0.3, 6)
     end(list(communications))
-    # No average is due before the first step, and `settle` joins that of the last.
-    rows = rows - 0.3 * rows.sin()
-    *mixings, last = mixing_rounds(name, 4, 6)
-    for mixing in mixings:
-        rows = taken(mixing, rows) - 0.3 * rows.sin()
-    torch.testing.assert_close(
-        torch.stack(vectors), taken(last, rows), atol=1e-12, rtol=0
-    )
+    mixing = mixing_of(name, 4)
+    # `settle` joins the average of the last step.
+    last = take_first(reference.delay_by_one(rows, sine, mixing, 0.3), 6)[-1]
+    expected = mixing(5).T @ last
+    torch.testing.assert_close(torch.stack(vectors), expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("order", ["step_then_average", "average_then_step"])

@@ -1,7 +1,7 @@
 """The virtual cluster against the other writings of the algorithm.
 
-Matrix arithmetic by hand, threads over the engine's own transport, real processes, and
-plain SGD must say the same as the virtual cluster, each in its domain.
+The oracle (`lightning_adpsgd.reference`), threads over the engine's own transport, real
+processes, and plain SGD must say the same as the virtual cluster, each in its domain.
 """
 
 import itertools
@@ -13,17 +13,19 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
-from lightning_adpsgd.mixing.synchronous import synchronous
-from lightning_adpsgd.topology.matrices import with_gain
+from lightning_adpsgd import reference
+from lightning_adpsgd.mixing.synchronous import Order, synchronous
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.topology import Topology
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
+from lightning_adpsgd.virtual.timeline import Asynchronous, Ended, Stepped
 from tests.helpers import (
     ALL_TOPOLOGIES,
-    mixing_rounds,
+    mixing_of,
     random_rows,
     round_mixers,
+    take_first,
     together,
     topologies_of,
 )
@@ -88,7 +90,7 @@ def start(virtual: VirtualCluster, rows: Tensor) -> None:
         weights.copy_(row)
 
 
-# --- matrix arithmetic
+# --- the oracle
 
 
 @pytest.mark.parametrize(("topology", "size"), topologies_of(1, 2, 5, 8))
@@ -97,10 +99,9 @@ def test_sync_after_the_step_is_a_matrix_product(topology: str, size: int) -> No
     virtual = cluster(size, topology, mixing_gain=0.75)
     start(virtual, rows)
     found = run(virtual, 6)
-    for step, mixing in enumerate(mixing_rounds(topology, size)):
-        mixed = with_gain(mixing, 0.75)
-        rows = mixed.T @ (rows - 0.3 * gradients(rows, step))
-    torch.testing.assert_close(found, rows, atol=1e-12, rtol=0)
+    mixing = mixing_of(topology, size, 0.75)
+    oracle = reference.synchronous(rows, gradients, mixing, 0.3)
+    torch.testing.assert_close(found, take_first(oracle, 6)[-1], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("topology", ALL_TOPOLOGIES)
@@ -109,34 +110,26 @@ def test_sync_before_the_step_takes_the_gradient_before_the_average(
 ) -> None:
     rows = torch.zeros(4, LENGTH, dtype=torch.float64)
     found = run(cluster(4, topology, order="average_then_step"), 6)
-    for step, mixing in enumerate(mixing_rounds(topology, 4)):
-        rows = mixing.T @ rows - 0.3 * gradients(rows, step)
-    torch.testing.assert_close(found, rows, atol=1e-12, rtol=0)
+    mixing = mixing_of(topology, 4)
+    oracle = reference.synchronous(rows, gradients, mixing, 0.3, "average_then_step")
+    torch.testing.assert_close(found, take_first(oracle, 6)[-1], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("topology", ALL_TOPOLOGIES)
 def test_delay_by_one_averages_behind_one_gradient(topology: str) -> None:
     rows = torch.zeros(4, LENGTH, dtype=torch.float64)
     found = run(cluster(4, topology, "delay_by_one"), 6)
-    rows = rows - 0.3 * gradients(rows, 0)
-    for step, mixing in enumerate(mixing_rounds(topology, 4, 5)):
-        rows = mixing.T @ rows - 0.3 * gradients(rows, step + 1)
-    torch.testing.assert_close(found, rows, atol=1e-12, rtol=0)
+    oracle = reference.delay_by_one(rows, gradients, mixing_of(topology, 4), 0.3)
+    torch.testing.assert_close(found, take_first(oracle, 6)[-1], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("order", ["step_then_average", "average_then_step"])
-def test_rounds_come_every_third_step(order: Any) -> None:
+def test_rounds_come_every_third_step(order: Order) -> None:
     virtual = cluster(4, "complete", gossip_every=3, order=order)
-    rows, (mixing,) = torch.zeros(4, LENGTH).double(), mixing_rounds("complete", 4, 1)
+    rows, mixing = torch.zeros(4, LENGTH).double(), mixing_of("complete", 4, every=3)
     found = run(virtual, 7)
-    for step in range(7):
-        stepped = -0.3 * gradients(rows, step)
-        if order == "step_then_average":
-            rows = rows + stepped
-            rows = mixing.T @ rows if step % 3 == 2 else rows
-        else:  # as the engine counts, from 1, so that steps 1, 4, 7, ... are averaged
-            rows = (mixing.T @ rows if step % 3 == 2 else rows) + stepped
-    torch.testing.assert_close(found, rows, atol=1e-12, rtol=0)
+    oracle = reference.synchronous(rows, gradients, mixing, 0.3, order)
+    torch.testing.assert_close(found, take_first(oracle, 7)[-1], atol=1e-12, rtol=0)
 
 
 def test_momentum_stays_with_its_super_learner() -> None:
@@ -145,12 +138,15 @@ def test_momentum_stays_with_its_super_learner() -> None:
     )
     rows = torch.zeros(3, LENGTH, dtype=torch.float64)
     momentum = torch.zeros_like(rows)
+
+    def directions(weights: Tensor, step: int) -> Tensor:
+        gradient = gradients(weights, step)
+        momentum.mul_(0.9).add_(gradient)
+        return gradient + 0.9 * momentum
+
     found = run(virtual, 5)
-    for step, mixing in enumerate(mixing_rounds("ring", 3, 5)):
-        gradient = gradients(rows, step)
-        momentum = 0.9 * momentum + gradient
-        rows = mixing.T @ (rows - 0.1 * (gradient + 0.9 * momentum))
-    torch.testing.assert_close(found, rows, atol=1e-12, rtol=0)
+    oracle = reference.synchronous(rows, directions, mixing_of("ring", 3), 0.1)
+    torch.testing.assert_close(found, take_first(oracle, 5)[-1], atol=1e-12, rtol=0)
 
 
 # --- threads
@@ -212,8 +208,19 @@ def virtual_weights(num: int, num_rows: int, **dials: Any) -> Tensor:
 )
 def test_lockstep_is_what_four_processes_do(strategy: str, dials: Any) -> None:
     found = virtual_weights(4, 24, **dials)
-    expected = process_weights(strategy, 4, 24)
-    torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
+    torch.testing.assert_close(
+        found, process_weights(strategy, 4, 24), atol=1e-14, rtol=0
+    )
+    start, batches = torch.zeros(4, 3, dtype=torch.float64), Rows(24).rows.split(4)
+    steps = {"sync": reference.synchronous, "delay_by_one": reference.delay_by_one}
+    oracle = steps[dials["communication"]](
+        start,
+        lambda w, k: 2 / 3 * (w - batches[k]),
+        mixing_of(dials["topology"], 4),
+        LR,
+    )
+    expected = torch.stack(take_first(oracle, 6), dim=1)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
 # --- the limits
@@ -266,6 +273,35 @@ def test_complete_in_lockstep_is_one_super_learner_of_all() -> None:
 
 
 # --- asynchronous
+
+
+def events_of(virtual: VirtualCluster, num_steps: int) -> Iterator[Any]:
+    """What happens until so many steps of all, on a link that takes no time."""
+    timeline, steps = Asynchronous(virtual.scenario, 1, 1), [0] * virtual.num_learners
+    while sum(steps) < num_steps:
+        match next(timeline):
+            case Stepped(_, i):
+                yield reference.Step(i, steps[i])
+                yield reference.Merge(i)
+                steps[i] += 1
+            case Ended(_, exchange):
+                yield reference.Exchange(*exchange.ends, exchange.weight)
+
+
+@pytest.mark.parametrize("order", ["step_then_average", "average_then_step"])
+@pytest.mark.parametrize("topology", ["alternating_pairs", "random_pairs"])
+def test_async_follows_the_oracle_at_unequal_speeds(topology: str, order: Any) -> None:
+    compute = Compute(1.0, spread=0.5, slow={1: 3.0})
+    virtual = cluster(
+        5, topology, "async", compute=compute, order=order, mixing_gain=0.6
+    )
+    rows = torch.zeros(5, LENGTH, dtype=torch.float64)
+    events = [*events_of(virtual, 60)]
+    *_, (w, d) = reference.asynchronous(rows, gradients, events, 0.3)
+    torch.testing.assert_close(run(virtual, 12), w, atol=1e-12, rtol=0)
+    shown = torch.stack([virtual.learners.shown(i)[0] for i in range(5)])
+    torch.testing.assert_close(shown, w + d, atol=1e-12, rtol=0)
+    assert d.any()
 
 
 def shifted(topology: str) -> Topology:

@@ -50,7 +50,6 @@ def test_each_dtype_has_a_vector_and_integer_buffers_have_none() -> None:
     lengths = {vector.dtype: vector.numel() for vector in flat.vectors}
     # 3·2 + 2 weights, 2·2 of the batch norm and 2·2 of its running statistics
     assert lengths == {torch.float32: 16, torch.float64: 6}
-    assert flat.num_elements == 22
     assert "num_batches_tracked" not in flat.layout()
 
 
@@ -183,7 +182,6 @@ def test_layouts_tell_models_apart() -> None:
 def test_a_module_without_weights_has_no_vector() -> None:
     flat = FlatParameters(nn.ReLU())
     assert flat.vectors == []
-    assert flat.num_elements == 0
 
 
 class Recurrent(nn.Module):
