@@ -1,4 +1,4 @@
-"""The command line: measure a machine, predict a cluster's speed, let islands meet.
+"""The command line: measures a machine, predicts a cluster's speed, lets islands meet.
 
 python -m lightning_adpsgd calibrate --out machine.json
 python -m lightning_adpsgd predict --calibration machine.json --learners 64
@@ -39,7 +39,7 @@ _MODES: tuple[tuple[str, Mode], ...] = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0, or 2 after an error that it has printed."""
+    """Runs a command; returns 0, or 2 after printing an error."""
     chosen = _parser().parse_args(arguments)
     try:
         chosen.command(chosen)
@@ -103,7 +103,7 @@ def _calibrate(chosen: argparse.Namespace) -> None:
 
 
 def _measure_loopback(num_bytes: int) -> calibration.Wire:
-    """With a second process of this machine."""
+    """Measures the loopback, with a second process of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         master = f"127.0.0.1:{probe.getsockname()[1]}"

@@ -1,8 +1,8 @@
 """Topologies that a user gives: mixing matrices, matchings, or a function.
 
 They are checked when they are given, and again when the number of super-learners is
-known: doubly stochastic, of that size, and joined, so that consensus is reached. They
-can be pickled, for learners that are spawned.
+known: they must be doubly stochastic, of that size, and joined, so that consensus is
+reached. They can be pickled, for learners that are spawned.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,13 +30,13 @@ Partners = dict[int, int]
 
 
 def from_matrices(matrices: Sequence[Tensor], name: str = "matrices") -> Topology:
-    """A schedule of mixing matrices, each [S, S], that take turns.
+    """Returns a schedule of mixing matrices, each [S, S], that take turns.
 
     Asynchronously an edge is asked in proportion to its weight: the heaviest of the
     schedule in each of its rounds, one of half the weight in every second.
 
     Raises:
-        ValueError: A matrix is not doubly stochastic or not of the first one's shape,
+        ValueError: a matrix is not doubly stochastic or not of the first one's shape,
             or consensus would never be reached.
     """
     rounds = [mixing.detach().to("cpu", torch.float64) for mixing in matrices]
@@ -55,12 +55,12 @@ def from_matrices(matrices: Sequence[Tensor], name: str = "matrices") -> Topolog
 
 
 def from_matchings(matchings: Sequence[Matching], name: str = "matchings") -> Topology:
-    """A schedule of matchings that take turns: each pair takes the mean of its two.
+    """Returns a schedule of matchings that take turns: each pair takes its mean.
 
-    Who is in no pair of a matching sits out that round.
+    A super-learner that is in no pair of a matching sits out that round.
 
     Raises:
-        ValueError: A pair is not of two different super-learners, or a super-learner is
+        ValueError: a pair is not of two different super-learners, or a super-learner is
             in two pairs of one matching.
     """
     partners = [_partners(pairs, number) for number, pairs in enumerate(matchings)]
@@ -73,11 +73,11 @@ def from_matchings(matchings: Sequence[Matching], name: str = "matchings") -> To
 
 
 def from_function(matrix: MatrixOfRound, name: str = "function") -> Topology:
-    """A schedule of which a function says all: ``(S, round, seed) -> T``.
+    """Returns the schedule of a function ``(S, round, seed) -> T``.
 
-    The function must be pure, and the same in all learners. Anybody may meet anybody,
-    so that everybody is connected with everybody. Each matrix is checked when its round
-    comes; that they lead to consensus is up to the function.
+    The function must be pure, and the same in all learners. Any two may meet, so that
+    each is connected with all others. Each matrix is checked when its round comes. That
+    they lead to consensus is up to the function.
     """
     checked = partial(_checked, matrix)
     return Topology(
@@ -91,10 +91,10 @@ def from_function(matrix: MatrixOfRound, name: str = "function") -> Topology:
 
 
 def from_sequence(given: Any) -> Topology:
-    """One matrix as its rows, or several matrices or matchings.
+    """Returns the topology of a matrix as its rows, of several, or of matchings.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: `given` is none of these.
     """
     match given:
         case [Tensor(), *_]:
@@ -142,14 +142,14 @@ def _frequencies(
     round: int,
     seed: int,
 ) -> Shares:
-    """Weights of the edges of `index`, to the heaviest (of the round, if not given)."""
+    """Returns the edges' weights over the heaviest; None: the heaviest of the round."""
     mixing = matrix(size, round, seed)
     weights = (mixing[index] + mixing[:, index]) / 2
     return _nonzero(weights / (heaviest or _heaviest(mixing)))
 
 
 def _heaviest(mixing: Tensor) -> float:
-    """The largest weight of an edge, the mean of its two directions."""
+    """Returns the largest weight of an edge, the mean of its two directions."""
     edges = (mixing + mixing.T) / 2
     return float(edges.fill_diagonal_(0).max())
 

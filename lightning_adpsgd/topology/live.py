@@ -1,8 +1,8 @@
-"""Who takes part at present, in which order, and who asks whom.
+"""Which super-learners take part at present, in which order, and which asks which.
 
 A topology knows super-learners 0 ... S - 1. Where they come and go, the live ones are
-sorted by their numbers, and a super-learner's place in that list is its index. All that
-know the same list draw the same ring from it, without a vote.
+sorted by their numbers, and a super-learner's position in that list is its index. All
+that know the same list draw the same ring from it, without a vote.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ _SIZES_TO_TRY = range(1, 9)
 
 
 class LiveSchedule(NamedTuple):
-    """A schedule over the live super-learners, and the own place among them.
+    """A schedule over the live super-learners, and the own position among them.
 
     Attributes:
         schedule: schedule of as many super-learners as are live.
@@ -53,7 +53,7 @@ def check_any_size(topology: Topology) -> None:
     """Refuses a topology that does not exist for every number of super-learners.
 
     Raises:
-        ValueError: Names the smallest number for which it does not exist.
+        ValueError: it does not exist for some number; names the smallest.
     """
     for size in _SIZES_TO_TRY:
         try:

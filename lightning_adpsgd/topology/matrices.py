@@ -2,7 +2,7 @@
 
 A mixing matrix T is doubly stochastic, S x S, float64; column i says what super-learner
 i takes from whom: ``w_i <- sum_j T[j, i] w_j`` (arXiv 2110.11199; AD-PSGD, 1710.06952).
-Which matrix applies when is what `topology` says.
+`schedule` says which matrix applies in which round.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,38 +15,38 @@ _ROUNDING = 1e-12
 
 
 def identity(num_super_learners: int) -> Tensor:
-    """The matrix of a round in which nobody meets anybody."""
+    """Returns the matrix of a round in which no two meet."""
     return torch.eye(num_super_learners, dtype=torch.float64)
 
 
 def complete(num_super_learners: int) -> Tensor:
-    """Everybody takes 1/S of everybody: one round gives the mean."""
+    """Returns the matrix of the exact mean: each takes 1/S from all."""
     shape = (num_super_learners, num_super_learners)
     return torch.full(shape, 1 / num_super_learners, dtype=torch.float64)
 
 
 def with_gain(mixing: Tensor, gain: float) -> Tensor:
-    """T_gamma = (1 - gamma) I + gamma T: the same mixing, taken only in part."""
+    """Returns T_gamma = (1 - gamma) I + gamma T: the same mixing, taken in part."""
     return (1 - gain) * identity(len(mixing)) + gain * mixing
 
 
 def neighbours(mixing: Tensor, index: int) -> list[int]:
-    """Those that `index` takes from or gives to in one round."""
+    """Returns those that `index` takes from or gives to in one round."""
     meets = (mixing[:, index] > 0) | (mixing[index] > 0)
     return [j for j in meets.nonzero().flatten().tolist() if j != index]
 
 
 def spectral_gap(mixing: Tensor) -> float:
-    """1 - |lambda_2|: how much one round shrinks the slowest disagreement."""
+    """Returns 1 - |lambda_2|: how much a round shrinks the slowest disagreement."""
     return 1.0 - contraction([mixing])
 
 
 def contraction(rounds: Sequence[Tensor]) -> float:
-    """By what factor a round shrinks the slowest disagreement, over a whole period.
+    """Returns the factor by which a round shrinks the slowest disagreement.
 
-    The spectral radius of the product of the rounds on the vectors of mean zero, to the
-    power of one over their number; 0 where the product is the exact mean. For one
-    matrix this is |lambda_2|.
+    This is the spectral radius of the product of a period's rounds on the vectors of
+    mean zero, to the power of one over their number. It is 0 where the product is the
+    exact mean, and |lambda_2| for one matrix.
     """
     product = identity(len(rounds[0]))
     for mixing in rounds:
@@ -61,8 +61,8 @@ def check_mixing(mixing: Tensor, tolerance: float = 1e-9) -> None:
     """Refuses a matrix that is not doubly stochastic.
 
     Raises:
-        ValueError: The matrix is not square, has an entry that is negative or no
-            number, or a row or column whose sum is not one.
+        ValueError: the matrix is not square, has an entry that is negative or NaN, or
+            a row or column whose sum is not one.
     """
     if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1]:
         raise ValueError(f"a mixing matrix is square, got shape {tuple(mixing.shape)}")
@@ -78,29 +78,29 @@ def check_mixing(mixing: Tensor, tolerance: float = 1e-9) -> None:
 
 
 def check_consensus(rounds: Sequence[Tensor]) -> None:
-    """Refuses a period of matrices that would never bring all to the mean.
+    """Refuses a period of matrices that never reaches consensus.
 
     Raises:
-        ValueError: Some never meet the others, or the rounds pass a disagreement on
+        ValueError: some never meet the others, or the rounds pass a disagreement on
             undiminished.
     """
     size = len(rounds[0])
     edges = (edge for mixing in rounds for edge in mixing.nonzero().tolist())
     check_connected(size, edges)
-    # With a share of its own in each round everybody's disagreement shrinks.
+    # Where each keeps a share of its own in each round, every disagreement shrinks.
     keeps_own = all(bool((mixing.diagonal() > 0).all()) for mixing in rounds)
     if size > 1 and not keeps_own and contraction(rounds) > 1 - _ROUNDING:
         raise ValueError(
             "`topology` passes a disagreement on undiminished, so that consensus is "
-            "never reached; leave everybody a share of its own, (I + T) / 2 say"
+            "never reached; leave each a share of its own, such as (I + T) / 2"
         )
 
 
 def check_connected(size: int, edges: Iterable[Sequence[int]]) -> None:
-    """Refuses edges that leave somebody out.
+    """Refuses edges that do not join all super-learners.
 
     Raises:
-        ValueError: Names those that no path of edges joins to super-learner 0.
+        ValueError: no path of edges joins some to super-learner 0; names them.
     """
     apart = _apart(size, edges)
     if apart:

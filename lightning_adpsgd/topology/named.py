@@ -1,4 +1,4 @@
-"""The topologies that have a name: who averages with whom, as pure functions.
+"""The topologies that have a name, as pure functions.
 
 What super-learner `index` takes from whom in a round is column `index` of the mixing
 matrix. Random topologies draw from a generator seeded by ``(seed, round)``, so that all
@@ -42,9 +42,9 @@ TopologyLike = (
 
 
 def ring_shares(index: int, size: int, round: int = 0, seed: int = 0) -> Shares:
-    """The papers' fixed ring: a third each of oneself, the left and the right.
+    """The papers' fixed ring: a third each from oneself, the left and the right.
 
-    For S = 2, where left and right are the same, both halves; lambda_2 is
+    For S = 2, where left and right are the same, it is a half each. lambda_2 is
     ``(1 + 2 cos(2 pi / S)) / 3`` for S >= 3.
     """
     return equal_shares((index, (index - 1) % size, (index + 1) % size))
@@ -62,7 +62,7 @@ def alternating_pairs_shares(
 ) -> Shares:
     """Pair averages with the left and the right neighbour of the ring in turn.
 
-    With an odd S one super-learner sits out, another one in each round.
+    With an odd S one super-learner sits out in each round, each time another one.
     """
     shift = round % _two_or_all(size)
     place = _paired_place((index - shift) % size, size)
@@ -101,7 +101,7 @@ def _exponential_gives(index: int, size: int, round: int, seed: int) -> Shares:
 
 
 def complete_shares(index: int, size: int, round: int = 0, seed: int = 0) -> Shares:
-    """Everybody takes 1/S of everybody: one round gives the mean."""
+    """Each takes 1/S from all: one round gives the mean."""
     return equal_shares(range(size))
 
 
@@ -163,15 +163,15 @@ TOPOLOGIES = {
 
 
 def find_topology(topology: TopologyLike) -> Topology:
-    """The topology that an argument means.
+    """Returns the topology that an argument means.
 
     Args:
-        topology: A name; a `Topology`; one mixing matrix, as a tensor or as its rows;
+        topology: name; `Topology`; one mixing matrix, as a tensor or as its rows;
             several matrices, or several matchings (lists of pairs), which take turns;
             or a function, see `from_function`.
 
     Raises:
-        ValueError: It is none of these, or not a topology.
+        ValueError: `topology` is none of these, or not a valid topology.
     """
     if isinstance(topology, Topology):
         return topology
@@ -192,7 +192,7 @@ def _named(name: str) -> Topology:
 
 
 def _paired_place(place: int, size: int) -> int:
-    """The other of the places (0, 1), (2, 3), ...; one's own at the end of an odd S."""
+    """Returns the other of places (0, 1), (2, 3), ...; an odd S ends in itself."""
     other = place ^ 1
     return other if other < size else place
 

@@ -15,10 +15,10 @@ class Schedule:
     """Which mixing matrix applies in which round.
 
     Args:
-        topology: The sequence of matrices.
+        topology: sequence of matrices.
         num_super_learners: S.
         gain: gamma in T_gamma = (1 - gamma) I + gamma T, 0 < gamma <= 1.
-        seed: For topologies that are drawn at random.
+        seed: seed of topologies that are drawn at random.
     """
 
     topology: Topology
@@ -30,23 +30,23 @@ class Schedule:
         self.topology.check_size(self.num_super_learners)
 
     def mixing(self, round: int) -> Tensor:
-        """The matrix of this round before the gain is applied, checked."""
+        """Returns the matrix of a round before the gain is applied, checked."""
         matrix = self.topology.matrix(self.num_super_learners, round, self.seed)
         check_mixing(matrix)
         return matrix
 
     def part(self, index: int, round: int) -> Part:
-        """What `index` takes and gives before the gain is applied, checked."""
+        """Returns what `index` takes and gives before the gain is applied, checked."""
         part = self.topology.part(index, self.num_super_learners, round, self.seed)
         check_part(part)
         return part
 
     def asks(self, index: int, round: int) -> list[int]:
-        """Whom `index` asks in its own round of this number (`Topology.asks`)."""
+        """Returns whom `index` asks in its own round (`Topology.asks`)."""
         return self.topology.asks(index, self.num_super_learners, round, self.seed)
 
     def is_mean(self, round: int) -> bool:
-        """Whether all take the exact mean, for which one all-reduce serves."""
+        """Whether all take the exact mean, for which one all-reduce is enough."""
         period = self.topology.period(self.num_super_learners)
         return _is_mean(
             self.topology,
@@ -58,6 +58,6 @@ class Schedule:
 
 @lru_cache(maxsize=64)
 def _is_mean(topology: Topology, size: int, round: int, seed: int) -> bool:
-    # Of all of them: who posts an all-reduce must know that the others do.
+    # One that posts an all-reduce must know that all the others do.
     mean = equal_shares(range(size))
     return all(topology.takes(i, size, round, seed) == mean for i in range(size))

@@ -2,7 +2,7 @@
 
 A topology can be asked for one column of the mixing matrix T at a time, so that a
 learner's round costs it no S x S matrix. It communicates nothing and keeps no state.
-Those that have a name are in `topology`, those that a user gives in `given`.
+`named` has the topologies with a name, `custom` those that a user gives.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ SharesOfRound = Callable[[int, int, int, int], Shares]
 
 
 def equal_shares(members: Iterable[int]) -> Shares:
-    """The same share of each; who is named twice counts once."""
+    """Returns the same share for each member; one named twice counts once."""
     distinct = dict.fromkeys(members)
     return dict.fromkeys(distinct, 1 / len(distinct))
 
 
 def any_size(num_super_learners: int) -> None:
-    """Every number of super-learners will do."""
+    """Accepts every number of super-learners."""
 
 
 def never_repeats(num_super_learners: int) -> int:
-    """The period of a schedule in which anybody may meet anybody."""
+    """Returns the period of a schedule in which any two may meet: none."""
     return 0
 
 
@@ -44,15 +44,16 @@ class Topology:
     """A named schedule of mixing matrices.
 
     Args:
-        name: What `topology=` calls it.
-        takes: ``(index, num_super_learners, round, seed)`` -> what `index` takes from
-            whom, itself included: column `index` of T without its zeros.
-        period: ``num_super_learners -> rounds`` until the schedule repeats; 0 for a
-            schedule that never does (drawn at random), where anybody may meet anybody.
-        gives: Row `index` of T, likewise; none where T is symmetric in every round.
-        frequencies: Of each edge of `index`, in what part of its rounds an asynchronous
-            exchange is asked for; none: in all of them.
-        check_size: Raises a `ValueError` where there is no such topology of S.
+        name: name by which `topology=` knows it.
+        takes: function ``(index, num_super_learners, round, seed)``: what `index` takes
+            from whom, itself included; column `index` of T without its zeros.
+        period: function ``num_super_learners``: rounds until the schedule repeats; 0
+            for a schedule that is drawn at random, where any two may meet.
+        gives: the same for row `index` of T; None: T is symmetric in every round.
+        frequencies: the same for the edges of `index`: in what part of its rounds an
+            asynchronous exchange is asked for; None: in all of them.
+        check_size: function that raises a `ValueError` if the topology does not exist
+            for this S.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Topology:
     check_size: Callable[[int], None] = field(default=any_size, repr=False)
 
     def matrix(self, num_super_learners: int, round: int = 0, seed: int = 0) -> Tensor:
-        """T of a round: shape [S, S], float64."""
+        """Returns T of a round: shape [S, S], float64."""
         size = num_super_learners
         columns = [self.takes(i, size, round, seed) for i in range(size)]
         rows = [j for column in columns for j in column]
@@ -76,14 +77,14 @@ class Topology:
     def part(
         self, index: int, num_super_learners: int, round: int, seed: int = 0
     ) -> Part:
-        """What `index` takes from whom and gives to whom in a round."""
+        """Returns what `index` takes from whom and gives to whom in a round."""
         takes = self.takes(index, num_super_learners, round, seed)
         if self.gives is None:
             return Part(takes, takes)
         return Part(takes, self.gives(index, num_super_learners, round, seed))
 
     def peers(self, index: int, num_super_learners: int) -> list[int]:
-        """All super-learners that `index` may ever average with, in ascending order."""
+        """Returns all with which `index` may ever average, in ascending order."""
         size, period = num_super_learners, self.period(num_super_learners)
         if period == 0:
             return [j for j in range(size) if j != index]
@@ -95,15 +96,14 @@ class Topology:
     def asks(
         self, index: int, num_super_learners: int, round: int, seed: int = 0
     ) -> list[int]:
-        """Whom `index` asks for a pair exchange in its own round number `round`.
+        """Returns whom `index` asks for a pair exchange in its own round `round`.
 
-        Unsynchronised learners do not share a round number, so the two ends of an edge
-        must not both have to be in the same one: an end that is asked answers whatever
-        its round is. The ends take turns by the parity of the round's binary digits,
-        which makes one exchange per edge and round at equal speeds, and still one in
-        two rounds of the faster end where the other is slow. (By the parity of the
-        round itself an edge that comes back in every second round would always be the
-        same end's.) An edge of one direction is asked by its taker.
+        Unsynchronised learners do not share a round number. So an end that is asked
+        answers whatever its own round is. The ends take turns by the parity of the
+        round's binary digits. At equal speeds that makes one exchange per edge and
+        round; where one end is slow, still one in two rounds of the faster end. (By
+        the parity of the round itself, an edge that comes back in every second round
+        would always be asked by the same end.) The taker asks an edge of one direction.
         """
         key = (index, num_super_learners, round, seed)
         takes, gives = self.part(*key)
@@ -123,7 +123,7 @@ def check_part(part: Part) -> None:
     """Refuses shares that would change the mean of all weights, or that of equal ones.
 
     Raises:
-        ValueError: What is taken, or what is given, does not sum to one.
+        ValueError: what is taken, or what is given, does not sum to one.
     """
     for verb, shares in zip(("takes", "gives"), part, strict=True):
         error = abs(sum(shares.values()) - 1)
@@ -135,6 +135,6 @@ def check_part(part: Part) -> None:
 
 
 def _draw(other: int, index: int, size: int, round: int, seed: int) -> float:
-    """A number in [0, 1) that both ends of an edge draw alike."""
+    """Returns a number in [0, 1), the same at both ends of an edge."""
     key = f"{min(index, other)} {max(index, other)} {size} {round} {seed}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=6).digest()) / 2**48

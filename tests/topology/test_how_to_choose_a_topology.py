@@ -10,7 +10,7 @@ import torch
 from benchmarks import topologies as guide
 from lightning_adpsgd.topology.named import TOPOLOGIES
 
-TEXT = (Path(__file__).parents[1] / "docs" / "how-to-choose-a-topology.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "how-to-choose-a-topology.md").read_text()
 
 
 @pytest.mark.parametrize("sizes", [guide.SIZES, guide.ODD_SIZES])
