@@ -12,7 +12,9 @@ from tests.helpers import PROGRAM_S, free_port
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "lightning_adpsgd"
 # The log and the change log name files as they were called at the time.
-PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")})
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES += [ROOT / "notebooks" / "README.md", *sorted(ROOT.glob("benchmarks/**/*.md"))]
+PAGES += sorted(ROOT.glob("recipes/**/*.md"))
 PAGES.remove(ROOT / "docs" / "log.md")
 PATH = re.compile(r"(?<![\w./-])(?:[\w-]+/)+[\w-]+\.py\b")
 FOLDER = re.compile(r"`((?:lightning_adpsgd|recipes|tests|benchmarks)/[\w/]*/)`")
