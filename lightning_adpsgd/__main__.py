@@ -1,4 +1,4 @@
-"""The command line: measure a machine, predict a cluster's speed, let islands meet.
+"""The command line: measures a machine, predicts a cluster's speed, lets islands meet.
 
 python -m lightning_adpsgd calibrate --out machine.json
 python -m lightning_adpsgd predict --calibration machine.json --learners 64
@@ -39,7 +39,7 @@ _MODES: tuple[tuple[str, Mode], ...] = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0, or 2 after an error that it has printed."""
+    """Runs a command; returns 0, or 2 after printing an error."""
     chosen = _parser().parse_args(arguments)
     try:
         chosen.command(chosen)
@@ -77,7 +77,7 @@ def _add_calibrate(commands: _Commands) -> None:
     add.add_argument("--master", metavar="HOST:PORT", help="address of rank 0")
     add.add_argument("--rank", type=int, choices=(0, 1), default=0)
     add.add_argument(
-        "--weight-mb", type=float, default=64.0, help="of the float32 weights sent"
+        "--weight-mb", type=float, default=64.0, help="size of weights to send"
     )
     add.add_argument("--step-s", type=float, help="seconds of your training step")
     add.set_defaults(command=_calibrate)
@@ -103,7 +103,7 @@ def _calibrate(chosen: argparse.Namespace) -> None:
 
 
 def _measure_loopback(num_bytes: int) -> calibration.Wire:
-    """With a second process of this machine."""
+    """Measures the loopback, with a second process of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         master = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -145,21 +145,21 @@ def _add_predict(commands: _Commands) -> None:
     add.add_argument("--learners", type=int, required=True)
     add.add_argument("--super-learner-size", type=int, default=1, metavar="N")
     add.add_argument("--topology", choices=sorted(TOPOLOGIES), default="ring")
-    add.add_argument("--weight-mb", type=float, default=172.6, help="of the model")
+    add.add_argument("--weight-mb", type=float, default=172.6, help="size of weights")
     add.add_argument("--local-batch", type=int, default=128)
-    add.add_argument("--step-s", type=float, help="in place of the calibration's")
-    add.add_argument("--spread", type=float, default=0.0, help="of the step, in log")
+    add.add_argument("--step-s", type=float, help="seconds, not the calibration's")
+    add.add_argument("--spread", type=float, default=0.0, help="spread of log(step)")
     add.add_argument(
-        "--slow", type=float, default=1.0, help="by what factor the last learner is"
+        "--slow", type=float, default=1.0, help="factor of the last learner"
     )
-    add.add_argument("--gbit", type=float, help="link, in place of the calibration's")
-    add.add_argument("--inner-gbit", type=float, help="inside a super-learner")
+    add.add_argument("--gbit", type=float, help="link, not the calibration's")
+    add.add_argument("--inner-gbit", type=float, help="link inside a super-learner")
     add.add_argument("--wire-dtype", choices=("bfloat16", "float16", "int8"))
     add.add_argument("--learners-per-machine", type=int, default=1)
     add.add_argument(
-        "--cpu-share", type=float, default=0.05, help="of exchanges, on short cores"
+        "--cpu-share", type=float, default=0.01, help="bound on exchanges' time"
     )
-    add.add_argument("--samples", type=float, help="of all epochs: adds hours")
+    add.add_argument("--samples", type=float, help="samples in all: adds hours")
     add.set_defaults(command=_predict)
 
 

@@ -15,11 +15,11 @@ _UNFINISHED = ".unfinished"
 
 @contextmanager
 def written_whole(path: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """As `bytes_written_whole`, for text in UTF-8.
+    """Does what `bytes_written_whole` does, for text in UTF-8.
 
     Args:
-        path: Its folder is made if there is none.
-        newline: As for `open`; "" for CSV.
+        path: file to write; its folder is made if there is none.
+        newline: as for `open`; "" for CSV.
     """
     with bytes_written_whole(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline=newline)
@@ -31,18 +31,18 @@ def written_whole(path: Path, newline: str | None = None) -> Iterator[TextIO]:
 
 @contextmanager
 def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write bytes into that becomes `path` at the end, and is on the disk.
+    """Opens a file for bytes that becomes `path` at the end, and is then on the disk.
 
-    After an error, a kill or a power failure at any point `path` is what it was before,
-    or the new file; never a part of it, never nothing. What a kill leaves in the folder
-    is removed by the next call for any file of that folder. Several processes may write
-    the same file; the last stays.
+    After an error, a kill or a power failure at any point, `path` is the old file or
+    the new one, never a part and never nothing. The next call for any file of the
+    folder removes what a kill has left there. Several processes may write the same
+    file; the last one stays.
 
     Args:
-        path: Its folder is made if there is none.
+        path: file to write; its folder is made if there is none.
 
     Raises:
-        OSError: The disk is full, or the folder cannot be written to.
+        OSError: the disk is full, or the folder cannot be written to.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
@@ -62,13 +62,13 @@ def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def remove_leftovers(folder: Path) -> list[Path]:
-    """Removes the files that writers have left unfinished who were killed.
+    """Removes the unfinished files of writers that were killed.
 
-    Who writes holds a lock on the file, which the system takes from the dead, on
-    whatever machine they were.
+    A writer holds a lock on its file. The system takes the lock from a dead process, on
+    any machine.
 
     Returns:
-        What was removed.
+        The files that were removed.
     """
     return [p for p in folder.glob(f".*{_UNFINISHED}") if _removed_if_left(p)]
 
@@ -85,7 +85,7 @@ def _open_locked(path: Path) -> BinaryIO:
         file = path.with_name(name).open("xb")
         with suppress(OSError):  # not every file system knows locks
             fcntl.flock(file, fcntl.LOCK_EX)
-        # Somebody who removes leftovers may have come between the two.
+        # Another process may have removed it as a leftover between the two.
         if os.fstat(file.fileno()).st_nlink:
             return file
         file.close()

@@ -4,7 +4,7 @@
 and registers the names in each as soon as it exists. It runs when this package is
 imported, and also when torch is, as an entry point of the group `torch.backends`:
 `Trainer(strategy="hadpsgd")` then needs no import.
-`TORCH_DEVICE_BACKEND_AUTOLOAD=0` switches that second way off.
+`TORCH_DEVICE_BACKEND_AUTOLOAD=0` turns the entry point off.
 
 This module is loaded in the middle of torch's own import, so it uses the standard
 library alone, and it never raises: an error here would break every `import torch`.
@@ -47,7 +47,7 @@ NAMES: dict[str, dict[str, Any]] = {
         "super_learner_size": "node",
     },
 }
-# Of the Trainer alone, and without a launcher: it has one process.
+# This name is for the Trainer alone, and has no launcher: it runs in one process.
 VIRTUAL = "hadpsgd_virtual"
 _LAUNCHERS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 
@@ -112,13 +112,13 @@ _REGISTRIES: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 class _RegistryFinder(MetaPathFinder):
-    """Lets the other finders find the module of a registry and wraps its loader."""
+    """Lets the other finders find the module of a registry, and wraps its loader."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def watches(self, name: str) -> bool:
-        """Whether this is the module that it waits for."""
+        """Whether the finder waits for this module."""
         return name == self._name
 
     def find_spec(

@@ -10,6 +10,19 @@ import torch
 from tests.helpers import PROGRAM_S, free_port
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "lightning_adpsgd"
+# The log and the change log name files as they were called at the time.
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES += [ROOT / "notebooks" / "README.md", *sorted(ROOT.glob("benchmarks/**/*.md"))]
+PAGES += sorted(ROOT.glob("recipes/**/*.md"))
+PAGES.remove(ROOT / "docs" / "log.md")
+PATH = re.compile(r"(?<![\w./-])(?:[\w-]+/)+[\w-]+\.py\b")
+FOLDER = re.compile(r"`((?:lightning_adpsgd|recipes|tests|benchmarks)/[\w/]*/)`")
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+
+
+def _page(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
 def _first_block(page: str) -> str:
@@ -61,3 +74,31 @@ def test_the_page_on_monitoring_shows_what_a_run_came_to(tmp_path: Path) -> None
     page = (ROOT / "docs/monitoring.md").read_text()
     _run(re.findall(r"```python\n(.*?)```", page, re.S)[1], tmp_path)
     assert (tmp_path / "loss_against_batch.png").stat().st_size > 0
+
+
+# --- what the pages name is there
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_page)
+def test_every_path_that_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name in (*PATH.findall(text), *FOLDER.findall(text)):
+        places = (ROOT, PACKAGE, page.parent)
+        assert any((place / name).exists() for place in places), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_page)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_readmes_tree_is_the_tree_on_disk() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = text.partition("## The tree\n")[2].partition("\n## ")[0]
+    top = set(re.findall(r"^    ([\w.]+)/", tree, re.M))
+    inside = set(re.findall(r"^      ([\w.]+/?)", tree, re.M))
+    assert {name for name in top if not (ROOT / name).is_dir()} == set()
+    assert {name for name in inside if not (PACKAGE / name).exists()} == set()
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert {name.rstrip("/") for name in inside if name.endswith("/")} == rooms

@@ -1,8 +1,8 @@
 """Topologies that a user gives: mixing matrices, matchings, or a function.
 
 They are checked when they are given, and again when the number of super-learners is
-known: doubly stochastic, of that size, and joined, so that consensus is reached. They
-can be pickled, for learners that are spawned.
+known: they must be doubly stochastic, of that size, and joined, so that consensus is
+reached. They can be pickled, for learners that are spawned.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ def from_matrices(matrices: Sequence[Tensor]) -> Topology:
     schedule in each of its rounds, one of half the weight in every second.
 
     Raises:
-        ValueError: A matrix is not doubly stochastic or not of the first one's shape,
+        ValueError: a matrix is not doubly stochastic or not of the first one's shape,
             or consensus would never be reached.
     """
     rounds = [mixing.detach().to("cpu", torch.float64) for mixing in matrices]
@@ -60,7 +60,7 @@ def from_matchings(matchings: Sequence[Matching]) -> Topology:
     A super-learner in no pair of a matching sits out that round.
 
     Raises:
-        ValueError: A pair is not of two different super-learners, or a super-learner is
+        ValueError: a pair is not of two different super-learners, or a super-learner is
             in two pairs of one matching.
     """
     partners = [_partners(pairs, number) for number, pairs in enumerate(matchings)]
@@ -91,10 +91,10 @@ def from_function(matrix: MatrixOfRound) -> Topology:
 
 
 def from_sequence(given: Any) -> Topology:
-    """One matrix as its rows, or several matrices or matchings.
+    """Returns the topology of a matrix as its rows, of several, or of matchings.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: `given` is none of these.
     """
     match given:
         case [Tensor(), *_]:
@@ -149,7 +149,7 @@ def _frequencies(
 
 
 def _heaviest(mixing: Tensor) -> float:
-    """The largest weight of an edge, the mean of its two directions."""
+    """Returns the largest weight of an edge, the mean of its two directions."""
     edges = (mixing + mixing.T) / 2
     return float(edges.fill_diagonal_(0).max())
 

@@ -1,4 +1,4 @@
-"""Who takes part at present, in which order, and who asks whom.
+"""Which super-learners take part at present, in which order, and which asks which.
 
 A topology knows super-learners 0 ... S - 1. Where they come and go, the index of a
 super-learner is its position among the sorted numbers of the live ones. All that know
@@ -53,7 +53,7 @@ def check_any_size(topology: Topology) -> None:
     """Refuses a topology that does not exist for every number of super-learners.
 
     Raises:
-        ValueError: Names the smallest number for which it does not exist.
+        ValueError: it does not exist for some number; names the smallest.
     """
     for size in _SIZES_TO_TRY:
         try:

@@ -1,4 +1,4 @@
-"""The topologies that have a name: who averages with whom, as pure functions.
+"""The topologies that have a name, as pure functions.
 
 What super-learner `index` takes from whom in a round is column `index` of the mixing
 matrix. Random topologies draw from a generator seeded by ``(seed, round)``, so that all
@@ -42,7 +42,7 @@ TopologyLike = (
 
 
 def ring_shares(index: int, size: int, round: int = 0, seed: int = 0) -> Shares:
-    """The papers' fixed ring: a third each of oneself, the left and the right.
+    """The papers' fixed ring: a third each from oneself, the left and the right.
 
     For S = 2, where left and right are the same, it takes both halves. For S >= 3,
     lambda_2 is ``(1 + 2 cos(2 pi / S)) / 3``.
@@ -163,7 +163,7 @@ TOPOLOGIES = {
 
 
 def find_topology(topology: TopologyLike) -> Topology:
-    """The topology that an argument means.
+    """Returns the topology that an argument means.
 
     Args:
         topology: name; `Topology`; one mixing matrix, as a tensor or as its rows;

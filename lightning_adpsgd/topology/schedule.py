@@ -30,13 +30,13 @@ class Schedule:
         self.topology.check_size(self.num_super_learners)
 
     def mixing(self, round: int) -> Tensor:
-        """The matrix of this round before the gain is applied, checked."""
+        """Returns the matrix of a round before the gain is applied, checked."""
         matrix = self.topology.matrix(self.num_super_learners, round, self.seed)
         check_mixing(matrix)
         return matrix
 
     def part(self, index: int, round: int) -> Part:
-        """What `index` takes and gives before the gain is applied, checked."""
+        """Returns what `index` takes and gives before the gain is applied, checked."""
         part = self.topology.part(index, self.num_super_learners, round, self.seed)
         check_part(part)
         return part

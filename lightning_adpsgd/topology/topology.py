@@ -64,7 +64,7 @@ class Topology:
     check_size: Callable[[int], None] = field(default=any_size, repr=False)
 
     def matrix(self, num_super_learners: int, round: int = 0, seed: int = 0) -> Tensor:
-        """T of a round: shape [S, S], float64."""
+        """Returns T of a round: shape [S, S], float64."""
         size = num_super_learners
         columns = [self.takes(i, size, round, seed) for i in range(size)]
         rows = [j for column in columns for j in column]
@@ -77,14 +77,14 @@ class Topology:
     def part(
         self, index: int, num_super_learners: int, round: int, seed: int = 0
     ) -> Part:
-        """What `index` takes from whom and gives to whom in a round."""
+        """Returns what `index` takes from whom and gives to whom in a round."""
         takes = self.takes(index, num_super_learners, round, seed)
         if self.gives is None:
             return Part(takes, takes)
         return Part(takes, self.gives(index, num_super_learners, round, seed))
 
     def peers(self, index: int, num_super_learners: int) -> list[int]:
-        """All super-learners that `index` may ever average with, in ascending order."""
+        """Returns all with which `index` may ever average, in ascending order."""
         size, period = num_super_learners, self.period(num_super_learners)
         if period == 0:
             return [j for j in range(size) if j != index]
@@ -123,7 +123,7 @@ def check_part(part: Part) -> None:
     """Refuses shares that would change the mean of all weights, or that of equal ones.
 
     Raises:
-        ValueError: What is taken, or what is given, does not sum to one.
+        ValueError: what is taken, or what is given, does not sum to one.
     """
     for verb, shares in zip(("takes", "gives"), part, strict=True):
         error = abs(sum(shares.values()) - 1)
@@ -135,6 +135,6 @@ def check_part(part: Part) -> None:
 
 
 def _draw(other: int, index: int, size: int, round: int, seed: int) -> float:
-    """A number in [0, 1) that both ends of an edge draw alike."""
+    """Returns a number in [0, 1), the same at both ends of an edge."""
     key = f"{min(index, other)} {max(index, other)} {size} {round} {seed}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=6).digest()) / 2**48
