@@ -6,8 +6,9 @@ imported, and also when torch is, as an entry point of the group `torch.backends
 `Trainer(strategy="hadpsgd")` then needs no import.
 `TORCH_DEVICE_BACKEND_AUTOLOAD=0` turns the entry point off.
 
-This module is loaded in the middle of torch's own import, so it uses the standard
-library alone, and it never raises: an error here would break every `import torch`.
+This module is loaded in the middle of torch's own import. It and what it imports use
+the standard library alone, and it never raises: an error here would break every
+`import torch`.
 """
 
 import sys
@@ -19,34 +20,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-# Settings of the strategy classes; the names are those of the papers' algorithms.
-NAMES: dict[str, dict[str, Any]] = {
-    "sdpsgd": {
-        "topology": "ring",
-        "communication": "sync",
-        "super_learner_size": 1,
-    },
-    "adpsgd": {
-        "topology": "ring",
-        "communication": "async",
-        "super_learner_size": 1,
-    },
-    "adpsgd_random": {
-        "topology": "random_ring",
-        "communication": "async",
-        "super_learner_size": 1,
-    },
-    "d1psgd": {
-        "topology": "complete",
-        "communication": "delay_by_one",
-        "super_learner_size": 1,
-    },
-    "hadpsgd": {
-        "topology": "ring",
-        "communication": "async",
-        "super_learner_size": "node",
-    },
-}
+from lightning_adpsgd.strategy.names import NAMES
+
 # This name is for the Trainer alone, and has no launcher: it runs in one process.
 VIRTUAL = "hadpsgd_virtual"
 _LAUNCHERS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}

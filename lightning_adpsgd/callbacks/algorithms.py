@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
-from lightning_adpsgd.registration import NAMES
+from lightning_adpsgd.strategy.names import NAMES
 
 
 class Algorithm(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from lightning_adpsgd.registration import NAMES
+from lightning_adpsgd.strategy.names import NAMES
 
 BASELINE = "ssgd"
 ALGORITHMS = (
