@@ -159,7 +159,7 @@ def test_learners_that_come_to_different_meetings_are_told() -> None:
 
 # --- scripts and launchers
 
-# What forgets to finish hands its program to `launch`; the others launch first.
+# What raises is a program handed to `launch`; the others launch first.
 SCRIPT = """
 import os
 import sys
@@ -188,7 +188,7 @@ def program(fabric):
 
 if __name__ == "__main__":
     fabric = fabric_of(name, 2)
-    if mode == "forgets":
+    if mode == "raises":
         result = fabric.launch(program)
     else:
         if "LT_CLI_USED" not in os.environ:
