@@ -749,7 +749,6 @@ TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2"
         ("", "adpsgd", 2),
         # The weights of learner 0 come back to the process that made it.
         ("", "sdpsgd_spawn", 1),
-        ("", "adpsgd_fork", 1),
         (TORCHRUN, "d1psgd", 2),
     ],
 )
