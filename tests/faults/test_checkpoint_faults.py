@@ -16,7 +16,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from typing_extensions import override
@@ -27,6 +26,7 @@ from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from tests.helpers import PATIENCE_S, forked
 from tests.learners import Linear, gossip, loader, trainer_of
+from tests.strategy.checkpoints.test_failing_disks import Disk
 
 NUM_WEIGHTS = 300_000
 
@@ -213,98 +213,6 @@ def test_a_small_file_system_that_is_full(tmp_path: Path) -> None:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-# --- an error that passes
-
-
-class Disk:
-    """Fails some times with an error, then works; its pauses take no time."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, left: int) -> None:
-        self.number, self.left, self.now = number, left, 0.0
-        self.pauses: list[float] = []
-        self._write = checkpoint_io.write_checkpoint
-        monkeypatch.setattr(checkpoint_io, "write_checkpoint", self.write)
-        monkeypatch.setattr(files.time, "sleep", self.sleep)
-        monkeypatch.setattr(files.time, "monotonic", lambda: self.now)
-
-    def write(self, value: Any, file: Any) -> None:
-        if self.left:
-            file.write(b"half of it")
-            self.left -= 1
-            raise OSError(self.number, os.strerror(self.number))
-        self._write(value, file)
-
-    def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.now += seconds
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.ESTALE])
-def test_a_save_whose_error_passes_is_tried_again_and_succeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    path, disk = tmp_path / "a.ckpt", Disk(monkeypatch, number, 4)
-    with pytest.warns(UserWarning, match=r"a\.ckpt could not be written") as record:
-        WholeCheckpointIO().save_checkpoint(checkpoint(1), path)
-    assert number_in(path) == 1
-    assert list(tmp_path.iterdir()) == [path]
-    assert disk.pauses == [1, 2, 4, 8]
-    assert len([w for w in record if "next attempt" in str(w.message)]) == 4
-
-
-def test_a_save_whose_error_does_not_pass_ends_after_its_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, plugin = tmp_path / "a.ckpt", WholeCheckpointIO(patience_s=100)
-    plugin.save_checkpoint(checkpoint(1), path)
-    disk = Disk(monkeypatch, errno.ENOSPC, 1000)
-    with (
-        pytest.warns(UserWarning, match="next attempt"),
-        pytest.raises(OSError, match=r"a\.ckpt could not be written \(No space left"),
-    ):
-        plugin.save_checkpoint(checkpoint(2), path)
-    assert sum(disk.pauses) == 100
-    assert max(disk.pauses) == 30
-    assert number_in(path) == 1
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EFBIG])
-def test_an_error_that_cannot_pass_is_raised_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    disk = Disk(monkeypatch, number, 1)
-    with pytest.raises(OSError, match=os.strerror(number)):
-        WholeCheckpointIO().save_checkpoint(checkpoint(1), tmp_path / "a.ckpt")
-    assert disk.pauses == []
-
-
-def test_training_goes_on_beside_a_disk_that_fails_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Disk(monkeypatch, errno.EIO, 3)
-    with pytest.warns(UserWarning, match="next attempt"):
-        train(tmp_path, Linear())
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 12
-
-
-def test_an_old_checkpoint_that_cannot_be_removed_at_once_is_removed_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, plugin = tmp_path / "a.ckpt", WholeCheckpointIO()
-    plugin.save_checkpoint(checkpoint(1), path)
-    disk, remove = Disk(monkeypatch, errno.EIO, 0), TorchCheckpointIO.remove_checkpoint
-
-    def fails_once(self: Any, path: Any) -> None:
-        if not disk.pauses:
-            raise OSError(errno.EIO, "Input/output error")
-        remove(self, path)
-
-    monkeypatch.setattr(TorchCheckpointIO, "remove_checkpoint", fails_once)
-    with pytest.warns(UserWarning, match=r"a\.ckpt could not be removed"):
-        plugin.remove_checkpoint(path)
-    assert not path.exists()
-
-
 # --- in a training
 
 
@@ -394,3 +302,12 @@ def test_sigterm_waits_for_the_checkpoint_that_is_on_its_way(tmp_path: Path) -> 
     forked(1, learner)
     loaded = torch.load(written, weights_only=True)
     assert loaded["global_step"] == 3
+
+
+def test_training_goes_on_beside_a_disk_that_fails_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Disk(monkeypatch, errno.EIO, 3)
+    with pytest.warns(UserWarning, match="next attempt"):
+        train(tmp_path, Linear())
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 12
