@@ -13,6 +13,8 @@ from lightning_adpsgd import files
 from lightning_adpsgd.strategy.checkpoints import io as checkpoint_io
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 
+MAY_PASS = [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT]
+
 
 def checkpoint(number: int) -> dict[str, Any]:
     return {"number": number, "weights": torch.full((300,), float(number))}
@@ -45,7 +47,7 @@ class Disk:
         self.now += seconds
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.ESTALE])
+@pytest.mark.parametrize("number", MAY_PASS)
 def test_a_save_whose_error_passes_is_tried_again_and_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

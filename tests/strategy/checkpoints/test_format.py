@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import random
+import socket
 import stat
 import threading
 import zipfile
@@ -274,6 +275,13 @@ def test_a_file_whose_lock_another_host_or_mount_keeps_stays_for_a_day(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_where_the_kernel_tells_no_boot_the_host_name_stands_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_BOOT", tmp_path / "none")
+    assert files._boot.__wrapped__() == socket.gethostname()
+
+
 def path_is(path: Any, other: Path) -> bool:
     return not isinstance(path, int) and Path(path) == other
 
@@ -454,3 +462,5 @@ def test_what_no_training_goes_on_from_has_no_step() -> None:
     weights_alone = {**checkpoint(), "global_step": 7}
     assert global_step_of(io.BytesIO(written(weights_alone))) is None
     assert global_step_of(io.BytesIO(old(weights_alone))) is None
+    for content in ([1], {"optimizer_states": [], "global_step": "7"}):
+        assert global_step_of(io.BytesIO(written(content))) is None
