@@ -79,9 +79,10 @@ def remove_leftovers(folder: Path) -> list[Path]:
     """Removes the unfinished files of writers that were killed.
 
     A writer holds a lock on its file, which the system takes from a dead process. On
-    shared file systems a lock may be known to its own host alone. So the file's name
-    says which host has it by which mount: a lock is asked for there only. Files of
-    others are removed when nobody has written to them for a day.
+    shared file systems a lock may be known to its own host alone, or to nobody. So the
+    file's name says which host writes it by which mount, and in which process: there
+    it is removed when the process is gone and has no lock. Files of other hosts are
+    removed when nobody has written to them for a day.
 
     Returns:
         The files that were removed.
@@ -131,7 +132,8 @@ def write_json(path: Path, value: Any) -> None:
 def _open_locked(path: Path) -> BinaryIO:
     while True:
         owner = _lock_domain(path.parent)
-        name = f".{path.name}.{owner}.{uuid4().hex[:8]}{_UNFINISHED}"
+        number = f"{os.getpid()}.{uuid4().hex[:8]}"
+        name = f".{path.name}.{owner}.{number}{_UNFINISHED}"
         file = path.with_name(name).open("xb")
         with suppress(OSError):  # not every file system knows locks
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -142,15 +144,26 @@ def _open_locked(path: Path) -> BinaryIO:
 
 
 def _removed_if_left(path: Path) -> bool:
+    owner, pid = path.name.rsplit(".", 4)[1:3]
     try:
         with path.open("rb") as file:
-            if path.name.split(".")[-3] == _lock_domain(path.parent):
+            if owner == _lock_domain(path.parent) and not _is_running(pid):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             elif not _is_abandoned(path):
                 return False
             path.unlink()
-    except OSError:  # in use, gone meanwhile, or a file system without locks
+    except (OSError, ValueError):  # in use, gone meanwhile, or no locks there
         return False
+    return True
+
+
+def _is_running(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        pass
     return True
 
 

@@ -101,9 +101,14 @@ class DefaultSharing:
             return "there are several training loaders"
         if type(loader.batch_sampler) is not BatchSampler or not _is_plain(loader):
             return "the loader has a sampler of its own"
-        if len(loader) < self._num_learners:
-            return "there are fewer batches than learners"
+        if len(loader) < 2 * _batches_held(loader) * self._num_learners:
+            return "an epoch has few batches beside those that learners hold"
         return self._problem
+
+
+def _batches_held(loader: DataLoader[Any]) -> int:
+    """Batches that a learner has claimed beyond the one that it trains on."""
+    return 1 + loader.num_workers * (loader.prefetch_factor or 0)
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:

@@ -125,7 +125,8 @@ CASES = {
         EQUAL, "several", lambda rank: {"a": rows(), "b": rows()}, module=Pairs
     ),
     "own sampler": Case(EQUAL, "a sampler of its own", lambda rank: weighted()),
-    "short": Case(EQUAL, "fewer batches than", lambda rank: rows(batch_size=8)),
+    "short": Case(EQUAL, "few batches", lambda rank: rows(batch_size=3)),
+    "held ahead": Case(EQUAL, "few batches", lambda rank: rows(num_workers=1)),
     "unlike": Case(EQUAL, "loaders of learners differ", lambda r: rows(8 + 2 * r)),
     "a stream": Case(EQUAL, "", lambda rank: DataLoader(Stream(), batch_size=2)),
 }

@@ -227,12 +227,37 @@ def test_text_is_written_whole_or_not_at_all(
 
 def left_by_a_dead_writer(folder: Path) -> Path:
     """As a kill leaves it: the file is there, and nobody has its lock."""
-    with bytes_written_whole(folder / "b.ckpt"):
-        (found,) = folder.glob(".b.ckpt.*")
-        name = found.name
-    (folder / "b.ckpt").unlink()
-    found.with_name(name).write_bytes(b"half")
+    folder = folder.resolve()
+    if not (pid := os.fork()):
+        with bytes_written_whole(folder / "b.ckpt") as file:
+            file.write(b"half")
+            file.flush()
+            os._exit(0)
+    os.waitpid(pid, 0)
+    (found,) = folder.glob(".b.ckpt.*")
     return found
+
+
+def test_what_a_living_process_writes_stays_where_nobody_sees_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.fcntl, "flock", lambda *_: None)
+    left = left_by_a_dead_writer(tmp_path)
+    with bytes_written_whole(tmp_path / "a.ckpt") as file:
+        assert not left.exists()
+        assert remove_leftovers(tmp_path) == []
+        file.write(b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.ckpt"]
+
+
+def test_a_file_with_another_kind_of_name_stays_for_a_day(tmp_path: Path) -> None:
+    for name in (".b.ckpt.01234567.unfinished", "..unfinished"):
+        (tmp_path / name).write_bytes(b"half")
+    assert remove_leftovers(tmp_path) == []
+    os.utime(tmp_path / ".b.ckpt.01234567.unfinished", (1, 1))
+    assert [p.name for p in remove_leftovers(tmp_path)] == [
+        ".b.ckpt.01234567.unfinished"
+    ]
 
 
 def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(
