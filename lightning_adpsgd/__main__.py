@@ -1,5 +1,6 @@
-"""The command line: measures a machine, predicts a cluster's speed, lets islands meet.
+"""The command line: looks at a machine, predicts a cluster's speed, lets islands meet.
 
+python -m lightning_adpsgd doctor
 python -m lightning_adpsgd calibrate --out machine.json
 python -m lightning_adpsgd predict --calibration machine.json --learners 64
 python -m lightning_adpsgd rendezvous --port 29400
@@ -24,6 +25,7 @@ from lightning_adpsgd.islands import rendezvous
 from lightning_adpsgd.prediction import calibration
 from lightning_adpsgd.prediction.calibration import Calibration
 from lightning_adpsgd.prediction.model import Mode, Prediction, Workload, predict
+from lightning_adpsgd.strategy import doctor
 from lightning_adpsgd.topology.named import TOPOLOGIES
 from lightning_adpsgd.virtual.clock import Compute, Link
 
@@ -39,14 +41,13 @@ _MODES: tuple[tuple[str, Mode], ...] = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0, or 2 after printing an error."""
+    """Runs a command; returns 0, 1 if something is amiss, 2 after an error."""
     chosen = _parser().parse_args(arguments)
     try:
-        chosen.command(chosen)
+        return chosen.command(chosen) or 0
     except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,10 +57,32 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="command")
+    _add_doctor(commands)
     _add_calibrate(commands)
     _add_predict(commands)
     _add_rendezvous(commands)
     return parser
+
+
+# --- doctor
+
+
+def _add_doctor(commands: _Commands) -> None:
+    add = commands.add_parser(
+        "doctor",
+        help="say whether Lightning knows the strategies, and what is here to run on",
+        description="Looks at the installation and at this machine. What needs doing "
+        "begins with `!`, with the remedy below, and makes the exit status 1.",
+    )
+    add.set_defaults(command=_doctor)
+
+
+def _doctor(chosen: argparse.Namespace) -> int:
+    is_amiss = False
+    for finding in doctor.examine():
+        print(finding, flush=True)
+        is_amiss |= bool(finding.remedy)
+    return int(is_amiss)
 
 
 # --- calibrate

@@ -76,7 +76,7 @@ class Dials:
     wire_dtype: torch.dtype | None = None
     link_budget: float | None = None
     cpu_share: float = 0.01
-    work_sharing: bool = False
+    work_sharing: bool | None = None
     after_evaluation: Literal["restore", "adopt"] = "restore"
     save_learners: bool = False
     islands: str | None = None

@@ -1,16 +1,30 @@
 """Files that are never seen half written."""
 
+import errno
 import fcntl
+import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO, TypeVar
 from uuid import uuid4
 
 _UNFINISHED = ".unfinished"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_ABANDONED_S = 24 * 3600.0
+"""After so long without a write, a file whose lock is not known here is a dead one."""
+
+_MAY_PASS = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT}
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+
+_Result = TypeVar("_Result")
 
 
 @contextmanager
@@ -64,13 +78,49 @@ def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
 def remove_leftovers(folder: Path) -> list[Path]:
     """Removes the unfinished files of writers that were killed.
 
-    A writer holds a lock on its file. The system takes the lock from a dead process, on
-    any machine.
+    A writer holds a lock on its file, which the system takes from a dead process. On
+    shared file systems a lock may be known to its own host alone, or to nobody. So the
+    file's name says which host writes it by which mount, and in which process: there
+    it is removed when the process is gone and has no lock. Files of other hosts are
+    removed when nobody has written to them for a day.
 
     Returns:
         The files that were removed.
     """
-    return [p for p in folder.glob(f".*{_UNFINISHED}") if _removed_if_left(p)]
+    left = list(folder.glob(f".*{_UNFINISHED}"))
+    return [path for path in left if _removed_if_left(path)]
+
+
+def persist(action: Callable[[], _Result], patience_s: float) -> _Result:
+    """Does something with a file again and again while its error may pass.
+
+    A disk that is full, an input or output error and a server that is away may pass;
+    the pauses between two attempts double, up to half a minute. Each failed attempt is
+    a warning.
+
+    Args:
+        action: what to do; it must be harmless to do it twice.
+        patience_s: for how long, in seconds.
+
+    Raises:
+        OSError: The last one, after that time; at once if it cannot pass.
+    """
+    end, pause = time.monotonic() + patience_s, _FIRST_PAUSE_S
+    while True:
+        try:
+            return action()
+        except OSError as error:
+            left = end - time.monotonic()
+            if error.errno not in _MAY_PASS or left <= 0:
+                raise
+            pause = min(pause, left)
+            warnings.warn(
+                f"{error}. The next attempt is in {pause:.0f} s; for {left:.0f} s more "
+                "this does not end the training",
+                stacklevel=2,
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -81,7 +131,9 @@ def write_json(path: Path, value: Any) -> None:
 
 def _open_locked(path: Path) -> BinaryIO:
     while True:
-        name = f".{path.name}.{uuid4().hex[:8]}{_UNFINISHED}"
+        owner = _lock_domain(path.parent)
+        number = f"{os.getpid()}.{uuid4().hex[:8]}"
+        name = f".{path.name}.{owner}.{number}{_UNFINISHED}"
         file = path.with_name(name).open("xb")
         with suppress(OSError):  # not every file system knows locks
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -92,13 +144,55 @@ def _open_locked(path: Path) -> BinaryIO:
 
 
 def _removed_if_left(path: Path) -> bool:
+    owner, pid = path.name.rsplit(".", 4)[1:3]
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if owner == _lock_domain(path.parent) and not _is_running(pid):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            elif not _is_abandoned(path):
+                return False
             path.unlink()
-    except OSError:  # in use, gone meanwhile, or a file system without locks
+    except (OSError, ValueError):  # in use, gone meanwhile, or no locks there
         return False
     return True
+
+
+def _is_running(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        pass
+    return True
+
+
+def _lock_domain(folder: Path) -> str:
+    """Equal where one kernel, through one mount, keeps the locks of a folder's files.
+
+    Two mounts of one remote folder on a host may keep locks each on their own. Their
+    devices have different numbers.
+    """
+    text = f"{_boot()} {os.stat(folder).st_dev}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@cache
+def _boot() -> str:
+    # Host names are often equal among containers.
+    with suppress(OSError):
+        return _BOOT.read_text().strip()
+    return socket.gethostname()
+
+
+def _is_abandoned(path: Path) -> bool:
+    """By the clock of the file system, for clocks of hosts differ."""
+    with _open_locked(path.with_name("clock")) as probe:
+        try:
+            now = os.fstat(probe.fileno()).st_mtime
+            return now - path.stat().st_mtime > _ABANDONED_S
+        finally:
+            Path(probe.name).unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

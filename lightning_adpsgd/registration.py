@@ -2,18 +2,18 @@
 
 `install` hooks the imports of Lightning's two registries, the Trainer's and Fabric's,
 and registers the names in each as soon as it exists. It runs when this package is
-imported, and also when torch is, as an entry point of the group `torch.backends`:
-`Trainer(strategy="hadpsgd")` then needs no import.
-`TORCH_DEVICE_BACKEND_AUTOLOAD=0` turns the entry point off.
+imported, and also when torch is, by way of `installation/lightning_adpsgd_names.py`, an
+entry point of the group `torch.backends`: `Trainer(strategy="hadpsgd")` then needs no
+import. `TORCH_DEVICE_BACKEND_AUTOLOAD=0` turns the entry point off.
 
 This module is loaded in the middle of torch's own import. It and what it imports use
-the standard library alone, and it never raises: an error here would break every
-`import torch`.
+the standard library alone, and it never raises.
 """
 
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -36,7 +36,12 @@ def install() -> None:
             elif not any(f.watches(name) for f in _finders()):
                 sys.meta_path.insert(0, _RegistryFinder(name))
     except Exception as error:
-        warnings.warn(f"lightning_adpsgd did not register: {error}", stacklevel=2)
+        _warn(error)
+
+
+def _warn(error: Exception) -> None:
+    with suppress(Exception):  # warnings may be made errors
+        warnings.warn(f"lightning_adpsgd did not register: {error}", stacklevel=3)
 
 
 def _register(module: ModuleType) -> None:
@@ -131,4 +136,4 @@ class _RegisteringLoader(Loader):
         try:
             _register(module)
         except Exception as error:
-            warnings.warn(f"lightning_adpsgd did not register: {error}", stacklevel=2)
+            _warn(error)

@@ -1,16 +1,24 @@
 """Names are known by import in any order, at no cost; subprocesses start clean."""
 
+import shutil
 import subprocess
 import sys
-from importlib.metadata import entry_points
+import zipfile
+from base64 import urlsafe_b64encode
+from hashlib import sha256
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import pytest
+import torch
 
 import lightning_adpsgd
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy, registration
+from lightning_adpsgd import __main__ as command_line
 from lightning_adpsgd.registration import NAMES
+from lightning_adpsgd.strategy import doctor
 from tests.helpers import PROGRAM_S
 
 TRAINER = """
@@ -23,6 +31,10 @@ from lightning.fabric import Fabric
 fabric = Fabric(strategy={name!r}, accelerator="cpu", devices=2)
 assert type(fabric.strategy).__name__ == "HADPSGDFabricStrategy"
 """
+ROOT = Path(__file__).parents[1]
+NAMES_MODULE = "lightning_adpsgd_names.py"
+GUARDED = EntryPoint("lightning_adpsgd", doctor.ENTRY_POINT, "torch.backends")
+UNGUARDED = EntryPoint("lightning_adpsgd", "some.module:install", "torch.backends")
 LIGHTNING = "import lightning.pytorch as pl"
 PACKAGE = "import lightning_adpsgd"
 
@@ -61,6 +73,162 @@ def test_an_installed_package_makes_the_names_known_without_an_import() -> None:
         pytest.skip("the package is not installed")
     programs = [make.format(name="adpsgd_random") for make in (TRAINER, FABRIC)]
     in_clean_process("\n".join(programs), TORCH_DEVICE_BACKEND_AUTOLOAD="1")
+
+
+# --- a package that cannot be imported
+
+
+def wheel(folder: Path) -> Path:
+    """What an editable wheel of this clone puts into an environment."""
+    clone, site = folder / "clone", folder / "site"
+    (clone / "lightning_adpsgd").mkdir(parents=True)
+    (clone / "lightning_adpsgd" / "__init__.py").touch()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone)
+    shutil.copytree(ROOT / "installation", clone / "installation")
+    site.mkdir()
+    build = "import backend; print(backend.build_editable('../site'))"
+    printed = subprocess.run(
+        [sys.executable, "-c", build],
+        cwd=clone,
+        env={"PYTHONPATH": str(clone / "installation")},
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+        check=True,
+    )
+    with zipfile.ZipFile(site / printed.stdout.split()[-1]) as archive:
+        archive.extractall(site)
+    shutil.rmtree(clone)
+    return site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheel(tmp_path_factory.mktemp("installed"))
+
+
+def test_every_wheel_lists_the_module_that_torch_calls(site: Path) -> None:
+    (record,) = site.glob("*.dist-info/RECORD")
+    (row,) = (r for r in record.read_text().splitlines() if r.startswith(NAMES_MODULE))
+    name, digest, size = row.split(",")
+    content = (site / name).read_bytes()
+    expected = urlsafe_b64encode(sha256(content).digest()).decode().rstrip("=")
+    assert (digest, int(size)) == (f"sha256={expected}", len(content))
+    (entry,) = site.glob("*.dist-info/entry_points.txt")
+    assert f"lightning_adpsgd = {doctor.ENTRY_POINT}" in entry.read_text()
+
+
+LIKE_TORCH = """
+from importlib.metadata import entry_points
+for point in entry_points(group="torch.backends", name="lightning_adpsgd"):
+    point.load()()
+"""
+MOVED = "import sys; sys.modules['lightning_adpsgd'] = None\n"
+
+
+def in_environment(site: Path, folder: Path, program: str, filters: str) -> str:
+    """What a program says where the package is installed; it must end well."""
+    ran = subprocess.run(
+        [sys.executable, "-W", f"{filters}::RuntimeWarning", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+        cwd=folder,
+        env={"PYTHONPATH": f"{folder}:{site}"},
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stderr
+
+
+def test_torch_is_imported_though_the_clone_was_moved(
+    site: Path, tmp_path: Path
+) -> None:
+    said = in_environment(site, tmp_path, f"{MOVED}import torch", "default")
+    assert "RuntimeWarning: Lightning does not know the strategies of" in said
+    assert "install it again" in said
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["def broken(:", "raise KeyError('broken')", "import sys; sys.exit(3)", ""],
+    ids=["does not compile", "raises", "exits", "is empty"],
+)
+@pytest.mark.parametrize("filters", ["default", "error"])
+def test_what_torch_calls_never_fails(
+    site: Path, tmp_path: Path, content: str, filters: str
+) -> None:
+    (tmp_path / "lightning_adpsgd").mkdir()
+    (tmp_path / "lightning_adpsgd" / "__init__.py").write_text(content)
+    said = in_environment(site, tmp_path, LIKE_TORCH, filters)
+    assert ("does not know the strategies of" in said) == (filters == "default")
+
+
+# --- the doctor
+
+
+def examined(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Any:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return {finding.what: finding for finding in doctor.examine()}
+
+
+def test_the_doctor_tells_what_is_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {*doctor.NAMES, "ddp"}
+    monkeypatch.setattr(doctor, "_known_without_import", lambda: (known, ""))
+    monkeypatch.setattr(doctor, "entry_points", lambda **_: [GUARDED])
+    assert command_line.main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    for words in (
+        "names        known without an import: sdpsgd, adpsgd",
+        f"torch        {torch.__version__}",
+        "Lightning    2.",
+        "Gloo         listens at ",
+        "NCCL         ",
+        "interfaces   lo 127.0.0.1/8",
+        "namespaces   can",
+    ):
+        assert f"  {words}" in printed
+    monkeypatch.setattr(doctor, "entry_points", lambda **_: [UNGUARDED])
+    assert command_line.main(["doctor"]) == 1
+    assert "! names        known, but by the unguarded" in capsys.readouterr().out
+
+
+def test_the_doctor_asks_a_process_that_has_imported_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And tells why the names are unknown there."""
+    monkeypatch.chdir(tmp_path)
+    found = examined(monkeypatch, TORCH_DEVICE_BACKEND_AUTOLOAD="0")["names"]
+    assert "not known without an import: sdpsgd, adpsgd" in found.found
+    if doctor.entry_points(group="torch.backends", name="lightning_adpsgd"):
+        assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 switches it off" in found.remedy
+
+
+def test_the_doctor_tells_an_absent_package_from_a_broken_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
+    monkeypatch.setattr(doctor, "_known_without_import", lambda: (set(), "SyntaxError"))
+    monkeypatch.setattr(doctor, "entry_points", lambda **_: [])
+    assert "pip install" in examined(monkeypatch)["names"].remedy
+    monkeypatch.setattr(doctor, "entry_points", lambda **_: [GUARDED])
+    assert "SyntaxError; or write `import" in examined(monkeypatch)["names"].remedy
+
+
+def test_the_doctor_warns_of_releases_with_a_hole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "_known_without_import", lambda: (set(), ""))
+    monkeypatch.setattr(doctor, "version", lambda name: "2.6.3")
+    monkeypatch.setattr(doctor, "flawed_loader", lambda: "CVE-2026-24747")
+    found = examined(monkeypatch, GLOO_SOCKET_IFNAME="no_such0")
+    assert "malicious" in found["Lightning"].remedy
+    assert "CVE" in found["torch"].remedy
+    assert "no_such0" in found["Gloo"].found
+    assert "interfaces below" in found["Gloo"].remedy
 
 
 def test_an_import_costs_nothing() -> None:

@@ -1,6 +1,6 @@
 """What cannot work with gossip is refused at set-up, with the reason and a way out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from inspect import signature
 from typing import Any
 
@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     LearningRateFinder,
     ModelCheckpoint,
+    StochasticWeightAveraging,
     Timer,
 )
 from lightning.pytorch.plugins import TorchSyncBatchNorm
@@ -148,6 +149,12 @@ def _refuse_layer_sync(layer_sync: Any, size: int, device: str) -> None:
 
 def refuse_with_work_sharing(trainer: pl.Trainer) -> None:
     """Refuses what counts batches or steps, of which each learner makes its own."""
+    for problem in problems_with_work_sharing(trainer):
+        raise ValueError(problem)
+
+
+def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
+    """What counts batches or steps, of which each learner makes its own."""
     connector = trainer._accelerator_connector
     limits: list[tuple[str, Any, Any, str]] = [
         (
@@ -165,7 +172,7 @@ def refuse_with_work_sharing(trainer: pl.Trainer) -> None:
         ),
         (
             "val_check_interval",
-            trainer.val_check_interval,
+            getattr(trainer, "val_check_interval", 1.0),
             1.0,
             "learners come to a number of batches at different times, or never",
         ),
@@ -184,44 +191,51 @@ def refuse_with_work_sharing(trainer: pl.Trainer) -> None:
     ]
     for name, value, allowed, reason in limits:
         if value != allowed:
-            raise ValueError(
+            yield (
                 f"`{name}` must be {allowed!r} with `work_sharing=True`, got "
                 f"{value!r}: {reason}"
             )
-    _refuse_callbacks_with_work_sharing(trainer)
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        yield _clock("val_check_interval")
+    yield from _callbacks_that_count(trainer)
+    step = trainer.lightning_module.training_step
+    if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
+        yield (
+            "`training_step` must not take `dataloader_iter` with `work_sharing=True`: "
+            "which batch is the last would be known too late; take `batch`"
+        )
 
 
-def _refuse_callbacks_with_work_sharing(trainer: pl.Trainer) -> None:
+def _callbacks_that_count(trainer: pl.Trainer) -> Iterator[str]:
     for callback in getattr(trainer, "callbacks", ()):
         if isinstance(callback, ModelCheckpoint):
             every = save_period(callback, "every_n_train_steps")
             if every is not None:
-                raise ValueError(
+                yield (
                     "`every_n_train_steps` must not be set with `work_sharing=True`, "
                     f"got {every}: learners come to a number of steps at different "
                     "times, or never; use "
                     "`lightning_adpsgd.callbacks.SaveWithinEpoch`"
                 )
             if save_period(callback, "train_time_interval") is not None:
-                _refuse_clock("train_time_interval")
+                yield _clock("train_time_interval")
         if isinstance(callback, Timer):
-            _refuse_clock("max_time")
+            yield _clock("max_time")
+        if isinstance(callback, StochasticWeightAveraging):
+            yield (
+                "`StochasticWeightAveraging` cannot be used with `work_sharing=True`: "
+                "it asks for the number of batches, which no learner knows"
+            )
         if isinstance(callback, BatchSizeFinder | LearningRateFinder):
-            raise ValueError(
+            yield (
                 f"`{type(callback).__name__}` cannot be used with `work_sharing=True`: "
                 "it trains for a number of steps and then begins the epoch anew; find "
                 "the value beforehand, without work sharing"
             )
-    step = trainer.lightning_module.training_step
-    if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
-        raise ValueError(
-            "`training_step` must not take `dataloader_iter` with `work_sharing=True`: "
-            "which batch is the last would be known too late; take `batch`"
-        )
 
 
-def _refuse_clock(argument: str) -> None:
-    raise ValueError(
+def _clock(argument: str) -> str:
+    return (
         f"`{argument}` must not be set with `work_sharing=True`: which batch of a "
         "learner is its last shows only when it asks for the next; use `max_epochs` "
         "and `lightning_adpsgd.callbacks.SaveWithinEpoch`"

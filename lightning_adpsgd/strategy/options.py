@@ -64,7 +64,7 @@ class HADPSGDOptions(_DDPStrategy):
         wire_dtype: torch.dtype | None = None,
         link_budget: float | None = None,
         cpu_share: float = 0.01,
-        work_sharing: bool = False,
+        work_sharing: bool | None = None,
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,
         islands: str | None = None,
@@ -101,8 +101,10 @@ class HADPSGDOptions(_DDPStrategy):
                 (docs/concepts.md); 1: no bound.
             work_sharing: in "async" and under a Trainer, whether an epoch is a pool
                 from which each learner takes batches as fast as it can, each sample
-                once, with `islands` over all islands. Otherwise all learners get equal
-                shares, and each island draws on its own.
+                once, with `islands` over all islands. False: all learners get equal
+                shares, and each island draws on its own. None: it is a pool where
+                Lightning would deal equal shares and nothing counts the batches of one
+                learner (docs/work-sharing.md); islands draw on their own.
             after_evaluation: "restore" puts the local weights back after an evaluation
                 of the mean, "adopt" continues from the mean.
             save_learners: whether a checkpoint also holds the state of each learner, so

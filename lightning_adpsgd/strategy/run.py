@@ -20,6 +20,11 @@ from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.strategy.checkpoints.contents import Resumed
 from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
 from lightning_adpsgd.strategy.clocks import Boundary, follow_clocks
+from lightning_adpsgd.strategy.compatibility import refuse_with_work_sharing
+from lightning_adpsgd.strategy.default_sharing import (
+    DefaultSharing,
+    shares_by_default,
+)
 from lightning_adpsgd.strategy.fast_forward import batch_size, catch_up
 from lightning_adpsgd.strategy.job import Job, set_up_job
 from lightning_adpsgd.strategy.overrides import Overrides
@@ -39,7 +44,7 @@ class TrainingRun:
 
     Args:
         job: set up, not started.
-        work_sharing: how the learners share epochs; None: each has its own share.
+        sharing: how the learners share epochs, if they do; None: they do not.
 
     Attributes:
         last_consensus: how far apart the super-learners were when their mean was last
@@ -52,13 +57,20 @@ class TrainingRun:
         job: Job,
         dials: Dials,
         super_learner_size: int,
-        work_sharing: WorkSharing | None,
+        sharing: WorkSharing | None,
     ) -> None:
         self._trainer, self._dials, self._size = trainer, dials, super_learner_size
-        self.job, self.work_sharing = job, work_sharing
+        self.job, self.sharing = job, sharing
         self.scope = CollectiveScope(trainer, job)
         self.last_consensus: Consensus | None = None
         self._boundary: Boundary | None = None
+
+    @property
+    def work_sharing(self) -> WorkSharing | None:
+        """How the learners share epochs; None: each has its own share."""
+        return (
+            self.sharing if self.sharing is not None and self.sharing.shares else None
+        )
 
     def adapt(self, overrides: Overrides) -> None:
         """Replaces what of Lightning does not go with learners that are apart."""
@@ -151,23 +163,38 @@ def set_up_run(
     dials: Dials,
     resumed: Resumed,
     on_reload: Callable[[], None],
+    overrides: Overrides,
 ) -> TrainingRun:
     """Brings all learners together; a collective."""
     size: int = trainer.strategy.super_learner_size  # pyright: ignore
+    asked, sharing = _shares_work(trainer, dials, resumed), None
     job = set_up_job(model, dials, size, on_reload)
-    sharing = None
-    if shares_work(trainer, dials):
+    if asked is not False:
         super_learner, learner = divmod(trainer.global_rank, size)
         num_super_learners = trainer.world_size // size
         index = LearnerIndex(super_learner, num_super_learners, learner, size)
-        sharing = WorkSharing(trainer, job, index, resumed.epoch, dials.islands)
+        decides = DefaultSharing(trainer, trainer.world_size, overrides)
+        sharing = WorkSharing(
+            trainer,
+            job,
+            index,
+            resumed.epoch,
+            dials.islands,
+            None if asked else decides,
+        )
     return TrainingRun(trainer, job, dials, size, sharing)
 
 
-def shares_work(trainer: pl.Trainer, dials: Dials) -> bool:
-    """Whether the learners share their epochs."""
+def _shares_work(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> bool | None:
+    """Whether the learners share their epochs; None: the loader decides."""
     # A `fast_dev_run` is a fixed number of batches for each learner.
-    return dials.work_sharing and not getattr(trainer, "fast_dev_run", False)
+    if getattr(trainer, "fast_dev_run", False):
+        return False
+    if dials.work_sharing:
+        refuse_with_work_sharing(trainer)
+    if dials.work_sharing is not None:
+        return dials.work_sharing
+    return None if shares_by_default(trainer, dials, resumed) else False
 
 
 def _save(trainer: pl.Trainer, name: str) -> Path:

@@ -38,10 +38,7 @@ from lightning_adpsgd.strategy.checkpoints.saving import (
     finish_saves,
     must_wait,
 )
-from lightning_adpsgd.strategy.compatibility import (
-    refuse_unsupported,
-    refuse_with_work_sharing,
-)
+from lightning_adpsgd.strategy.compatibility import refuse_unsupported
 from lightning_adpsgd.strategy.launchers import (
     check_launch,
     resume_from_whole,
@@ -49,7 +46,7 @@ from lightning_adpsgd.strategy.launchers import (
 from lightning_adpsgd.strategy.optimizer_reset import FreshState
 from lightning_adpsgd.strategy.options import HADPSGDOptions
 from lightning_adpsgd.strategy.overrides import Overrides
-from lightning_adpsgd.strategy.run import TrainingRun, set_up_run, shares_work
+from lightning_adpsgd.strategy.run import TrainingRun, set_up_run
 from lightning_adpsgd.strategy.scope import ALONE
 from lightning_adpsgd.strategy.work_sharing import (
     WorkSharing,
@@ -124,8 +121,6 @@ class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
             self._place = place_in_epoch(trainer, self._resumed)
         if gossips:
             refuse_unsupported(trainer, self, self.super_learner_size)
-            if shares_work(trainer, self._dials):
-                refuse_with_work_sharing(trainer)
         elif self.world_size > 1:
             prepare_training_loaders(trainer, None, self._place, self._overrides)
             super().setup(trainer)
@@ -146,14 +141,22 @@ class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
         self.model_to_device()
         if gossips:
             self._run = set_up_run(
-                trainer, self.model, self._dials, self._resumed, self._reset_optimizers
+                trainer,
+                self.model,
+                self._dials,
+                self._resumed,
+                self._reset_optimizers,
+                overrides,
             )
             self._run.adapt(overrides)
             if self.super_learner_size > 1:
                 self.configure_ddp()
         # Before optimizers, which may ask for the number of batches.
-        prepare_training_loaders(trainer, self.work_sharing, self._place, overrides)
+        sharing = self._run.sharing if self._run is not None else None
+        prepare_training_loaders(trainer, sharing, self._place, overrides)
         self.setup_optimizers(trainer)
+        if sharing is not None:
+            sharing.look_at_schedules()
         self.setup_precision_plugin()
         _optimizers_to_device(self.optimizers, self.root_device)
         self._initial_states = tuple(FreshState(one) for one in self.optimizers)

@@ -30,6 +30,7 @@ from lightning_adpsgd.epochs.pool import IslandPool
 from lightning_adpsgd.epochs.work_units import EpochState
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
+from lightning_adpsgd.strategy.default_sharing import DefaultSharing
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
 
@@ -43,6 +44,10 @@ class WorkSharing:
         checkpoint: what `state` gave to the checkpoint that is resumed; None at a fresh
             start.
         islands: URL of their rendezvous; None where all learners are in one job.
+        default: decides whether to share; None: the user has.
+
+    Attributes:
+        shares: whether the learners share; None: it is not decided yet.
     """
 
     def __init__(
@@ -52,15 +57,28 @@ class WorkSharing:
         index: LearnerIndex,
         checkpoint: Mapping[str, Any] | None = None,
         islands: str | None = None,
+        default: DefaultSharing | None = None,
     ) -> None:
         self._trainer, self._job, self._index = trainer, job, index
-        self._islands = islands
+        self._islands, self._default = islands, default
+        self.shares = True if default is None else None
         self._island_pool: IslandPool | None = None
         self._loaded = EpochState(**checkpoint) if checkpoint else None
         self._batches: SharedBatches | None = None
         self._num_occasions, self._num_loaders = 0, 0
 
     # --- from set-up to end
+
+    def look_at_schedules(self) -> None:
+        """Optimizers and schedules are there."""
+        if self._default is not None:
+            self._default.look_at_schedules()
+
+    def takes(self, dataloader: Any) -> bool:
+        """Whether the learners share a training loader; all of them ask."""
+        if self.shares is None and self._default is not None:
+            self.shares = self._default.allows(dataloader)
+        return bool(self.shares)
 
     def prepare(self, dataloader: Any) -> Any:
         """A copy of a training loader, whose batches this learner claims."""
@@ -213,7 +231,7 @@ def _prepare(
     mode: RunningStage,
 ) -> Any:
     trains = mode == RunningStage.TRAINING
-    if trains and work_sharing is not None:
+    if trains and work_sharing is not None and work_sharing.takes(dataloader):
         return work_sharing.prepare(dataloader)
     loader = lightnings(dataloader, shuffle, mode)
     return place.prepare(loader) if trains and place is not None else loader

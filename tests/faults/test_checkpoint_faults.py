@@ -1,5 +1,6 @@
 """Checkpoints while processes are killed, disks are full, and bits are flipped."""
 
+import errno
 import os
 import random
 import resource
@@ -25,6 +26,7 @@ from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from tests.helpers import PATIENCE_S, forked
 from tests.learners import Linear, gossip, loader, trainer_of
+from tests.strategy.checkpoints.test_failing_disks import Disk
 
 NUM_WEIGHTS = 300_000
 
@@ -200,7 +202,7 @@ def test_a_small_file_system_that_is_full(tmp_path: Path) -> None:
     if subprocess.run(["mount", *options, str(tmp_path)], check=False).returncode:
         pytest.skip("this root may not mount")
     try:
-        path, plugin = tmp_path / "a.ckpt", WholeCheckpointIO()
+        path, plugin = tmp_path / "a.ckpt", WholeCheckpointIO(patience_s=0)
         plugin.save_checkpoint(checkpoint(1), path)  # 1.2 MB
         for _ in range(2):
             with pytest.raises(OSError, match="No space left on device"):
@@ -300,3 +302,12 @@ def test_sigterm_waits_for_the_checkpoint_that_is_on_its_way(tmp_path: Path) -> 
     forked(1, learner)
     loaded = torch.load(written, weights_only=True)
     assert loaded["global_step"] == 3
+
+
+def test_training_goes_on_beside_a_disk_that_fails_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Disk(monkeypatch, errno.EIO, 3)
+    with pytest.warns(UserWarning, match="next attempt"):
+        train(tmp_path, Linear())
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 12

@@ -29,6 +29,7 @@ import lightning_adpsgd
 from lightning_adpsgd.strategy import (
     clocks,
     compatibility,
+    default_sharing,
     fabric,
     fast_forward,
     launchers,
@@ -71,7 +72,7 @@ MODULES = (
         last_good,
         mid_epoch,
     ),
-    *(saving, clocks, compatibility, launchers, module_jobs, options),
+    *(default_sharing, saving, clocks, compatibility, launchers, module_jobs, options),
     *(overrides, run, scope, signals, weight_callbacks),
 )
 PACKAGE = Path(str(lightning_adpsgd.__file__)).parent
@@ -123,7 +124,8 @@ def objects_of(trainer: pl.Trainer) -> list[Any]:
     )
     callbacks: list[Any] = trainer.callbacks  # pyright: ignore
     loop = trainer.fit_loop
-    return [loop, loop.epoch_loop, trainer.strategy.launcher, *connectors, *callbacks]
+    loops = (loop, loop.epoch_loop, loop._data_source)
+    return [*loops, trainer.strategy.launcher, *connectors, *callbacks]
 
 
 def state_of(trainer: pl.Trainer) -> dict[tuple[str, str], Any]:
@@ -155,10 +157,11 @@ class Looks(Sampled):
 def test_all_is_put_back_after_training_and_after_an_exception(
     fails: bool, tmp_path: Path
 ) -> None:
-    def fit(*callbacks: Any) -> tuple[set[Any], set[Any]]:
+    def fit(*callbacks: Any, **dials: Any) -> tuple[set[Any], set[Any]]:
         trainer = trainer_of(
-            gossip(save_learners=True),
+            gossip(**dials),
             2,
+            use_distributed_sampler=not dials,
             enable_checkpointing=True,
             default_root_dir=tmp_path,
             callbacks=list(callbacks),
@@ -174,7 +177,8 @@ def test_all_is_put_back_after_training_and_after_an_exception(
         saves = ModelCheckpoint(train_time_interval=hour, save_top_k=0)
         prunes = ModelPruning("l1_unstructured", parameter_names=["weight"])
         # SWA does not copy weights that are pruned.
-        return fit(Timer(hour), saves, StochasticWeightAveraging(0.1)), fit(prunes)
+        counts = (Timer(hour), saves, StochasticWeightAveraging(0.1))
+        return fit(*counts, save_learners=True), fit(prunes)
 
     # A launcher belongs to its strategy, and keeps what runs there.
     launcher = {("_SubprocessScriptLauncher", "launch")}

@@ -90,7 +90,7 @@ def test_a_dial_out_of_its_bounds_is_refused_with_bound_and_value(
         ({"wire_dtype": "bf16"}, "`wire_dtype` must be one of .* got 'bf16'"),
         ({"link_budget": "1e6"}, "`link_budget` must be a number of bytes .* '1e6'"),
         ({"cpu_share": "5 %"}, "`cpu_share` must be a number, got '5 %'"),
-        ({"work_sharing": 1}, "`work_sharing` must be True or False, got 1"),
+        ({"work_sharing": 1}, "`work_sharing` must be True or False or None, got 1"),
         ({"after_evaluation": None}, "`after_evaluation` must be one of .* got None"),
         ({"save_learners": "yes"}, "`save_learners` must be True or False, got 'yes'"),
         (

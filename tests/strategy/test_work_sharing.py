@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     LearningRateFinder,
     ModelCheckpoint,
+    StochasticWeightAveraging,
 )
 from torch.utils.data import (
     DataLoader,
@@ -49,6 +50,10 @@ def test_it_is_refused_where_all_step_together(communication: Any) -> None:
         ),
         ({"callbacks": [LearningRateFinder()]}, "`LearningRateFinder` cannot be used"),
         ({"callbacks": [BatchSizeFinder()]}, "`BatchSizeFinder` cannot be used"),
+        (
+            {"callbacks": [StochasticWeightAveraging(0.1)]},
+            "`StochasticWeightAveraging` cannot be used",
+        ),
     ],
 )
 def test_what_counts_one_learners_batches_is_refused(

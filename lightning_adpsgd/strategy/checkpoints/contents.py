@@ -29,11 +29,13 @@ class Resumed(NamedTuple):
         learner: its own state; None: it starts from the consensus model.
         epoch: what is left of a shared epoch; None: the epoch was not shared.
         num_samples: samples that all learners together have trained on.
+        is_within_epoch: whether the job that saved had batches left in its epoch.
     """
 
     learner: Mapping[str, Any] | None = None
     epoch: Mapping[str, Any] | None = None
     num_samples: int = 0
+    is_within_epoch: bool = False
 
     @property
     def place(self) -> Mapping[str, Any] | None:
@@ -51,7 +53,18 @@ def resumed_from(
     if learner is not None:
         checkpoint["optimizer_states"] = learner["states"]
         checkpoint.update(learner["own"].get("lightning", {}))
-    return Resumed(learner, checkpoint.get(_EPOCH), checkpoint.get(_SAMPLES, 0))
+    return Resumed(
+        learner,
+        checkpoint.get(_EPOCH),
+        checkpoint.get(_SAMPLES, 0),
+        _is_within_epoch(checkpoint.get("loops", {})),
+    )
+
+
+def _is_within_epoch(loops: Mapping[str, Any]) -> bool:
+    batches = loops.get("fit_loop", {}).get("epoch_loop.batch_progress", {})
+    begun = batches.get("current", {}).get("ready", 0)
+    return begun > 0 and not batches.get("is_last_batch", True)
 
 
 def learner_of(

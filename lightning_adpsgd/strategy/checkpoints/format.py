@@ -4,8 +4,8 @@
 here the SHA-256 of all that comes before, so that the sum goes wherever the file goes,
 and any reader of torch's archives reads this one. Checkpoints of others have no such
 comment; of these the CRC-32 of each record is checked, which torch writes and does
-not read. Nothing is unpickled here that torch's `weights_only` does not allow, unless
-the caller says so.
+not read. Files of torch's format before 1.6 are known by their magic number. Nothing is
+unpickled here that torch's `weights_only` does not allow, unless the caller says so.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ import zipfile
 from typing import Any, BinaryIO, Protocol
 
 import torch
+from typing_extensions import override
 
 _MARK = b"lightning_adpsgd sha256 "
 _SUM_LENGTH = 64  # hexadecimal digits
@@ -23,6 +24,8 @@ _LENGTH = _COMMENT_LENGTH.to_bytes(2, "little")
 _ARCHIVE, _END = b"PK\x03\x04", b"PK\x05\x06"
 _END_LENGTH = 22  # bytes of the record that ends an archive without a comment
 _BLOCK = 1 << 20
+_RECORD = "/data.pkl"  # of an archive of torch's: all but the numbers of its tensors
+_OLD_MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")
 
 
 class DamagedCheckpoint(RuntimeError):
@@ -53,23 +56,61 @@ def write_checkpoint(checkpoint: Any, file: _Sink) -> None:
 def check_checkpoint(file: BinaryIO, name: str) -> None:
     """Reads a checkpoint to its end and compares its checksum; the file can seek.
 
-    A file of torch's old format, before 1.6, has nothing to compare and passes.
+    A file of torch's old format, before 1.6, has no checksum: it is loaded instead.
+
+    Raises:
+        DamagedCheckpoint: Names the file and what is wrong with it.
     """
-    size = file.seek(0, os.SEEK_END)
-    end = _read_from(file, max(0, size - _END_LENGTH - _COMMENT_LENGTH))
-    if end[-_COMMENT_LENGTH:].startswith(_MARK):
-        _check_sum(file, end[-_COMMENT_LENGTH - len(_LENGTH) :], size, name)
-    elif _read_from(file, 0, len(_ARCHIVE)) == _ARCHIVE or _END in end:
-        _check_archive(file, end, size, name)
-    elif not size:
-        raise DamagedCheckpoint(f"checkpoint {name} is empty: {_REMEDY}")
+    if not _compared(file, name):
+        _load(file, name, "cpu", weights_only=True)
 
 
 def read_checkpoint(
     file: BinaryIO, name: str, map_location: Any = None, weights_only: bool = True
 ) -> Any:
     """Loads a checkpoint; a damaged or unsafe one is an error that names the file."""
-    check_checkpoint(file, name)
+    _compared(file, name)
+    return _load(file, name, map_location, weights_only)
+
+
+def global_step_of(file: BinaryIO) -> int | None:
+    """The number of optimizer steps before a checkpoint, without its tensors.
+
+    Classes that the file names are not imported, so that this runs nothing of it.
+
+    Returns:
+        None where no training could go on from it: it keeps no optimizer's state, or
+        has torch's old format.
+
+    Raises:
+        Exception: Whatever comes of a file that is damaged.
+    """
+    if _read_from(file, 0, len(_ARCHIVE)) != _ARCHIVE:
+        return None
+    with zipfile.ZipFile(file) as archive:
+        (record,) = (one for one in archive.namelist() if one.endswith(_RECORD))
+        with archive.open(record) as pickled:
+            content = _OutlineReader(pickled).load()
+    resumable = isinstance(content, dict) and "optimizer_states" in content
+    step = content.get("global_step") if resumable else None
+    return step if isinstance(step, int) else None
+
+
+def _compared(file: BinaryIO, name: str) -> bool:
+    """Whether there was a sum to compare; raises where it is another."""
+    size = file.seek(0, os.SEEK_END)
+    end = _read_from(file, max(0, size - _END_LENGTH - _COMMENT_LENGTH))
+    if end[-_COMMENT_LENGTH:].startswith(_MARK):
+        _check_sum(file, end[-_COMMENT_LENGTH - len(_LENGTH) :], size, name)
+    elif _read_from(file, 0, len(_ARCHIVE)) == _ARCHIVE or _END in end:
+        _check_archive(file, end, size, name)
+    else:
+        _check_magic(file, name)
+        return False
+    return True
+
+
+def _load(file: BinaryIO, name: str, map_location: Any, weights_only: bool) -> Any:
     file.seek(0)
     try:
         return torch.load(file, map_location=map_location, weights_only=weights_only)
@@ -81,6 +122,38 @@ def read_checkpoint(
 
 
 _REMEDY = 'resume from another one (`ckpt_path="last"` finds the last that is whole)'
+
+
+class _Anything(dict[Any, Any]):
+    """Stands for an object of any class, and for any function."""
+
+    __hash__ = object.__hash__  # pyright: ignore
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__()
+
+    def __call__(self, *arguments: Any, **options: Any) -> "_Anything":
+        return self
+
+    def __setstate__(self, state: Any) -> None: ...
+
+    def append(self, item: Any) -> None:
+        """As of a list."""
+
+    def extend(self, items: Any) -> None:
+        """As of a list."""
+
+
+class _OutlineReader(pickle.Unpickler):
+    """Reads plain values alone: no name is looked up, no tensor is read."""
+
+    @override
+    def find_class(self, module: str, name: str) -> Any:
+        return _Anything
+
+    @override
+    def persistent_load(self, pid: Any) -> Any:
+        return None
 
 
 class _SummingWriter:
@@ -121,6 +194,15 @@ def _read_from(file: BinaryIO, place: int, length: int = -1) -> bytes:
     return file.read(length)
 
 
+def _check_magic(file: BinaryIO, name: str) -> None:
+    begin = _read_from(file, 0, 32)
+    if _OLD_MAGIC not in begin:
+        what = f"begins with {begin[:24]!r}" if begin.strip(b"\0") else "holds nothing"
+        raise DamagedCheckpoint(
+            f"checkpoint {name} is no file of `torch.save`: it {what}: {_REMEDY}"
+        )
+
+
 def _check_sum(file: BinaryIO, end: bytes, size: int, name: str) -> None:
     digest = hashlib.sha256()
     file.seek(0)
@@ -151,12 +233,17 @@ def _check_archive(file: BinaryIO, end: bytes, size: int, name: str) -> None:
         file.seek(0)
         with zipfile.ZipFile(file) as archive:
             bad = archive.testzip()
+            is_torchs = any(one.endswith(_RECORD) for one in archive.namelist())
     except Exception as error:  # a damaged archive raises whatever comes of it
         raise _unreadable(name, error) from error
     if bad is not None:
         raise DamagedCheckpoint(
             f"checkpoint {name} is damaged: the CRC-32 of its record {bad} is another "
             f"than when it was written: {_REMEDY}"
+        )
+    if not is_torchs:
+        raise DamagedCheckpoint(
+            f"checkpoint {name} is an archive, but none of `torch.save`: {_REMEDY}"
         )
 
 

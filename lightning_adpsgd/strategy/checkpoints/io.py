@@ -5,22 +5,43 @@ What the files are is in `format`: torch and Lightning alone read them.
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
+import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from lightning.fabric.plugins import TorchCheckpointIO
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from typing_extensions import override
 
-from lightning_adpsgd.files import bytes_written_whole
+from lightning_adpsgd.files import bytes_written_whole, persist
 from lightning_adpsgd.strategy.checkpoints.format import (
     check_checkpoint,
+    global_step_of,
     read_checkpoint,
     write_checkpoint,
 )
+
+PATIENCE_S = 120.0
+"""How long a save is tried again while its error may pass."""
+
+_FLAW = "CVE-2026-24747"
+
+
+def flawed_loader(version: str = torch.__version__) -> str | None:
+    """What is wrong with `weights_only` in a release of torch; None: nothing."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if (major, minor) >= (2, 10):
+        return None
+    return (
+        f"torch {version} can run code of a crafted checkpoint even with "
+        f"`weights_only=True` ({_FLAW}): load only files whose origin you know, or "
+        "install torch 2.10 or later"
+    )
 
 
 @final
@@ -30,7 +51,14 @@ class WholeCheckpointIO(TorchCheckpointIO):
     On a local or mounted file system the file of an earlier save stays as it was until
     the new one is on the disk. On a remote one (`s3://` and the like) nothing can be
     renamed: there an object appears when its upload has ended, as the store has it.
+
+    Args:
+        patience_s: for how many seconds a save is tried again while its error may pass:
+            a disk that is full, an input or output error, a server that is away.
     """
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
 
     @override
     def save_checkpoint(
@@ -39,7 +67,8 @@ class WholeCheckpointIO(TorchCheckpointIO):
         """Writes a checkpoint.
 
         Raises:
-            OSError: Names the file; the one that was there before is as it was.
+            OSError: Names the file; the one that was there before is as it was. Raised
+                after `patience_s` where the error could have passed.
             TypeError: There are storage options.
         """
         if storage_options is not None:
@@ -47,15 +76,12 @@ class WholeCheckpointIO(TorchCheckpointIO):
                 f"`storage_options` is not taken by {type(self).__name__}, got "
                 f"{storage_options!r}: give the Trainer a CheckpointIO of your own"
             )
-        system, place = url_to_fs(str(path))
-        try:
-            if isinstance(system, LocalFileSystem):
-                with bytes_written_whole(Path(place)) as file:
-                    write_checkpoint(checkpoint, file)
-            else:
-                _write_remote(checkpoint, system, place)
-        except OSError as error:
-            raise _named(error, path) from error
+        self._persist(partial(_write, checkpoint, str(path)), path, "written")
+
+    @override
+    def remove_checkpoint(self, path: Any) -> None:
+        """Removes a checkpoint if it is there; errors are those of a save."""
+        self._persist(partial(super().remove_checkpoint, path), path, "removed")
 
     @override
     def load_checkpoint(
@@ -71,15 +97,32 @@ class WholeCheckpointIO(TorchCheckpointIO):
         system, place = url_to_fs(str(path))
         if not system.exists(place):
             raise FileNotFoundError(f"Checkpoint file not found: {path}")
+        if (flaw := flawed_loader()) is not None:
+            rank_zero_warn(flaw)
         allowed = True if weights_only is None else weights_only
         with _opened(system, place) as file:
             return read_checkpoint(file, str(path), map_location or "cpu", allowed)
+
+    def _persist(self, action: Callable[[], None], path: Any, done: str) -> None:
+        def named() -> None:
+            try:
+                action()
+            except OSError as error:
+                raise _named(error, path, done) from error
+
+        persist(named, self._patience_s)
 
 
 def check_file(path: str) -> None:
     """Raises what is wrong with a checkpoint, and nothing if it is whole."""
     with _opened(*url_to_fs(str(path))) as file:
         check_checkpoint(file, path)
+
+
+def step_in_file(path: str) -> int | None:
+    """The step at which a training would go on from a checkpoint; see `format`."""
+    with _opened(*url_to_fs(path)) as file:
+        return global_step_of(file)
 
 
 @contextmanager
@@ -96,14 +139,23 @@ def _opened(system: Any, place: str) -> Iterator[BinaryIO]:
             yield file
 
 
+def _write(checkpoint: Any, path: str) -> None:
+    system, place = url_to_fs(path)
+    if isinstance(system, LocalFileSystem):
+        with bytes_written_whole(Path(place)) as file:
+            write_checkpoint(checkpoint, file)
+    else:
+        _write_remote(checkpoint, system, place)
+
+
 def _write_remote(checkpoint: Any, system: Any, path: str) -> None:
     system.makedirs(system._parent(path), exist_ok=True)
     with system.transaction, system.open(path, "wb") as file:
         write_checkpoint(checkpoint, file)
 
 
-def _named(error: OSError, path: Any) -> OSError:
+def _named(error: OSError, path: Any, done: str) -> OSError:
     what = error.strerror or str(error)
-    message = f"checkpoint {path} could not be written ({what}); "
+    message = f"checkpoint {path} could not be {done} ({what}); "
     message += "a file that was there before is as it was"
     return OSError(error.errno, message) if error.errno else OSError(message)

@@ -2,10 +2,12 @@
 
 Lightning takes the newest file, whatever is in it. Here a damaged file is passed over
 with a warning that names it, and the next older one is taken: first of those named
-`last`, then of all others in the same folders. Training never begins anew where there
-are checkpoints and none is whole.
+`last`, then of all others in the same folders. The newest is the one of most optimizer
+steps; times of files decide only between equals, because clocks may be set back.
+Training never begins anew where there are checkpoints and none is whole.
 """
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
-from lightning_adpsgd.strategy.checkpoints.io import check_file
+from lightning_adpsgd.strategy.checkpoints.io import check_file, step_in_file
 
 
 def whole_checkpoint_path(
@@ -79,7 +81,21 @@ def _last_checkpoints(trainer: pl.Trainer) -> list[str]:
 
 
 def _newest_first(paths: Iterable[str]) -> list[str]:
-    return sorted(paths, key=lambda path: (os.lstat(path).st_mtime_ns, path))[::-1]
+    return sorted(paths, key=_age)[::-1]
+
+
+def _age(path: str) -> tuple[float, int, str]:
+    """Those that no training could go on from are the oldest.
+
+    A damaged one counts as the newest, so that it is looked at first and named.
+    """
+    try:
+        step = step_in_file(path)
+    except Exception:  # a damaged archive raises whatever comes of it
+        number = math.inf
+    else:
+        number = -1 if step is None else step
+    return number, os.lstat(path).st_mtime_ns, path
 
 
 def _numbered(folder: str) -> Iterator[tuple[int, str]]:

@@ -29,7 +29,7 @@ def decode(settings: Settings, output: Path) -> None:
 def _check_outputs(settings: Settings) -> None:
     """Refuses a network that was trained on other labels than these."""
     path = settings.directory("train") / "model.ckpt"
-    checkpoint = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     found = checkpoint["hyper_parameters"]["num_states"]
     states = settings.directory("states") / "states.json"
     expected = json.loads(states.read_text())["num_states"]

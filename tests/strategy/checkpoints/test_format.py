@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import random
+import socket
 import stat
 import threading
 import zipfile
@@ -18,19 +19,26 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_adpsgd import files
 from lightning_adpsgd.files import (
     bytes_written_whole,
     remove_leftovers,
     written_whole,
 )
+from lightning_adpsgd.strategy.checkpoints import io as checkpoint_io
 from lightning_adpsgd.strategy.checkpoints.format import (
     DamagedCheckpoint,
     UnsafeCheckpoint,
     check_checkpoint,
+    global_step_of,
     read_checkpoint,
     write_checkpoint,
 )
-from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO, check_file
+from lightning_adpsgd.strategy.checkpoints.io import (
+    WholeCheckpointIO,
+    check_file,
+    flawed_loader,
+)
 from tests.helpers import PATIENCE_S
 
 
@@ -52,6 +60,17 @@ def plain(value: Any) -> bytes:
     return file.getvalue()
 
 
+def old(value: Any) -> bytes:
+    """As torch wrote it before 1.6."""
+    file = io.BytesIO()
+    torch.save(value, file, _use_new_zipfile_serialization=False)
+    return file.getvalue()
+
+
+def check(content: bytes) -> None:
+    check_checkpoint(io.BytesIO(content), "some.ckpt")
+
+
 def read(content: bytes, **options: Any) -> Any:
     return read_checkpoint(io.BytesIO(content), "some.ckpt", **options)
 
@@ -70,6 +89,23 @@ def _numbers(value: dict[str, Any]) -> dict[str, Any]:
     tensors = {name: tensor.tolist() for name, tensor in value["state_dict"].items()}
     return {**value, "state_dict": tensors}
 
+
+def archive_of_others() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("word/document.xml", "<text/>")
+    return file.getvalue()
+
+
+NO_CHECKPOINTS = (
+    b"",
+    b"hello",
+    bytes(5000),
+    b"<!DOCTYPE html><html><title>502 Bad Gateway</title></html>" * 9,
+    random.Random(3).randbytes(1000),
+    archive_of_others(),
+    pickle.dumps({"global_step": 3}),
+)
 
 # --- the format
 
@@ -107,9 +143,7 @@ def test_a_whole_checkpoint_is_loaded(make: Any) -> None:
 
 
 def test_a_file_of_torchs_old_format_is_loaded() -> None:
-    file = io.BytesIO()
-    torch.save(checkpoint(), file, _use_new_zipfile_serialization=False)
-    assert same(read(file.getvalue()), checkpoint())
+    assert same(read(old(checkpoint())), checkpoint())
 
 
 # --- objects that are not data
@@ -191,17 +225,90 @@ def test_text_is_written_whole_or_not_at_all(
     assert list(path.parent.iterdir()) == [path]
 
 
+def left_by_a_dead_writer(folder: Path) -> Path:
+    """As a kill leaves it: the file is there, and nobody has its lock."""
+    folder = folder.resolve()
+    if not (pid := os.fork()):
+        with bytes_written_whole(folder / "b.ckpt") as file:
+            file.write(b"half")
+            file.flush()
+            os._exit(0)
+    os.waitpid(pid, 0)
+    (found,) = folder.glob(".b.ckpt.*")
+    return found
+
+
+def test_what_a_living_process_writes_stays_where_nobody_sees_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.fcntl, "flock", lambda *_: None)
+    left = left_by_a_dead_writer(tmp_path)
+    with bytes_written_whole(tmp_path / "a.ckpt") as file:
+        assert not left.exists()
+        assert remove_leftovers(tmp_path) == []
+        file.write(b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.ckpt"]
+
+
+def test_a_file_with_another_kind_of_name_stays_for_a_day(tmp_path: Path) -> None:
+    for name in (".b.ckpt.01234567.unfinished", "..unfinished"):
+        (tmp_path / name).write_bytes(b"half")
+    assert remove_leftovers(tmp_path) == []
+    os.utime(tmp_path / ".b.ckpt.01234567.unfinished", (1, 1))
+    assert [p.name for p in remove_leftovers(tmp_path)] == [
+        ".b.ckpt.01234567.unfinished"
+    ]
+
+
 def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(
     tmp_path: Path,
 ) -> None:
-    left = tmp_path / ".b.ckpt.01234567.unfinished"
-    left.write_bytes(b"half")
+    left = left_by_a_dead_writer(tmp_path)
     with bytes_written_whole(tmp_path / "a.ckpt") as file:
         assert not left.exists()
         left.write_bytes(b"half")
         assert remove_leftovers(tmp_path) == [left]
         file.write(b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["a.ckpt"]
+
+
+@pytest.mark.parametrize("what", ["boot", "mount"])
+def test_a_file_whose_lock_another_host_or_mount_keeps_stays_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Its lock is not seen here, so that a living writer looks like a dead one."""
+    left = left_by_a_dead_writer(tmp_path)
+    if what == "boot":
+        monkeypatch.setattr(files, "_boot", lambda: "another host")
+    else:
+        own = os.stat
+
+        def stat(path: Any, **options: Any) -> Any:
+            found = own(path, **options)
+            fields = list(found)
+            fields[2] = found.st_dev + path_is(path, tmp_path)
+            return os.stat_result(fields)
+
+        monkeypatch.setattr(files.os, "stat", stat)
+    assert remove_leftovers(tmp_path) == []
+    # Whatever the clock of this host says.
+    now = left.stat().st_mtime
+    os.utime(left, (now - 23 * 3600, now - 23 * 3600))
+    assert remove_leftovers(tmp_path) == []
+    os.utime(left, (now - 25 * 3600, now - 25 * 3600))
+    assert remove_leftovers(tmp_path) == [left]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_the_kernel_tells_no_boot_the_host_name_stands_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_BOOT", tmp_path / "none")
+    assert files._boot.__wrapped__() == socket.gethostname()
+
+
+def path_is(path: Any, other: Path) -> bool:
+    return not isinstance(path, int) and Path(path) == other
 
 
 def test_many_threads_may_write_the_same_file(tmp_path: Path) -> None:
@@ -274,6 +381,18 @@ def serving(folder: Path) -> Iterator[str]:
             thread.join(PATIENCE_S)
 
 
+def test_releases_of_torch_whose_loader_is_flawed_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in ("2.6.0+cu124", "2.9.1"):
+        assert "CVE-2026-24747" in (flawed_loader(version) or "")
+    assert flawed_loader("2.10.0a0+git1") is flawed_loader("3.0") is None
+    WholeCheckpointIO().save_checkpoint(checkpoint(), tmp_path / "a.ckpt")
+    monkeypatch.setattr(checkpoint_io, "flawed_loader", lambda: "torch is flawed")
+    with pytest.warns(UserWarning, match="torch is flawed"):
+        WholeCheckpointIO().load_checkpoint(tmp_path / "a.ckpt")
+
+
 def test_storage_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="storage_options"):
         WholeCheckpointIO().save_checkpoint({}, tmp_path / "a.ckpt", {"acl": "x"})
@@ -314,7 +433,59 @@ def test_a_flipped_bit_of_a_checkpoint_of_others_is_noticed_or_harmless() -> Non
 
 
 def test_bytes_that_are_no_checkpoint_are_refused() -> None:
-    for content in (b"", b"hello", random.Random(3).randbytes(1000)):
+    for content in NO_CHECKPOINTS:
+        for reads in (read, check):
+            with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt"):
+                reads(content)
+
+
+def test_an_old_format_is_checked_by_loading_it() -> None:
+    content = old(checkpoint())
+    check(content)
+    for number in (1, 100, len(content) - 40):
         with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt"):
-            read(content)
-    check_checkpoint(io.BytesIO(b"old formats cannot be checked"), "some.ckpt")
+            check(content[:-number])
+
+
+def test_an_old_format_with_other_classes_is_loaded_where_it_is_trusted() -> None:
+    content = old({"hyper_parameters": Namespace(lr=1.0)})
+    assert read(content, weights_only=False)["hyper_parameters"].lr == 1.0
+
+
+# --- the step of a file
+
+
+@pytest.mark.parametrize("make", [written, plain])
+def test_the_step_is_read_without_tensors_and_without_the_classes_of_the_file(
+    make: Any,
+) -> None:
+    value = {
+        **checkpoint(),
+        "global_step": 7,
+        "optimizer_states": [{"state": {0: torch.zeros(3)}}],
+        "hyper_parameters": Namespace(lr=1.0, path=Path("a"), names={"b"}),
+        "callbacks": {Path("key"): [Trap()]},
+    }
+    assert global_step_of(io.BytesIO(make(value))) == 7
+    assert Trap.num_sprung == 0
+
+
+class Trap:
+    """Runs when it is unpickled as what it is."""
+
+    num_sprung = 0
+
+    def __reduce__(self) -> Any:
+        return Trap.spring, ()
+
+    @staticmethod
+    def spring() -> None:
+        Trap.num_sprung += 1
+
+
+def test_what_no_training_goes_on_from_has_no_step() -> None:
+    weights_alone = {**checkpoint(), "global_step": 7}
+    assert global_step_of(io.BytesIO(written(weights_alone))) is None
+    assert global_step_of(io.BytesIO(old(weights_alone))) is None
+    for content in ([1], {"optimizer_states": [], "global_step": "7"}):
+        assert global_step_of(io.BytesIO(written(content))) is None

@@ -14,6 +14,7 @@ from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.last_good import newest_whole
 from tests.learners import Linear, gossip, loader, trainer_of
+from tests.strategy.checkpoints.test_format import NO_CHECKPOINTS
 
 
 class FirstWeights(Linear):
@@ -82,6 +83,41 @@ def test_a_damaged_last_one_is_passed_over_by_name(tmp_path: Path) -> None:
     passed = [str(w.message) for w in record if "Passed over" in str(w.message)]
     assert ["last.ckpt" in text for text in passed] == [True, False]
     assert ["step=6.ckpt" in text for text in passed] == [False, True]
+
+
+@pytest.mark.parametrize("content", NO_CHECKPOINTS[1:5])
+def test_what_is_no_checkpoint_is_passed_over_though_its_time_is_the_newest(
+    tmp_path: Path, content: bytes
+) -> None:
+    fit(tmp_path, 4)
+    (tmp_path / "last.ckpt").write_bytes(content)
+    with pytest.warns(UserWarning, match=r"Passed over.*last\.ckpt is no file of"):
+        assert fit(tmp_path, 6, "last") == 4
+
+
+def test_the_most_steps_are_taken_though_the_clock_was_set_back(tmp_path: Path) -> None:
+    fit(tmp_path, 6)
+    oldest = tmp_path / "step=2.ckpt"
+    in_order_of_age(oldest, tmp_path / "step=4.ckpt", tmp_path / "step=6.ckpt")
+    os.replace(tmp_path / "last.ckpt", tmp_path / "last-v1.ckpt")
+    os.replace(oldest, tmp_path / "last.ckpt")
+    os.utime(tmp_path / "last-v1.ckpt", (1, 1))
+    assert fit(tmp_path, 8, "last") == 6
+    truncate(tmp_path / "last.ckpt")
+    truncate(tmp_path / "last-v1.ckpt")
+    in_order_of_age(tmp_path / "step=4.ckpt", tmp_path / "step=8.ckpt")
+    with pytest.warns(UserWarning, match="Passed over"):
+        assert fit(tmp_path, 10, "last") == 8
+
+
+def test_weights_alone_do_not_stand_in_the_way_of_a_whole_checkpoint(
+    tmp_path: Path,
+) -> None:
+    fit(tmp_path, 2)
+    fit(tmp_path, 4, save_weights_only=True, save_last=False)
+    truncate(tmp_path / "last.ckpt")
+    with pytest.warns(UserWarning, match="Passed over"):
+        assert fit(tmp_path, 6, "last") == 2
 
 
 def test_a_link_to_a_checkpoint_that_was_never_finished_is_passed_over(

@@ -1,0 +1,120 @@
+"""Whether learners share their epochs where `work_sharing` is left to its default.
+
+They do in the asynchronous modes wherever Lightning would put its own
+`DistributedSampler` into the training loader, unless something counts the batches or
+steps of one learner. What was decided, and why, is said once in each training.
+"""
+
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning_utilities.core.rank_zero import rank_zero_info
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+
+from lightning_adpsgd.dials import Dials
+from lightning_adpsgd.strategy.checkpoints.contents import Resumed
+from lightning_adpsgd.strategy.compatibility import problems_with_work_sharing
+from lightning_adpsgd.strategy.overrides import Overrides
+
+_SHARED = (
+    "Learners share their epochs: each takes the next batch when it is free, and an "
+    "epoch ends when its samples are done. They make different numbers of steps, and "
+    "`trainer.num_training_batches` is infinite. `work_sharing=False` gives equal "
+    "shares."
+)
+_EQUAL = (
+    "Learners get equal shares of an epoch, which lasts as long as the slowest one "
+    "needs. They could share it, but %s. `work_sharing=False` says that equal shares "
+    "are meant."
+)
+
+
+def shares_by_default(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> bool:
+    """Whether the learners of this job share their epochs if the loader allows it."""
+    if dials.communication != "async" or dials.islands is not None:
+        return False
+    # Then Lightning deals nothing: the program does.
+    if not trainer._accelerator_connector.use_distributed_sampler:
+        return False
+    problem = next(problems_with_work_sharing(trainer), None)
+    if dials.save_learners:
+        problem = "`save_learners` keeps the place of each learner in its own share"
+    if resumed.epoch is None and resumed.is_within_epoch:
+        problem = "the checkpoint is within an epoch of equal shares"
+    if problem is not None:
+        rank_zero_info(_EQUAL, problem)
+    return problem is None
+
+
+class DefaultSharing:
+    """Decides, for all learners alike, once the training loader is there.
+
+    Args:
+        num_learners: number of learners in the job.
+    """
+
+    def __init__(
+        self, trainer: pl.Trainer, num_learners: int, overrides: Overrides
+    ) -> None:
+        self._trainer, self._num_learners = trainer, num_learners
+        self._num_loaders, self._too_early, self._problem = 1, True, ""
+        source = trainer.fit_loop._data_source
+        self._load = source.dataloader
+        overrides.replace("default_sharing", source, "dataloader", self._count)
+
+    def look_at_schedules(self) -> None:
+        """Optimizers and schedules are there."""
+        self._too_early = False
+        module, configs = self._trainer.lightning_module, self._trainer.strategy
+        manual = not module.automatic_optimization
+        for config in configs.lr_scheduler_configs:
+            if manual or config.interval == "step":
+                self._problem = "a learning rate is scheduled by steps"
+
+    def allows(self, loader: Any) -> bool:
+        """Whether to share; a collective of all learners."""
+        connector = self._trainer._data_connector
+        is_dealt = isinstance(loader, DataLoader)
+        is_dealt = is_dealt and connector._requires_distributed_sampler(loader)
+        problem = self._problem_with(loader) if is_dealt else "no sampler of Lightning"
+        strategy = self._trainer.strategy
+        mine = problem or f"{len(loader.dataset)} samples by {loader.batch_size}"
+        same = mine == strategy.broadcast(mine) and not problem
+        if strategy.reduce_boolean_decision(same, all=True):
+            rank_zero_info(_SHARED)
+            return True
+        if is_dealt:
+            rank_zero_info(_EQUAL, problem or "the loaders of learners differ")
+        return False
+
+    def _count(self) -> Any:
+        loaders = self._load()
+        flattened = getattr(loaders, "flattened", None)
+        self._num_loaders = len(flattened or tree_leaves(loaders))
+        return loaders
+
+    def _problem_with(self, loader: DataLoader[Any]) -> str:
+        if self._too_early:
+            return "`configure_optimizers` asks how many steps there will be"
+        if self._num_loaders > 1:
+            return "there are several training loaders"
+        if type(loader.batch_sampler) is not BatchSampler or not _is_plain(loader):
+            return "the loader has a sampler of its own"
+        if len(loader) < 2 * _batches_held(loader) * self._num_learners:
+            return "an epoch has few batches beside those that learners hold"
+        return self._problem
+
+
+def _batches_held(loader: DataLoader[Any]) -> int:
+    """Batches that a learner has claimed beyond the one that it trains on."""
+    return 1 + loader.num_workers * (loader.prefetch_factor or 0)
+
+
+def _is_plain(loader: DataLoader[Any]) -> bool:
+    """Whether the sampler yields every sample once, as torch makes it by default."""
+    sampler = loader.sampler
+    if type(sampler) is RandomSampler:
+        whole = sampler.num_samples == len(loader.dataset)  # pyright: ignore
+        return whole and not sampler.replacement
+    return type(sampler) is SequentialSampler and not hasattr(loader, "load_state_dict")

@@ -1,0 +1,152 @@
+"""`python -m lightning_adpsgd doctor`: what a first run needs, and what is amiss.
+
+Whether Lightning knows the strategies' names without an import is tried in a process of
+its own, with the environment of this one. Everything else is asked of this machine.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points, version
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.cuda import nccl
+
+import lightning_adpsgd
+from lightning_adpsgd.strategy.checkpoints.io import flawed_loader
+from lightning_adpsgd.strategy.names import NAMES
+from lightning_adpsgd.transport.network_interfaces import (
+    NoSuchInterface,
+    gloo_addresses,
+    interfaces,
+    is_loopback,
+)
+
+ENTRY_POINT = "lightning_adpsgd_names:install"
+SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_PATIENCE_S = 120.0
+_MALICIOUS = ("2.6.2", "2.6.3")
+_PROBE = """
+from lightning.pytorch.strategies import StrategyRegistry
+print(*StrategyRegistry)
+"""
+
+
+class Finding(NamedTuple):
+    """What was looked at, what was found, and what to do about it if anything."""
+
+    what: str
+    found: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        line = f"{'!' if self.remedy else ' '} {self.what:<12} {self.found}"
+        return f"{line}\n{'':15}{self.remedy}" if self.remedy else line
+
+
+def examine() -> Iterator[Finding]:
+    """Looks at the installation, then at the machine."""
+    yield _package()
+    yield _names(list(entry_points(group="torch.backends", name="lightning_adpsgd")))
+    yield Finding("Python", f"{sys.version.split()[0]} at {sys.executable}")
+    yield Finding("torch", torch.__version__, flawed_loader() or "")
+    yield _lightning(version("lightning"))
+    yield _gloo()
+    yield _nccl()
+    yield from _interfaces()
+    yield _namespaces()
+
+
+def _package() -> Finding:
+    place = Path(lightning_adpsgd.__file__).parent
+    return Finding("package", f"{lightning_adpsgd.__version__} at {place}")
+
+
+def _names(installed: list[EntryPoint]) -> Finding:
+    try:
+        known, complaint = _known_without_import()
+    except subprocess.TimeoutExpired:
+        known, complaint = set(), f"`import lightning` took over {_PATIENCE_S:.0f} s"
+    missing = [name for name in NAMES if name not in known]
+    if not missing and all(point.value == ENTRY_POINT for point in installed):
+        return Finding("names", f"known without an import: {', '.join(NAMES)}")
+    if not missing:
+        old = f"known, but by the unguarded {installed[0].value}"
+        return Finding("names", old, "a broken clone breaks torch: install again")
+    found = f"not known without an import: {', '.join(missing)}"
+    return Finding("names", found, _why_unknown(installed, complaint))
+
+
+def _why_unknown(installed: list[EntryPoint], complaint: str) -> str:
+    if not installed:
+        why = "the package is not installed here: `pip install` it"
+    elif os.environ.get(SWITCH, "1") != "1":
+        why = f"{SWITCH}={os.environ[SWITCH]} switches it off: unset it"
+    else:
+        why = complaint or "torch did not call the entry point: install again"
+    return f"{why}; or write `import lightning_adpsgd` first"
+
+
+def _known_without_import() -> tuple[set[str], str]:
+    """The names in Lightning's registry, and the last words of a new process."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _PROBE],
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE_S,
+    )
+    said = [line.strip() for line in ran.stderr.splitlines() if "Error" in line]
+    return set(ran.stdout.split()), said[-1] if said else ""
+
+
+def _lightning(found: str) -> Finding:
+    if found in _MALICIOUS:
+        remedy = "a malicious upload (GHSA-w37p-236h-pfx3): remove it, change all keys"
+        return Finding("Lightning", found, remedy)
+    return Finding("Lightning", found)
+
+
+def _gloo() -> Finding:
+    if not dist.is_available() or not dist.is_gloo_available():
+        remedy = "learners talk by Gloo: install a torch that was built with it"
+        return Finding("Gloo", "missing", remedy)
+    try:
+        addresses = gloo_addresses()
+    except NoSuchInterface as error:
+        return Finding("Gloo", str(error), "name one of the interfaces below")
+    found = f"listens at {', '.join(addresses) or 'an address that is not known'}"
+    if all(is_loopback(address) for address in addresses):
+        found += "; for learners on several hosts, set GLOO_SOCKET_IFNAME"
+    return Finding("Gloo", found)
+
+
+def _nccl() -> Finding:
+    if not torch.cuda.is_available():
+        return Finding("NCCL", "not in use: no GPU")
+    names = {torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())}
+    gpus = f"{torch.cuda.device_count()} of {', '.join(sorted(names))}"
+    if not dist.is_nccl_available():
+        remedy = 'rounds of "sync" and "delay_by_one" on GPUs need it'
+        return Finding("NCCL", f"missing; {gpus}", remedy)
+    release = ".".join(str(part) for part in nccl.version())
+    return Finding("NCCL", f"{release}; {gpus}")
+
+
+def _interfaces() -> Iterator[Finding]:
+    found = ", ".join(str(interface) for interface in interfaces())
+    yield Finding("interfaces", found or "none with an IPv4 address")
+
+
+def _namespaces() -> Finding:
+    """Without a remedy: training needs none."""
+    command = shutil.which("unshare")
+    made = command and subprocess.run([command, "--net", "true"], capture_output=True)
+    if made and not made.returncode:
+        return Finding("namespaces", "can be made: benchmarks can emulate hosts")
+    why = "no `unshare`" if not command else "needs root, or CAP_SYS_ADMIN"
+    return Finding("namespaces", f"cannot be made ({why}): no emulated hosts")

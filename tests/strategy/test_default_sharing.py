@@ -1,0 +1,172 @@
+"""Which trainings share their epochs if nothing is said, and what they are told."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+from torch import Tensor
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
+from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
+from typing_extensions import override
+
+from lightning_adpsgd.strategy import default_sharing
+from tests.learners import Linear, Rows, gossip, learners, trainer_of, values
+
+SHARED, EQUAL = "SharedBatches", "BatchSampler"
+
+
+class Scheduled(Linear):
+    """By steps if its rate changes with them, else by epochs."""
+
+    by_steps = True
+
+    @override
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        schedule = StepLR(optimizer, 1)
+        interval = "step" if self.by_steps else "epoch"
+        return [optimizer], [{"scheduler": schedule, "interval": interval}]
+
+
+class ByEpochs(Scheduled):
+    by_steps = False
+
+
+class OneCycle(Linear):
+    """Asks how many steps there will be, and raises after one too many."""
+
+    @override
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        num_steps = int(self.trainer.estimated_stepping_batches)
+        assert num_steps == 2
+        schedule = OneCycleLR(optimizer, 0.1, total_steps=num_steps)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class Pairs(Linear):
+    @override
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch["a"]) + self.loss(batch["b"])
+
+
+class Stream(IterableDataset[Tensor]):
+    @override
+    def __iter__(self) -> Any:
+        return iter(Rows(8).rows)
+
+
+def rows(length: int = 8, **arguments: Any) -> DataLoader[Tensor]:
+    return DataLoader(Rows(length), **{"batch_size": 2, **arguments})
+
+
+class Case:
+    """A training: its module, its loader by rank, and what it is told."""
+
+    def __init__(
+        self,
+        expected: str,
+        told: str,
+        loader: Callable[[int], Any] = lambda rank: rows(shuffle=True),
+        module: type[Linear] = Linear,
+        dials: dict[str, Any] | None = None,
+        **arguments: Any,
+    ) -> None:
+        self.expected, self.told = expected, told
+        self.loader, self.module = loader, module
+        self.dials, self.arguments = dials or {}, arguments
+
+    def fit(self, rank: int, ckpt_path: Any = None) -> tuple[str, list[str], Any]:
+        told: list[str] = []
+
+        def say(text: str, *parts: str) -> None:
+            told.append(text % parts if parts else text)
+
+        default_sharing.rank_zero_info = say  # pyright: ignore
+        strategy = gossip(**self.dials)
+        arguments = {"use_distributed_sampler": True, **self.arguments}
+        trainer = trainer_of(strategy, 2, **arguments)
+        trainer.fit(self.module(), self.loader(rank), ckpt_path=ckpt_path)
+        loaders: Any = trainer.train_dataloader
+        one = loaders["a"] if isinstance(loaders, dict) else loaders
+        return type(one.batch_sampler).__name__, told, trainer
+
+
+def weighted() -> DataLoader[Tensor]:
+    return rows(sampler=WeightedRandomSampler([1.0] * 8, 8))
+
+
+CASES = {
+    "nothing is said": Case(SHARED, "Learners share their epochs"),
+    "in order": Case(SHARED, "Learners share", lambda rank: rows()),
+    "rate by epochs": Case(SHARED, "Learners share", module=ByEpochs),
+    "equal shares": Case(EQUAL, "", dials={"work_sharing": False}),
+    "asked": Case(SHARED, "", dials={"work_sharing": True}),
+    "synchronous": Case(EQUAL, "", dials={"communication": "sync"}),
+    "dealt by the program": Case(EQUAL, "", use_distributed_sampler=False),
+    "a few batches": Case(EQUAL, "", fast_dev_run=2),
+    "steps": Case(EQUAL, "`max_steps` must be -1", max_steps=2),
+    "time": Case(EQUAL, "`max_time` must not be set", max_time={"hours": 1}),
+    "validation by time": Case(
+        EQUAL, "`val_check_interval` must not be set", val_check_interval="00:01:00:00"
+    ),
+    "averages": Case(
+        EQUAL, "`StochasticWeight", callbacks=[StochasticWeightAveraging(0.1)]
+    ),
+    "places": Case(
+        "PlacedBatches", "`save_learners` keeps", dials={"save_learners": True}
+    ),
+    "rate by steps": Case(EQUAL, "scheduled by steps", module=Scheduled),
+    "steps are asked for": Case(EQUAL, "asks how many steps", module=OneCycle),
+    "two loaders": Case(
+        EQUAL, "several", lambda rank: {"a": rows(), "b": rows()}, module=Pairs
+    ),
+    "own sampler": Case(EQUAL, "a sampler of its own", lambda rank: weighted()),
+    "short": Case(EQUAL, "few batches", lambda rank: rows(batch_size=3)),
+    "held ahead": Case(EQUAL, "few batches", lambda rank: rows(num_workers=1)),
+    "unlike": Case(EQUAL, "loaders of learners differ", lambda r: rows(8 + 2 * r)),
+    "a stream": Case(EQUAL, "", lambda rank: DataLoader(Stream(), batch_size=2)),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[dict[str, tuple[str, list[str]]]]:
+    """What each learner's trainings were like: its batch sampler, what it was told."""
+
+    def program(rank: int) -> Any:
+        return {name: case.fit(rank)[:2] for name, case in CASES.items()}
+
+    return values(learners(2, program))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_epochs_are_shared_where_lightning_would_deal_them_and_nothing_counts(
+    outcomes: Any, name: str
+) -> None:
+    case, first = CASES[name], outcomes[0][name]
+    assert [outcome[name][0] for outcome in outcomes] == [case.expected] * 2
+    assert len(first[1]) == bool(case.told)
+    assert case.told in "".join(first[1])
+
+
+def test_a_resume_within_equal_shares_keeps_them_and_one_at_an_end_shares(
+    tmp_path: Path,
+) -> None:
+    equal = Case(EQUAL, "", max_steps=1, dials={"work_sharing": False})
+    default = Case(SHARED, "", max_epochs=2)
+
+    def program(rank: int) -> Any:
+        found = []
+        for name, case in (("within", equal), ("end", Case(SHARED, ""))):
+            path = tmp_path / f"{name}.ckpt"
+            case.fit(rank)[2].save_checkpoint(path)
+            found.append(default.fit(rank, path)[:2])
+        return found
+
+    within, end = values(learners(2, program))[0]
+    assert within[0] == EQUAL
+    assert "within an epoch of equal shares" in within[1][0]
+    assert end[0] == SHARED
