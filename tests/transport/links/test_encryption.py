@@ -20,6 +20,7 @@ from lightning_adpsgd.transport.links.credentials import (
     Certificates,
     Credentials,
 )
+from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.transport import LinkTransport
 from tests.helpers import PATIENCE, PATIENCE_S, together, until
 from tests.transport.links.ends import LOOPBACK, TOKEN, info, linked, tcp_pair
@@ -163,7 +164,8 @@ def overheard(credentials: Credentials) -> bytes:
         def dial() -> None:
             first = LinkTransport(info(0), credentials)
             host, port = server.getsockname()
-            first.connect(1, type(LOOPBACK)(host, port))
+            with pytest.raises(Refused, match="a relay is between the two"):
+                first.connect(1, type(LOOPBACK)(host, port))
             first.close()
             second.close()
 
