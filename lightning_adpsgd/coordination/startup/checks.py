@@ -120,7 +120,8 @@ def _listener_at(address: str, port: int) -> int | None:
     with suppress(OSError):
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
         family, *_, place = found[0]
-        if is_loopback(place[0]) and address not in ("localhost", place[0]):
+        host = str(place[0])
+        if is_loopback(host) and address not in ("localhost", host):
             return None
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
