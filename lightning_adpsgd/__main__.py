@@ -4,6 +4,7 @@ python -m lightning_adpsgd doctor
 python -m lightning_adpsgd calibrate --out machine.json
 python -m lightning_adpsgd predict --calibration machine.json --learners 64
 python -m lightning_adpsgd rendezvous --port 29400
+python -m lightning_adpsgd credentials --out credentials
 """
 
 import argparse
@@ -27,6 +28,8 @@ from lightning_adpsgd.prediction.calibration import Calibration
 from lightning_adpsgd.prediction.model import Mode, Prediction, Workload, predict
 from lightning_adpsgd.strategy import doctor
 from lightning_adpsgd.topology.named import TOPOLOGIES
+from lightning_adpsgd.transport.links.credentials import FOLDER
+from lightning_adpsgd.transport.links.issuing import issue
 from lightning_adpsgd.virtual.clock import Compute, Link
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -61,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_calibrate(commands)
     _add_predict(commands)
     _add_rendezvous(commands)
+    _add_credentials(commands)
     return parser
 
 
@@ -280,6 +284,29 @@ def _rendezvous(chosen: argparse.Namespace) -> None:
         signal.signal(number, lambda *_: stop.set())
     print(f"rendezvous at {chosen.host or '*'}:{chosen.port}", flush=True)
     rendezvous.serve(chosen.host, chosen.port, stop)
+
+
+# --- credentials
+
+
+def _add_credentials(commands: _Commands) -> None:
+    add = commands.add_parser(
+        "credentials",
+        help="a token and certificates for islands on several machines",
+        description="Makes a folder with a token and TLS certificates. Copy it to all "
+        f"machines of the job, and name it there in {FOLDER}.",
+    )
+    add.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    add.add_argument("--days", type=int, default=365, help="validity")
+    add.set_defaults(command=_issue_credentials)
+
+
+def _issue_credentials(chosen: argparse.Namespace) -> None:
+    issue(chosen.out, chosen.days)
+    print(
+        f"made {chosen.out}: copy it to all machines of the job, keep it secret, and "
+        f"set {FOLDER} to its path there"
+    )
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ from lightning_adpsgd.epochs.ranges import (
 )
 from lightning_adpsgd.epochs.work_units import Terms
 
+_MALFORMED = TypeError, AttributeError, ValueError, OverflowError, RecursionError
+
 
 class OtherTerms(ValueError):
     """A ledger is about other samples than those of this island."""
@@ -55,6 +57,12 @@ class Ledger(NamedTuple):
     def names(self) -> set[str]:
         """All islands that have, or had, a part in it."""
         return {*self.held, *self.awaited}
+
+    @property
+    def end(self) -> int:
+        """The number after that of the last unit in it; 0 if there is none."""
+        rows = (self.left, *self.held.values(), *self.awaited.values())
+        return max((ranges[-1][1] for ranges in rows if ranges), default=0)
 
     @property
     def is_settled(self) -> bool:
@@ -182,5 +190,5 @@ class Ledger(NamedTuple):
                 {str(name): from_rows(rows) for name, rows in awaited.items()},
                 tuple(map(str, rest)),
             )
-        except (TypeError, AttributeError, ValueError) as error:
+        except _MALFORMED as error:
             raise ValueError(f"it holds no ledger of ours: {error}") from error

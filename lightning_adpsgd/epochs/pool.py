@@ -31,6 +31,7 @@ from lightning_adpsgd.epochs.ranges import Ranges, as_ranges, union
 from lightning_adpsgd.epochs.work_units import Terms
 from lightning_adpsgd.islands.membership_reader import Members
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
+from lightning_adpsgd.islands.service import Service
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ class IslandPool:
         self._store: Store | None = None
         self._written, self._random = set[int](), random.Random()
         self._seen, self._absent_since = set[str](), dict[str, float]()
+        self._error: BaseException | None = None
+        self._service = Service("the thread of the pool of batches", self._fail)
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.name = "adpsgd-pool"
 
@@ -110,6 +113,7 @@ class IslandPool:
 
     def start(self) -> None:
         """Begins to look; the island is a member."""
+        self._members.services.append(self._service)
         self._thread.start()
 
     def open(
@@ -173,6 +177,8 @@ class IslandPool:
             self._ask()
         if self._thread.ident is not None:
             self._thread.join(seconds)
+            if self._service in self._members.services:
+                self._members.services.remove(self._service)
 
     @property
     def _current(self) -> Lease:
@@ -196,6 +202,8 @@ class IslandPool:
             while not condition() and time.monotonic() < deadline:
                 self._state.wait(self._times.wait_s)
                 self._raise_if_failed()
+                if self._error is not None:
+                    raise self._error
 
     def _has_answer(self, lease: Lease, waits: bool, begin: float) -> bool:
         ledger = lease.ledger
@@ -256,14 +264,21 @@ class IslandPool:
             with self._state:
                 self._asked = False
                 is_last = self._ending
-            self._take_turn()
-            if is_last:
+            goes_on = self._service.take(self._take_turn)
+            if is_last or not goes_on:
                 break
             with self._state:
                 self._state.wait_for(lambda: self._asked or self._ending, self._pause())
         self._rendezvous.close()
 
+    def _fail(self, error: BaseException) -> None:
+        with self._state:
+            self._error = error
+            self._state.notify_all()
+
     def _pause(self) -> float:
+        if self._service.has_just_failed:
+            return self._times.look_s
         waits = self._lease is not None and self._lease.is_awaited
         return self._times.wait_s if waits else self._times.look_s
 
@@ -288,20 +303,25 @@ class IslandPool:
             self._note_presence(lease)
 
     def _update(self, store: Store, lease: Lease) -> None:
-        key = _key(lease.number)
+        key, signatures = _key(lease.number), self._rendezvous.signatures
         text = self._stored(store, key, lease)
         for _ in range(_TRIES):
-            found = _parsed(text)
+            found = _parsed(signatures.read(text, key), lease)
+            if found is None:
+                with self._state:
+                    known = lease.ledger.begun_anew(self.name, uuid.uuid4().hex)
+                text = _put(store, key, text, signatures.sign(known.to_json(), key))
+                continue
             with self._state:
                 plan = lease.plan(found, self._gone(found))
-            wanted = plan.ledger.to_json()
+            wanted = signatures.sign(plan.ledger.to_json(), key)
             if wanted != text:
                 stored = store.compare_set(key, text, wanted).decode()
                 if stored == text:
                     raise RendezvousUnreachable("it has lost its memory")
                 if stored != wanted:
                     self._step_aside(found)
-                    text = store.multi_get([key])[0].decode()
+                    text = _text(store, key)
                     continue
             self._applied(lease, plan)
             return
@@ -316,10 +336,11 @@ class IslandPool:
     def _stored(self, store: Store, key: str, lease: Lease) -> str:
         if lease.number in self._written:
             # This one has a time limit of its own, also where the link is cut.
-            return store.multi_get([key])[0].decode()
+            return _text(store, key)
         with self._state:
             known = lease.ledger.begun_anew(self.name, uuid.uuid4().hex)
-        text = store.compare_set(key, "", known.to_json()).decode()
+        wanted = self._rendezvous.signatures.sign(known.to_json(), key)
+        text = _put(store, key, "", wanted)
         self._written.add(lease.number)
         return text
 
@@ -367,11 +388,31 @@ def _key(epoch: int) -> str:
     return f"pool/{epoch}"
 
 
-def _parsed(text: str) -> Ledger:
+def _parsed(text: str | None, lease: Lease) -> Ledger | None:
+    """The ledger in a text; None where it makes no sense, or is not signed."""
     try:
-        return Ledger.from_json(text)
+        found = Ledger.from_json(text or "")
+        if found.terms == lease.ledger.terms and found.end > lease.num_units:
+            raise ValueError(f"it has units beyond {lease.num_units}")
+        return found
     except ValueError as error:
-        raise RendezvousUnreachable(str(error)) from error
+        _log.warning("the pool of batches is begun anew: %s", error)
+        return None
+
+
+def _put(store: Store, key: str, text: str, wanted: str) -> str:
+    """Puts a text in the place of another one; returns what is there."""
+    return store.compare_set(key, text, wanted).decode("utf-8", "replace")
+
+
+def _text(store: Store, key: str) -> str:
+    found = store.multi_get([key])[0]
+    try:
+        return found.decode()
+    except UnicodeDecodeError:
+        # No comparison could ever replace it.
+        store.set(key, "")
+        return ""
 
 
 def _all(num: int) -> Ranges:

@@ -74,8 +74,8 @@ class GossipOptions:
             the link takes.
         cpu_share: share of the training's time that exchanges may take; 1: no bound.
         chunk_elements: elements per message.
-        max_reloads: how often a learner whose weights diverged may go on from those of
-            a peer; None: it never does, and is left out.
+        max_reloads: how often in ten minutes a learner whose weights diverged may try
+            to go on from those of a peer; None: it never does, and is left out.
     """
 
     order: Order = "step_then_average"

@@ -2,11 +2,13 @@
 
 A part of an exchange that is not finite, or too far away, is left out by both ends, so
 that the mean stays (`Disagreement`). A learner whose own weights are to blame goes on
-from the weights of a peer, at most `max_reloads` times (`Quarantine`).
+from the weights of a peer, at most `max_reloads` times in ten minutes (`Quarantine`).
 """
 
 import logging
 import math
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -32,6 +34,10 @@ PATIENCE = 8
 """Exchanges in a row that find a learner's weights too far before it has diverged."""
 
 _MOST_PEERS = 8
+# What is counted is how often lately: a long training may meet with many accidents.
+_WINDOW_S = 600.0
+# From the first attempt to the second; from each to the next, twice as long.
+_FIRST_PAUSE_S = 0.5
 
 
 class WeightsDiverged(FloatingPointError):
@@ -104,8 +110,9 @@ class Quarantine:
         node: learners of this super-learner.
         replica: this learner's shards.
         timeout: longest wait for a peer.
-        max_reloads: number of times that it may go on from a peer's weights; None: it
-            never does, and its peers leave it out.
+        max_reloads: number of times in ten minutes that it may try to go on from a
+            peer's weights; None: it never does, and its peers leave it out.
+        clock: seconds of a clock that never goes back.
 
     Attributes:
         num_reloads: number of times that it has done so.
@@ -119,7 +126,9 @@ class Quarantine:
         replica: Replica,
         timeout: timedelta,
         max_reloads: int | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock, self._attempts = clock, deque[float]()
         self._members, self._vectors, self._node = members, vectors, node
         self._replica, self._timeout = replica, timeout
         self._max_reloads, self.num_reloads = max_reloads, 0
@@ -142,11 +151,24 @@ class Quarantine:
 
     @property
     def wants_reload(self) -> bool:
-        """Whether this learner finds its weights diverged, and may take others."""
-        return self._symptom is not None and self._max_reloads is not None
+        """Whether this learner finds its weights diverged, and may take others.
+
+        After an attempt it waits, for longer each time: what has made several learners
+        ill at once may pass, and a healthy peer may be there by then.
+        """
+        if self._symptom is None or self._max_reloads is None:
+            return False
+        num = self._num_attempts()
+        pause_s = _FIRST_PAUSE_S * 2 ** (num - 1)
+        return not num or self._clock() - self._attempts[-1] >= pause_s
+
+    def _num_attempts(self) -> int:
+        while self._attempts and self._clock() - self._attempts[0] > _WINDOW_S:
+            self._attempts.popleft()
+        return len(self._attempts)
 
     def reload(self, peers: Sequence[int], weights_of: WeightsOf) -> None:
-        """Takes a peer's weights in the place of the own ones.
+        """Takes a peer's weights in the place of the own ones, if one has healthy ones.
 
         Args:
             peers: numbers of the peers to ask, in this order; those that the first
@@ -154,34 +176,47 @@ class Quarantine:
             weights_of: function that asks a peer.
 
         Raises:
-            WeightsDiverged: That was done too often, or no peer has finite weights; in
-                all learners of the super-learner.
+            WeightsDiverged: That was tried too often lately, or no peer has finite
+                weights at the last attempt; in all learners of the super-learner.
         """
         step, limit = self._replica.step, self._max_reloads
         symptom = self._symptom or "were found diverged by another of its learners"
         own = self._members.circle.own
         what = f"the weights of super-learner {own} {symptom} at step {step}"
-        if limit is None or self.num_reloads >= limit:
+        num, *chosen = self._agreed(peers)
+        self._attempts.append(self._clock())
+        if limit is None or num >= limit:
             raise WeightsDiverged(
-                f"{what}, after {limit} reloads from its peers "
-                f"(`max_reloads={limit}`): check its data and its device, or lower "
-                "the learning rate"
+                f"{what}, after {num} reloads from its peers in {_WINDOW_S / 60:g} "
+                f"minutes (`max_reloads={limit}`): check its data and its device, or "
+                "lower the learning rate"
             )
-        peer, values = self._healthy_weights(what, self._agreed(peers), weights_of)
+        found = self._healthy_weights(chosen, weights_of)
+        if found is None and num + 1 == limit:
+            raise WeightsDiverged(
+                f"{what}, and none of its peers {chosen} has finite ones: training "
+                "has diverged; lower the learning rate or lengthen its warm-up"
+            )
+        if found is not None:
+            self._go_on_from(found[1])
+            self.num_reloads += 1
+        if self._node.index == 0:
+            outcome = (
+                f"it goes on from those of super-learner {found[0]} with a new "
+                "optimizer state"
+                if found is not None
+                else f"none of its peers {chosen} has finite ones, and it asks again"
+            )
+            _log.warning("%s: %s (reload %d of %d)", what, outcome, num + 1, limit)
+
+    def _go_on_from(self, values: Sequence[Tensor]) -> None:
         self._replica.put(values)
         gather_shards(self._vectors, self._node, self._timeout)
-        self._since, self._num_far, self._symptom = step, 0, None
-        self.num_reloads += 1
-        if self._node.index == 0:
-            _log.warning(
-                "%s: it goes on from those of super-learner %d with a new optimizer "
-                "state (reload %d of %d)",
-                *(what, peer, self.num_reloads, limit),
-            )
+        self._since, self._num_far, self._symptom = self._replica.step, 0, None
 
     def _healthy_weights(
-        self, what: str, peers: Sequence[int], weights_of: WeightsOf
-    ) -> tuple[int, list[Tensor]]:
+        self, peers: Sequence[int], weights_of: WeightsOf
+    ) -> tuple[int, list[Tensor]] | None:
         # The other learners wait for twice as long to hear what came of it.
         limit = self._timeout.total_seconds() / 2
         for peer in peers:
@@ -191,16 +226,15 @@ class Quarantine:
             self._node.agree(misses, self._timeout)
             if values is not None and not misses.any():
                 return peer, values
-        raise WeightsDiverged(
-            f"{what}, and none of its peers {list(peers)} has finite ones: training "
-            "has diverged; lower the learning rate or lengthen its warm-up"
-        )
+        return None
 
     def _agreed(self, peers: Sequence[int]) -> list[int]:
-        mine = torch.zeros(_MOST_PEERS + 1, dtype=torch.int64)
-        found = [min(len(peers), _MOST_PEERS), *peers[:_MOST_PEERS]]
+        """Attempts so far and peers to ask, as the first of the learners has them."""
+        mine = torch.zeros(_MOST_PEERS + 2, dtype=torch.int64)
+        num = min(len(peers), _MOST_PEERS)
+        found = [num, self._num_attempts(), *peers[:num]]
         mine[: len(found)] = torch.tensor(found)
         rows = [torch.zeros_like(mine) for _ in range(self._node.size)]
         self._node.gather(mine, rows, self._timeout)
-        number, *chosen = rows[0].tolist()
-        return chosen[:number]
+        number, *agreed = rows[0].tolist()
+        return agreed[: number + 1]

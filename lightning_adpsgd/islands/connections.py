@@ -35,11 +35,13 @@ from lightning_adpsgd.islands.members import (
     transition,
 )
 from lightning_adpsgd.islands.membership_reader import Members
+from lightning_adpsgd.islands.service import Service
 from lightning_adpsgd.topology.live import LiveSchedule
 from lightning_adpsgd.transport.base import PeerLost, lane_of
 from lightning_adpsgd.transport.links import (
     Address,
     LinkTransport,
+    PeerInfo,
     Refused,
     evidence_of,
     probe,
@@ -52,6 +54,9 @@ _TURN_S, _PROBE_AROUND_S = 1.0, 10.0
 # An exchange under way is made to its end, if that does not take longer.
 _HANG_UP_S = 2.0
 _MOST_PROBES = 64
+MOST_UNLISTED = 32
+"""Members that may ask though this island has not seen them on the list."""
+
 _ALONE = "this super-learner alone"
 
 MakeEngine = Callable[
@@ -106,6 +111,8 @@ class Connections:
         self._peers: dict[str, Peer] = {}  # by incarnation, all that were ever met
         self._probe_around_at = 0.0
         self.joined = self.lost = 0
+        self._service = Service("the thread of connections", self.engine.peers.fail)
+        membership.services.append(self._service)
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.name = "adpsgd-connections"
 
@@ -131,7 +138,19 @@ class Connections:
             self._state.notify_all()
 
     def on_lane(self, number: int) -> None:
-        """A member has connected the lane on which it asks."""
+        """A member has connected the lane on which it asks.
+
+        Raises:
+            ConnectionRefusedError: Too many do that are not on the member list, such as
+                islands that only begin. They may try again.
+        """
+        listed = self._membership.members.by_number
+        unlisted = [one for one in self._transport.callers() if one not in listed]
+        if number not in listed and len(unlisted) > MOST_UNLISTED:
+            raise ConnectionRefusedError(
+                f"{MOST_UNLISTED} super-learners that are not on the member list ask "
+                "already"
+            )
         self.engine.peers.answer(number)
         self._post(number, Event.CALLED)
 
@@ -164,22 +183,32 @@ class Connections:
             return future.result(max(0.0, deadline - time.monotonic()))
         except (PeerLost, TimeoutError) as error:
             _log.info("%s gave no weights: %s", member, error)
+            self._forget_dial(number, isinstance(error, PeerLost))
             return None
         finally:
             self._temporary.discard(number)
             self.wake()
 
+    def _forget_dial(self, number: int, is_lost: bool) -> None:
+        """Lets the next pull dial a member anew; before the start no thread does."""
+        with self._dialing:
+            if number in self._dialed and (is_lost or not self._thread.is_alive()):
+                self._hang_up_on([number])
+
+    def objection(self, dialer: PeerInfo) -> str:
+        """Why a member may not ask this island; empty if it may."""
+        listed = self._membership.members.by_number.get(dialer.member)
+        if listed is None or listed.incarnation == dialer.incarnation:
+            return ""
+        return f"the member list has another incarnation as {listed}"
+
     # --- the thread
 
     def _work(self) -> None:
-        try:
-            while not self._ending:
-                self._take_turn()
-                with self._state:
-                    self._state.wait_for(lambda: self._woken or self._ending, _TURN_S)
-                    self._woken = False
-        except BaseException as error:
-            self.engine.peers.fail(error)
+        while not self._ending and self._service.take(self._take_turn):
+            with self._state:
+                self._state.wait_for(lambda: self._woken or self._ending, _TURN_S)
+                self._woken = False
 
     def _take_turn(self) -> None:
         # After the process was stopped, the list must be read before anything is done.
@@ -192,7 +221,7 @@ class Connections:
             return
         for one in posted:
             self._heed(one)
-        self._take_number()
+        self.take_number()
         self._follow_list()
         self._probe_around_without_list()
         with self._dialing:
@@ -211,13 +240,15 @@ class Connections:
                 self._disconnect(peer.member.number)
         self._on_unlisted()
 
-    def _take_number(self) -> None:
-        own = self._membership.member.number
-        if own != self._transport.index:
+    def take_number(self) -> None:
+        """Presents itself as the membership says; before the start, for any thread."""
+        own, transport = self._membership.member, self._transport
+        if own.number != transport.index:
             numbers = {one.member.number for one in self._present()}
             for number in self._dialed | numbers:
                 self._disconnect(number)
-            self._transport.rename(own, self._membership.member.incarnation)
+        if (own.number, own.origin) != (transport.index, transport.origin):
+            transport.rename(own.number, own.incarnation, own.origin)
 
     def _heed(self, posted: _Posted) -> None:
         number, event, reason = posted
@@ -319,8 +350,8 @@ class Connections:
         """Begins to ask a member; does nothing if it is asked already."""
         if member.number in self._dialed:
             return
-        address = self._address_of(member)
-        self._transport.connect(member.number, address, self._dial_timeout)
+        address, name = self._address_of(member), member.incarnation
+        self._transport.connect(member.number, address, self._dial_timeout, name)
         self._dialed.add(member.number)
         self.engine.peers.add(member.number)
 
@@ -379,6 +410,9 @@ class Connections:
         return {members.by_number[number] for number in members.after(own.number)}
 
     def _address_of(self, member: Member) -> Address:
+        if len(member.addresses) <= self._shard:
+            # Nobody listens there, as far as the list says.
+            return Address("", 0)
         return Address.parse(member.addresses[self._shard])
 
     def _post(self, number: int, event: Event, reason: str = "") -> None:

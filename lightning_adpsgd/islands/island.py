@@ -14,6 +14,7 @@ cannot be reached, nor for the rendezvous. The mean that is validated and saved 
 of the islands which answer within a short time.
 """
 
+import json
 import logging
 import os
 import socket
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store
 
+from lightning_adpsgd.coordination.startup.signals import ended_by_sigterm
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members as LiveMembers
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position, Pulled
@@ -37,7 +39,13 @@ from lightning_adpsgd.islands.mean import (
     consensus_of,
     mean_of,
 )
-from lightning_adpsgd.islands.members import Heartbeat, Member, MemberList
+from lightning_adpsgd.islands.members import (
+    Heartbeat,
+    Member,
+    MemberList,
+    ahead_of,
+    furthest_origin,
+)
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.membership_reader import (
     Members,
@@ -60,6 +68,7 @@ from lightning_adpsgd.transport.links import (
     PeerInfo,
     Refused,
 )
+from lightning_adpsgd.transport.links.sockets import connect
 from lightning_adpsgd.transport.network_interfaces import VARIABLE, gloo_addresses
 
 _log = logging.getLogger(__name__)
@@ -67,7 +76,8 @@ _log = logging.getLogger(__name__)
 # A joiner takes the mean of no more than so many of its neighbours.
 _MOST_NEIGHBOURS = 4
 _GOODBYE_S, _DRAIN_S = 2.0, 5.0
-_LOOK_S = 0.5
+_LOOK_S, _GLANCE_S = 0.5, 0.01
+_FIRST_NOTICE_S = 2.0
 
 
 _HEARTBEAT = Heartbeat()
@@ -135,22 +145,25 @@ class Island:
         self.engine = self._connections.engine
         self._listener: Listener | None = None
         self._rejoined_at: Position | None = None
+        self._origin = ""
         self._refusal: Refused | None = None
         self._num_looks = 0
 
     def _make_membership(self) -> Members:
         heartbeat = self._timeouts.heartbeat
         if self._node.index > 0:
-            return MembershipReader(self._store, heartbeat, self._on_change)
+            changed, fail = self._on_change, self._fail
+            return MembershipReader(self._store, heartbeat, changed, fail)
         publisher = MembershipPublisher(self._store)
         membership = Membership(
-            Rendezvous(self._address),
+            Rendezvous(self._address, credentials=self._credentials),
             Member(-1, uuid.uuid4().hex, socket.gethostname(), ()),
             lambda: self.position.steps,
             heartbeat,
             self._on_change,
             self._on_stopped,
             lambda: publisher.publish(membership) if self._node.size > 1 else None,
+            self._fail,
         )
         return membership
 
@@ -162,15 +175,22 @@ class Island:
     # --- from start to end
 
     def start(self, position: Position = BEGINNING) -> None:
-        """Takes up the weights of the others, and enters."""
+        """Takes up the weights of the others, or is the first, and enters.
+
+        Raises:
+            RuntimeError: The rendezvous or the others' weights did not come in time.
+            Refused: This island and the others do not fit together.
+            SystemExit: SIGTERM came meanwhile.
+        """
         self.engine.members.position = position
-        self.membership.start()
-        self._await_number()
-        self._take_number()
-        self.engine.start()
-        self._listen()
-        self.started_from = self._take_up_weights()
-        self.membership.enter(self._timeouts.pull.total_seconds())
+        with ended_by_sigterm():
+            self.membership.start()
+            self._await_number()
+            self._take_number()
+            self.engine.start()
+            self._listen()
+            self.started_from = self._take_up_weights()
+            self.membership.enter(self._timeouts.pull.total_seconds())
         self._connections.start()
 
     def depart(self) -> None:
@@ -263,7 +283,11 @@ class Island:
 
     def statistics(self) -> Statistics:
         """What was done so far, and who has come and gone."""
+        now, services = time.monotonic(), self.membership.services
         return self.engine.statistics()._replace(
+            list_age_seconds=now - self.membership.list_read_at,
+            service_errors=sum(one.num_errors for one in services),
+            service_seconds=max(now - one.last_turn for one in services),
             members=len(self.engine.members.circle.numbers),
             joined=self._connections.joined,
             lost=self._connections.lost,
@@ -272,17 +296,19 @@ class Island:
     # --- how it comes in
 
     def _await_number(self) -> None:
-        deadline = time.monotonic() + self._timeouts.start.total_seconds()
+        wait = self._new_wait(
+            f"the rendezvous at {self._address}",
+            f"start it with `python -m lightning_adpsgd rendezvous --port "
+            f"{self._address.port}` on {self._address.host}, and open that port in its "
+            "firewall",
+        )
         while self.membership.member.number < 0:
-            if time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"the rendezvous at {self._address} could not be reached within "
-                    f"{self._timeouts.start}: {self.membership.outage}. Start it with "
-                    f"`python -m lightning_adpsgd rendezvous --port "
-                    f"{self._address.port}` on {self._address.host}, and open that "
-                    "port in its firewall"
-                )
+            wait.go_on(self.membership.outage)
             self.membership.refresh(1.0)
+
+    def _new_wait(self, whom: str, remedy: str) -> "_Wait":
+        seconds = self._timeouts.start.total_seconds()
+        return _Wait(whom, remedy, seconds, self.engine.peers.raise_if_failed)
 
     def _make_transport(self) -> LinkTransport:
         info = PeerInfo(
@@ -309,51 +335,87 @@ class Island:
         return Gossip(vectors, transport, node, members, self._options)
 
     def _take_number(self) -> None:
-        member, transport = self.membership.member, self._transport
-        transport.rename(member.number, member.incarnation)
-        self.engine.members.circle = LiveSchedule.of(self._schedule, (), member.number)
+        self._connections.take_number()
+        own = self.membership.member.number
+        self.engine.members.circle = LiveSchedule.of(self._schedule, (), own)
 
     def _listen(self) -> None:
-        here = Address(_own_address(self._address), 0)
-        self._listener = self._transport.listen(here, self._connections.on_lane)
+        here, on_lane = Address(self._own_address(), 0), self._connections.on_lane
+        self._listener = self._transport.listen(
+            here, on_lane, self._connections.objection
+        )
         self._store.set(f"address/{self._node.index}", str(self._listener.address))
         if self._node.index == 0:
             keys = [f"address/{index}" for index in range(self._node.size)]
-            addresses = tuple(self._store.get(key).decode() for key in keys)
-            member = self.membership.member
-            self.membership.member = member._replace(addresses=addresses)
+            addresses = tuple(self._published(key) for key in keys)
+            self.membership.describe(addresses)
+
+    def _published(self, key: str) -> str:
+        """What a learner of this island has written; looks often, for signals' sake."""
+        limit = self._options.timeout.total_seconds()
+        remedy = "see what the other learners of this island print"
+        check = self.engine.peers.raise_if_failed
+        wait = _Wait("the other learners of this island", remedy, limit, check)
+        while not self._store.check([key]):
+            wait.go_on(f"{key!r} is missing")
+            time.sleep(_GLANCE_S)
+        return self._store.get(key).decode()
+
+    def _own_address(self) -> str:
+        """The address of the chosen interface, or of that towards the rendezvous."""
+        if os.environ.get(VARIABLE) and (addresses := gloo_addresses()):
+            return addresses[0]
+        wait = self._new_wait(
+            f"a connection to the rendezvous at {self._address}",
+            f"see whether it still runs, or choose an interface with {VARIABLE}",
+        )
+        while True:
+            try:
+                with connect(Address(self._address.host, self._address.port)) as probe:
+                    return str(probe.getsockname()[0])
+            except OSError as error:
+                wait.go_on(str(error))
+                time.sleep(_LOOK_S)
 
     def _take_up_weights(self) -> Position | None:
-        begin = time.monotonic()
-        deadline = begin + self._timeouts.start.total_seconds()
-        judged_at = begin + 2 * self._timeouts.heartbeat.silence_s
-        while time.monotonic() < deadline:
-            self.membership.refresh(self._timeouts.pull.total_seconds())
-            if not self._see_the_same_members():
-                return None
-            if (found := self._weights_for_all()) is not None:
-                return self._take_up(found)
-            # A dead one may still be on the list, and its port another's.
-            if self._refusal is not None and time.monotonic() > judged_at:
-                raise self._refusal
-        numbers = sorted(self.membership.members.by_number)
-        raise RuntimeError(
-            f"none of the super-learners {numbers} on the member list of "
-            f"{self._address} gave its weights within {self._timeouts.start}: check "
-            "whether this machine can reach their addresses, and what they print"
+        judged_at = time.monotonic() + 2 * self._timeouts.heartbeat.silence_s
+        wait = self._new_wait(
+            f"the weights of super-learners on the member list of {self._address}",
+            "check whether this machine can reach their addresses, and what they print",
         )
+        while True:
+            self.membership.refresh(self._timeouts.pull.total_seconds())
+            self._take_number()
+            if self._is_first():
+                return None
+            self._refusal = None
+            if self.membership.members.by_number:
+                if (found := self._weights_for_all()) is not None:
+                    return self._take_up(found)
+                # A dead one may still be on the list, and its port another's.
+                if self._refusal is not None and time.monotonic() > judged_at:
+                    raise self._refusal
+            numbers = sorted(self.membership.members.by_number)
+            none = f"none of {numbers} gave them" if numbers else "there is none"
+            wait.go_on(self.membership.outage or none)
 
-    def _see_the_same_members(self) -> bool:
-        """Whether there are others, as the first learner of this island knows them."""
+    def _is_first(self) -> bool:
+        """Whether this island begins the job, as its first learner knows it.
+
+        All of its learners then know the same members.
+        """
         self._num_looks += 1
         key = f"others/{self._num_looks}"
         if self._node.index == 0:
-            self._store.set(key, self.membership.members.to_json())
-        else:
-            self.membership.members = MemberList.from_json(
-                self._store.get(key).decode()
-            )
-        return bool(self.membership.members.by_number)
+            empty = not self.membership.members.by_number
+            wait_s = self._timeouts.heartbeat.wait_s
+            first = empty and self.membership.found(wait_s + _LOOK_S)
+            words = json.dumps([first, self.membership.members.to_json()])
+            self._store.set(key, words)
+            return first
+        is_first, members = json.loads(self._published(key))
+        self.membership.members = MemberList.from_json(members)
+        return bool(is_first)
 
     def _weights_for_all(self) -> Pulled | None:
         """What this learner's shard begins with, if the others have theirs as well."""
@@ -367,6 +429,7 @@ class Island:
         return found._replace(position=Position(*furthest))
 
     def _take_up(self, found: Pulled) -> Position | None:
+        self.membership.descend_from(self._origin)
         if found.position.steps < self.position.steps:
             _log.info("this island is further than the others, and keeps its weights")
             return None
@@ -375,6 +438,14 @@ class Island:
         self.engine.members.position = found.position
         return found.position
 
+    def _leads(self) -> bool:
+        """Whether the members are all of a training that is behind this island's."""
+        members, own = self.membership.members, self.membership.member
+        others = [one for n, one in members.by_number.items() if n != own.number]
+        foreign = bool(others) and all(one.is_foreign_to(own) for one in others)
+        steps, steps_of = self.position.steps, self.membership.steps_of
+        return foreign and ahead_of(own, steps, members, steps_of) is None
+
     def weights_of_neighbours(self) -> Pulled | None:
         """The mean of those next to whom this island will sit, as far as they answer.
 
@@ -382,7 +453,9 @@ class Island:
         """
         members, own = self.membership.members, self.membership.member.number
         steps_of = self.membership.steps_of
-        others = sorted(members.after(own), key=lambda n: (-steps_of.get(n, 0), n))
+        self._origin = furthest_origin(members, steps_of)
+        same = [n for n in members.after(own) if self._descends(members.by_number[n])]
+        others = sorted(same, key=lambda n: (-steps_of.get(n, 0), n))
         circle = LiveSchedule.of(self._schedule, others, own)
         near = [n for n in others if n in circle.peers()][:_MOST_NEIGHBOURS]
         found = [pulled for number in near if (pulled := self._pull_finite(number))]
@@ -391,6 +464,9 @@ class Island:
             more = (self._pull_finite(number) for number in rest)
             found = [pulled] if (pulled := next(filter(None, more), None)) else []
         return mean_of(found) if found else None
+
+    def _descends(self, member: Member) -> bool:
+        return member.origin in ("", self._origin)
 
     def _pull_finite(self, number: int) -> Pulled | None:
         pulled = self._pull(number, self._timeouts.pull.total_seconds())
@@ -405,6 +481,9 @@ class Island:
 
     # --- what other threads call
 
+    def _fail(self, error: BaseException) -> None:
+        self.engine.peers.fail(error)
+
     def _on_change(self) -> None:
         self._connections.wake()
 
@@ -415,13 +494,24 @@ class Island:
         """After a stop of the whole process: first the others' weights, then in."""
         if not self._was_stopped:
             return
+        if self._leads():
+            self._was_stopped = False
+            self.membership.enter()
+            return
         if self._node.size > 1:
             raise RuntimeError(
                 f"an island of {self._node.size} learners was stopped for so long that "
-                "the others went on without it: start it again (with `torchrun "
-                "--max-restarts`, say), so that it begins with their weights"
+                "the others went on without it, or they train from other weights: "
+                "start it again (with `torchrun --max-restarts`, say), so that it "
+                "begins with theirs"
             )
-        if (found := self.weights_of_neighbours()) is not None:
+        origin = self.membership.member.origin
+        # Nobody refuses the weights of another training to who says nothing of its own.
+        self.membership.descend_from("")
+        self._connections.take_number()
+        found = self.weights_of_neighbours()
+        self.membership.descend_from(origin if found is None else self._origin)
+        if found is not None:
             adopted = self.engine.adopt(found.values)
             while not (adopted.wait(_LOOK_S) or self._ended):
                 pass
@@ -432,9 +522,34 @@ class Island:
         self.membership.enter()
 
 
-def _own_address(rendezvous: RendezvousAddress) -> str:
-    """The address of the chosen interface, or of that towards the rendezvous."""
-    if os.environ.get(VARIABLE) and (addresses := gloo_addresses()):
-        return addresses[0]
-    with socket.create_connection((rendezvous.host, rendezvous.port), 5) as probe:
-        return str(probe.getsockname()[0])
+class _Wait:
+    """A wait at the start: says what for, for how long and what to do, and ends."""
+
+    def __init__(
+        self, whom: str, remedy: str, seconds: float, check: Callable[[], None]
+    ) -> None:
+        self._whom, self._remedy, self._check = whom, remedy, check
+        self._begin, self._seconds = time.monotonic(), seconds
+        self._notice_s = _FIRST_NOTICE_S
+
+    def go_on(self, reason: str) -> None:
+        """Returns while there is time.
+
+        Raises:
+            RuntimeError: The time is over; says what to do.
+        """
+        self._check()
+        waited = time.monotonic() - self._begin
+        if waited > self._seconds:
+            raise RuntimeError(
+                f"{self._whom} could not be had within {self._seconds:g} s: "
+                f"{reason or 'no answer'}. To mend it, {self._remedy}"
+            )
+        if waited >= self._notice_s:
+            self._notice_s = 2 * waited
+            _log.warning(
+                "nothing is trained yet: waiting for %s, since %.0f s and for at most "
+                "%g s (%s). To mend it, %s; Ctrl-C or SIGTERM ends the wait",
+                *(self._whom, waited, self._seconds, reason or "no answer yet"),
+                self._remedy,
+            )

@@ -12,16 +12,21 @@ acts on the answer.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
 from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
+from lightning_adpsgd.transport.links import Address
 
 # A silence lasts over at least so many observations.
 _LEAST_OBSERVATIONS = 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_LONGEST_EMPTY_S = 10.0
+_MOST, _MOST_DIGITS, _LONGEST_TEXT, _MOST_ADDRESSES = 1 << 31, 18, 256, 1 << 12
+_GOODBYE = "goodbye"
 
 
 class Member(NamedTuple):
@@ -32,15 +37,72 @@ class Member(NamedTuple):
         incarnation: identifier of its processes; unique, whatever its number.
         host: name of its machine, for messages.
         addresses: where its learners listen, one "host:port" each.
+        origin: incarnation of the super-learner that began the training of which these
+            weights are; weights of two origins are never averaged. Empty: unknown.
+        proof: what shows that a holder of the token wrote this; empty without a token.
     """
 
     number: int
     incarnation: str
     host: str
     addresses: tuple[str, ...]
+    origin: str = ""
+    proof: str = ""
 
     def __str__(self) -> str:
         return f"super-learner {self.number} on host {self.host}"
+
+    def is_foreign_to(self, other: "Member") -> bool:
+        """Whether the weights of the two come from two trainings."""
+        return bool(self.origin and other.origin) and self.origin != other.origin
+
+    @classmethod
+    def from_row(cls, row: object) -> "Member":
+        """Reads what JSON has made of it, field by field.
+
+        Raises:
+            ValueError: A field is absent, of another type, too long or out of range.
+        """
+        if not isinstance(row, list) or not 4 <= len(row) <= len(cls._fields):
+            raise ValueError(f"a row has 4 to {len(cls._fields)} fields")
+        number, incarnation, host, addresses, *rest = row
+        # To Python a bool is an int, but it is no number of a member.
+        if type(number) is not int or not 0 <= number < _MOST:
+            raise ValueError("a number of a member is from 0 to 2^31")
+        if type(addresses) is not list or len(addresses) > _MOST_ADDRESSES:
+            raise ValueError(f"a member has at most {_MOST_ADDRESSES} addresses")
+        for text in (incarnation, host, *addresses, *rest):
+            if type(text) is not str or len(text) > _LONGEST_TEXT:
+                raise ValueError(f"texts of a member have {_LONGEST_TEXT} characters")
+        for address in addresses:
+            Address.parse(address)
+        return cls(number, incarnation, host, tuple(addresses), *rest)
+
+
+class Beat(NamedTuple):
+    """A heartbeat.
+
+    Attributes:
+        number: number of it; the last one of a member that leaves has none.
+        steps: steps that the member has made.
+    """
+
+    number: int | None
+    steps: int
+
+    def __str__(self) -> str:
+        return f"{_GOODBYE if self.number is None else self.number} {self.steps}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Beat | None":
+        """Reads what `str` writes; None for anything else."""
+        first, _, steps = text.partition(" ")
+        is_count = first.isdecimal() and len(first) <= _MOST_DIGITS
+        if not (steps.isdecimal() and len(steps) <= _MOST_DIGITS):
+            return None
+        if not (is_count or first == _GOODBYE):
+            return None
+        return cls(int(first) if is_count else None, int(steps))
 
 
 @dataclass(frozen=True)
@@ -49,10 +111,12 @@ class MemberList:
 
     Args:
         epoch: number that every change raises.
+        num_invalid: number of rows that were left out because they made no sense.
     """
 
     epoch: int = 0
     by_number: Mapping[int, Member] = field(default_factory=dict)
+    num_invalid: int = field(default=0, compare=False)
 
     def holds(self, member: Member) -> bool:
         """Returns whether this very incarnation is on the list."""
@@ -71,20 +135,58 @@ class MemberList:
         return json.dumps([self.epoch, rows])
 
     @classmethod
-    def from_json(cls, text: str) -> "MemberList":
-        """Reads what `to_json` wrote; an empty text is an empty list."""
+    def from_json(
+        cls, text: str, is_genuine: Callable[[Member], bool] = lambda member: True
+    ) -> "MemberList":
+        """Reads what `to_json` wrote; an empty text is an empty list.
+
+        A row that makes no sense, or is not genuine, is left out and counted.
+
+        Raises:
+            RendezvousUnreachable: The text is no list at all.
+        """
         if not text:
             return cls()
         try:
             epoch, rows = json.loads(text)
-            members = [
-                Member(int(number), str(incarnation), str(host), tuple(map(str, ways)))
-                for number, incarnation, host, ways in rows
-            ]
-            return cls(int(epoch), {member.number: member for member in members})
-        except (TypeError, ValueError) as error:
+            if type(epoch) is not int or not isinstance(rows, list):
+                raise ValueError("a list is an epoch and rows")
+        except (TypeError, ValueError, RecursionError) as error:
             reason = f"it holds no member list of ours: {error}"
             raise RendezvousUnreachable(reason) from error
+        found: dict[int, Member] = {}
+        for row in rows:
+            with suppress(ValueError):
+                member = Member.from_row(row)
+                if is_genuine(member):
+                    found[member.number] = member
+        return cls(epoch, found, len(rows) - len(found))
+
+
+def ahead_of(
+    member: Member, steps: int, members: MemberList, steps_of: Mapping[int, int]
+) -> Member | None:
+    """The member of another training before whose weights this one's must give way.
+
+    Those that have made over twice the steps are ahead; of two that have made about as
+    many, that with the lesser origin. So both ends come to one answer, though each
+    hears late how far the other is.
+    """
+    for number, theirs in steps_of.items():
+        other = members.by_number.get(number)
+        if other is None or not other.is_foreign_to(member):
+            continue
+        as_far = 2 * theirs >= steps and other.origin < member.origin
+        if theirs > 2 * steps or as_far:
+            return other
+    return None
+
+
+def furthest_origin(members: MemberList, steps_of: Mapping[int, int]) -> str:
+    """The origin of the member that has made most steps; the least of several."""
+    known = [one for one in members.by_number.values() if one.origin]
+    ranked = sorted(known, key=lambda one: (-steps_of.get(one.number, 0), one.origin))
+    return ranked[0].origin if ranked else ""
 
 
 @dataclass(frozen=True)
@@ -94,10 +196,22 @@ class Heartbeat:
     Args:
         interval_s: seconds between two heartbeats.
         silence_s: seconds without a heartbeat after which a member counts as dead.
+        empty_s: seconds for which a list must have been empty before an island takes
+            itself for the first; None: twice the silence, or 10 if that is less. Within
+            that time members that live put their list into a rendezvous that has come
+            back empty: they ask it again every few seconds, however long a silence is.
     """
 
     interval_s: float = 0.5
     silence_s: float = 3.0
+    empty_s: float | None = None
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds for which an empty list is not believed."""
+        if self.empty_s is not None:
+            return self.empty_s
+        return min(2 * self.silence_s, _LONGEST_EMPTY_S)
 
 
 class SilenceWatch:

@@ -1,10 +1,5 @@
 """Who takes part: a list of the live islands, kept by all of them in the rendezvous.
 
-    members         the member list, with an epoch that each change raises
-    version         a counter that says when to read the list again
-    heartbeat/<n>   the number of heartbeats of member n, and its steps
-    next            the next number
-
 There is no coordinator. A member adds itself, advances its heartbeat, and watches the
 heartbeats of the eight members after it on the list, which wraps around. It evicts a
 member whose heartbeat stands still for too long. Each observer measures that with its
@@ -14,7 +9,13 @@ a mistake does not last. A member that finds itself evicted was either cut off, 
 itself again; or its process was stopped, as its own clock tells, and its weights are
 stale. A rendezvous that comes back empty gets the list from the first to find it.
 
+The first member of a job is the one that puts itself into the place of an empty list,
+by one compare-and-set. Before that it waits until members that live would have put
+theirs there. Should both come to be all the same, there are weights of two origins,
+which are never averaged: those that are behind take the weights of the others.
+
 A member makes two requests in each half second, whatever the number of members.
+`member_store` has what is written, and how it is read.
 """
 
 import logging
@@ -24,13 +25,17 @@ from collections.abc import Callable, Collection
 
 from torch._C._distributed_c10d import Store
 
+from lightning_adpsgd.islands.member_store import MemberStore
 from lightning_adpsgd.islands.members import (
+    Beat,
     Heartbeat,
     Member,
     MemberList,
     SilenceWatch,
+    ahead_of,
 )
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
+from lightning_adpsgd.islands.service import Service
 
 _log = logging.getLogger(__name__)
 
@@ -38,9 +43,10 @@ _HEARTBEAT = Heartbeat()
 
 _NUM_WATCHED = 8
 _TURNS_BETWEEN_READS = 10
-_TRIES = 100
-# Replaces the number in a member's last heartbeat.
-_GOODBYE = "goodbye"
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 class Membership:
@@ -59,10 +65,13 @@ class Membership:
         on_stopped: called by the thread when this process was stopped for so long that
             the others evicted it: it joins again only after the next `enter`.
         on_turn: called by the thread after each turn.
+        fail: called by the thread when it has failed too often in a row.
 
     Attributes:
         member: this island; its number is negative until it has one.
         members: the member list as last read.
+        list_read_at: time at which that was current, by the monotonic clock.
+        services: guards of the threads of this island, for its statistics.
         steps_of: steps of the watched members, by number.
         left: incarnations that left the list by themselves.
         outage: why the rendezvous is unreachable at present; empty if it is not.
@@ -77,6 +86,7 @@ class Membership:
         on_change: Callable[[], None] = lambda: None,
         on_stopped: Callable[[], None] = lambda: None,
         on_turn: Callable[[], None] = lambda: None,
+        fail: Callable[[BaseException], None] = _raise,
     ) -> None:
         self._rendezvous, self._steps, self._heartbeat = rendezvous, steps, heartbeat
         self._on_turn = on_turn
@@ -87,12 +97,17 @@ class Membership:
         self._state = threading.Condition()
         self._wanted, self._ending = False, False
         self._was_in, self._was_stopped, self._unread = False, False, 0
-        self._version, self._num_heartbeats, self._num_turns = "", 0, 0
+        self._version, self._num_heartbeats, self._num_turns = b"", 0, 0
         self._watch = SilenceWatch(heartbeat.silence_s)
-        self._store: Store | None = None
-        self._have_heartbeats = set[int]()
+        self._store: MemberStore | None = None
+        self._counts: dict[str, int] = {}
+        self._founds, self._empty_since = False, 0.0
+        self._num_invalid = 0
+        self._service = Service("the thread that keeps the member list", fail)
+        self.services = [self._service]
         self._dead, self._evicted = set[str](), set[str]()
         self._last_turn = self._unreachable_since = time.monotonic()
+        self.list_read_at = self._last_turn
         self._began = self._last_turn, 0
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.name = "adpsgd-members"
@@ -116,6 +131,31 @@ class Membership:
             self._wanted = True
             self._state.notify_all()
             return self._state.wait_for(lambda: self.is_in, seconds)
+
+    def found(self, seconds: float) -> bool:
+        """Lets the thread begin the list with this island, if it stays empty.
+
+        Returns:
+            Whether it has, in this time; others may have been faster.
+        """
+        with self._state:
+            self._founds = True
+            self._state.notify_all()
+            self._state.wait_for(
+                lambda: self.is_in or self.members.by_number, max(0.0, seconds)
+            )
+            self._founds = False
+            return self.is_in
+
+    def describe(self, addresses: tuple[str, ...]) -> None:
+        """Says where this island listens, before it enters."""
+        with self._state:
+            self.member = self.member._replace(addresses=addresses)
+
+    def descend_from(self, origin: str) -> None:
+        """Says from whose training the weights are, before it enters."""
+        with self._state:
+            self.member = self.member._replace(origin=origin)
 
     def evict(self, member: Member) -> None:
         """Lets the thread evict a member that is known to be dead, at most once."""
@@ -149,18 +189,20 @@ class Membership:
 
     def _work(self) -> None:
         while not self._ending:
-            self._take_turn()
-            self._on_turn()
+            goes_on = self._service.take(self._take_turn)
             with self._state:
                 self._num_turns += 1
                 self._state.notify_all()
+                if not goes_on:
+                    return
                 if not (self._ending or self._is_urgent()):
                     self._rest()
-        self._say_goodbye()
+        self._service.take(self._say_goodbye)
 
     def _is_urgent(self) -> bool:
         enters = self._wanted and not self._was_in
-        return not self.outage and (enters or bool(self._dead))
+        fine = not (self.outage or self._service.has_just_failed)
+        return fine and (enters or bool(self._dead))
 
     def _take_turn(self) -> None:
         self._began = time.monotonic(), self._steps()
@@ -172,6 +214,7 @@ class Membership:
             self._note_end_of_outage()
         self._note_stop_within_turn()
         self._last_turn = time.monotonic()
+        self._on_turn()
 
     def _rest(self) -> None:
         self._state.wait(self._heartbeat.interval_s)
@@ -189,99 +232,156 @@ class Membership:
             self._watch.forget()
             self._was_stopped = self._was_in
 
-    def _visit(self, store: Store) -> None:
-        if self._store is not store:
-            store.add("version", 0)
-            self._store, self._have_heartbeats = store, set()
-        if self.member.number < 0:
+    def _visit(self, plain: Store) -> None:
+        if self._store is None or self._store.store is not plain:
+            self._store = MemberStore(plain, self._rendezvous.signatures)
+            self._empty_since = time.monotonic()
+        store = self._store
+        if self.member.number < 0 or self._has_rival():
             self._draw_number(store)
         self._show_heartbeat(store)
         version, silent = self._watch_others(store)
         self._read_members(store, version)
+        self._give_way(store)
         self._take_place(store)
+        self._found(store)
         self._evict(store, silent)
 
-    def _evict(self, store: Store, silent: list[str]) -> None:
+    def _evict(self, store: MemberStore, silent: list[str]) -> None:
         with self._state:
             dead = set(self._dead)
         names = {*silent, *dead}
         if any(one.incarnation in names for one in self.members.by_number.values()):
-            self._adopt(store, self._change(store, lambda old: _without(old, names)))
+            self._change(store, lambda old: _without(old, names))
         with self._state:
             self._dead -= dead
 
-    def _draw_number(self, store: Store) -> None:
-        taken = max(self._stored_members(store)[1].by_number, default=-1)
-        number = store.add("next", 1) - 1
-        while number <= taken:
-            # A rendezvous that was restarted counts from 0 again.
-            number = store.add("next", taken - number + 1) - 1
-        self.member = self.member._replace(number=number)
+    def _has_rival(self) -> bool:
+        """Whether another has the number of this island, which is on no list yet."""
+        listed = self.members.by_number.get(self.member.number)
+        other = listed is not None and listed.incarnation != self.member.incarnation
+        return other and not self._wanted
 
-    def _show_heartbeat(self, store: Store) -> None:
+    def _draw_number(self, store: MemberStore) -> None:
+        number = store.draw_number()
+        with self._state:
+            self.member = self.member._replace(number=number)
+
+    def _show_heartbeat(self, store: MemberStore) -> None:
         self._num_heartbeats += 1
-        text = f"{self._num_heartbeats} {self._steps()}"
-        store.set(_heartbeat_key(self.member.number), text)
+        store.show(self.member, Beat(self._num_heartbeats, self._steps()))
 
-    def _read_members(self, store: Store, version: str) -> None:
+    def _read_members(self, store: MemberStore, version: bytes) -> None:
         self._unread += 1
+        self.list_read_at = time.monotonic()
         # The member that wrote the list may have died before it raised the version.
         if version == self._version and self._unread < _TURNS_BETWEEN_READS:
             return
-        text, members = self._stored_members(store)
-        if not text and self._was_in:
+        text, members = store.members()
+        self._tell_of_nonsense(members)
+        if (not text or members.num_invalid) and self._was_in:
             known = dict(self.members.by_number)
-            members = self._change(store, lambda old: known | old)
+            self._change(store, lambda old: known | old)
+        else:
+            self._adopt(store, members)
         self._version, self._unread = version, 0
-        self._adopt(store, members)
 
-    def _take_place(self, store: Store) -> None:
+    def _tell_of_nonsense(self, members: MemberList) -> None:
+        if members.num_invalid and not self._num_invalid:
+            _log.warning(
+                "%d rows of the member list at %s make no sense, or are not signed "
+                "with this job's token: they are left out",
+                members.num_invalid,
+                self._rendezvous.address,
+            )
+        self._num_invalid = members.num_invalid
+
+    def _take_place(self, store: MemberStore) -> None:
         self._note_stop_within_turn()
         if not self._wanted or self.members.holds(self.member):
             self._was_stopped = self._was_stopped and not self._wanted
             self._was_in = self._was_in or self._wanted
             return
         if self._was_stopped:
-            self._was_stopped, self._wanted = False, False
-            _log.warning(
+            self._stand_aside(
                 "this process was stopped for so long that the others went on without "
                 "it; it takes their weights before it exchanges with them again"
             )
-            self._on_stopped()
             return
         if self.member.number in self.members.by_number:
             self._draw_number(store)
-        mine = {self.member.number: self.member}
         self._show_heartbeat(store)
-        self._adopt(store, self._change(store, lambda old: {**old, **mine}))
+        with self._state:
+            self.member = mine = store.signed(self.member)
+        self._change(store, lambda old: {**old, mine.number: mine})
         self._was_in = True
 
-    def _watch_others(self, store: Store) -> tuple[str, list[str]]:
+    def _stand_aside(self, reason: str) -> None:
+        self._was_stopped, self._wanted = False, False
+        _log.warning(reason)
+        self._on_stopped()
+
+    def _give_way(self, store: MemberStore) -> None:
+        """Stands aside for members whose training is another and further on."""
+        if not (self._wanted and self.members.holds(self.member)):
+            return
+        ahead = ahead_of(self.member, self._steps(), self.members, self.steps_of)
+        if ahead is not None:
+            mine = [self.member.incarnation]
+            self._change(store, lambda old: _without(old, mine))
+            self._stand_aside(
+                f"{ahead} has trained from other weights, and further: this "
+                "super-learner takes those before it exchanges with anyone"
+            )
+
+    def _found(self, store: MemberStore) -> None:
+        """Begins the list with this island, once it was empty for long enough."""
+        if self.members.by_number or not self._founds:
+            self._empty_since = time.monotonic()
+            return
+        if time.monotonic() - self._empty_since < self._heartbeat.wait_s:
+            return
+        text, members = store.members()
+        if members.by_number:
+            return
+        mine = store.signed(self.member._replace(origin=self.member.incarnation))
+        first = MemberList(
+            max(members.epoch, self.members.epoch) + 1, {mine.number: mine}
+        )
+        # Only one of several that have found it empty finds the same text there still.
+        if store.replace(text, first):
+            self.member, self._wanted, self._was_in = mine, True, True
+            self._adopt(store, first)
+
+    def _watch_others(self, store: MemberStore) -> tuple[bytes, list[str]]:
         """Returns the version of the list, and the incarnations that are silent."""
-        others = self.members.after(self.member.number)
-        watched = others[:_NUM_WATCHED] if self.is_in else others
-        for number in set(watched) - self._have_heartbeats:
-            if store.check([_heartbeat_key(number)]):
-                self._have_heartbeats.add(number)
-        known = [number for number in watched if number in self._have_heartbeats]
-        # This request has a time limit of its own, also where the link is cut.
-        version, *found = store.multi_get(["version", *map(_heartbeat_key, known)])
-        heartbeats = dict.fromkeys(watched, "") | {
-            n: text.decode() for n, text in zip(known, found, strict=True)
-        }
-        self.steps_of = {n: int(s.split()[1]) for n, s in heartbeats.items() if s}
-        by_name = {
-            self.members.by_number[n].incarnation: heartbeats[n] for n in watched
-        }
-        return version.decode(), self._watch.observe(by_name, time.monotonic())
+        watched = [self.members.by_number[number] for number in self._to_watch()]
+        version, beats = store.beats(watched)
+        counts = {name: self._counts.get(name, 0) for name in beats}
+        for name, beat in beats.items():
+            # An old heartbeat that somebody writes once more shows no life.
+            if beat is not None and beat.number is not None:
+                counts[name] = max(counts[name], beat.number)
+        self._counts = counts
+        seen = {one.number: beats[one.incarnation] for one in watched}
+        self.steps_of = {n: beat.steps for n, beat in seen.items() if beat is not None}
+        texts = {name: str(count) for name, count in counts.items()}
+        return version, self._watch.observe(texts, time.monotonic())
+
+    def _to_watch(self) -> list[int]:
+        others, members = self.members.after(self.member.number), self.members.by_number
+        if not self.is_in:
+            return others
+        foreign = [n for n in others if members[n].is_foreign_to(self.member)]
+        return [*dict.fromkeys([*others[:_NUM_WATCHED], *foreign[:1]])]
 
     def _say_goodbye(self) -> None:
         mine = [self.member.incarnation]
 
-        def leave(store: Store) -> None:
-            text = f"{_GOODBYE} {self._steps()}"
-            store.set(_heartbeat_key(self.member.number), text)
-            self._change(store, lambda old: _without(old, mine))
+        def leave(plain: Store) -> None:
+            store = MemberStore(plain, self._rendezvous.signatures)
+            store.show(self.member, Beat(None, max(self._steps(), 0)))
+            store.change(self.members.epoch, lambda old: _without(old, mine))
 
         try:
             if self._was_in:
@@ -290,47 +390,35 @@ class Membership:
             _log.info("left without a goodbye: the rendezvous is unreachable")
         self._rendezvous.close()
 
-    def _stored_members(self, store: Store) -> tuple[str, MemberList]:
-        text = store.get("members").decode() if store.check(["members"]) else ""
-        return text, MemberList.from_json(text)
-
     def _change(
-        self, store: Store, edit: Callable[[dict[int, Member]], dict[int, Member]]
-    ) -> MemberList:
-        for _ in range(_TRIES):
-            text, found = self._stored_members(store)
-            by_number = edit(dict(found.by_number))
-            if text and by_number == found.by_number:
-                return found
-            epoch = max(found.epoch, self.members.epoch) + 1
-            changed = MemberList(epoch, by_number)
-            wanted = changed.to_json()
-            if store.compare_set("members", text, wanted).decode() == wanted:
-                store.add("version", 1)
-                return changed
-        raise RendezvousUnreachable(
-            f"the member list changed during each of {_TRIES} attempts to change it"
-        )
+        self,
+        store: MemberStore,
+        edit: Callable[[dict[int, Member]], dict[int, Member]],
+    ) -> None:
+        self._adopt(store, store.change(self.members.epoch, edit))
 
-    def _adopt(self, store: Store, members: MemberList) -> None:
+    def _adopt(self, store: MemberStore, members: MemberList) -> None:
         before, self.members = self.members, members
         if members.by_number == before.by_number:
             return
         gone = [m for m in before.by_number.values() if not members.holds(m)]
-        self.left |= {m.incarnation for m in gone if _has_said_goodbye(store, m)}
+        self.left |= {m.incarnation for m in gone if store.has_said_goodbye(m)}
         self._on_change()
 
     def _note_outage(self, reason: str) -> None:
         before, self.outage = self.outage, reason
-        if not before:
-            self._unreachable_since = time.monotonic()
+        self._empty_since = time.monotonic()
+        if before:
+            return
+        self._unreachable_since = time.monotonic()
+        if self._was_in:
             _log.warning(
                 "the rendezvous at %s cannot be reached (%s): training goes on with "
                 "the known super-learners, and no other can join",
                 self._rendezvous.address,
                 reason,
             )
-            self._on_change()
+        self._on_change()
 
     def _note_end_of_outage(self) -> None:
         if self.outage:
@@ -345,15 +433,6 @@ class Membership:
                 len(self.members.by_number),
             )
         self.outage = ""
-
-
-def _heartbeat_key(number: int) -> str:
-    return f"heartbeat/{number}"
-
-
-def _has_said_goodbye(store: Store, member: Member) -> bool:
-    key = _heartbeat_key(member.number)
-    return store.check([key]) and store.get(key).decode().startswith(_GOODBYE)
 
 
 def _without(members: dict[int, Member], names: Collection[str]) -> dict[int, Member]:

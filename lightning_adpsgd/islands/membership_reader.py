@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.islands.members import Heartbeat, Member, MemberList
 from lightning_adpsgd.islands.membership import Membership
+from lightning_adpsgd.islands.service import Service
 
 _KEY = "membership"
 
@@ -47,14 +48,20 @@ class MembershipReader:
     """
 
     def __init__(
-        self, store: Store, heartbeat: Heartbeat, on_change: Callable[[], None]
+        self,
+        store: Store,
+        heartbeat: Heartbeat,
+        on_change: Callable[[], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         self._store, self._heartbeat, self._on_change = store, heartbeat, on_change
         self.member, self.members = Member(-1, "", "", ()), MemberList()
         self.left, self.steps_of, self.outage = frozenset[str](), dict[int, int](), ""
         self.is_in, self._text = False, ""
         self._state, self._ending, self._num_turns = threading.Condition(), False, 0
-        self._last_turn = time.monotonic()
+        self._last_turn = self.list_read_at = time.monotonic()
+        self._service = Service("the thread that reads the member list", fail)
+        self.services = [self._service]
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.name = "adpsgd-members"
 
@@ -78,6 +85,18 @@ class MembershipReader:
         with self._state:
             return self._state.wait_for(lambda: self.is_in, seconds)
 
+    def found(self, seconds: float) -> bool:
+        """Waits whether the first learner founds the job; returns whether it has."""
+        with self._state:
+            self._state.wait_for(lambda: self.is_in or self.members.by_number, seconds)
+            return self.is_in
+
+    def describe(self, addresses: tuple[str, ...]) -> None:
+        """Does nothing: the first learner says where the island listens."""
+
+    def descend_from(self, origin: str) -> None:
+        """Does nothing: the first learner says whose training it goes on with."""
+
     def evict(self, member: Member) -> None:
         """Does nothing: the first learner loses the member as well, and evicts it."""
 
@@ -91,25 +110,26 @@ class MembershipReader:
 
     def _work(self) -> None:
         while not self._ending:
-            try:
-                changed = self._read()
-            except RuntimeError:
-                return  # the island's store has gone, and so will this learner
-            if changed:
-                self._on_change()
+            if not self._service.take(self._take_turn):
+                return
             with self._state:
                 self._num_turns, self._last_turn = self._num_turns + 1, time.monotonic()
                 self._state.notify_all()
                 if not self._ending:
                     self._state.wait(self._heartbeat.interval_s)
 
+    def _take_turn(self) -> None:
+        if self._read():
+            self._on_change()
+
     def _read(self) -> bool:
         text = self._store.get(_KEY).decode() if self._store.check([_KEY]) else ""
         if text in ("", self._text):
             return False
-        (number, name, host, ways), is_in, members, left, outage = json.loads(text)
+        self.list_read_at = time.monotonic()
+        row, is_in, members, left, outage = json.loads(text)
         self.members, self.left = MemberList.from_json(members), frozenset(left)
-        self.member, self.outage = Member(number, name, host, tuple(ways)), outage
+        self.member, self.outage = Member.from_row(row), outage
         self.is_in, self._text = is_in, text
         return True
 

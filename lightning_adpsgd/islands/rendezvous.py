@@ -9,6 +9,7 @@ made here.
 """
 
 import ipaddress
+import logging
 import os
 import re
 import select
@@ -16,7 +17,8 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from datetime import timedelta
@@ -28,16 +30,20 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
+from lightning_adpsgd.islands.signatures import Signatures
+from lightning_adpsgd.transport.links import Credentials
 from lightning_adpsgd.transport.links.sockets import Address, connect, tune
 from lightning_adpsgd.weights.worker import BackgroundWorker
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 ENVIRONMENT_VARIABLE = "LIGHTNING_ADPSGD_ISLANDS"
 """Used where `islands=` is not given."""
 
 # Shorter than the silence after which a member counts as dead.
 _ANSWER_S = 2.0
+_NO_CREDENTIALS = Credentials()
 # How long a client tries to connect.
 _CONNECT = timedelta(seconds=1)
 _JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -122,10 +128,20 @@ class Rendezvous:
 
     Args:
         answer_s: seconds that an answer may take.
+        credentials: what shows who has written a text.
+
+    Attributes:
+        signatures: what signs and checks texts of this job.
     """
 
-    def __init__(self, address: RendezvousAddress, answer_s: float = _ANSWER_S) -> None:
+    def __init__(
+        self,
+        address: RendezvousAddress,
+        answer_s: float = _ANSWER_S,
+        credentials: Credentials = _NO_CREDENTIALS,
+    ) -> None:
         self.address, self._answer_s = address, answer_s
+        self.signatures = Signatures(credentials, address.job)
         self._store: Store | None = None
         self._line: socket.socket | None = None
         self._calls = TimedCalls("adpsgd-rendezvous")
@@ -161,7 +177,7 @@ class Rendezvous:
 
     def _connected(self) -> Store:
         # torch prints a trace when it meets a closed connection: look at ours first.
-        if self._line is not None and select.select([self._line], [], [], 0)[0]:
+        if self._line is not None and _is_readable(self._line):
             raise ConnectionError("the server has closed the connection")
         if self._line is None:
             self._line = connect(Address(self.address.host, self.address.port))
@@ -199,33 +215,80 @@ class _TimedStore:
         return lambda *words: self._in_time(partial(method, *words))
 
 
+def _is_readable(sock: socket.socket) -> bool:
+    # Not `select`, which takes no descriptor above 1023.
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def _hang_up_on(server: tuple[str, int] | None) -> None:
     """Shuts down all connections of this process with a server.
 
     Nothing else makes torch's client stop waiting.
     """
-    for name in os.listdir("/dev/fd"):
-        with suppress(OSError), _copy_of_socket(int(name)) as sock:
+    for sock in _sockets():
+        with suppress(OSError):
             if _host_and_port(sock.getpeername()) == server:
                 sock.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """Copies of the internet sockets of this process, one at a time."""
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError), _copy_of_socket(int(name)) as sock:
+            # Others, such as those of netlink, have names of other forms.
+            if sock.family in (socket.AF_INET, socket.AF_INET6):
+                yield sock
 
 
 def _copy_of_socket(number: int) -> socket.socket:
     if not stat.S_ISSOCK(os.fstat(number).st_mode):
         raise OSError("not a socket")
-    return socket.socket(fileno=os.dup(number))
+    copy = os.dup(number)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
 
 
-def _host_and_port(name: Any) -> tuple[str, int] | None:
+def _host_and_port(name: Any) -> tuple[str, int]:
     """An address and a port, with IPv4 within IPv6 written as plain IPv4."""
-    if not isinstance(name, tuple):
-        return None
-    address = ipaddress.ip_address(name[0].partition("%")[0])
-    return str(getattr(address, "ipv4_mapped", None) or address), name[1]
+    host, port = name[:2]
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return str(getattr(address, "ipv4_mapped", None) or address), port
 
 
-def serve(host: str, port: int, stop: threading.Event) -> None:
-    """Serves the store, in memory alone, until it is told to stop."""
+class Bounds(NamedTuple):
+    """How many connections a rendezvous keeps; the newest beyond that are closed.
+
+    Attributes:
+        connections: number of all; an island has at most 4 at once.
+        of_address: number of those from one address.
+        look_s: seconds between two looks at them.
+    """
+
+    connections: int = 4096
+    of_address: int = 1024
+    look_s: float = 0.25
+
+
+_BOUNDS = Bounds()
+
+
+def serve(
+    host: str, port: int, stop: threading.Event, bounds: Bounds = _BOUNDS
+) -> None:
+    """Serves the store, in memory alone, until it is told to stop.
+
+    Args:
+        host: address of the one interface at which to listen; empty: all of IPv4.
+        bounds: bounds on connections.
+
+    Raises:
+        OSError: The address is taken, or not one of this host.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
         # The store takes over the socket, and closes it in the end.
@@ -237,5 +300,47 @@ def serve(host: str, port: int, stop: threading.Event) -> None:
             timeout=_CONNECT,
             master_listen_fd=listener.detach(),
         )
-    stop.wait()
+    known = set[int]()
+    while not stop.wait(bounds.look_s):
+        known = _close_newest(port, known, bounds)
     del store
+
+
+def _close_newest(port: int, known: set[int], bounds: Bounds) -> set[int]:
+    """Closes connections beyond the bounds; those that are known stay.
+
+    Returns:
+        The inodes of the connections that are kept.
+    """
+    kept, of_address = set[int](), Counter[str]()
+    found = list(_connections_at(port))
+    for inode, host in sorted(found, key=lambda one: one[0] not in known):
+        is_full = of_address[host] >= bounds.of_address
+        if is_full or len(kept) >= bounds.connections:
+            continue
+        of_address[host] += 1
+        kept.add(inode)
+    if len(kept) < len(found):
+        _log.warning(
+            "closed %d connections to the rendezvous beyond %d, or %d of one address",
+            *(len(found) - len(kept), bounds.connections, bounds.of_address),
+        )
+        for sock in _sockets():
+            with suppress(OSError):
+                if _is_at(sock, port) and os.fstat(sock.fileno()).st_ino not in kept:
+                    sock.shutdown(socket.SHUT_RDWR)
+    return kept
+
+
+def _connections_at(port: int) -> Iterator[tuple[int, str]]:
+    for sock in _sockets():
+        with suppress(OSError):
+            if _is_at(sock, port):
+                host, _ = _host_and_port(sock.getpeername())
+                yield os.fstat(sock.fileno()).st_ino, host
+
+
+def _is_at(sock: socket.socket, port: int) -> bool:
+    """Whether it is a connection that came to a port; raises `OSError` for others."""
+    sock.getpeername()
+    return sock.getsockname()[1] == port

@@ -26,6 +26,11 @@ class Statistics(NamedTuple):
         joined: number of super-learners that have come since this one did.
         lost: number of super-learners that have gone without a word since then.
         damaged: number of parts left out because they arrived damaged.
+        list_age_seconds: time since the member list was last read; 0 without islands.
+        service_errors: number of turns in which a service thread of an island, such as
+            that of the member list, met an unexpected error.
+        service_seconds: time since the last good turn of the service thread for which
+            that is longest; 0 without islands.
     """
 
     exchanges: int
@@ -41,6 +46,9 @@ class Statistics(NamedTuple):
     joined: int = 0
     lost: int = 0
     damaged: int = 0
+    list_age_seconds: float = 0.0
+    service_errors: int = 0
+    service_seconds: float = 0.0
 
 
 @dataclass

@@ -125,10 +125,10 @@ class HADPSGDOptions(_DDPStrategy):
                 default 5 minutes, and 30 for the collectives of Lightning.
             max_staleness: in "async", steps without a completed exchange after which a
                 learner waits for one; None: it never waits.
-            max_reloads: how often a super-learner with non-finite or, in "async", far
-                too large weights continues from those of its peers with a fresh
-                optimizer, before it ends with an error; None: it continues as it is,
-                and its peers leave it out.
+            max_reloads: how often in ten minutes a super-learner with non-finite or, in
+                "async", far too large weights continues from those of its peers with a
+                fresh optimizer, before it ends with an error; it waits for longer each
+                time. None: it continues as it is, and its peers leave it out.
 
             **ddp: what Lightning's `DDPStrategy` takes, such as `start_method`. Options
                 of DDP itself apply inside a super-learner.

@@ -95,6 +95,8 @@ class TrainingRun:
             self.job.restore_learner(resumed.learner)
         if sharing is not None:
             sharing.check_loaders()
+        if trainer.received_sigterm:  # before there was anybody to leave
+            raise SIGTERMException
         begun = Position(trainer.global_step, 0, trainer.current_epoch)
         if (position := self.job.start(begun, self._boundary)) is not None:
             catch_up(trainer, position)

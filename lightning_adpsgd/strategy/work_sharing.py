@@ -33,6 +33,7 @@ from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.default_sharing import DefaultSharing
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
+from lightning_adpsgd.transport.links import Credentials
 
 _GOODBYE_S = 2.0
 
@@ -94,8 +95,10 @@ class WorkSharing:
         """The island has joined the others, and is where they are; it may draw."""
         if self._islands is None or self._job.island is None:
             return
+        credentials = Credentials.from_environment(os.environ)
+        address = RendezvousAddress.parse(self._islands)
         self._island_pool = IslandPool(
-            Rendezvous(RendezvousAddress.parse(self._islands)),
+            Rendezvous(address, credentials=credentials),
             self._job.island.membership,
             self._job.raise_if_failed,
         )

@@ -1,5 +1,6 @@
 """The pool over a real rendezvous, which may go, hang and come back: nobody waits."""
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -18,10 +19,15 @@ from lightning_adpsgd.epochs.pool import IslandPool, PoolTimeouts
 from lightning_adpsgd.epochs.work_units import EpochState
 from lightning_adpsgd.islands.members import Member, MemberList
 from lightning_adpsgd.islands.rendezvous import Rendezvous
+from lightning_adpsgd.islands.service import MOST_ERRORS, Service
+from lightning_adpsgd.transport.links import Credentials
 from tests.helpers import together, until
 from tests.islands.archipelago import Server, rendezvous
 
 QUICK = PoolTimeouts(look_s=0.02, wait_s=0.01, answer_s=60.0, end_s=60.0)
+
+
+CREDENTIALS = Credentials(b"0123456789abcdef")
 
 
 class Members:
@@ -31,6 +37,7 @@ class Members:
         live = {n: Member(n, name, "", ()) for n, name in enumerate(names)}
         self.member, self.members, self.is_in = live[number], MemberList(1, live), True
         self.left, self.steps_of, self.away = frozenset[str](), dict[int, int](), ""
+        self.services = list[Service]()
 
     def strike_off(self, number: int) -> None:
         rest = {n: m for n, m in self.members.by_number.items() if n != number}
@@ -45,7 +52,10 @@ class Island:
     ) -> None:
         self.members: Any = Members(number, [f"name {n}" for n in range(num)])
         self.pool = IslandPool(
-            Rendezvous(server.address), self.members, lambda: None, times
+            Rendezvous(server.address, credentials=CREDENTIALS),
+            self.members,
+            lambda: None,
+            times,
         )
         self._is_training = False
         self.batches = SharedBatches(
@@ -179,3 +189,35 @@ def test_islands_with_other_samples_are_told() -> None:
         other.batches._batches = BatchSampler(SequentialSampler(range(61)), 3, False)
         with pytest.raises(ValueError, match=r"61 samples.*60 samples.* in others"):
             other.begin()
+
+
+ALL_TO_ME = json.dumps(["x", [7, [[0, 20]], "x"], [], {"stranger": [[0, 20]]}, {}, []])
+
+
+@pytest.mark.parametrize("text", ["nonsense", "[]", "\U0001f30a", ALL_TO_ME])
+def test_nonsense_in_the_place_of_the_ledger_loses_nothing(text: str) -> None:
+    """It is not signed with the token of these islands, whoever wrote it."""
+    with rendezvous() as server, pools(server, 2) as islands:
+        for island in islands:
+            island.begin()
+        for _ in range(3):
+            for island in islands:
+                island.step()
+        client = Rendezvous(server.address, answer_s=60.0)
+        client.ask(lambda store: store.set("pool/0", text))
+        client.close()
+        together([island.go_on for island in islands])
+        assert rows(islands) == Counter(range(60))
+        assert [o.pool._service.num_errors for o in islands] == [0, 0]
+
+
+def test_a_pool_that_fails_on_and_on_ends_its_learner_loudly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("unforeseen")
+
+    with rendezvous() as server, pools(server, 1) as (island,):
+        monkeypatch.setattr(IslandPool, "_meet", fail)
+        with pytest.raises(RuntimeError, match=f"failed {MOST_ERRORS} times in a row"):
+            island.run()

@@ -39,14 +39,14 @@ from lightning_adpsgd.transport.links.handshake import (
     greet_dialer,
     greet_listener,
 )
-from lightning_adpsgd.transport.links.peer_info import PeerInfo
+from lightning_adpsgd.transport.links.peer_info import PROTOCOL, PeerInfo
 from lightning_adpsgd.transport.links.sockets import Deadline
 
 TOKEN = Credentials(b"a token of a test")
 DIALER = PeerInfo(0, "start 0", "job", "weight:(2,):torch.float32")
 LISTENER = PeerInfo(1, "start 1", "job", "weight:(2,):torch.float32")
 NONCE = bytes(32)
-HELLO = struct.pack("!8sH32s", b"\xadPSGDlnk", 1, NONCE)
+HELLO = struct.pack("!8sH32s", b"\xadPSGDlnk", PROTOCOL, NONCE)
 SLOWEST_S = 10.0
 
 
@@ -62,7 +62,7 @@ def message(label: bytes, text: bytes) -> list[bytes]:
 
 def dialer_says(draw: random.Random) -> list[bytes]:
     """What a dialer says, from the first byte to the last."""
-    text = json.dumps({"facts": content(draw, DIALER), "wanted": 1}).encode()
+    text = json.dumps({"facts": content(draw, DIALER), "wanted": [1, "", ""]}).encode()
     return [HELLO, TOKEN.proof(b"dialer  ", NONCE + NONCE), *message(b"letter d", text)]
 
 

@@ -75,7 +75,9 @@ def wait_for_others(silence_s: float) -> None:
     A goodbye is heard and a connection made all the same: who would be lost by them on
     a machine that has other work to do would be told of as lost.
     """
-    object.__setattr__(islands._TIMEOUTS, "heartbeat", Heartbeat(silence_s=silence_s))
+    # Nobody waits for the list of members that live where none do.
+    heartbeat = Heartbeat(silence_s=silence_s, empty_s=1.0)
+    object.__setattr__(islands._TIMEOUTS, "heartbeat", heartbeat)
     islands._GOODBYE_S = islands._DRAIN_S = PATIENCE_S
     dial_timeout = timedelta(seconds=silence_s)
     islands.Connections = functools.partial(Connections, dial_timeout=dial_timeout)  # pyright: ignore

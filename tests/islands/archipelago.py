@@ -29,7 +29,7 @@ from lightning_adpsgd.transport.links import Credentials
 from tests import helpers
 from tests.helpers import PATIENCE_S, free_port, until
 
-HEARTBEAT = Heartbeat(interval_s=0.05, silence_s=0.6)
+HEARTBEAT = Heartbeat(interval_s=0.05, silence_s=0.6, empty_s=0.1)
 PATIENCE = Timeouts(helpers.PATIENCE, helpers.PATIENCE, 2 * helpers.PATIENCE, HEARTBEAT)
 
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from lightning_adpsgd import HADPSGDFabricStrategy
+from lightning_adpsgd.islands import island
+from lightning_adpsgd.islands.members import Heartbeat
 from tests.faults.world import world
 from tests.helpers import PATIENCE_S, Outcome, forked
 from tests.strategy.fabric_learners import Slope, launched, sgd, strategy_of
@@ -37,6 +39,7 @@ def test_an_island_of_fabric_joins_another_and_goes_on_from_there(
     first_trains, both_have_met = context.Event(), context.Barrier(2)
 
     def program(rank: int) -> Any:
+        object.__setattr__(island._TIMEOUTS, "heartbeat", Heartbeat(empty_s=0.2))
         if rank == 1:
             assert first_trains.wait(PATIENCE_S)
         fabric = launched(HADPSGDFabricStrategy(islands=url), 1)

@@ -1,7 +1,10 @@
 """Islands over real connections: they come, meet, die, and nobody waits."""
 
+import json
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +15,21 @@ from torch import Tensor
 from lightning_adpsgd.gossip.exchange import Lane, _Exchange
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.gossip.protocol import Position
-from lightning_adpsgd.islands.connections import Connections
+from lightning_adpsgd.islands.connections import MOST_UNLISTED, Connections
 from lightning_adpsgd.islands.mean import consensus_of
 from lightning_adpsgd.islands.members import Heartbeat, MemberList, Status
-from lightning_adpsgd.transport.links import Credentials, Refused
-from tests.helpers import PATIENCE_S, engine_threads, random_rows, until
+from lightning_adpsgd.islands.rendezvous import Rendezvous
+from lightning_adpsgd.transport.links import (
+    Address,
+    Credentials,
+    LinkTransport,
+    Refused,
+)
+from tests.helpers import PATIENCE_S, engine_threads, random_rows, together, until
 from tests.islands.archipelago import (
+    HEARTBEAT,
     PATIENCE,
+    Server,
     Trained,
     archipelago,
     rendezvous,
@@ -211,7 +222,7 @@ def test_all_know_of_a_death_that_its_neighbours_alone_can_see(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its machine says that nobody listens there; no silence is long enough."""
-    deaf = replace(PATIENCE, heartbeat=Heartbeat(interval_s=0.05, silence_s=600.0))
+    deaf = replace(PATIENCE, heartbeat=Heartbeat(0.05, silence_s=600.0, empty_s=0.1))
     monkeypatch.setattr("tests.islands.archipelago.PATIENCE", deaf)
     with rendezvous() as server, archipelago(server, random_rows(5)) as trained:
         all_see(trained, 5)
@@ -474,3 +485,164 @@ def test_who_spares_the_cores_lets_nobody_wait_for_weights(
         all_see([one, other], 2)
         until(lambda: bool(one.step() or rests.is_set()), "a rest")
         assert one.island._pull(1, PATIENCE_S) is not None
+
+
+def test_untrained_weights_are_not_averaged_into_trained_ones() -> None:
+    """A joiner that comes to an empty rendezvous before any member has come back."""
+    rows = torch.tensor([[5.0] * 6, [5.0] * 6, [-3.0] * 6])
+    with rendezvous() as server, archipelago(server, rows[:2]) as trained:
+        all_see(trained, 2)
+        for one in trained:
+            one.island.engine.members.position = Position(100_000)
+        # Its own wait is over before they look: as on a machine that stalls.
+        with trained[0].stopped(), trained[1].stopped():
+            with _emptied(server):
+                joiner = Trained(server, rows[2])
+                joiner.island.start()
+            assert joiner.island.started_from is None
+        everybody = [*trained, joiner]
+        position = joiner.until_it_has_rejoined()
+        assert position.steps >= 100_000
+        all_see(everybody, 3)
+        least = [one.exchanges + 3 for one in everybody]
+        train_until(everybody, lambda: all_reach(everybody, least), "exchanges")
+        for one in everybody:
+            assert torch.equal(one.vector, rows[0])
+        joiner.island.stop()
+
+
+@contextmanager
+def _emptied(server: Server) -> Iterator[None]:
+    """All keys are gone, as after a restart."""
+    client = Rendezvous(server.address, answer_s=PATIENCE_S)
+    client.ask(lambda store: [store.set(key, "") for key in ("members", "next")])
+    try:
+        yield
+    finally:
+        client.close()
+
+
+def test_of_several_that_start_together_one_is_the_first() -> None:
+    rows = random_rows(6)
+    with rendezvous() as server:
+        islands = [Trained(server, row) for row in rows]
+        together([one.island.start for one in islands])
+        firsts = [one for one in islands if one.island.started_from is None]
+        assert len(firsts) == 1
+        for one in islands:
+            assert torch.equal(one.vector, firsts[0].vector)
+            assert (
+                one.membership.member.origin == firsts[0].membership.member.incarnation
+            )
+        for one in islands:
+            one.island.abort()
+
+
+def test_a_joiner_waits_on_an_empty_list_for_those_that_come_back() -> None:
+    rows = random_rows(2)
+    with rendezvous() as server, archipelago(server, rows[:1]) as (one,):
+        one.step()
+        joiner = Trained(server, rows[1])
+        joiner.membership._heartbeat = replace(HEARTBEAT, empty_s=PATIENCE_S)
+        with one.stopped(), _emptied(server):
+            thread = threading.Thread(target=joiner.island.start)
+            thread.start()
+            until(lambda: joiner.membership._num_turns > 3, "its looks")
+            assert not joiner.membership.is_in
+        thread.join(PATIENCE_S)
+        assert torch.equal(joiner.vector, one.vector)
+        joiner.island.abort()
+
+
+def test_a_joiner_dials_again_after_its_first_connection_has_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken, pull = list[int](), Lane.pull
+
+    def break_once(lane: Lane) -> Any:
+        if not broken:
+            broken.append(lane.channel.peer)
+            assert isinstance(lane.channel.transport, LinkTransport)
+            lane.channel.transport.disconnect(lane.channel.peer)
+        return pull(lane)
+
+    rows = random_rows(2)
+    with rendezvous() as server, archipelago(server, rows[:1]) as (one,):
+        monkeypatch.setattr(Lane, "pull", break_once)
+        joiner = Trained(server, rows[1])
+        joiner.island.start()
+        assert broken == [0]
+        assert torch.equal(joiner.vector, one.vector)
+        joiner.island.stop()
+
+
+def test_another_incarnation_does_not_take_over_the_lane_of_a_member() -> None:
+    with rendezvous() as server, archipelago(server, random_rows(2)) as (one, other):
+        all_see([one, other], 2)
+        theirs = other.membership.member
+        twin = LinkTransport(
+            replace(one.island._transport._info, member=1, incarnation="twin"),
+            Credentials(),
+        )
+        door = Address.parse(one.membership.member.addresses[0])
+        with pytest.raises(Refused, match="another incarnation"):
+            twin.connect(0, door)
+        # Nor does one that is dialed as somebody else, or over a relay.
+        twin.rename(2, "third")
+        with pytest.raises(Refused, match="its incarnation 'old' was expected"):
+            twin.connect(0, door, incarnation="old")
+        twin.close()
+        assert one.membership.members.by_number[1] == theirs
+        seen = one.exchanges
+        train_until([one, other], lambda: one.exchanges > seen + 2, "exchanges")
+
+
+def test_who_is_not_on_the_list_takes_a_bounded_number_of_threads() -> None:
+    with rendezvous() as server, archipelago(server, random_rows(1)) as (one,):
+        door = Address.parse(one.membership.member.addresses[0])
+        info = one.island._transport._info
+        strangers = [
+            LinkTransport(replace(info, member=n, incarnation=str(n)), Credentials())
+            for n in range(1000, 1000 + MOST_UNLISTED + 20)
+        ]
+        for stranger in strangers:
+            stranger.connect(0, door)
+        listener = one.island._listener
+        assert listener is not None
+        refused = "ConnectionRefusedError"
+        until(lambda: listener.turned_away[refused] == 20, "refusals")
+        names = [thread.name for thread in threading.enumerate()]
+        assert (
+            sum(name.startswith("adpsgd-answer-1") for name in names) == MOST_UNLISTED
+        )
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_one_malformed_row_concerns_that_member_alone() -> None:
+    with rendezvous() as server, archipelago(server, random_rows(3)) as trained:
+        all_see(trained, 3)
+        spoil(server, lambda rows: [*rows, [7, 5, None], [8, "x", "y", ["nowhere"]]])
+        spoil(server, lambda rows: [rows[0], [1, "x" * 999, "h", []], *rows[2:]])
+        list_is_whole = [set(range(3)) == set(one.listed) for one in trained]
+        least = [one.exchanges + 3 for one in trained]
+        train_until(trained, lambda: all_reach(trained, least), "exchanges")
+        until(lambda: len(spoil(server, lambda rows: rows)) == 3, "a list without it")
+        assert all(list_is_whole)
+        assert [one.island.statistics().service_errors for one in trained] == [0] * 3
+
+
+def spoil(server: Server, change: Callable[[list[Any]], list[Any]]) -> list[Any]:
+    """Changes the rows of the list as anyone can who reaches it; returns them."""
+    client = Rendezvous(server.address, answer_s=PATIENCE_S)
+
+    def edit(store: Any) -> list[Any]:
+        epoch, rows = json.loads(store.get("members"))
+        store.set("members", json.dumps([epoch + 1, changed := change(rows)]))
+        store.set("version", str(time.monotonic_ns()))
+        return changed
+
+    try:
+        return client.ask(edit)
+    finally:
+        client.close()

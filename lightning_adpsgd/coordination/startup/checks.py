@@ -10,7 +10,7 @@ import json
 import os
 import socket
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from hashlib import sha256
@@ -46,11 +46,12 @@ from lightning_adpsgd.transport.network_interfaces import (
     NoSuchInterface,
     gloo_addresses,
     interfaces,
+    is_loopback,
 )
 from lightning_adpsgd.weights.flat import first_difference
 
 _PROBE_TIMEOUT = timedelta(seconds=5)
-_MOST_LINES = 8
+_MOST_LINES, _BACKLOG = 8, 2048
 
 
 class LaunchPlacement(NamedTuple):
@@ -97,6 +98,7 @@ def open_store(
             timeout=patience,
             wait_for_workers=False,
             multi_tenant=holds,
+            master_listen_fd=_listener_at(address, port) if holds else None,
         )
     except DistError as error:
         raise StartUpError(
@@ -105,6 +107,28 @@ def open_store(
             f"{str(error).splitlines()[0]}. MASTER_ADDR must name the host of learner "
             "0, and MASTER_PORT a port that nothing else uses there"
         ) from error
+
+
+def _listener_at(address: str, port: int) -> int | None:
+    """A socket that listens at the interface which was named, and at no other.
+
+    None leaves it to torch, which listens at all: where another process may have the
+    port, where the name is not that of an interface of this host (a service of
+    Kubernetes, say), or where this host takes its own name for its loopback while
+    others reach it by that name.
+    """
+    with suppress(OSError):
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+        family, *_, place = found[0]
+        host = str(place[0])
+        if is_loopback(host) and address not in ("localhost", host):
+            return None
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(place)
+            sock.listen(_BACKLOG)
+            return sock.detach()
+    return None
 
 
 def check_start(

@@ -113,6 +113,11 @@ class Connection:
                     break
         return Posted(self, send, doing)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether it has ended, as far as this end has noticed."""
+        return bool(self._broken)
+
     def break_off(self, reason: str) -> None:
         """Ends the connection, in any thread; one that waits is told the reason."""
         self._broken = self._broken or reason

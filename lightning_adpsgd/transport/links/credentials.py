@@ -20,6 +20,11 @@ CERTIFICATE = "LIGHTNING_ADPSGD_TLS_CERTIFICATE"
 KEY = "LIGHTNING_ADPSGD_TLS_KEY"
 AUTHORITY = "LIGHTNING_ADPSGD_TLS_AUTHORITY"
 UNPROTECTED = "LIGHTNING_ADPSGD_UNPROTECTED"
+FOLDER = "LIGHTNING_ADPSGD_CREDENTIALS"
+"""Names a folder with all of these, as `issuing` makes it."""
+
+TOKEN_NAME, AUTHORITY_FILE = "token", "authority.pem"
+CERTIFICATE_FILE, KEY_FILE = "member.pem", "member.key"
 
 _SHORTEST, _LONGEST = 16, 4096
 _HOW = "make one with `python -c 'import secrets; print(secrets.token_hex(32))'`"
@@ -60,6 +65,7 @@ class Credentials:
         Raises:
             BadCredentials: A value is malformed, unreadable or open to others.
         """
+        environment = {**environment, **_files_of_folder(environment)}
         return cls(
             _token_of(environment),
             _certificates_of(environment),
@@ -67,18 +73,23 @@ class Credentials:
         )
 
     def check_address(self, sock: socket.socket) -> None:
-        """Refuses, by `BadCredentials`, a bound socket that needs a token to be safe.
+        """Refuses, by `BadCredentials`, a bound socket that needs more to be safe.
 
-        Certificates that cannot be used are refused here, too.
+        Beyond this host a token alone shows who is there when a connection is made, and
+        not who sends what follows. Certificates that cannot be used are refused, too.
         """
         if self.tls is not None:
             self.tls.context(server_side=True)
-        if not (self.token or self.unprotected or is_loopback(sock)):
-            raise BadCredentials(
-                f"there is no token, and {sock.getsockname()[0]} is not a loopback "
-                f"address: give all islands one in {TOKEN_FILE} or {TOKEN} ({_HOW}), "
-                f"or set {UNPROTECTED}=1 on a network that only trusted users reach"
-            )
+        if (self.token and self.tls) or self.unprotected or is_loopback(sock):
+            return
+        absent = "TLS certificates" if self.token else "token"
+        raise BadCredentials(
+            f"there is no {absent}, and {sock.getsockname()[0]} is not a loopback "
+            "address, so that others could read and change the weights on their way. "
+            "Make both with `python -m lightning_adpsgd credentials --out FOLDER`, "
+            f"copy the folder to all islands and name it in {FOLDER}; or set "
+            f"{UNPROTECTED}=1 on a network that only trusted users reach"
+        )
 
     def proof(self, *parts: bytes) -> bytes:
         """Returns HMAC-SHA256 of the parts; all but the last have a fixed length."""
@@ -131,6 +142,20 @@ class Certificates:
         except OSError as error:
             raise BadCredentials(f"cannot use {self}: {error}") from error
         return context
+
+
+def _files_of_folder(environment: Mapping[str, str]) -> dict[str, str]:
+    if (folder := environment.get(FOLDER)) is None:
+        return {}
+    names = {
+        TOKEN_FILE: TOKEN_NAME,
+        CERTIFICATE: CERTIFICATE_FILE,
+        KEY: KEY_FILE,
+        AUTHORITY: AUTHORITY_FILE,
+    }
+    if given := [name for name in (TOKEN, *names) if environment.get(name)]:
+        raise BadCredentials(f"set {FOLDER} or {', '.join(given)}, not both")
+    return {name: str(Path(folder, file)) for name, file in names.items()}
 
 
 def _token_of(environment: Mapping[str, str]) -> bytes:

@@ -16,11 +16,17 @@ import json
 import secrets
 import socket
 import struct
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from lightning_adpsgd.transport.links.credentials import Credentials
-from lightning_adpsgd.transport.links.peer_info import PROTOCOL, PeerInfo, differences
+from lightning_adpsgd.transport.links.peer_info import (
+    PROTOCOL,
+    PeerInfo,
+    Wanted,
+    differences,
+)
 from lightning_adpsgd.transport.links.sockets import Deadline, receive_all, send_all
 
 LONGEST_INFO = 16 << 20
@@ -89,6 +95,8 @@ def greet_listener(
     credentials: Credentials,
     mine: PeerInfo,
     wanted: int,
+    incarnation: str = "",
+    address: str = "",
 ) -> PeerInfo:
     """Plays the dialer's part; returns who the listener is.
 
@@ -98,6 +106,9 @@ def greet_listener(
         credentials: what to prove and demand.
         mine: who dials.
         wanted: number of the member that is expected to listen.
+        incarnation: incarnation of it that is expected; empty: any.
+        address: address that was dialed, which the listener compares with its own, and
+            so notices a relay that the member list was made to name; empty: any.
 
     Raises:
         Refused: The ends do not fit together; the message says in what.
@@ -113,17 +124,29 @@ def greet_listener(
         raise Refused(_OTHER_TOKEN)
     if not session.accepts_proof(_LISTENER):
         raise Refused("it could not prove that it has our token")
-    session.send_info(_DIALERS_INFO, mine, wanted=wanted)
+    whom = Wanted(wanted, incarnation, address)
+    session.send_info(_DIALERS_INFO, mine, wanted=whom)
     theirs, message = session.receive_info(_LISTENERS_INFO)
-    if reason := str(message.get("refusal", "")) or _objection(mine, theirs, wanted):
+    refusal = str(message.get("refusal", ""))
+    if reason := refusal or _objection(mine, theirs, whom, ()):
         raise Refused(reason)
     return theirs
 
 
 def greet_dialer(
-    sock: socket.socket, deadline: Deadline, credentials: Credentials, mine: PeerInfo
+    sock: socket.socket,
+    deadline: Deadline,
+    credentials: Credentials,
+    mine: PeerInfo,
+    addresses: Collection[str] = (),
+    objection: Callable[[PeerInfo], str] = lambda dialer: "",
 ) -> PeerInfo:
-    """Plays the listener's part, with the errors of the other; returns who dials."""
+    """Plays the listener's part, with the errors of the other; returns who dials.
+
+    Args:
+        addresses: addresses at which the listener listens; none: any will do.
+        objection: function that gives a further reason to refuse a dialer, or none.
+    """
     nonce = secrets.token_bytes(32)
     # The dialer speaks first: a scanner of open ports learns nothing.
     nonces = _receive_hello(sock, deadline, answer=nonce) + nonce
@@ -133,7 +156,8 @@ def greet_dialer(
         raise Refused(_OTHER_TOKEN)
     session.send(_ACCEPTED + session.proof(_LISTENER))
     theirs, message = session.receive_info(_DIALERS_INFO)
-    reason = _objection(theirs, mine, message.get("wanted"))
+    wanted = Wanted.from_row(message.get("wanted"))
+    reason = _objection(theirs, mine, wanted, addresses) or objection(theirs)
     session.send_info(_LISTENERS_INFO, mine, refusal=reason)
     if reason:
         raise Refused(f"{theirs}: {reason}")
@@ -157,12 +181,13 @@ def _receive_hello(
     return nonce
 
 
-def _objection(dialer: PeerInfo, listener: PeerInfo, wanted: object) -> str:
+def _objection(
+    dialer: PeerInfo, listener: PeerInfo, wanted: Wanted, addresses: Collection[str]
+) -> str:
     """Returns why the two do not fit together, from the dialer; empty if they do."""
     try:
         found = differences(dialer, listener)
     except ValueError:
         return "models differ, and the layout of one cannot be read"
-    if wanted != listener.member:
-        found.append(f"{listener} listens where super-learner {wanted!r} was expected")
-    return "; ".join(found)
+    found.append(wanted.objection(listener, addresses))
+    return "; ".join(filter(None, found))

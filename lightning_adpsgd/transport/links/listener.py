@@ -114,7 +114,12 @@ class Listener:
                 self._count("accept", "a connection", error)
                 self._closing.wait(0.05)
                 continue
-            self._receive(sock, source[0])
+            try:
+                self._receive(sock, source[0])
+            except Exception as error:
+                # No thread, or no descriptor, can be had: that may pass as well.
+                sock.close()
+                self._count(type(error).__name__, source[0], error)
 
     def _receive(self, sock: socket.socket, host: str) -> None:
         deadline = Deadline(self._bounds.seconds)
@@ -134,8 +139,13 @@ class Listener:
         if full:
             sock.close()
             self._count("full", host, "too many connections are not admitted yet")
-        else:
+            return
+        try:
             thread.start()
+        except RuntimeError:
+            with self._lock:
+                self._pending.pop(thread)[1].close()
+            raise
 
     def _greet(self, sock: socket.socket, host: str, deadline: Deadline) -> None:
         try:

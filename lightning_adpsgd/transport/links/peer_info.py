@@ -1,13 +1,13 @@
 """What a learner tells a peer about itself, and in what the two must agree. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_adpsgd import __version__
 from lightning_adpsgd.weights.flat import first_difference
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when learners with the previous one cannot talk to those with this one."""
 
 _LONGEST_NAME, _MOST = 100, 1 << 31
@@ -26,6 +26,7 @@ class PeerInfo:
         shard: index of this learner among them.
         settings: what else must be equal at both ends, such as the wire's dtype.
         version: version of this package.
+        origin: training of which its weights are; empty: it has yet to take some.
     """
 
     member: int
@@ -36,6 +37,7 @@ class PeerInfo:
     shard: int = 0
     settings: Mapping[str, str] = field(default_factory=dict)
     version: str = __version__
+    origin: str = ""
 
     @classmethod
     def from_dict(cls, content: object) -> "PeerInfo":
@@ -62,6 +64,48 @@ class PeerInfo:
         return f"super-learner {self.member} (incarnation {_short(self.incarnation)})"
 
 
+class Wanted(NamedTuple):
+    """Whom a dialer expects to listen, as the member list says.
+
+    Attributes:
+        member: number of its super-learner.
+        incarnation: incarnation of it; empty: any.
+        address: address that was dialed; empty: any.
+    """
+
+    member: int
+    incarnation: str = ""
+    address: str = ""
+
+    @classmethod
+    def from_row(cls, row: object) -> "Wanted":
+        """Reads what JSON has made of it; anything else is nobody."""
+        if isinstance(row, list) and [type(one) for one in row] == [int, str, str]:
+            return cls(*row)
+        return cls(-1)
+
+    def objection(self, listener: PeerInfo, addresses: Collection[str]) -> str:
+        """Why the listener is not the one; empty if it is.
+
+        Args:
+            addresses: addresses at which it listens; none: they are not known.
+        """
+        if self.member != listener.member:
+            return f"{listener} listens where super-learner {self.member} was expected"
+        if self.incarnation not in ("", listener.incarnation):
+            return (
+                f"{listener} listens where its incarnation {_short(self.incarnation)} "
+                "was expected"
+            )
+        if self.address and addresses and self.address not in addresses:
+            return (
+                f"{listener} was dialed at {_short(self.address)} and listens at "
+                f"{sorted(addresses)}: the member list was changed, or a relay is "
+                "between the two"
+            )
+        return ""
+
+
 _KINDS: dict[str, Any] = {one.name: one.type for one in fields(PeerInfo)}
 _KINDS["settings"] = dict
 
@@ -73,6 +117,12 @@ def differences(ours: PeerInfo, theirs: PeerInfo) -> list[str]:
         found.append(f"models differ: {first_difference(theirs.model, ours.model)}")
     if ours.member == theirs.member:
         found.append(f"both are super-learner {ours.member}")
+    if ours.origin and theirs.origin and ours.origin != theirs.origin:
+        found.append(
+            "their weights come from two trainings, begun by super-learners "
+            f"{_short(ours.origin[:8])} and {_short(theirs.origin[:8])}, and are not "
+            "averaged: the one that is behind takes the weights of the other"
+        )
     return found
 
 

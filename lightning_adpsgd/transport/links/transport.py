@@ -24,7 +24,7 @@ from lightning_adpsgd.transport.links.handshake import (
     greet_listener,
 )
 from lightning_adpsgd.transport.links.listener import Listener, Probe
-from lightning_adpsgd.transport.links.peer_info import PeerInfo
+from lightning_adpsgd.transport.links.peer_info import PeerInfo, Wanted
 from lightning_adpsgd.transport.links.sockets import (
     Address,
     Deadline,
@@ -52,9 +52,16 @@ class LinkTransport(Transport):
         self._lanes = _Lanes()
 
     def connect(
-        self, number: int, address: Address, timeout: timedelta = timedelta(seconds=5)
+        self,
+        number: int,
+        address: Address,
+        timeout: timedelta = timedelta(seconds=5),
+        incarnation: str = "",
     ) -> None:
         """Dials the lane on which this super-learner asks a peer.
+
+        Args:
+            incarnation: incarnation that is expected there; empty: any.
 
         Raises:
             PeerLost: Nothing answers within the timeout, or it is no learner.
@@ -63,22 +70,31 @@ class LinkTransport(Transport):
         """
         doing, lane = f"connecting to {address}", lane_of(self.index, number)
         deadline = Deadline(timeout.total_seconds())
+        wanted = Wanted(number, incarnation, str(address))
         try:
-            self._lanes.put(number, lane, self._dial(number, address, deadline))
+            sock, info = self._dial(number, address, deadline, wanted)
+            self._lanes.put(number, lane, sock, info.incarnation)
         except (OSError, Malformed) as error:
             raise PeerLost(number, doing, str(error), evidence_of(error)) from error
         except Refused as error:
             raise Refused(f"super-learner {number} at {address}: {error}") from error
 
-    def listen(self, address: Address, on_lane: Callable[[int], None]) -> Listener:
+    def listen(
+        self,
+        address: Address,
+        on_lane: Callable[[int], None],
+        objection: Callable[[PeerInfo], str] = lambda dialer: "",
+    ) -> Listener:
         """Lets peers connect the lanes on which they ask.
 
-        A peer that connects a lane which it has already breaks off the old one.
+        A peer that connects a lane which it has already breaks off the old one. Another
+        incarnation of its number is refused while that lane holds.
 
         Args:
             address: address of the interface by which peers come; port 0: any free one.
             on_lane: called with the number of a peer whose lane is ready, in a thread
-                that it may not hold for long.
+                that it may not hold for long. What it raises ends the lane.
+            objection: function that gives a reason to refuse a peer, or none.
 
         Returns:
             The listener, already started.
@@ -89,7 +105,7 @@ class LinkTransport(Transport):
         """
 
         def welcome(sock: socket.socket, deadline: Deadline) -> None:
-            number = self._answer(sock, deadline)
+            number = self._answer(sock, deadline, str(listener.address), objection)
             try:
                 on_lane(number)
             except BaseException:
@@ -108,10 +124,21 @@ class LinkTransport(Transport):
         """
         self._lanes.drop(number, lane)
 
-    def rename(self, number: int, incarnation: str) -> None:
+    def rename(self, number: int, incarnation: str, origin: str = "") -> None:
         """Takes the number that the membership has given; nothing may be connected."""
         self.index = number
-        self._info = replace(self._info, member=number, incarnation=incarnation)
+        self._info = replace(
+            self._info, member=number, incarnation=incarnation, origin=origin
+        )
+
+    @property
+    def origin(self) -> str:
+        """Training of which the weights of this end are, as peers are told."""
+        return self._info.origin
+
+    def callers(self) -> list[int]:
+        """The peers whose lanes, on which they ask, are connected."""
+        return self._lanes.peers(lambda peer: lane_of(peer, self.index))
 
     def close(self) -> None:
         """Breaks off all lanes, for good; listeners are closed separately."""
@@ -132,26 +159,51 @@ class LinkTransport(Transport):
             "'async' with `islands`"
         )
 
-    def _dial(self, number: int, address: Address, deadline: Deadline) -> socket.socket:
+    def _dial(
+        self, number: int, address: Address, deadline: Deadline, wanted: Wanted
+    ) -> tuple[socket.socket, PeerInfo]:
         sock = connect(address, deadline.left())
         try:
             self._credentials.check_address(sock)
             sock = self._prepare(sock, deadline, server_side=False)
-            greet_listener(sock, deadline, self._credentials, self._info, number)
+            info = greet_listener(
+                sock, deadline, self._credentials, self._info, *wanted
+            )
         except BaseException:
             sock.close()
             raise
-        return sock
+        return sock, info
 
-    def _answer(self, sock: socket.socket, deadline: Deadline) -> int:
+    def _answer(
+        self,
+        sock: socket.socket,
+        deadline: Deadline,
+        address: str,
+        objection: Callable[[PeerInfo], str],
+    ) -> int:
+        def whole_objection(dialer: PeerInfo) -> str:
+            lane = lane_of(dialer.member, self.index)
+            holder = self._lanes.holder(dialer.member, lane)
+            if holder in ("", dialer.incarnation):
+                return objection(dialer)
+            return f"another incarnation of super-learner {dialer.member} is connected"
+
         try:
             _await_first_byte(sock, deadline)
             sock = self._prepare(sock, deadline, server_side=True)
-            info = greet_dialer(sock, deadline, self._credentials, self._info)
+            info = greet_dialer(
+                sock,
+                deadline,
+                self._credentials,
+                self._info,
+                (address,),
+                whole_objection,
+            )
         except BaseException:
             sock.close()
             raise
-        self._lanes.put(info.member, lane_of(info.member, self.index), sock)
+        lane = lane_of(info.member, self.index)
+        self._lanes.put(info.member, lane, sock, info.incarnation)
         return info.member
 
     def _prepare(
@@ -187,6 +239,7 @@ class _Lanes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._connections: dict[tuple[int, int], Connection] = {}
+        self._whose: dict[tuple[int, int], str] = {}
         self._used = _Used()
         self._closed = False
 
@@ -202,7 +255,7 @@ class _Lanes:
         self._used.connections[key] = connection
         return connection
 
-    def put(self, peer: int, lane: int, sock: socket.socket) -> None:
+    def put(self, peer: int, lane: int, sock: socket.socket, whose: str) -> None:
         key = peer, lane
         with self._lock:
             if self._closed:
@@ -211,14 +264,28 @@ class _Lanes:
             old = self._connections.get(key)
             was_told = functools.partial(self._was_told, key)
             self._connections[key] = Connection(sock, peer, was_told)
+            self._whose[key] = whose
         if old is not None:
             old.break_off("it was connected anew")
+
+    def holder(self, peer: int, lane: int) -> str:
+        """Incarnation of the peer whose lane holds; empty if there is none."""
+        with self._lock:
+            connection = self._connections.get((peer, lane))
+            holds = connection is not None and not connection.is_broken
+            return self._whose[peer, lane] if holds else ""
+
+    def peers(self, lane_of_peer: Callable[[int], int]) -> list[int]:
+        with self._lock:
+            return [n for n, lane in self._connections if lane == lane_of_peer(n)]
 
     def drop(self, peer: int, lane: int | None = None) -> None:
         with self._lock:
             lanes = [key for key in self._connections if key[0] == peer]
             keys = [key for key in lanes if lane in (None, key[1])]
             dropped = [self._connections.pop(key) for key in keys]
+            for key in keys:
+                del self._whose[key]
         for connection in dropped:
             connection.break_off("this end has disconnected it")
 

@@ -87,12 +87,13 @@ class Elsewhere(socket.socket):
         return "192.0.2.1", 4000
 
 
-def test_without_a_token_no_link_leaves_the_host() -> None:
+def test_without_a_token_and_certificates_no_link_leaves_the_host() -> None:
     with socket.create_server(("127.0.0.1", 0)) as here, Elsewhere() as there:
         Credentials().check_address(here)
         with pytest.raises(BadCredentials, match=f"192.0.2.1 .*{UNPROTECTED}=1"):
             Credentials().check_address(there)
-        Credentials(SECRET.encode()).check_address(there)
+        with pytest.raises(BadCredentials, match=r"no TLS .*adpsgd credentials --out"):
+            Credentials(SECRET.encode()).check_address(there)
         Credentials.from_environment({UNPROTECTED: "1"}).check_address(there)
 
 

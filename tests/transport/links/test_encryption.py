@@ -3,6 +3,7 @@
 import shutil
 import socket
 import ssl
+import stat
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_adpsgd.__main__ import main
 from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.transport.links.credentials import (
     AUTHORITY,
     CERTIFICATE,
+    FOLDER,
     KEY,
     TOKEN_FILE,
     BadCredentials,
     Certificates,
     Credentials,
 )
+from lightning_adpsgd.transport.links.handshake import Refused
+from lightning_adpsgd.transport.links.issuing import issue
 from lightning_adpsgd.transport.links.transport import LinkTransport
 from tests.helpers import PATIENCE, PATIENCE_S, together, until
 from tests.transport.links.ends import LOOPBACK, TOKEN, info, linked, tcp_pair
@@ -163,7 +168,8 @@ def overheard(credentials: Credentials) -> bytes:
         def dial() -> None:
             first = LinkTransport(info(0), credentials)
             host, port = server.getsockname()
-            first.connect(1, type(LOOPBACK)(host, port))
+            with pytest.raises(Refused, match="a relay is between the two"):
+                first.connect(1, type(LOOPBACK)(host, port))
             first.close()
             second.close()
 
@@ -198,3 +204,41 @@ def test_certificates_that_cannot_be_read_are_refused_by_name(tmp_path: Path) ->
     transport = LinkTransport(info(0), replace(TOKEN, tls=certificates(tmp_path)))
     with pytest.raises(BadCredentials, match=r"cannot use .*ca\.pem"):
         transport.listen(LOOPBACK, lambda number: None)
+
+
+def test_one_command_makes_all_that_links_beyond_the_host_need(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "credentials"
+    assert main(["credentials", "--out", str(made)]) == 0
+    assert FOLDER in capsys.readouterr().out
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in made.iterdir()}
+    assert set(modes) == {"token", "authority.pem", "member.pem", "member.key"}
+    assert (modes["token"], modes["member.key"]) == (0o600, 0o600)
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    ours = Credentials.from_environment({FOLDER: str(made)})
+    with linked(2, (ours,)) as (first, second):
+        sent, came = torch.randn(1000), torch.zeros(1000)
+        arrives = second.post_receive(0, 0, came)
+        first.post_send(1, 0, sent).wait(PATIENCE)
+        arrives.wait(PATIENCE)
+        assert torch.equal(sent, came)
+    # What is there stays: others may be using it.
+    assert main(["credentials", "--out", str(made)]) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+def test_credentials_that_cannot_be_made_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BadCredentials, match="`openssl` is not installed here"):
+        issue(tmp_path / "credentials", days=2)
+    with pytest.raises(BadCredentials, match="`days` must be at least 1, got 0"):
+        issue(tmp_path / "credentials", days=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_credentials_goes_with_none_of_the_others() -> None:
+    with pytest.raises(BadCredentials, match=f"set {FOLDER} or {TOKEN_FILE}, not both"):
+        Credentials.from_environment({FOLDER: "here", TOKEN_FILE: "there"})

@@ -16,7 +16,7 @@ from lightning_adpsgd.transport.links.handshake import (
     greet_dialer,
     greet_listener,
 )
-from lightning_adpsgd.transport.links.peer_info import PeerInfo
+from lightning_adpsgd.transport.links.peer_info import PROTOCOL, PeerInfo
 from lightning_adpsgd.transport.links.sockets import Deadline
 from tests.helpers import PATIENCE_S, together
 from tests.transport.links.ends import TOKEN, info, tcp_pair
@@ -106,7 +106,7 @@ def dialer_says(*pieces: bytes) -> str:
         return str(caught.value)
 
 
-def good_hello(protocol: int = 1) -> bytes:
+def good_hello(protocol: int = PROTOCOL) -> bytes:
     return HELLO.pack(b"\xadPSGDlnk", protocol, bytes(32))
 
 
@@ -120,10 +120,10 @@ def test_what_is_no_handshake_gets_no_answer() -> None:
 
 
 def test_another_protocol_is_refused_at_both_ends_by_number() -> None:
-    assert "protocol 7 and ours 1" in dialer_says(good_hello(protocol=7))
+    assert "protocol 7 and ours 2" in dialer_says(good_hello(protocol=7))
     with tcp_pair() as (first, second):
         second.sendall(good_hello(protocol=7))
-        with pytest.raises(Refused, match="protocol 7 and ours 1"):
+        with pytest.raises(Refused, match="protocol 7 and ours 2"):
             greet_listener(first, Deadline(PATIENCE_S), TOKEN, info(0), 1)
 
 
@@ -213,7 +213,7 @@ def test_an_info_message_is_of_bounded_length() -> None:
 
 
 def test_an_info_message_that_was_changed_on_its_way_is_refused() -> None:
-    text = json.dumps({"facts": asdict(info(0)), "wanted": 1}).encode()
+    text = json.dumps({"facts": asdict(info(0)), "wanted": [1, "", ""]}).encode()
     said = proved_dialer_says(
         lambda proof: struct.pack("!I", len(text)) + text + proof(b"letter d", b"?")
     )

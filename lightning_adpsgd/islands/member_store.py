@@ -1,0 +1,158 @@
+"""What members write into the rendezvous, and read there field by field.
+
+    members         the member list, with an epoch that each change raises
+    version         a text that changes when the list does
+    heartbeat/<n>   the number of heartbeats of member n, and its steps
+    next            the next number
+
+Anyone who reaches the rendezvous can write there. What makes no sense, or with a token
+is not signed by a holder of it, counts as absent, for the member that it is about.
+"""
+
+import secrets
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from torch._C._distributed_c10d import Store
+
+from lightning_adpsgd.islands.members import Beat, Member, MemberList
+from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
+from lightning_adpsgd.islands.signatures import Signatures
+
+_TRIES = 100
+_MOST_DIGITS = 9
+
+Edit = Callable[[dict[int, Member]], dict[int, Member]]
+
+
+class Found(NamedTuple):
+    """The member list as it was found.
+
+    Attributes:
+        text: text in the rendezvous.
+    """
+
+    text: str
+    members: MemberList
+
+
+class MemberStore:
+    """One connection to the rendezvous, as the member list needs it; for one thread."""
+
+    def __init__(self, store: Store, signatures: Signatures) -> None:
+        self.store, self._signatures = store, signatures
+        self._have_heartbeats = set[int]()
+        store.compare_set("version", "", "0")
+
+    # --- the list
+
+    def members(self) -> Found:
+        """The list; what makes no sense is left out and counted."""
+        text = self._text("members")
+        try:
+            return Found(text, MemberList.from_json(text, self._is_genuine))
+        except RendezvousUnreachable:
+            return Found(text, MemberList(num_invalid=1))
+
+    def change(self, known_epoch: int, edit: Edit) -> MemberList:
+        """Edits the list, as often as others are faster; returns what it is then."""
+        for _ in range(_TRIES):
+            text, found = self.members()
+            by_number = edit(dict(found.by_number))
+            is_whole = text and not found.num_invalid
+            if is_whole and by_number == found.by_number:
+                return found
+            changed = MemberList(max(found.epoch, known_epoch) + 1, by_number)
+            if self.replace(text, changed):
+                return changed
+        raise RendezvousUnreachable(
+            f"the member list changed during each of {_TRIES} attempts to change it"
+        )
+
+    def replace(self, text: str, members: MemberList) -> bool:
+        """Puts a list in the place of a text, if that is still there."""
+        wanted = members.to_json()
+        if self.store.compare_set("members", text, wanted).decode() != wanted:
+            return False
+        # Not a sum: one whose term somebody has spoilt could never be added to again.
+        self.store.set("version", str(secrets.randbits(62)))
+        return True
+
+    def signed(self, member: Member) -> Member:
+        """The member with the proof that the others demand."""
+        return member._replace(proof=self._signatures.of("member", *_words(member)))
+
+    def _is_genuine(self, member: Member) -> bool:
+        return self._signatures.holds(member.proof, "member", *_words(member))
+
+    # --- heartbeats
+
+    def show(self, member: Member, beat: Beat) -> None:
+        """Writes down a heartbeat."""
+        text = self._signatures.sign(str(beat), _beat_of(member))
+        self.store.set(_heartbeat_key(member.number), text)
+
+    def beats(
+        self, members: Collection[Member]
+    ) -> tuple[bytes, dict[str, Beat | None]]:
+        """The version of the list and, by incarnation, the members' heartbeats."""
+        for number in {one.number for one in members} - self._have_heartbeats:
+            if self.store.check([_heartbeat_key(number)]):
+                self._have_heartbeats.add(number)
+        known = [one for one in members if one.number in self._have_heartbeats]
+        keys = [_heartbeat_key(one.number) for one in known]
+        # This request has a time limit of its own, also where the link is cut.
+        version, *texts = self.store.multi_get(["version", *keys])
+        found: dict[str, Beat | None] = dict.fromkeys(o.incarnation for o in members)
+        for one, text in zip(known, texts, strict=True):
+            found[one.incarnation] = self._beat(one, text)
+        return version, found
+
+    def has_said_goodbye(self, member: Member) -> bool:
+        """Whether its last heartbeat says that it leaves."""
+        key = _heartbeat_key(member.number)
+        if not self.store.check([key]):
+            return False
+        beat = self._beat(member, self.store.get(key))
+        return beat is not None and beat.number is None
+
+    def _beat(self, member: Member, text: bytes) -> Beat | None:
+        signed = text.decode("ascii", "replace")
+        read = self._signatures.read(signed, _beat_of(member))
+        return Beat.parse(read) if read is not None else None
+
+    # --- numbers
+
+    def draw_number(self) -> int:
+        """A number that no member has had, as far as the rendezvous knows."""
+        taken = max(self.members().members.by_number, default=-1)
+        for _ in range(_TRIES):
+            text = self._text("next")
+            is_number = text.isdecimal() and len(text) <= _MOST_DIGITS
+            # A rendezvous that was restarted counts from 0 again.
+            number = max(int(text) if is_number else 0, taken + 1)
+            wanted = str(number + 1)
+            if self.store.compare_set("next", text, wanted).decode() == wanted:
+                return number
+        raise RendezvousUnreachable(f"no number was to be had in {_TRIES} attempts")
+
+    def _text(self, key: str) -> str:
+        found = self.store.get(key) if self.store.check([key]) else b""
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            # No comparison could ever replace it.
+            self.store.set(key, "")
+            return ""
+
+
+def _heartbeat_key(number: int) -> str:
+    return f"heartbeat/{number}"
+
+
+def _beat_of(member: Member) -> str:
+    return f"beat of {member.incarnation}"
+
+
+def _words(member: Member) -> tuple[object, ...]:
+    return tuple(member._replace(proof=""))

@@ -1,0 +1,63 @@
+"""Turns of a service thread, which an unexpected error does not end in silence."""
+
+import logging
+import time
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+MOST_ERRORS = 20
+"""Turns in a row that may fail before the learner ends."""
+
+
+class Service:
+    """Guards the turns of one thread; others read the attributes.
+
+    Args:
+        name: what the thread does, for messages.
+        fail: called with an error that says why the learner must end.
+
+    Attributes:
+        num_errors: number of turns that have failed.
+        last_turn: time of the last one that has not, by the monotonic clock.
+    """
+
+    def __init__(self, name: str, fail: Callable[[BaseException], None]) -> None:
+        self.name, self._fail = name, fail
+        self.num_errors, self._in_a_row = 0, 0
+        self.last_turn = time.monotonic()
+
+    @property
+    def has_just_failed(self) -> bool:
+        """Whether the last turn has."""
+        return self._in_a_row > 0
+
+    def take(self, turn: Callable[[], None]) -> bool:
+        """Takes a turn; whether there may be a next one."""
+        try:
+            turn()
+        except Exception as error:
+            return self._note(error)
+        self._in_a_row, self.last_turn = 0, time.monotonic()
+        return True
+
+    def _note(self, error: Exception) -> bool:
+        self.num_errors += 1
+        self._in_a_row += 1
+        number = self.num_errors
+        if number & (number - 1) == 0:  # 1, 2, 4, 8, ...
+            _log.warning(
+                "%s met an unexpected error, the %d. so far, and tries again: %r",
+                *(self.name, number, error),
+                exc_info=error,
+            )
+        if self._in_a_row < MOST_ERRORS:
+            return True
+        end = RuntimeError(
+            f"{self.name} has failed {self._in_a_row} times in a row: {error!r}. This "
+            "learner ends, because the others can no longer count on it; the log has "
+            "the trace"
+        )
+        end.__cause__ = error
+        self._fail(end)
+        return False

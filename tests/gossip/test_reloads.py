@@ -1,0 +1,108 @@
+"""How often, and how soon, a diverged learner goes on from the weights of a peer."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_adpsgd.gossip.members import Members
+from lightning_adpsgd.gossip.protocol import Outcome
+from lightning_adpsgd.gossip.quarantine import Quarantine, WeightsDiverged
+from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.weights.replica import Replica
+
+ILL = Outcome(finite=False, bytes_sent=0, first_step=5, mine=True)
+
+
+class Clock:
+    """Seconds that a test lets pass."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Patient:
+    """A learner whose peers give what a test says."""
+
+    def __init__(self, max_reloads: int = 3) -> None:
+        self.clock, vectors = Clock(), [torch.zeros(4)]
+        self.gives: list[Tensor] | None = [torch.ones(4)]
+        self._replica = Replica(vectors, 1 << 20, threading.Condition())
+        self.quarantine = Quarantine(
+            Members.fixed(Schedule(find_topology("ring"), 3), 0),
+            vectors,
+            SuperLearnerGroup(),
+            self._replica,
+            timedelta(seconds=1),
+            max_reloads,
+            self.clock,
+        )
+
+    def fall_ill(self) -> None:
+        self._replica.step += 10
+        self.quarantine.note(ILL._replace(first_step=self._replica.step))
+
+    def reload(self) -> None:
+        self.quarantine.reload([1, 2], lambda peer, seconds: self.gives)
+
+    def waits(self) -> float:
+        """Seconds until it may try again."""
+        begin = self.clock.now
+        while not self.quarantine.wants_reload:
+            self.clock.now += 0.125
+        return self.clock.now - begin
+
+
+def test_the_first_reload_is_at_once_and_each_next_one_waits_twice_as_long() -> None:
+    patient, waited = Patient(), list[float]()
+    for _ in range(3):
+        patient.fall_ill()
+        waited.append(patient.waits())
+        patient.reload()
+    assert waited == [0.0, 0.5, 1.0]
+    patient.fall_ill()
+    assert patient.waits() == 2.0
+    with pytest.raises(WeightsDiverged, match=r"after 3 reloads .* in 10 minutes"):
+        patient.reload()
+    assert patient.quarantine.num_reloads == 3
+
+
+def test_what_is_long_ago_does_not_count() -> None:
+    patient = Patient(max_reloads=1)
+    for _ in range(20):
+        patient.fall_ill()
+        assert patient.waits() == 0.0
+        patient.reload()
+        patient.clock.now += 601.0
+    assert patient.quarantine.num_reloads == 20
+
+
+def test_it_asks_again_where_all_peers_are_ill_at_the_same_time() -> None:
+    patient = Patient()
+    patient.gives = [torch.full((4,), float("nan"))]
+    patient.fall_ill()
+    patient.reload()
+    assert patient.quarantine.num_reloads == 0
+    patient.gives = [torch.ones(4)]
+    assert patient.waits() == 0.5
+    patient.reload()
+    assert patient.quarantine.num_reloads == 1
+    assert not patient.quarantine.wants_reload
+
+
+def test_it_ends_where_no_peer_becomes_healthy() -> None:
+    patient = Patient()
+    patient.gives = None
+    patient.fall_ill()
+    for _ in range(2):
+        patient.waits()
+        patient.reload()
+    patient.waits()
+    with pytest.raises(WeightsDiverged, match=r"none of its peers \[1, 2\] has finite"):
+        patient.reload()

@@ -1,0 +1,102 @@
+"""The store of islands: what else is in the process, and who else connects."""
+
+import logging
+import resource
+import socket
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from lightning_adpsgd.islands.rendezvous import (
+    Bounds,
+    Rendezvous,
+    RendezvousAddress,
+    RendezvousUnreachable,
+    serve,
+)
+from tests.helpers import PATIENCE_S, free_port, until
+from tests.islands.archipelago import rendezvous
+
+_FIRST_FD_TOO_HIGH_FOR_SELECT = 1024
+
+
+def test_a_descriptor_above_1023_is_no_obstacle() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 3 * _FIRST_FD_TOO_HIGH_FOR_SELECT:
+        pytest.skip("this system gives too few descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    with rendezvous() as server, ExitStack() as stack:
+        for _ in range(_FIRST_FD_TOO_HIGH_FOR_SELECT):
+            stack.enter_context(socket.socket())
+        client = Rendezvous(server.address, answer_s=PATIENCE_S)
+        assert [client.ask(lambda store: store.add("n", 1)) for _ in range(3)] == [
+            1,
+            2,
+            3,
+        ]
+        assert client._line is not None
+        assert client._line.fileno() >= _FIRST_FD_TOO_HIGH_FOR_SELECT
+        client.close()
+
+
+def test_sockets_of_other_families_do_not_end_the_client() -> None:
+    """It hangs up on a server that is silent, among all sockets of the process."""
+    with ExitStack() as stack:
+        if hasattr(socket, "AF_NETLINK"):
+            stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
+        for one in socket.socketpair():
+            stack.enter_context(one)
+        hangs = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        address = RendezvousAddress("127.0.0.1", hangs.getsockname()[1], "job")
+        client = Rendezvous(address, answer_s=0.1)
+        with pytest.raises(RendezvousUnreachable, match="no answer within"):
+            client.ask(lambda store: store.check(["key"]))
+        client.close()
+
+
+def test_a_flood_does_not_take_the_places_of_those_who_are_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    stop, port = threading.Event(), free_port()
+    bounds = Bounds(connections=12, of_address=8, look_s=0.02)
+    thread = threading.Thread(target=serve, args=("127.0.0.1", port, stop, bounds))
+    thread.start()
+    client = Rendezvous(RendezvousAddress("127.0.0.1", port, "job"), PATIENCE_S)
+    until(lambda: _answers(client), "the rendezvous")
+    with ExitStack() as stack:
+        flood = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            for _ in range(40)
+        ]
+        until(lambda: sum(map(_is_closed, flood)) >= 34, "closed connections")
+        assert _answers(client)
+        assert any("of one address" in record.message for record in caplog.records)
+    client.close()
+    stop.set()
+    thread.join(PATIENCE_S)
+
+
+def _answers(client: Rendezvous) -> bool:
+    try:
+        return client.ask(lambda store: store.add("n", 1)) > 0
+    except RendezvousUnreachable:
+        return False
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    try:
+        return not sock.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def test_it_listens_at_the_interface_that_was_named_alone() -> None:
+    with rendezvous() as server:
+        for host in ("127.0.0.2", "::1"):
+            with pytest.raises(OSError, match=r"refused|assign"):
+                socket.create_connection((host, server.address.port), 1).close()
