@@ -26,6 +26,9 @@ class Statistics(NamedTuple):
         joined: number of super-learners that have come since this one did.
         lost: number of super-learners that have gone without a word since then.
         damaged: number of parts left out because they arrived damaged.
+        skipped: number of step boundaries at which no partner was ready in time.
+        partner_seconds: time that the training thread waited for a partner, part of
+            `exposed_seconds`.
     """
 
     exchanges: int
@@ -41,6 +44,8 @@ class Statistics(NamedTuple):
     joined: int = 0
     lost: int = 0
     damaged: int = 0
+    skipped: int = 0
+    partner_seconds: float = 0.0
 
 
 @dataclass
@@ -55,6 +60,8 @@ class Tally:
     refused: int = 0
     far: int = 0
     damaged: int = 0
+    skipped: int = 0
+    partner_seconds: float = 0.0
 
     def snapshot(self) -> Statistics:
         """A copy, without what others count."""
