@@ -17,7 +17,7 @@ from lightning_adpsgd.topology.named import Topology
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 """How long a peer may say nothing."""
 
-CommunicationName = Literal["sync", "delay_by_one", "async"]
+CommunicationName = Literal["sync", "delay_by_one", "async", "ready_pairs"]
 _WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16, torch.int8)
 _ORDERS = (None, "step_then_average", "average_then_step")
 
@@ -30,7 +30,18 @@ _CALLED: dict[Any, str] = {
     timedelta: "a timedelta",
     NoneType: "None",
 }
-_UNITS = {"timeout": " of seconds", "link_budget": " of bytes per second"}
+# Options that are None where they do not apply, and the modes that have them.
+_MODES_OF = {
+    "wire_dtype": ("async", "ready_pairs"),
+    "link_budget": ("async",),
+    "max_staleness": ("async",),
+    "max_wait": ("ready_pairs",),
+}
+_UNITS = {
+    "timeout": " of seconds",
+    "link_budget": " of bytes per second",
+    "max_wait": " of seconds",
+}
 _EXAMPLES = {
     "super_learner_size": 1,
     "mixing_gain": 1.0,
@@ -43,6 +54,7 @@ _EXAMPLES = {
     "seed": 0,
     "timeout": 300,
     "max_staleness": 100,
+    "max_wait": 0.05,
     "max_reloads": 3,
 }
 
@@ -56,6 +68,7 @@ class TunedDials(TypedDict, total=False):
     wire_dtype: torch.dtype | None
     link_budget: float | None
     max_staleness: int | None
+    max_wait: float | None
 
 
 @dataclass(frozen=True)
@@ -84,9 +97,10 @@ class Dials:
     timeout: timedelta = DEFAULT_TIMEOUT
     max_staleness: int | None = None
     max_reloads: int | None = 3
+    max_wait: float | None = None
 
     def __post_init__(self) -> None:
-        communications = ("sync", "delay_by_one", "async")
+        communications = get_args(CommunicationName)
         _check_one_of("communication", self.communication, communications)
         _check_one_of("order", self.order, _ORDERS)
         _check_one_of("wire_dtype", self.wire_dtype, _WIRE_DTYPES)
@@ -108,6 +122,7 @@ class Dials:
         for name in ("super_learner_size", "gossip_every", "max_staleness"):
             _check_positive(name, getattr(self, name))
         self._check_combinations()
+        self._check_max_wait()
         if self.islands is not None:
             self._check_with_islands(self.islands)
 
@@ -120,6 +135,11 @@ class Dials:
         return max(self.timeout, default_pg_timeout)
 
     @property
+    def in_lockstep(self) -> bool:
+        """Whether all super-learners make step k before any makes the next."""
+        return self.communication in ("sync", "delay_by_one")
+
+    @property
     def effective_order(self) -> Order:
         """The order asked for, or the default of the communication."""
         hidden = self.communication == "delay_by_one"
@@ -129,7 +149,7 @@ class Dials:
     def _check_with_islands(self, islands: str) -> None:
         RendezvousAddress.parse(islands)
         check_any_size(self.topology)
-        no_rounds = "islands come and go, so that no round can wait for all"
+        no_rounds = "islands come and go, so that none can be waited for"
         no_peer = "an island may be alone, with no peer to wait for"
         for name, allowed, reason in (
             ("communication", "async", no_rounds),
@@ -142,18 +162,26 @@ class Dials:
                 )
 
     def _check_combinations(self) -> None:
-        if self.communication != "async":
-            for name in ("wire_dtype", "link_budget", "max_staleness"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f'`{name}` applies to `communication="async"` alone, got '
-                        f"{getattr(self, name)} with {self.communication!r}"
-                    )
-        if self.work_sharing and self.communication != "async":
+        for name, modes in _MODES_OF.items():
+            if getattr(self, name) is not None and self.communication not in modes:
+                names = " and ".join(f'`communication="{mode}"`' for mode in modes)
+                raise ValueError(
+                    f"`{name}` applies to {names} alone, got "
+                    f"{getattr(self, name)} with {self.communication!r}"
+                )
+        if self.work_sharing and self.in_lockstep:
             raise ValueError(
-                '`work_sharing` applies to `communication="async"` alone, got '
-                f"{self.communication!r}, where all learners make their steps together "
-                "and so get equal shares"
+                '`work_sharing` applies to `communication="async"` and "ready_pairs", '
+                f"got {self.communication!r}, where all learners make their steps "
+                "together and so get equal shares"
+            )
+        if self.communication == "ready_pairs" and (
+            self.effective_order != "step_then_average"
+        ):
+            raise ValueError(
+                '`order` must be "step_then_average" with '
+                '`communication="ready_pairs"`, whose average is complete before the '
+                f"next forward, got {self.order!r}"
             )
         if self.communication == "delay_by_one" and (
             self.effective_order == "step_then_average"
@@ -162,6 +190,14 @@ class Dials:
                 '`order` must be "average_then_step" with '
                 '`communication="delay_by_one"`, whose average is joined before the '
                 f"step, got {self.order!r}"
+            )
+
+    def _check_max_wait(self) -> None:
+        seconds = self.timeout.total_seconds()
+        if self.max_wait is not None and not 0 < self.max_wait < seconds:
+            raise ValueError(
+                "`max_wait` must be positive and less than the `timeout` of "
+                f"{seconds:g} seconds, got {self.max_wait}"
             )
 
 

@@ -1,22 +1,19 @@
-"""The family of algorithms on a matrix of weights: the page to read first.
+"""The algorithms (arXiv 1710.06952, 1904.04956, 2110.11199): the page to read first.
 
 Super-learner i has the weights w_i, row i of the matrix W; G(W) has the gradients
 g_i(w_i) as its rows. T is the mixing matrix of a step, doubly stochastic: T[j, i] is
 the share of w_j that super-learner i takes (the identity where no round is due). The
-papers (arXiv 1710.06952, 1904.04956, 2110.11199) average in these three ways. The
-virtual cluster, threads and processes are tested against them.
+virtual cluster, threads and processes are tested against this page.
 """
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
-# From W, [S, length], and the number of the step, from 0, to G(W), [S, length].
+# From W, [S, length], and the number of the step, from 0, to G(W); to T, [S, S].
 Gradients = Callable[[Tensor, int], Tensor]
-# From the number of the step, from 0, to T, [S, S].
 Mixing = Callable[[int], Tensor]
 
 
@@ -27,7 +24,7 @@ def synchronous(
     lr: float,
     order: Literal["step_then_average", "average_then_step"] = "step_then_average",
 ) -> Iterator[Tensor]:
-    """W after each step, where all super-learners wait for the average (SD-PSGD).
+    """W after each step, where all wait for the average (SD-PSGD).
 
     W ← Tᵀ (W − lr G(W)), or, averaging before the step, W ← Tᵀ W − lr G(W).
     """
@@ -49,8 +46,7 @@ def delay_by_one(
     """
     for step in itertools.count():
         averaged = mixing(step - 1).T @ weights if step else weights
-        weights = averaged - lr * gradients(weights, step)
-        yield weights
+        yield (weights := averaged - lr * gradients(weights, step))
 
 
 class Step(NamedTuple):
@@ -61,7 +57,7 @@ class Step(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """Super-learners i and j meet: δ = a (x_j − x_i);  d_i += δ;  d_j −= δ."""
+    """i and j meet, where x = w + d: δ = a (x_j − x_i);  d_i += δ;  d_j −= δ."""
 
     i: int
     j: int
@@ -74,27 +70,31 @@ class Merge(NamedTuple):
     i: int
 
 
+Event = Step | Exchange | Merge
+
+
+def ready_pairs(events: Iterable[Event]) -> Iterator[Event]:
+    """The events where ready pairs meet: both ends merge at their step boundary."""
+    for event in events:
+        ends = event[:2] if isinstance(event, Exchange) else ()
+        yield from (event, *map(Merge, ends))
+
+
 def asynchronous(
-    weights: Tensor,
-    gradients: Gradients,
-    events: Iterable[Step | Exchange | Merge],
-    lr: float,
+    weights: Tensor, gradients: Gradients, events: Iterable[Event], lr: float
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """W and D after each event, in whatever order learners come (AD-PSGD).
 
-    Row d_i of D is what exchanges have changed since the last merge of i; an exchange
-    reads x_i = w_i + d_i. Only gradients change Σ_i (w_i + d_i).
+    Row d_i of D awaits the next merge of i. Only gradients change Σ_i (w_i + d_i).
     """
-    w, d = weights.clone(), torch.zeros_like(weights)
+    w, d = weights.clone(), weights.new_zeros(weights.shape)
     for event in events:
         match event:
             case Step(i, k):
                 w[i] -= lr * gradients(w, k)[i]
             case Exchange(i, j, a):
                 change = a * (w[j] + d[j] - w[i] - d[i])
-                d[i] += change
-                d[j] -= change
+                d[i], d[j] = d[i] + change, d[j] - change
             case Merge(i):
-                w[i] += d[i]
-                d[i] = 0.0
+                w[i], d[i] = w[i] + d[i], 0.0
         yield w.clone(), d.clone()

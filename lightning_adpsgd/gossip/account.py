@@ -4,6 +4,7 @@ import logging
 import threading
 
 from lightning_adpsgd.gossip.members import Members
+from lightning_adpsgd.gossip.pairing import Pair
 from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
@@ -53,9 +54,9 @@ class Account:
             if peer in self._last_steps:
                 self._last_steps[peer] = self._replica.step
 
-    def merged(self, steps_late: int) -> None:
+    def merged(self, steps_late: int, waits: bool = False) -> None:
         """Counts a merge, so many steps after what it took; the next one, if busy."""
-        if not self._ages or not self._state.acquire(blocking=False):
+        if not self._ages or not self._state.acquire(blocking=waits):
             return
         try:
             for step in self._ages:
@@ -64,6 +65,18 @@ class Account:
             self._ages.clear()
         finally:
             self._state.release()
+
+    def was_at_boundary(self, pair: Pair, waited: float, exposed: float) -> None:
+        """Counts a wait for a partner, and the time until the training went on."""
+        with self._state:
+            self._tally.skipped += pair.partner is None
+            self._tally.partner_seconds += waited
+            self._tally.exposed_seconds += exposed
+
+    @property
+    def num_ended(self) -> int:
+        """Exchanges that have ended, whatever came of them; under the engine's lock."""
+        return self._tally.exchanges + self._tally.refused
 
     @property
     def steps_alone(self) -> int:

@@ -20,6 +20,8 @@ nothing of Lightning. The rest is in::
     peers        the two threads of each peer
     exchange     what the two ends of a lane say and do
     wire         what travels
+    pairing      how two ends agree to meet at their step boundaries
+    boundary     the wait for a partner, and the exchange with it
     pacing       which exchange may begin, and when
     quarantine   what is refused, and what a diverged learner does
     account      the figures
@@ -27,6 +29,7 @@ nothing of Lightning. The rest is in::
 """
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -39,11 +42,13 @@ from typing_extensions import override
 
 from lightning_adpsgd.coordination.store import LearnerFailed
 from lightning_adpsgd.gossip.account import Account
+from lightning_adpsgd.gossip.boundary import Boundary
 from lightning_adpsgd.gossip.exchange import Lanes
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import Traffic
+from lightning_adpsgd.gossip.pairing import Pairing
 from lightning_adpsgd.gossip.peers import Peers, Threads
-from lightning_adpsgd.gossip.protocol import due_round
+from lightning_adpsgd.gossip.protocol import Patience, due_round
 from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.mixing.statistics import Statistics
@@ -76,6 +81,9 @@ class GossipOptions:
         chunk_elements: elements per message.
         max_reloads: how often in ten minutes a learner whose weights diverged may try
             to go on from those of a peer; None: it never does, and is left out.
+        in_pairs: whether a learner waits at a step boundary for a peer that is at its
+            own, and exchanges with no other; with the first `order`.
+        max_wait: seconds that it waits for one (`Patience`).
     """
 
     order: Order = "step_then_average"
@@ -87,6 +95,8 @@ class GossipOptions:
     cpu_share: float = 1.0
     chunk_elements: int = 1 << 20
     max_reloads: int | None = 3
+    in_pairs: bool = False
+    max_wait: float | None = None
 
 
 class Gossip(Communication, Exchanges):
@@ -134,10 +144,24 @@ class Gossip(Communication, Exchanges):
             self._account, state, options.link_budget, options.cpu_share
         )
         self._threads = Threads(replica.device, state, on_error)
-        gain = members.circle.schedule.gain
-        lanes = Lanes(transport, replica, options.wire_dtype, gain, timeout)
+        circle = members.circle
+        lanes = Lanes(
+            transport, replica, options.wire_dtype, circle.schedule.gain, timeout
+        )
+        draw = random.Random(f"{circle.schedule.seed} {circle.own}")
+        pairing = (
+            Pairing(circle.own, circle.peers(), draw) if options.in_pairs else None
+        )
         self.peers = Peers(
-            members, lanes, self._traffic, self._account, self._threads, state
+            *(members, lanes, self._traffic, self._account, self._threads),
+            state,
+            pairing,
+        )
+        self._boundary = pairing and Boundary(
+            *(pairing, node, self.peers, self._account, self._threads),
+            state,
+            Patience(options.max_wait),
+            timeout,
         )
         self._adoption: tuple[Sequence[Tensor], threading.Event] | None = None
 
@@ -211,13 +235,21 @@ class Gossip(Communication, Exchanges):
         self._replica.step += 1
         position = self.members.position
         self.members.position = position._replace(steps=position.steps + 1)
+        round = due_round(self._replica.step, self._options.every)
+        if self._boundary is not None:
+            self._replica.updating = False
+            self._threads.raise_if_failed()
+            if round is not None and self._boundary.meet():
+                self._merging.merge_at_once(Votes(self._quarantine.wants_reload))
+                self._reload_if_diverged()
+            self._boundary.leave()
+            return
         if self._options.order == "step_then_average":
             self._merge()
         self._take_up()
         self._replica.updating = False
         self._reload_if_diverged()
         self._wait_if_too_stale()
-        round = due_round(self._replica.step, self._options.every)
         if round is not None:
             self.peers.call(self.members.circle.asks(round))
         if self._node.index == 0 and self.members.own_is_first:
@@ -345,12 +377,7 @@ class Gossip(Communication, Exchanges):
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
         # Exchanges time out by themselves, so that this ends within two timeouts.
         limit = 2 * self._options.timeout.total_seconds()
-        with self._state:
-            done = self._state.wait_for(
-                lambda: condition() or self._threads.has_failed, limit
-            )
-        self._threads.raise_if_failed()
-        if not done:
+        if not self._threads.wait_for(condition, limit):
             raise RuntimeError(
                 f"learner {self.members.circle.own} waited {limit:g} s for {what}; "
                 "raise `timeout` if the network is that slow"
@@ -414,13 +441,22 @@ class Merging:
     @torch.no_grad()
     def merge_all(self) -> None:
         """Merges all that was averaged; no exchange is under way."""
+        self.finish()
+        self._merge_all(Votes())
+        self._count()
+
+    @torch.no_grad()
+    def merge_at_once(self, votes: Votes) -> None:
+        """Merges at a step boundary what was averaged there; none is under way."""
+        self._merge_all(votes)
+        self._account.merged(steps_late=0, waits=True)
+
+    def _merge_all(self, votes: Votes) -> None:
         if self._together is None:
             self._replica.merge_all()
         else:
+            self._together.begin(votes)
             self._together.finish()
-            self._together.begin()
-            self._together.finish()
-        self._count()
 
     def finish(self) -> None:
         """Ends a merge that the learners of a super-learner have begun together."""

@@ -114,7 +114,11 @@ class Channel(NamedTuple):
 
 
 class Lanes:
-    """Makes the lanes of one learner, which share the memory of exchanges."""
+    """Makes the lanes of one learner, which share the memory of exchanges.
+
+    Attributes:
+        timeout: longest wait for one message.
+    """
 
     def __init__(
         self,
@@ -125,7 +129,7 @@ class Lanes:
         timeout: timedelta,
     ) -> None:
         self._transport, self._replica = transport, replica
-        self._wire_dtype, self._gain, self._timeout = wire_dtype, gain, timeout
+        self._wire_dtype, self._gain, self.timeout = wire_dtype, gain, timeout
         self._buffers = Buffers(replica, wire_dtype)
 
     def asking(self, peer: int) -> "Lane":
@@ -137,7 +141,7 @@ class Lanes:
         return self._make(peer, lane_of(peer, self._transport.index))
 
     def _make(self, peer: int, number: int) -> "Lane":
-        channel = Channel(self._transport, peer, number, self._timeout)
+        channel = Channel(self._transport, peer, number, self.timeout)
         buffers, wire_dtype = self._buffers, self._wire_dtype
         return Lane(channel, self._replica, buffers, wire_dtype, self._gain)
 

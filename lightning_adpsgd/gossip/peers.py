@@ -19,6 +19,7 @@ from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.exchange import ALIVE, ASK, LEAVE, PULL, Lane, Lanes
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import Traffic
+from lightning_adpsgd.gossip.pairing import WORDS, Pairing, Word
 from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.weights.streams import side_stream
@@ -89,6 +90,17 @@ class Threads:
         if self._error is not None:
             raise self._error
 
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Waits until a condition holds; whether it does in time.
+
+        Raises:
+            BaseException: What a communication thread has met.
+        """
+        with self._state:
+            done = self._state.wait_for(lambda: condition() or self.has_failed, seconds)
+        self.raise_if_failed()
+        return done
+
     def join(self, deadline: float) -> list[str]:
         """Waits for their ends, until `time.perf_counter` tells the deadline.
 
@@ -113,9 +125,10 @@ class Threads:
 class Asker:
     """What the thread that asks a peer does, and how other threads tell it to.
 
-    `_pulls`, which are to be answered with the peer's weights, is guarded by `_state`.
-    The events are set by any thread: `_due`, an exchange is to be asked for; `_gone`,
-    the peer is not to be asked any more.
+    Guarded by `_state`: `_pulls`, which are to be answered with the peer's weights, and
+    `_words`, which the peer is to hear in this order, before any exchange. The events
+    are set by any thread: `_due`, an exchange is to be asked for; `_gone`, the peer is
+    not to be asked any more.
 
     Attributes:
         called: set when there is something to do, or to end.
@@ -138,6 +151,12 @@ class Asker:
         self.called, self._due = threading.Event(), threading.Event()
         self._gone, self.ended = threading.Event(), threading.Event()
         self._pulls: deque[Future[Pulled]] = deque()
+        self._words = deque[int]()
+
+    def say(self, word: int) -> None:
+        """Lets the peer hear a word; under the engine's lock."""
+        self._words.append(word)
+        self.called.set()
 
     def call(self) -> None:
         """Says that an exchange is due, or that the learner ends."""
@@ -191,6 +210,8 @@ class Asker:
         if called := self.called.wait(self._silence_s):
             self.called.clear()
         self._pull_all()
+        while self._words:
+            self._lane.say(self._words.popleft())
         # Cleared only if seen, or a call at the end of the pause would be lost.
         if due := self._due.is_set():
             self._traffic.rest(lambda: self._gone.is_set() or bool(self._pulls))
@@ -214,13 +235,22 @@ class Asker:
 
 
 class Answerer:
-    """What the thread that answers a peer does."""
+    """What the thread that answers a peer does.
+
+    Args:
+        heard: function that is told each word, before it is acted on.
+    """
 
     def __init__(
-        self, peer: int, lane: Lane, traffic: Traffic, members: Members
+        self,
+        peer: int,
+        lane: Lane,
+        traffic: Traffic,
+        members: Members,
+        heard: Callable[[int, int], None],
     ) -> None:
         self._peer, self._lane = peer, lane
-        self._traffic, self._members = traffic, members
+        self._traffic, self._members, self._heard = traffic, members, heard
         self._forgotten = threading.Event()
 
     def forget(self) -> None:
@@ -243,6 +273,7 @@ class Answerer:
             self._members.left(self._peer, self._lane.heard_number > 0)
 
     def _answer(self, word: int) -> None:
+        self._heard(self._peer, word)
         if word == PULL:
             self._lane.give(self._members.position)
         elif word == ASK:
@@ -256,7 +287,8 @@ class Peers:
     """The peers with which one learner is connected; for any thread.
 
     Under `_state` are, by peer, `_askers` and `_answerers`, which tell the two threads
-    of a peer what to do.
+    of a peer what to do, and `pairing`: the agreement on pairs that meet at a step
+    boundary; None: exchanges begin at any time.
     """
 
     def __init__(
@@ -267,7 +299,9 @@ class Peers:
         account: Account,
         threads: Threads,
         state: threading.Condition,
+        pairing: Pairing | None = None,
     ) -> None:
+        self.pairing = pairing
         self._members, self._lanes, self._traffic = members, lanes, traffic
         self._account, self._threads, self._state = account, threads, state
         self._askers: dict[int, Asker] = {}
@@ -287,7 +321,8 @@ class Peers:
     def answer(self, peer: int) -> None:
         """Begins to answer a peer until it leaves or is lost."""
         lane = self._lanes.answering(peer)
-        answerer = Answerer(peer, lane, self._traffic, self._members)
+        traffic, members = self._traffic, self._members
+        answerer = Answerer(peer, lane, traffic, members, self._heard)
         with self._state:
             self._answerers[peer] = answerer
         work = functools.partial(self._until_lost, peer, answerer.run)
@@ -334,6 +369,12 @@ class Peers:
             return self.pull(peer).result(seconds).values
         return None
 
+    def say(self, words: Iterable[Word]) -> None:
+        """Lets peers hear words, in this order; under the engine's lock."""
+        for peer, word in words:
+            if (asker := self._askers.get(peer)) is not None:
+                asker.say(word)
+
     def call(self, numbers: Iterable[int]) -> None:
         """Says that exchanges with these peers are due."""
         for peer in numbers:
@@ -354,6 +395,27 @@ class Peers:
     def raise_if_failed(self) -> None:
         """Raises what a communication thread met, in the calling thread."""
         self._threads.raise_if_failed()
+
+    def _heard(self, peer: int, word: int) -> None:
+        if (pairing := self.pairing) is None:
+            return
+        if word in WORDS:
+            with self._state:
+                self.say(pairing.hear(peer, word))
+                self._state.notify_all()
+        elif word == ASK:
+            # The other end may know first that all learners of both have agreed. This
+            # end's weights must rest before they are read.
+            self._await_partner(peer, pairing)
+
+    def _await_partner(self, peer: int, pairing: Pairing) -> None:
+        seconds = self._lanes.timeout.total_seconds()
+        if not self._threads.wait_for(lambda: pairing.partner == peer, seconds):
+            raise PeerLost(
+                peer,
+                "pairing with it",
+                f"this end did not come to its step boundary within {seconds:g} s",
+            )
 
     def _ask(self, peer: int, asker: Asker) -> None:
         try:

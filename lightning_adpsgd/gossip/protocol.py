@@ -4,10 +4,14 @@ Pure values, without threads, networks or clocks, so that the engine (`gossip`) 
 virtual cluster (`timeline`) follow the same rules.
 """
 
-from collections import Counter
+from collections import Counter, deque
+from statistics import median
 from typing import NamedTuple
 
 from torch import Tensor
+
+# A median of a few is not that of an epoch's end, which takes many times a step.
+_NUM_STEPS, _SHARE_OF_STEP = 5, 0.25
 
 
 class Position(NamedTuple):
@@ -85,6 +89,24 @@ def exchange_weight(gain: float, num_mine: int, num_theirs: int) -> float:
         num_theirs: the same number at the other end.
     """
     return gain / (1 + max(num_mine, num_theirs))
+
+
+class Patience:
+    """For how long a learner waits at a step boundary for a partner.
+
+    Args:
+        max_wait: seconds; None: a quarter of what its last few steps have taken.
+    """
+
+    def __init__(self, max_wait: float | None) -> None:
+        self._max_wait, self._steps = max_wait, deque[float](maxlen=_NUM_STEPS)
+
+    def seconds(self, of_step: float) -> float:
+        """The longest wait after a step that took so many seconds."""
+        self._steps.append(of_step)
+        if self._max_wait is not None:
+            return self._max_wait
+        return _SHARE_OF_STEP * median(self._steps)
 
 
 class UnderWay:

@@ -31,6 +31,9 @@ class Statistics(NamedTuple):
             that of the member list, met an unexpected error.
         service_seconds: time since the last good turn of the service thread for which
             that is longest; 0 without islands.
+        skipped: number of step boundaries at which no partner was ready in time.
+        partner_seconds: time that the training thread waited for a partner, part of
+            `exposed_seconds`.
     """
 
     exchanges: int
@@ -49,6 +52,8 @@ class Statistics(NamedTuple):
     list_age_seconds: float = 0.0
     service_errors: int = 0
     service_seconds: float = 0.0
+    skipped: int = 0
+    partner_seconds: float = 0.0
 
 
 @dataclass
@@ -63,6 +68,8 @@ class Tally:
     refused: int = 0
     far: int = 0
     damaged: int = 0
+    skipped: int = 0
+    partner_seconds: float = 0.0
 
     def snapshot(self) -> Statistics:
         """A copy, without what others count."""

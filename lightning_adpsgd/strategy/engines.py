@@ -67,12 +67,12 @@ class Engine(NamedTuple):
 def mixes_on_device(dials: Dials, size: int, device: torch.device) -> bool:
     """Whether weights are mixed on the GPU, over NCCL, and not on the host, over Gloo.
 
-    In "async" they are not: a receive of NCCL that waits for a peer occupies the GPU.
+    In lockstep alone: a receive of NCCL that waits for a peer occupies the GPU.
     Nor behind the gradients of learners that allreduce them meanwhile: two
     communicators at work at once may each wait for what the other holds.
     """
     at_boundary = dials.effective_order == "step_then_average"
-    fits = dials.communication != "async" and (at_boundary or size == 1)
+    fits = dials.in_lockstep and (at_boundary or size == 1)
     return fits and has_nccl(device)
 
 
@@ -93,7 +93,7 @@ def make_engine(
         dials.mixing_gain,
         dials.seed,
     )
-    if dials.communication != "async":
+    if dials.in_lockstep:
         return Engine(_make_rounds(dials, flat.vectors, groups, schedule))
     gossip = Gossip(
         flat.vectors,
@@ -138,13 +138,17 @@ def _make_island(
 
 
 def _options(dials: Dials) -> GossipOptions:
+    in_pairs = dials.communication == "ready_pairs"
     return GossipOptions(
         order=dials.effective_order,
         every=dials.gossip_every,
         wire_dtype=dials.wire_dtype,
         link_budget=dials.link_budget,
-        cpu_share=dials.cpu_share,
+        # The training thread waits, so that an exchange takes nothing from it.
+        cpu_share=1.0 if in_pairs else dials.cpu_share,
         max_staleness=dials.max_staleness,
         timeout=dials.timeout,
         max_reloads=dials.max_reloads,
+        in_pairs=in_pairs,
+        max_wait=dials.max_wait,
     )

@@ -167,7 +167,7 @@ class Job:
     @property
     def asynchronous(self) -> bool:
         """Whether learners may be at different steps."""
-        return self._dials.communication == "async"
+        return not self._dials.in_lockstep
 
     @property
     def island(self) -> Island | None:

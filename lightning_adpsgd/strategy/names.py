@@ -27,6 +27,11 @@ NAMES: dict[str, dict[str, Any]] = {
         "communication": "delay_by_one",
         "super_learner_size": 1,
     },
+    "rdpsgd": {
+        "topology": "complete",
+        "communication": "ready_pairs",
+        "super_learner_size": 1,
+    },
     "hadpsgd": {
         "topology": "ring",
         "communication": "async",

@@ -72,6 +72,7 @@ class HADPSGDOptions(_DDPStrategy):
         timeout: timedelta | float | None = None,
         max_staleness: int | None = None,
         max_reloads: int | None = 3,
+        max_wait: float | None = None,
         **ddp: Any,
     ) -> None:
         """Sets the strategy up; nothing communicates before training.
@@ -84,7 +85,8 @@ class HADPSGDOptions(_DDPStrategy):
                 take turns, or a function (`find_topology`).
             communication: when the average is taken. "sync": at the step boundary,
                 where all wait. "delay_by_one": hidden behind one gradient. "async":
-                without waiting for any learner.
+                without waiting for any learner. "ready_pairs": at the step boundary,
+                with one that is at its own, if there is one in time.
             super_learner_size: number of learners that allreduce gradients; "node" for
                 those of one machine. It must divide the number of learners.
 
@@ -94,15 +96,18 @@ class HADPSGDOptions(_DDPStrategy):
                 gradient and step; by default after. "delay_by_one" has the latter.
             mixing_gain: gamma, 0 < gamma <= 1: how much of each average is taken.
             gossip_every: optimizer steps per round of averaging.
-            wire_dtype: what travels in "async": a floating-point type, or `torch.int8`
-                for one byte per number on a lattice. Averages are taken in float32.
+            wire_dtype: what travels in "async" and "ready_pairs": a floating-point
+                type, or `torch.int8` for one byte per number on a lattice. Averages are
+                taken in float32.
+            max_wait: in "ready_pairs", seconds that a learner waits at a step boundary
+                for a partner; None: a quarter of what its last few steps have taken.
             link_budget: in "async", bytes per second that a learner sends on average.
             cpu_share: in "async", share of the training's time that exchanges may take
                 (docs/concepts.md); 1: no bound.
-            work_sharing: in "async" and under a Trainer, whether an epoch is a pool
-                from which each learner takes batches as fast as it can, each sample
-                once, with `islands` over all islands. False: all learners get equal
-                shares, and each island draws on its own. None: it is a pool where
+            work_sharing: in "async" and "ready_pairs" under a Trainer, whether an epoch
+                is a pool from which each learner takes batches as fast as it can, each
+                sample once, with `islands` over all islands. False: all learners get
+                equal shares, and each island draws on its own. None: it is a pool where
                 Lightning would deal equal shares and nothing counts the batches of one
                 learner (docs/work-sharing.md); islands draw on their own.
             after_evaluation: "restore" puts the local weights back after an evaluation
@@ -126,9 +131,10 @@ class HADPSGDOptions(_DDPStrategy):
             max_staleness: in "async", steps without a completed exchange after which a
                 learner waits for one; None: it never waits.
             max_reloads: how often in ten minutes a super-learner with non-finite or, in
-                "async", far too large weights continues from those of its peers with a
-                fresh optimizer, before it ends with an error; it waits for longer each
-                time. None: it continues as it is, and its peers leave it out.
+                "async" and "ready_pairs", far too large weights continues from those of
+                its peers with a fresh optimizer, before it ends with an error; it waits
+                for longer each time. None: it continues as it is, and its peers leave
+                it out.
 
             **ddp: what Lightning's `DDPStrategy` takes, such as `start_method`. Options
                 of DDP itself apply inside a super-learner.
@@ -165,6 +171,7 @@ class HADPSGDOptions(_DDPStrategy):
             timeout=DEFAULT_TIMEOUT if duration is None else duration,
             max_staleness=max_staleness,
             max_reloads=max_reloads,
+            max_wait=max_wait,
         )
 
     @property

@@ -64,7 +64,7 @@ class VirtualCluster:
         compute: time that a learner computes for a step.
         link: link of each learner to its counterparts in other super-learners.
         inner_link: link of each learner to the others of its super-learner.
-        changes: super-learners that fail or join, in "async".
+        changes: super-learners that fail or join, in "async" and "ready_pairs".
         gradient_clip: largest norm of a super-learner's gradient; None: no bound.
         samples_in: function that counts the samples of a batch; by default the length
             of its first tensor.
@@ -76,8 +76,9 @@ class VirtualCluster:
             pass. A pass fetches batches in another order.
         seed: seed of everything drawn at random: times, topologies, order of samples,
             dropout.
-        **tuned: `order`, `mixing_gain`, `gossip_every`, `wire_dtype`, `link_budget` and
-            `max_staleness` as for `HADPSGDStrategy`, with simulated seconds.
+        **tuned: `order`, `mixing_gain`, `gossip_every`, `wire_dtype`, `link_budget`,
+            `max_staleness` and `max_wait` as for `HADPSGDStrategy`, with simulated
+            seconds.
 
     Raises:
         ValueError: A value is out of its bounds.

@@ -37,6 +37,7 @@ from lightning_adpsgd.virtual.timeline import (
     Joined,
     Scenario,
     Stepped,
+    Waited,
     lockstep,
 )
 from lightning_adpsgd.weights.replica import averaging_dtype, to_averaging_dtype
@@ -56,6 +57,8 @@ class Totals(NamedTuple):
     bytes_sent: int
     refused: int
     staleness: dict[int, int]
+    skipped: int = 0
+    partner_seconds: float = 0.0
 
 
 class VirtualLearners(ABC):
@@ -195,8 +198,9 @@ class LockstepLearners(VirtualLearners):
         super().__init__(module, dials, scenario)
         if scenario.changes:
             raise ValueError(
-                '`changes` apply to `communication="async"` alone, which does not wait '
-                f"for super-learners that have failed, got {dials.communication!r}"
+                '`changes` apply to `communication="async"` and "ready_pairs", which '
+                "do not wait for super-learners that have failed, got "
+                f"{dials.communication!r}"
             )
         size = scenario.num_super_learners
         matrices = [matrix[:size] for matrix in self.rows.matrices]
@@ -259,6 +263,9 @@ class LockstepLearners(VirtualLearners):
 class AsynchronousLearners(VirtualLearners):
     """Each super-learner steps as fast as it computes; exchanges run beside it.
 
+    In "ready_pairs" exchanges are made at the step boundaries of both ends, and merged
+    there.
+
     `on_join` is called with the number of a super-learner that has joined.
     """
 
@@ -271,6 +278,7 @@ class AsynchronousLearners(VirtualLearners):
     ) -> None:
         super().__init__(module, dials, scenario)
         self._on_join = on_join
+        self._in_pairs = dials.communication == "ready_pairs"
         self._sides = {i: self._make_side(i) for i in scenario.first_members()}
         # Super-learners that have failed still count.
         self._tallies = [side.tally for side in self._sides.values()]
@@ -282,6 +290,8 @@ class AsynchronousLearners(VirtualLearners):
             message_bytes(first, dials.wire_dtype),
             dials.link_budget,
             dials.max_staleness,
+            self._in_pairs,
+            dials.max_wait,
         )
         self._turn = -1
 
@@ -293,10 +303,12 @@ class AsynchronousLearners(VirtualLearners):
     @property
     @override
     def settled(self) -> list[int]:
-        # Nothing changes a super-learner's weights between two of its own turns.
+        # Nothing changes the weights at which a super-learner computes.
         members = self.members
         first = members.index(self._turn)
-        return members[first:] + members[:first]
+        others = members[first + 1 :] + members[:first]
+        computing = [i for i in others if i not in self._timeline.at_boundary]
+        return [self._turn, *computing]
 
     @override
     def turn(self) -> int:
@@ -345,6 +357,12 @@ class AsynchronousLearners(VirtualLearners):
                 self._exchanges.begin(exchange)
             case Ended(_, exchange):
                 self._exchanges.end(exchange)
+                if self._in_pairs:
+                    for end in exchange.ends:
+                        self._sides[end].merge_at_once()
+            case Waited(_, index, waited, met):
+                self._sides[index].tally.partner_seconds += waited
+                self._sides[index].tally.skipped += not met
             case Dropped(_, exchange):
                 self._exchanges.drop(exchange)
             case Failed(_, index):
@@ -370,7 +388,7 @@ def make_learners(
     on_join: Callable[[int], None] = lambda index: None,
 ) -> VirtualLearners:
     """Makes the super-learners for the communication of the options."""
-    if dials.communication == "async":
+    if not dials.in_lockstep:
         return AsynchronousLearners(module, dials, scenario, on_join)
     return LockstepLearners(module, dials, scenario)
 
@@ -393,6 +411,8 @@ def _totals(tallies: Sequence[Tally | Statistics]) -> Totals:
         sum(tally.bytes_sent for tally in tallies),
         sum(tally.refused for tally in tallies),
         dict(sorted(staleness.items())),
+        sum(tally.skipped for tally in tallies),
+        sum(tally.partner_seconds for tally in tallies),
     )
 
 

@@ -63,6 +63,15 @@ class CommunicationSide:
         if self._order == "step_then_average":
             self._merge()
 
+    def merge_at_once(self) -> None:
+        """Merges at a step boundary what was exchanged there."""
+        if self._merger is not None:
+            self._merger.finish()
+            self._merger.begin()
+            self._merger.finish()
+        self.replica.merge_all()
+        self._count_merge(steps_late=0)
+
     def ended(self, first_step: int, num_bytes: int, finite: bool) -> None:
         """Counts an exchange that read the weights of a step, for the next merge."""
         self.tally.bytes_sent += num_bytes
@@ -96,10 +105,12 @@ class CommunicationSide:
         else:
             self._merger.finish()
             self._merger.begin()
+        self._count_merge(steps_late=0 if self._merger is None else 1)
+
+    def _count_merge(self, steps_late: int) -> None:
         if self._ages:
             for step in self._ages:
-                late = 0 if self._merger is None else 1
-                self.tally.merged(self.replica.step - step + late)
+                self.tally.merged(self.replica.step - step + steps_late)
             self.tally.merges += 1
             self._ages.clear()
 

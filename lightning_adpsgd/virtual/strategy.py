@@ -66,7 +66,8 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         compute: as for `VirtualCluster`, like `link`, `inner_link` and `changes`.
         seed: seed of simulated times and of topologies drawn at random.
         **tuned: `order`, `mixing_gain`, `gossip_every`, `wire_dtype`, `link_budget` and
-            `max_staleness` as for `HADPSGDStrategy`, with simulated seconds.
+            `max_staleness` and `max_wait` as for `HADPSGDStrategy`, with simulated
+            seconds.
 
     Raises:
         TypeError: An argument has a wrong type.

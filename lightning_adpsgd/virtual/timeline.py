@@ -7,6 +7,7 @@ a prediction of throughput only counts them.
 """
 
 import itertools
+import random
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,12 @@ from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
 from lightning_adpsgd.gossip.pacing import Pacer
-from lightning_adpsgd.gossip.protocol import UnderWay, due_round, exchange_weight
+from lightning_adpsgd.gossip.protocol import (
+    Patience,
+    UnderWay,
+    due_round,
+    exchange_weight,
+)
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.topology.topology import Part, Topology
 from lightning_adpsgd.virtual.clock import (
@@ -28,8 +34,8 @@ from lightning_adpsgd.virtual.clock import (
 )
 
 # At the same time messages land first, then steps end, and then exchanges begin, which
-# find the weights of all that stepped at that time.
-_LANDING, _STEPPING, _ASKING = range(3)
+# find the weights of all that stepped at that time. Patience ends last.
+_LANDING, _STEPPING, _ASKING, _SKIPPING = range(4)
 
 
 class Change(NamedTuple):
@@ -264,6 +270,15 @@ class Dropped(NamedTuple):
     exchange: Exchange
 
 
+class Waited(NamedTuple):
+    """A super-learner waits no longer for a partner at its step boundary."""
+
+    seconds: float
+    super_learner: int
+    waited: float
+    met: bool
+
+
 class Failed(NamedTuple):
     """A super-learner is gone."""
 
@@ -279,14 +294,15 @@ class Joined(NamedTuple):
     neighbours: list[int]
 
 
-Event = Stepped | Begun | Ended | Dropped | Failed | Joined
+Event = Stepped | Begun | Ended | Dropped | Waited | Failed | Joined
 
 
 class _Member:
     """The state of a super-learner on the asynchronous timeline."""
 
-    def __init__(self, pacer: Pacer) -> None:
-        self.pacer, self.under_way = pacer, UnderWay()
+    def __init__(self, pacer: Pacer, patience: Patience) -> None:
+        self.pacer, self.under_way, self.patience = pacer, UnderWay(), patience
+        self.began = self.arrived = 0.0  # at its computation, at its step boundary
         self.steps = self.last_exchange_step = 0
         self.waiting = False  # for an exchange, because of `max_staleness`
         # Peers asked or about to be, until the exchange ends; those to ask once more.
@@ -300,6 +316,10 @@ class Asynchronous:
     schedule names. An exchange takes two latencies (question and answer) and the time
     that its bytes need on the links that it shares. No step waits for it.
 
+    In pairs, a super-learner waits after its step for a peer that does the same, and
+    both go on when their exchange has ended. It takes two latencies more, in which they
+    agree on it.
+
     Args:
         scenario: super-learners that take part.
         weight_bytes: bytes of the weights as they are, for gradients and joins.
@@ -307,6 +327,11 @@ class Asynchronous:
         link_budget: bytes per second that a learner sends on average; None: no bound.
         max_staleness: steps after which a super-learner without an exchange waits for
             one; None: it never waits.
+        in_pairs: whether it waits at each step boundary for a peer at its own.
+        max_wait: seconds that it waits for one (`Patience`).
+
+    Attributes:
+        at_boundary: super-learners that wait for a partner, or exchange with one.
     """
 
     def __init__(
@@ -316,6 +341,8 @@ class Asynchronous:
         message_bytes: float,
         link_budget: float | None = None,
         max_staleness: int | None = None,
+        in_pairs: bool = False,
+        max_wait: float | None = None,
     ) -> None:
         self._scenario, self._weight_bytes = scenario, weight_bytes
         # Each learner carries its shard over its own link.
@@ -325,6 +352,9 @@ class Asynchronous:
         self._network = Network(scenario.link.bandwidth, self._agenda, _LANDING)
         self._times = StepTimes(scenario.compute, scenario.seed)
         self._exchanges = dict[Exchange, None]()
+        self._in_pairs, self._max_wait = in_pairs, max_wait
+        self.at_boundary, self._ready = set[int](), set[int]()
+        self._draw = random.Random(f"{scenario.seed} pairs")
         self._states: dict[int, _Member] = {}
         self._events = deque[Event]()
         self._seat(scenario.first_members())
@@ -350,11 +380,14 @@ class Asynchronous:
         self._schedule = self._scenario.schedule(len(members))
 
     def _enter_member(self, index: int, begin: float) -> None:
-        self._states[index] = _Member(Pacer(self._link_budget, self._now))
+        pacer = Pacer(self._link_budget, self._now)
+        self._states[index] = _Member(pacer, Patience(self._max_wait))
         self._compute(index, begin)
 
     def _fail(self, index: int) -> None:
         del self._states[index]
+        self._ready.discard(index)
+        self.at_boundary.discard(index)
         self._seat([i for i in self.members if i != index])
         for exchange in [e for e in self._exchanges if index in e.ends]:
             self._drop(exchange, exchange.other(index))
@@ -372,6 +405,8 @@ class Asynchronous:
             self._network.drop(exchange.crossing)
         if exchange.begun:
             self._events.append(Dropped(self._agenda.now, exchange))
+        if self._in_pairs:
+            self._compute(survivor, self._agenda.now)
 
     def _join(self, index: int) -> None:
         self._seat(sorted([*self.members, index]))
@@ -392,6 +427,8 @@ class Asynchronous:
     # --- steps
 
     def _compute(self, index: int, begin: float) -> None:
+        self._states[index].began = begin
+        self.at_boundary.discard(index)
         end = self._scenario.gradient_end(self._times, index, begin, self._weight_bytes)
         self._agenda.enter(end, _STEPPING, self._step, index, self._states[index])
 
@@ -418,10 +455,62 @@ class Asynchronous:
 
     def _go_on(self, index: int, state: _Member) -> None:
         round = due_round(state.steps, self._scenario.gossip_every)
+        if round is not None and self._in_pairs and self._peers(index):
+            self._arrive(index, state)
+            return
         if round is not None:
             for place in self._schedule.asks(self._places[index], round):
                 self._call(index, self.members[place])
         self._compute(index, self._agenda.now)
+
+    # --- pairs at step boundaries
+
+    def _arrive(self, index: int, state: _Member) -> None:
+        state.arrived = self._agenda.now
+        self.at_boundary.add(index)
+        # After all that step at this time.
+        self._agenda.enter(self._agenda.now, _ASKING, self._pair, index, state)
+
+    def _pair(self, index: int, state: _Member) -> None:
+        if self._states.get(index) is not state:  # it has failed meanwhile
+            return
+        now = self._agenda.now
+        if ready := [peer for peer in self._peers(index) if peer in self._ready]:
+            partner = self._draw.choice(ready)
+            self._ready.remove(partner)
+            self._meet(index, partner)
+            return
+        self._ready.add(index)
+        seconds = now + state.patience.seconds(now - state.began)
+        self._agenda.enter(seconds, _SKIPPING, self._skip, index, state, state.steps)
+
+    def _meet(self, asker: int, asked: int) -> None:
+        weight = exchange_weight(self._scenario.mixing_gain, 1, 1)
+        exchange = Exchange(asker, asked, weight)
+        self._exchanges[exchange] = None
+        for end in exchange.ends:
+            self._states[end].under_way.enter(exchange.other(end))
+            self._end_wait(end, met=True)
+        seconds = self._agenda.now + 2 * self._scenario.link.latency
+        self._agenda.enter(seconds, _ASKING, self._begin, exchange)
+
+    def _skip(self, index: int, state: _Member, steps: int) -> None:
+        still = self._states.get(index) is state and state.steps == steps
+        if still and index in self._ready:
+            self._ready.remove(index)
+            self._end_wait(index, met=False)
+            self._compute(index, self._agenda.now)
+
+    def _end_wait(self, index: int, met: bool) -> None:
+        now = self._agenda.now
+        waited = now - self._states[index].arrived
+        self._events.append(Waited(now, index, waited, met))
+
+    def _leave(self, index: int) -> None:
+        """The learners of a super-learner gather what they have exchanged."""
+        size, link = self._scenario.super_learner_size, self._scenario.inner_link
+        gather = link.allgather_seconds(self._weight_bytes, size)
+        self._compute(index, self._agenda.now + gather)
 
     # --- exchanges
 
@@ -479,7 +568,9 @@ class Asynchronous:
         self._events.append(Ended(self._agenda.now, exchange))
         self._ask_again(exchange)
         for end in exchange.ends:
-            if self._states[end].waiting:
+            if self._in_pairs:
+                self._leave(end)
+            elif self._states[end].waiting:
                 self._wait_or_go_on(end)
 
     def _ask_again(self, exchange: Exchange) -> None:

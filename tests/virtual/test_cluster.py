@@ -67,6 +67,7 @@ MODES: list[dict[str, Any]] = [
     {"communication": "delay_by_one"},
     {"communication": "async"},
     {"communication": "async", "order": "average_then_step"},
+    {"communication": "ready_pairs"},
 ]
 
 

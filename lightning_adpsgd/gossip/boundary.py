@@ -1,0 +1,107 @@
+"""The step boundary at which a super-learner pairs with another that is at its own.
+
+`pairing` has the rules, `peers` the threads that carry words and exchanges. Here the
+training thread waits: for a partner, for an answer, and for the end of the exchange.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+
+from lightning_adpsgd.gossip.account import Account
+from lightning_adpsgd.gossip.pairing import Pair, Pairing
+from lightning_adpsgd.gossip.peers import Peers, Threads
+from lightning_adpsgd.gossip.protocol import Patience
+from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
+
+
+class Boundary:
+    """One learner at its step boundaries; for the training thread.
+
+    The first learner of a super-learner finds the partner and the others follow: all of
+    them exchange with their counterparts, or none does.
+
+    Args:
+        pairing: rules, and what was agreed on; guarded by `state`.
+        node: learners of this super-learner.
+        patience: for how long to wait for a partner.
+        timeout: longest wait for an answer, and for each message of an exchange.
+    """
+
+    def __init__(
+        self,
+        pairing: Pairing,
+        node: SuperLearnerGroup,
+        peers: Peers,
+        account: Account,
+        threads: Threads,
+        state: threading.Condition,
+        patience: Patience,
+        timeout: timedelta,
+    ) -> None:
+        self._pairing, self._node, self._peers = pairing, node, peers
+        self._account, self._threads, self._state = account, threads, state
+        self._patience, self._timeout = patience, timeout
+        self._left_at = time.perf_counter()
+
+    def leave(self) -> None:
+        """The next step begins."""
+        self._left_at = time.perf_counter()
+
+    def meet(self) -> bool:
+        """Exchanges with a peer that is ready in time; whether there was one."""
+        if self._pairing.is_alone:
+            return False
+        begin = time.perf_counter()
+        seconds = self._patience.seconds(begin - self._left_at)
+        pair = self._agreed(self._find(seconds) if self._node.index == 0 else Pair())
+        waited = time.perf_counter() - begin
+        if pair.partner is not None:
+            self._exchange(pair.partner, pair.asks)
+        self._account.was_at_boundary(pair, waited, time.perf_counter() - begin)
+        return pair.partner is not None
+
+    def _find(self, seconds: float) -> Pair:
+        pairing = self._pairing
+        with self._state:
+            self._peers.say(pairing.arrive())
+        self._threads.wait_for(lambda: pairing.is_decided, seconds)
+        with self._state:
+            self._peers.say(pairing.give_up())
+        self._wait(lambda: pairing.is_decided, "the answer to its offer of an exchange")
+        return pairing.pair
+
+    def _agreed(self, pair: Pair) -> Pair:
+        """What the first learner has found, in all learners of the super-learner."""
+        if self._node.size == 1:
+            return pair
+        number = -1 if pair.partner is None else pair.partner
+        found = torch.tensor([number, pair.asks], dtype=torch.int64, device="cpu")
+        self._node.agree(found, 2 * self._timeout)
+        number, asks = found.tolist()
+        return Pair(None if number < 0 else number, bool(asks))
+
+    def _exchange(self, partner: int, asks: bool) -> None:
+        with self._state:
+            before = self._account.num_ended
+            # From here on the partner is answered.
+            self._pairing.partner = partner
+            self._state.notify_all()
+        if asks:
+            self._peers.call([partner])
+        self._wait(lambda: self._account.num_ended > before, "the end of its exchange")
+        with self._state:
+            self._pairing.leave()
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        # Each message times out by itself, so that this ends within two timeouts.
+        limit = 2 * self._timeout.total_seconds()
+        if not self._threads.wait_for(condition, limit):
+            raise RuntimeError(
+                f"super-learner {self._pairing.own} waited {limit:g} s at a step "
+                f"boundary for {what} with super-learner {self._pairing.pair.partner}; "
+                "raise `timeout` if the network is that slow"
+            )

@@ -1,0 +1,310 @@
+"""Pairs that meet at step boundaries, over threads."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lightning_adpsgd import reference
+from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
+from lightning_adpsgd.gossip.members import Members
+from lightning_adpsgd.gossip.pairing import READY
+from lightning_adpsgd.gossip.protocol import Patience
+from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
+from lightning_adpsgd.topology.matrices import complete
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import PeerLost, Pending, ThreadTransport
+from tests.helpers import (
+    PATIENCE,
+    PATIENCE_S,
+    ThreadSuperLearner,
+    engine_threads,
+    engines,
+    random_rows,
+    running,
+    take_first,
+    together,
+)
+
+pytestmark = pytest.mark.usefixtures("engine_device")
+LR = 0.3
+A_MOMENT = 0.002  # seconds; learners skip and meet in the same run
+
+
+class Boundary(NamedTuple):
+    """A step of a learner, and with whom it exchanged after it."""
+
+    learner: int
+    step: int
+    partner: int | None
+
+
+def pairs_of(
+    rows: Tensor, topology: str, max_wait: float, **options: Any
+) -> tuple[list[Tensor], list[Gossip]]:
+    """Engines in which pairs meet."""
+    return engines(rows, topology, in_pairs=True, max_wait=max_wait, **options)
+
+
+def gradient(weights: Tensor, learner: int, number: int) -> Tensor:
+    """Of a bowl, with noise of the learner's and the step's own."""
+    noise = random_rows(1, len(weights), seed=1000 * learner + number)[0]
+    return weights.sin() + noise
+
+
+def train(
+    vector: Tensor,
+    gossip: Gossip,
+    num_steps: int,
+    pause: Callable[[int], float] = lambda number: 0.0,
+) -> list[Boundary]:
+    """Steps down the bowl; returns what came of each boundary."""
+    own, found = gossip.members.circle.own, list[Boundary]()
+    for number in range(num_steps):
+        time.sleep(pause(number))
+        gossip.before_update()
+        vector.sub_(LR * gradient(vector, own, number))
+        gossip.after_update()
+        ages = gossip.statistics().peer_ages
+        met = [peer for peer, age in ages.items() if age == 0]
+        found.append(Boundary(own, number, met[0] if met else None))
+    return found
+
+
+def in_order(logs: Sequence[list[Boundary]]) -> list[reference.Event]:
+    """The events of all learners in an order in which they may have happened."""
+    left, events = [list(log) for log in logs], list[reference.Event]()
+    while any(left):
+        heads = {log[0].learner: log[0] for log in left if log}
+        ready = [
+            b
+            for b in heads.values()
+            if b.partner is None
+            or (b.partner in heads and heads[b.partner].partner == b.learner)
+        ]
+        assert ready, f"no two of these have met each other: {heads}"
+        first = ready[0]
+        ends = [first] if first.partner is None else [first, heads[first.partner]]
+        events += [reference.Step(b.learner, b.step) for b in ends]
+        if first.partner is not None:
+            events.append(reference.Exchange(first.learner, first.partner))
+        for one in ends:
+            left[one.learner].pop(0)
+    return events
+
+
+def replayed(rows: Tensor, events: list[reference.Event]) -> Tensor:
+    """What the matrix of weights becomes by these events."""
+
+    def gradients(weights: Tensor, number: int) -> Tensor:
+        return torch.stack([gradient(w, i, number) for i, w in enumerate(weights)])
+
+    *_, (found, pending) = reference.asynchronous(
+        rows, gradients, reference.ready_pairs(events), LR
+    )
+    assert not pending.any()
+    return found
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    size=st.integers(2, 5),
+    topology=st.sampled_from(["complete", "ring"]),
+    seed=st.integers(0, 10_000),
+)
+def test_threads_do_what_the_matrix_does(size: int, topology: str, seed: int) -> None:
+    """Whoever comes when: the same weights, with each average before the next step."""
+    rows = random_rows(size)
+    vectors, gossips = pairs_of(rows, topology, A_MOMENT)
+    draws = [random.Random(f"{seed} {i}") for i in range(size)]
+
+    def learner(i: int) -> list[Boundary]:
+        return train(
+            vectors[i], gossips[i], 12, lambda n: draws[i].choice([0, 0, A_MOMENT])
+        )
+
+    with running(gossips):
+        logs = together([lambda i=i: learner(i) for i in range(size)])
+        statistics = [gossip.statistics() for gossip in gossips]
+    expected = replayed(rows, in_order(logs))
+    torch.testing.assert_close(torch.stack(vectors), expected, atol=1e-12, rtol=0)
+    for one, log in zip(statistics, logs, strict=True):
+        assert one.exchanges + one.skipped == len(log)
+        assert set(one.staleness) <= {0}
+    assert engine_threads() == []
+
+
+def test_two_with_patience_are_synchronous() -> None:
+    rows = random_rows(2)
+    vectors, gossips = pairs_of(rows, "complete", PATIENCE_S / 2)
+    with running(gossips):
+        together([lambda i=i: train(vectors[i], gossips[i], 6) for i in range(2)])
+        counted = [gossip.statistics() for gossip in gossips]
+
+    def gradients(weights: Tensor, number: int) -> Tensor:
+        return torch.stack([gradient(w, i, number) for i, w in enumerate(weights)])
+
+    steps = reference.synchronous(
+        rows, gradients, lambda k: complete(2).to(rows.device), LR
+    )
+    expected = take_first(steps, 6)[-1]
+    torch.testing.assert_close(torch.stack(vectors), expected, atol=1e-12, rtol=0)
+    assert [(one.exchanges, one.skipped) for one in counted] == [(6, 0)] * 2
+    assert all(0 < one.partner_seconds <= one.exposed_seconds for one in counted)
+
+
+def test_one_whose_peers_are_away_skips_and_goes_on() -> None:
+    rows = random_rows(3)
+    vectors, gossips = pairs_of(rows, "complete", A_MOMENT)
+    with running(gossips):
+        assert [b.partner for b in train(vectors[0], gossips[0], 5)] == [None] * 5
+        found = gossips[0].statistics()
+    assert (found.exchanges, found.skipped) == (0, 5)
+    assert found.bytes_sent == 0
+
+
+def test_a_super_learner_that_is_alone_waits_for_nobody() -> None:
+    vectors, gossips = pairs_of(random_rows(1), "complete", PATIENCE_S)
+    with running(gossips):
+        train(vectors[0], gossips[0], 3)
+        assert gossips[0].statistics().skipped == 0
+
+
+def test_boundaries_between_rounds_are_passed() -> None:
+    vectors, gossips = pairs_of(random_rows(2), "complete", A_MOMENT, every=3)
+    with running(gossips):
+        train(vectors[0], gossips[0], 7)
+        assert gossips[0].statistics().skipped == 2
+
+
+@pytest.mark.parametrize("wire_dtype", [torch.bfloat16, torch.int8])
+def test_what_travels_in_fewer_bits_conserves_the_sum(wire_dtype: torch.dtype) -> None:
+    rows = random_rows(4, length=50)
+    vectors, gossips = pairs_of(
+        rows, "complete", A_MOMENT, wire_dtype=wire_dtype, chunk_elements=20
+    )
+
+    def learner(i: int) -> None:
+        for _ in range(10):
+            gossips[i].before_update()
+            vectors[i].add_(1.0)
+            gossips[i].after_update()
+
+    with running(gossips):
+        together([lambda i=i: learner(i) for i in range(4)])
+        assert sum(gossip.statistics().exchanges for gossip in gossips) > 0
+    total = torch.stack(vectors).sum(0)
+    torch.testing.assert_close(total, rows.sum(0) + 40, atol=1e-10, rtol=0)
+
+
+def test_all_learners_of_a_super_learner_meet_or_skip_together() -> None:
+    """Three super-learners of two, of which one is always left over."""
+    rows = random_rows(3, length=8)
+    schedule = Schedule(find_topology("complete"), 3)
+    across = [ThreadTransport.connect(3) for _ in range(2)]
+    vectors = [[rows[s].clone(), rows[s].clone()] for s in range(3)]
+    options = GossipOptions(timeout=PATIENCE, in_pairs=True, max_wait=A_MOMENT)
+    gossips = [
+        [
+            Gossip(
+                [vectors[s][n]],
+                across[n][s],
+                node,
+                Members.fixed(schedule, s),
+                options,
+            )
+            for n, node in enumerate(ThreadSuperLearner.connect(2))
+        ]
+        for s in range(3)
+    ]
+    everyone = [gossip for of_node in gossips for gossip in of_node]
+    with running(everyone):
+        logs = together(
+            [
+                lambda s=s, n=n: train(vectors[s][n], gossips[s][n], 15)
+                for s in range(3)
+                for n in range(2)
+            ]
+        )
+        counted = [gossip.statistics() for gossip in everyone]
+    for s in range(3):
+        assert logs[2 * s] == logs[2 * s + 1]
+        assert torch.equal(*vectors[s])
+    expected = replayed(rows, in_order(logs[::2]))
+    found = torch.stack([first for first, _ in vectors])
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    assert all(set(one.staleness) <= {0} for one in counted)
+
+
+class CutTransport(ThreadTransport):
+    """A connection that breaks at a moment of the test's choice."""
+
+    cut = threading.Event()
+
+    def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
+        return _Cut(super().post_receive(peer, lane, into), peer, self.cut)
+
+
+class _Cut:
+    def __init__(self, inner: Any, peer: int, cut: threading.Event) -> None:
+        self._inner, self._peer, self._cut = inner, peer, cut
+
+    def wait(self, timeout: timedelta) -> None:
+        deadline = time.monotonic() + timeout.total_seconds()
+        while time.monotonic() < deadline:
+            if self._cut.is_set():
+                raise PeerLost(self._peer, "receiving from it", "it was killed")
+            try:
+                return self._inner.wait(timedelta(milliseconds=5))
+            except PeerLost:
+                continue
+
+
+def test_the_loss_of_a_peer_ends_the_wait_for_a_partner_with_its_name() -> None:
+    schedule = Schedule(find_topology("complete"), 2)
+    transport = CutTransport.connect(2)[0]
+    CutTransport.cut.clear()
+    options = GossipOptions(timeout=PATIENCE, in_pairs=True, max_wait=PATIENCE_S / 2)
+    vector = random_rows(1)[0]
+    members = Members.fixed(schedule, 0)
+    gossip = Gossip([vector], transport, SuperLearnerGroup(), members, options)
+    gossip.start()
+    threading.Timer(0.05, CutTransport.cut.set).start()
+    try:
+        with pytest.raises(PeerLost, match="super-learner 1 while receiving from it"):
+            train(vector, gossip, 1)
+    finally:
+        gossip.abort()
+
+
+def test_an_offer_that_is_not_answered_ends_in_an_error_that_names_the_peer() -> None:
+    vectors, gossips = pairs_of(
+        random_rows(2), "complete", A_MOMENT, timeout=timedelta(seconds=0.2)
+    )
+    gossips[0].start()
+    try:
+        pairing = gossips[0].peers.pairing
+        assert pairing is not None
+        pairing.hear(1, READY)  # it was ready, and is stuck
+        with pytest.raises((RuntimeError, PeerLost), match="super-learner 1"):
+            train(vectors[0], gossips[0], 1)
+    finally:
+        gossips[0].abort()
+
+
+def test_patience_is_a_share_of_the_usual_step_unless_it_is_given() -> None:
+    assert Patience(3.0).seconds(100.0) == 3.0
+    patience = Patience(None)
+    assert patience.seconds(4.0) == 1.0
+    for _ in range(4):
+        patience.seconds(4.0)
+    assert patience.seconds(1000.0) == 1.0  # a validation, say

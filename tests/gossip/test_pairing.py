@@ -1,0 +1,179 @@
+"""The agreement of pairs at step boundaries, over channels that deliver at any time."""
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_adpsgd.gossip.pairing import Pair, Pairing
+
+Edges = dict[int, list[int]]
+
+
+def complete(size: int) -> Edges:
+    return {i: [j for j in range(size) if j != i] for i in range(size)}
+
+
+def ring(size: int) -> Edges:
+    return {i: sorted({(i - 1) % size, (i + 1) % size} - {i}) for i in range(size)}
+
+
+class World:
+    """Super-learners, and a channel for each direction of each edge."""
+
+    def __init__(self, edges: Edges) -> None:
+        self.edges = edges
+        self.ends = {
+            i: Pairing(i, peers, random.Random(i)) for i, peers in edges.items()
+        }
+        self.channels = {(i, j): deque[int]() for i in edges for j in edges[i]}
+        self.at_boundary = set[int]()
+        self.pairs = list[tuple[int, int]]()
+
+    def say(self, i: int, words: list) -> None:
+        for peer, word in words:
+            self.channels[i, peer].append(word)
+
+    def arrive(self, i: int) -> None:
+        self.at_boundary.add(i)
+        self.say(i, self.ends[i].arrive())
+
+    def give_up(self, i: int) -> None:
+        self.say(i, self.ends[i].give_up())
+
+    def deliver(self, i: int, j: int) -> None:
+        """The oldest word from i to j arrives."""
+        self.say(j, self.ends[j].hear(i, self.channels[i, j].popleft()))
+
+    def decided(self) -> list[int]:
+        return [i for i in sorted(self.at_boundary) if self.ends[i].is_decided]
+
+    def exchange(self) -> None:
+        """Those go on that skip, and both ends of a pair together."""
+        for i in self.decided():
+            pair = self.ends[i].pair
+            partner = pair.partner
+            if partner is None:
+                self.leave(i)
+            elif partner in self.decided() and i in self.at_boundary:
+                # No half meeting: both ends have agreed, and one of them asks.
+                assert self.ends[partner].pair == Pair(i, not pair.asks)
+                assert partner in self.edges[i]
+                self.pairs.append((i, partner))
+                self.leave(i)
+                self.leave(partner)
+
+    def leave(self, i: int) -> None:
+        self.ends[i].leave()
+        self.at_boundary.remove(i)
+
+    def deliver_all(self, draw: random.Random) -> None:
+        for _ in range(10_000):
+            filled = [edge for edge, words in self.channels.items() if words]
+            if not filled:
+                return
+            self.deliver(*draw.choice(filled))
+        raise AssertionError("words go to and fro without end")
+
+
+def run(world: World, draw: random.Random, num_events: int) -> None:
+    """Arrivals, ends of patience and deliveries in a random order."""
+    for _ in range(num_events):
+        acts = [(world.arrive, (i,)) for i in world.ends if i not in world.at_boundary]
+        acts += [
+            (world.give_up, (i,)) for i in world.at_boundary if draw.random() < 0.3
+        ]
+        acts += [
+            (world.deliver, edge) for edge, words in world.channels.items() if words
+        ]
+        if acts:
+            act, arguments = draw.choice(acts)
+            act(*arguments)
+        if draw.random() < 0.5:
+            world.exchange()
+
+
+worlds = st.builds(
+    lambda make, size: World(make(size)),
+    st.sampled_from([complete, ring]),
+    st.integers(2, 6),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(world=worlds, seed=st.integers(0, 10_000))
+def test_both_ends_agree_whatever_comes_late(world: World, seed: int) -> None:
+    draw = random.Random(seed)
+    run(world, draw, 120)
+    # `exchange` checks each pair. Nobody is left in half of one.
+    for i in world.ends:
+        world.give_up(i)
+    world.deliver_all(draw)
+    world.exchange()
+    assert not world.at_boundary
+
+
+@settings(max_examples=100, deadline=None)
+@given(world=worlds, seed=st.integers(0, 10_000))
+def test_no_two_that_could_pair_are_left_waiting(world: World, seed: int) -> None:
+    draw = random.Random(seed)
+    run(world, draw, 60)
+    world.deliver_all(draw)
+    world.exchange()
+    waiting = world.at_boundary
+    assert not [(i, j) for i in waiting for j in world.edges[i] if j in waiting]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_all_but_an_odd_one_pair_if_all_are_there(size: int) -> None:
+    world, draw = World(complete(size)), random.Random(size)
+    for i in range(size):
+        world.arrive(i)
+    world.deliver_all(draw)
+    world.exchange()
+    assert len(world.pairs) == size // 2
+    assert len(world.at_boundary) == size % 2
+
+
+def test_a_partner_is_drawn_from_all_that_are_ready() -> None:
+    # On a star, those at the points never pair with each other, and all wait.
+    star = {0: [1, 2, 3, 4], 1: [0], 2: [0], 3: [0], 4: [0]}
+    world, draw = World(star), random.Random(0)
+    for i in (1, 2, 3, 4):
+        world.arrive(i)
+    world.deliver_all(draw)
+    for _ in range(40):
+        world.arrive(0)
+        world.deliver_all(draw)
+        world.exchange()
+        world.arrive(max(world.pairs[-1]))
+        world.deliver_all(draw)
+    assert set(world.pairs) == {(0, 1), (0, 2), (0, 3), (0, 4)}
+
+
+def test_one_that_waits_in_vain_skips_and_owes_nobody_an_answer() -> None:
+    world = World(complete(2))
+    world.arrive(0)
+    world.give_up(0)
+    assert world.ends[0].is_decided
+    assert world.ends[0].pair == Pair()
+    # The other comes too late: it hears that the first was ready, and is gone.
+    world.deliver_all(random.Random(0))
+    world.arrive(1)
+    assert not world.ends[1].is_decided
+    world.give_up(1)
+    assert world.ends[1].pair == Pair()
+
+
+def test_an_offer_that_is_under_way_is_waited_for_and_kept() -> None:
+    world = World(complete(2))
+    world.arrive(0)
+    world.deliver(0, 1)
+    world.arrive(1)  # offers, since 0 has said that it is ready
+    world.give_up(1)
+    assert not world.ends[1].is_decided
+    world.deliver_all(random.Random(0))
+    world.exchange()
+    assert world.pairs == [(0, 1)]
