@@ -34,8 +34,8 @@ from typing_extensions import override
 from lightning_adpsgd.coordination.groups import make_mesh
 from lightning_adpsgd.strategy.checkpoints.sharded import (
     check_sums,
+    has_optimizers,
     is_folder,
-    names_in,
     read_rest,
     read_shards,
     write_shards,
@@ -171,7 +171,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         self._source = Path(checkpoint_path)
         check_sums(self._source, self.global_rank, self.world_size)
         rest = read_rest(self._source, weights_only)
-        if any(name.startswith("optimizer_0.") for name in names_in(self._source)):
+        if has_optimizers(self._source):
             rest["optimizer_states"] = []  # Lightning asks whether there are any
         return rest
 

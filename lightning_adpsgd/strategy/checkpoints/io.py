@@ -73,7 +73,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
             raise IsADirectoryError(
                 f"checkpoint {path} is a folder of shards: resume it with "
                 '`inside="model_parallel"`, or make one file of it with `python -m '
-                f"lightning.pytorch.utilities.consolidate_checkpoint {path}`"
+                f"lightning_adpsgd export {path} --out FILE`"
             )
         system, place = url_to_fs(str(path))
         if not system.exists(place):

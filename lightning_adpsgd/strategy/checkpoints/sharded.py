@@ -2,9 +2,9 @@
 
 torch's distributed checkpoint writes one file per learner, and its own index; beside
 them lies ``meta.pt``, an ordinary checkpoint without tensors, as Lightning's
-`ModelParallelStrategy` has it. So Lightning reads the folder without this package, and
-its `consolidate_checkpoint` makes one file of it. The learners of one super-learner
-write it, for the consensus is the same in all.
+`ModelParallelStrategy` has it, which reads the folder without this package. `export`
+makes one file of it. The learners of one super-learner write the folder, for the
+consensus is the same in all.
 
 The folder gets its name when all is on the disk, in the place of an older one at once.
 ``meta.pt`` keeps size and SHA-256 of every file.
@@ -15,6 +15,7 @@ import hashlib
 import os
 import pickle
 import shutil
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +25,11 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
@@ -41,6 +46,7 @@ META, INDEX = "meta.pt", ".metadata"
 _FILES = "lightning_adpsgd/files"
 """The key of sizes and sums by the names of files."""
 
+_WEIGHTS = "state_dict."
 _AT_WORKING_FOLDER, _EXCHANGE = -100, 2
 _REMEDY = 'resume from another one (`ckpt_path="last"` finds the last that is whole)'
 
@@ -106,9 +112,32 @@ def check_folder(path: Path) -> None:
     read_rest(path)
 
 
-def names_in(path: Path) -> list[str]:
-    """The names of all tensors of a checkpoint, with dots for levels."""
-    return list(_Reader(path).read_metadata().state_dict_metadata)
+def has_optimizers(path: Path) -> bool:
+    """Whether a checkpoint holds states of optimizers beside weights."""
+    names = _Reader(path).read_metadata().state_dict_metadata
+    return any(name.startswith("optimizer_0.") for name in names)
+
+
+def export(folder: Path, file: Path) -> None:
+    """Writes weights and plain data of a checkpoint into one file, for Lightning.
+
+    Raises:
+        DamagedCheckpoint: A file is missing, or is not as it was written.
+        FileExistsError: The file is there already.
+    """
+    if os.path.lexists(file):
+        raise FileExistsError(f"`--out` must not exist yet, got {file}")
+    rest = read_rest(folder)
+    check_sums(folder, 0, 1)
+    found = _Reader(folder).read_metadata().state_dict_metadata
+    weights = {
+        name.removeprefix(_WEIGHTS): torch.empty(kept.size, dtype=kept.properties.dtype)
+        for name, kept in found.items()
+        if name.startswith(_WEIGHTS) and isinstance(kept, TensorStorageMetadata)
+    }
+    read_shards({"state_dict": weights}, folder)
+    with bytes_written_whole(file) as whole:
+        write_checkpoint({**rest, "state_dict": weights}, whole)
 
 
 def read_shards(state: dict[str, Any], path: Path, strict: bool = True) -> None:
@@ -125,7 +154,10 @@ def read_shards(state: dict[str, Any], path: Path, strict: bool = True) -> None:
     """
     planner = DefaultLoadPlanner(allow_partial_load=not strict)
     try:
-        load(state, storage_reader=_Reader(path), planner=planner, no_dist=True)
+        with warnings.catch_warnings():
+            # Learners cut tensors differently, and so each reads by itself.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            load(state, storage_reader=_Reader(path), planner=planner, no_dist=True)
     except CheckpointException as error:
         (first,) = [cause for cause, _ in error.failures.values()][:1]
         if isinstance(first, OSError | EOFError | pickle.UnpicklingError):
@@ -185,6 +217,7 @@ class _Index(pickle.Unpickler):
             ("torch.serialization", "_get_layout"),
             ("torch._C", "_get_privateuse1_backend_name"),
             ("collections", "OrderedDict"),
+            ("pathlib", "PosixPath"),
         )
         is_dtype = module == "torch" and isinstance(
             getattr(torch, name, None), torch.dtype
