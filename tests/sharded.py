@@ -1,5 +1,6 @@
 """A small transformer that its learners shard, for tests and measurements."""
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -54,13 +55,20 @@ class Transformer(pl.LightningModule):
         width: width of the blocks.
         depth: number of blocks.
         seed: seed of the weights.
+        prepare: function that changes the network before it is sharded.
         options: what `fully_shard` takes beside the mesh.
     """
 
     def __init__(
-        self, width: int = 6, depth: int = 2, seed: int = 0, **options: Any
+        self,
+        width: int = 6,
+        depth: int = 2,
+        seed: int = 0,
+        prepare: Callable[[Network], None] = lambda network: None,
+        **options: Any,
     ) -> None:
         super().__init__()
+        self.prepare = prepare
         self.sizes, self.seed, self.options = (width, depth), seed, options
         self.network: Network | None = None
 
@@ -71,6 +79,7 @@ class Transformer(pl.LightningModule):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             self.network = Network(*self.sizes).double()
+        self.prepare(self.network)
         mesh = self.device_mesh
         if mesh is not None:
             mesh = mesh["data_parallel"]

@@ -10,13 +10,17 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.mixing.statistics import Statistics
 from tests.helpers import PATIENCE, PROGRAM_S, engine_threads
 from tests.learners import learners, trainer_of, values
-from tests.sharded import Transformer, sequences
+from tests.sharded import Block, Network, Transformer, sequences
 
 NUM_SEQUENCES = 32
 
@@ -64,8 +68,10 @@ def as_vector(module: Transformer) -> Tensor:
     return torch.cat([w.detach().flatten() for w in module.whole().values()])
 
 
-def fit(rank: int, strategy: Any, seed: int = 0, **arguments: Any) -> Run:
-    module, trajectory = Transformer(seed=seed), Trajectory()
+def fit(
+    rank: int, strategy: Any, module: Transformer | None = None, **arguments: Any
+) -> Run:
+    module, trajectory = module or Transformer(), Trajectory()
     trainer = trainer_of(strategy, 4, callbacks=[trajectory], **arguments)
     training, validation = (sequences(n, rank, 4) for n in (NUM_SEQUENCES, 8))
     trainer.fit(module, training, validation)
@@ -92,6 +98,29 @@ PAIRS = {
     "delayed": both("complete", "delay_by_one", mixing_gain=0.5),
     "adopting": both("complete", "sync", gossip_every=3, after_evaluation="adopt"),
 }
+
+
+def recompute(network: Network) -> None:
+    """Activations of blocks are computed anew in the backward."""
+    apply_activation_checkpointing(
+        network, check_fn=lambda module: isinstance(module, Block)
+    )
+
+
+def compiled(network: Network) -> None:
+    """Without a code generator, which takes longer than the tests."""
+    for block in network.blocks:
+        block.compile(backend="aot_eager")
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "recomputed": {"prepare": recompute},
+    "compiled": {"prepare": compiled},
+    "kept gathered": {"reshard_after_forward": False},
+    "offloaded": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
+}
+MIXED = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+FEATURES["mixed precision"] = {"mp_policy": MIXED}
 CLIPPED = {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2, "max_epochs": 2}
 
 
@@ -104,14 +133,16 @@ def program(rank: int) -> dict[Any, Run]:
     for size in (2, 4):
         shards = strategy("model_parallel", "complete", "sync", size)
         # Super-learners that begin apart take the weights of the first.
-        runs["sync", size] = fit(rank, shards, seed=rank // size)
-    rarely = {"check_val_every_n_epoch": 9}
+        runs["sync", size] = fit(rank, shards, Transformer(seed=rank // size))
+    rarely: dict[str, Any] = {"check_val_every_n_epoch": 9}
     half = PAIRS["half-sync"]["model_parallel"]
     runs["without validation"] = fit(rank, half(), **rarely)
     runs["validation each step"] = fit(rank, half(), val_check_interval=1)
     runs["clipped ddp"] = fit(rank, "ddp", **CLIPPED)
     shards = strategy("model_parallel", "complete", "sync", 4)
     runs["clipped"] = fit(rank, shards, **CLIPPED)
+    for name, options in FEATURES.items():
+        runs[name] = fit(rank, half(), Transformer(**options))
     for wire_dtype in (None, torch.int8):
         asynchronous = strategy(
             "model_parallel", "complete", "async", wire_dtype=wire_dtype, cpu_share=1.0
@@ -184,3 +215,21 @@ def test_asynchronous_learners_exchange_and_end_in_one_mean(
         assert runs["async", wire_dtype].statistics.exchanges > 0
         assert runs["async", wire_dtype].statistics.refused == 0
     assert first.end.isfinite().all()
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_what_fsdp2_can_do_changes_nothing_else(results: Any, name: str) -> None:
+    # bfloat16 keeps 8 bits.
+    tolerance = 0.05 if name == "mixed precision" else 1e-12
+    for runs in results:
+        expected = runs["half-sync", "model_parallel"]
+        for one, other in zip(runs[name][:2], expected[:2], strict=True):
+            torch.testing.assert_close(one, other, atol=tolerance, rtol=0)
+            assert one.dtype == torch.float64
+
+
+def test_compute_in_half_precision_leaves_whole_shards(results: Any) -> None:
+    for runs in results:
+        expected = runs["half-sync", "model_parallel"].end
+        error = (runs["mixed precision"].end - expected).abs().max()
+        assert 1e-6 < error < 0.05
