@@ -1,10 +1,12 @@
-"""The command line: looks at a machine, predicts a cluster's speed, lets islands meet.
+"""The command line: looks at a machine, predicts a cluster's speed, lets islands meet,
+and makes one file of a checkpoint in shards.
 
 python -m lightning_adpsgd doctor
 python -m lightning_adpsgd calibrate --out machine.json
 python -m lightning_adpsgd predict --calibration machine.json --learners 64
 python -m lightning_adpsgd rendezvous --port 29400
 python -m lightning_adpsgd credentials --out credentials
+python -m lightning_adpsgd export run/last.ckpt --out whole.ckpt
 """
 
 import argparse
@@ -27,6 +29,7 @@ from lightning_adpsgd.prediction import calibration
 from lightning_adpsgd.prediction.calibration import Calibration
 from lightning_adpsgd.prediction.model import Mode, Prediction, Workload, predict
 from lightning_adpsgd.strategy import doctor
+from lightning_adpsgd.strategy.checkpoints.sharded import export
 from lightning_adpsgd.topology.named import TOPOLOGIES
 from lightning_adpsgd.transport.links.credentials import FOLDER
 from lightning_adpsgd.transport.links.issuing import issue
@@ -65,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_predict(commands)
     _add_rendezvous(commands)
     _add_credentials(commands)
+    _add_export(commands)
     return parser
 
 
@@ -307,6 +311,25 @@ def _issue_credentials(chosen: argparse.Namespace) -> None:
         f"made {chosen.out}: copy it to all machines of the job, keep it secret, and "
         f"set {FOLDER} to its path there"
     )
+# --- export
+
+
+def _add_export(commands: _Commands) -> None:
+    add = commands.add_parser(
+        "export",
+        help="one file of a checkpoint in shards",
+        description="Writes the weights and the plain data of a folder of shards into "
+        "one file, for `load_from_checkpoint`; optimizer states stay behind. Takes the "
+        "memory of the whole model, on any machine.",
+    )
+    add.add_argument("folder", type=Path)
+    add.add_argument("--out", type=Path, required=True)
+    add.set_defaults(command=_export)
+
+
+def _export(chosen: argparse.Namespace) -> None:
+    export(chosen.folder, chosen.out)
+    print(f"wrote {chosen.out}")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=5)
 """How long a peer may say nothing."""
 
 CommunicationName = Literal["sync", "delay_by_one", "async", "ready_pairs"]
+InsideName = Literal["ddp", "model_parallel"]
 _WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16, torch.int8)
 _ORDERS = (None, "step_then_average", "average_then_step")
 
@@ -83,6 +84,7 @@ class Dials:
     topology: Topology
     communication: CommunicationName
     super_learner_size: int | Literal["node"]
+    inside: InsideName = "ddp"
     order: Order | None = None
     mixing_gain: float = 1.0
     gossip_every: int = 1
@@ -102,6 +104,7 @@ class Dials:
     def __post_init__(self) -> None:
         communications = get_args(CommunicationName)
         _check_one_of("communication", self.communication, communications)
+        _check_one_of("inside", self.inside, ("ddp", "model_parallel"))
         _check_one_of("order", self.order, _ORDERS)
         _check_one_of("wire_dtype", self.wire_dtype, _WIRE_DTYPES)
         _check_one_of("after_evaluation", self.after_evaluation, ("restore", "adopt"))
@@ -123,6 +126,8 @@ class Dials:
             _check_positive(name, getattr(self, name))
         self._check_combinations()
         self._check_max_wait()
+        if self.inside == "model_parallel":
+            self._check_with_shards()
         if self.islands is not None:
             self._check_with_islands(self.islands)
 
@@ -145,6 +150,24 @@ class Dials:
         hidden = self.communication == "delay_by_one"
         default: Order = "average_then_step" if hidden else "step_then_average"
         return self.order or default
+
+    def _check_with_shards(self) -> None:
+        one_place = "learner 0 would collect the weights of all super-learners"
+        if self.communication == "ready_pairs":
+            raise ValueError(
+                "`communication` must be 'sync', 'delay_by_one' or 'async' with "
+                "`inside=\"model_parallel\"`, got 'ready_pairs': pairs of sharded "
+                "super-learners are not tried"
+            )
+        for name, allowed, reason in (
+            ("save_learners", False, one_place),
+            ("islands", None, "an island sends whole models to those that join"),
+        ):
+            if (value := getattr(self, name)) != allowed:
+                raise ValueError(
+                    f'`{name}` must be {allowed!r} with `inside="model_parallel"`, got '
+                    f"{value!r}: {reason}"
+                )
 
     def _check_with_islands(self, islands: str) -> None:
         RendezvousAddress.parse(islands)

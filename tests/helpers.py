@@ -219,16 +219,16 @@ def engine_threads() -> list[str]:
 class ThreadSuperLearner(SuperLearnerGroup):
     """The learners of one super-learner as threads of this process."""
 
-    def __init__(self, index: int, boxes: "Boxes") -> None:
-        super().__init__()
+    def __init__(self, index: int, boxes: "Boxes", holds_all: bool = True) -> None:
+        super().__init__(holds_all=holds_all)
         self.index, self.size = index, len(boxes)
         self._boxes = boxes
 
     @classmethod
-    def connect(cls, size: int) -> list[Self]:
+    def connect(cls, size: int, holds_all: bool = True) -> list[Self]:
         """The nodes' learners, from the first to the last shard."""
         boxes: Boxes = [[queue.SimpleQueue() for _ in range(size)] for _ in range(size)]
-        return [cls(index, boxes) for index in range(size)]
+        return [cls(index, boxes, holds_all) for index in range(size)]
 
     @override
     def agree(self, flags: Tensor, timeout: timedelta) -> None:

@@ -35,6 +35,7 @@ from lightning_adpsgd.callbacks.reporting import (
     log,
     within_training,
 )
+from lightning_adpsgd.weights.shards import is_sharded
 
 
 class EffectiveRate(NamedTuple):
@@ -160,6 +161,11 @@ class ConsensusMonitor(Monitor):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
+        if self._num_gradients and is_sharded(pl_module):
+            raise ValueError(
+                f"`gradients` must be 0 with shards of a model, got "
+                f"{self._num_gradients}: gradients are compared as whole vectors"
+            )
         self._forget()
 
     @override

@@ -12,21 +12,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def gather_weights_only(value: Any, device: torch.device) -> list[Any] | None:
-    """Brings one value of each learner together; a collective over all.
+def gather_weights_only(
+    value: Any, device: torch.device, group: dist.ProcessGroup | None = None
+) -> list[Any] | None:
+    """Brings one value of each learner of a group together; None: of all learners.
 
     Returns:
-        The values by rank, tensors on the host, in learner 0; None elsewhere.
+        The values by rank, tensors on the host, in the first learner; None elsewhere.
     """
-    where = torch.device("cpu") if dist.get_backend() == "gloo" else device
+    where = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
     mine = _as_bytes(value).to(where)
     length = torch.tensor([len(mine)], device=where)
-    lengths = [torch.zeros_like(length) for _ in range(dist.get_world_size())]
-    dist.all_gather(lengths, length)
+    lengths = [torch.zeros_like(length) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(lengths, length, group=group)
     longest = max(int(number) for number in lengths)
     mine = torch.nn.functional.pad(mine, (0, longest - len(mine)))
-    rows = [torch.empty_like(mine) for _ in lengths] if dist.get_rank() == 0 else None
-    dist.gather(mine, rows)
+    is_first = dist.get_rank(group) == 0
+    rows = [torch.empty_like(mine) for _ in lengths] if is_first else None
+    dist.gather(mine, rows, group=group, group_dst=0)
     if rows is None:
         return None
     pairs = zip(rows, lengths, strict=True)

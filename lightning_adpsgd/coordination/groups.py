@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_adpsgd.weights.streams import side_stream, wait_for_stream
@@ -65,6 +66,34 @@ def make_groups(
     for group in (counterparts, shards) if on_device else ():
         _connect(group, device)
     return Groups(counterparts, gradients, shards, on_device)
+
+
+def make_mesh(
+    device_type: str, super_learner_size: int, timeout: timedelta
+) -> DeviceMesh:
+    """The mesh over which this super-learner shards; a collective of all learners.
+
+    Args:
+        device_type: "cpu" or "cuda".
+        super_learner_size: N.
+        timeout: longest wait of an operation.
+
+    Returns:
+        Mesh of dimensions "data_parallel", of N learners, and "tensor_parallel", of 1.
+    """
+    size, num_learners = super_learner_size, dist.get_world_size()
+    backend = "gloo" if device_type == "cpu" else None
+    ranks = list(range(num_learners))
+    within = [ranks[begin : begin + size] for begin in range(0, num_learners, size)]
+    shards = _own_group(within, timeout, backend)
+    alone = _own_group([[rank] for rank in ranks], timeout, backend)
+    first = dist.get_rank() // size * size
+    return DeviceMesh.from_group(
+        [shards, alone],
+        device_type,
+        [[rank] for rank in range(first, first + size)],
+        mesh_dim_names=("data_parallel", "tensor_parallel"),
+    )
 
 
 def wrap_in_ddp(

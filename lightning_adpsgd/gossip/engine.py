@@ -52,10 +52,13 @@ from lightning_adpsgd.gossip.protocol import Patience, due_round
 from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.mixing.statistics import Statistics
-from lightning_adpsgd.mixing.super_learner import ShardGather, SuperLearnerGroup, Votes
+from lightning_adpsgd.mixing.super_learner import (
+    SuperLearnerGroup,
+    Votes,
+    merge_together,
+)
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.transport.base import Transport
-from lightning_adpsgd.weights.flat import shard
 from lightning_adpsgd.weights.replica import Replica, as_real
 
 _log = logging.getLogger(__name__)
@@ -108,7 +111,7 @@ class Gossip(Communication, Exchanges):
     thread, which alone writes the flat vectors (w).
 
     Args:
-        vectors: the flat weights.
+        vectors: the weights that this learner holds.
         transport: connection to the counterparts in the other super-learners.
         node: the learners of this super-learner.
         members: the super-learners; two that meet alone use a = gain / 2.
@@ -133,7 +136,7 @@ class Gossip(Communication, Exchanges):
         self.members, timeout = members, options.timeout
         self._state = state = threading.Condition()
         vectors = [as_real(vector) for vector in vectors]
-        self._shards = self._shards_of(vectors)
+        self._shards = node.own(vectors)
         self._replica = replica = Replica(self._shards, options.chunk_elements, state)
         self._quarantine = Quarantine(
             members, vectors, node, replica, timeout, options.max_reloads
@@ -287,7 +290,7 @@ class Gossip(Communication, Exchanges):
     @override
     def set_aside(self, vectors: Sequence[Tensor]) -> None:
         # A peer that has resumed earlier asks at any time.
-        self._replica.show(self._shards_of([as_real(vector) for vector in vectors]))
+        self._replica.show(self._node.own([as_real(vector) for vector in vectors]))
 
     @override
     def resume(self) -> None:
@@ -331,9 +334,6 @@ class Gossip(Communication, Exchanges):
         return adopted
 
     # --- private
-
-    def _shards_of(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        return [shard(v, self._node.index, self._node.size) for v in vectors]
 
     def _take_up(self) -> None:
         adoption, self._adoption = self._adoption, None
@@ -392,9 +392,9 @@ class Gossip(Communication, Exchanges):
 class Merging:
     """``w += d``; for the training thread.
 
-    A learner alone merges at once. The learners of a super-learner must merge the same
-    change at the same step: it is gathered while the next step computes, and merged at
-    its end.
+    A learner alone merges at once, and so does one that holds its shards alone. The
+    learners of a super-learner that all hold all weights must merge the same change at
+    the same step: it is gathered while the next step computes, and merged at its end.
     """
 
     def __init__(
@@ -406,9 +406,7 @@ class Merging:
         account: Account,
     ) -> None:
         self._replica, self._account = replica, account
-        self._together = (
-            ShardGather(vectors, replica, node, timeout) if node.size > 1 else None
-        )
+        self._together = merge_together(vectors, replica, node, timeout)
 
     @property
     def seconds(self) -> float:
@@ -455,8 +453,7 @@ class Merging:
         if self._together is None:
             self._replica.merge_all()
         else:
-            self._together.begin(votes)
-            self._together.finish()
+            self._together.merge_all(votes)
 
     def finish(self) -> None:
         """Ends a merge that the learners of a super-learner have begun together."""
@@ -475,4 +472,5 @@ class Merging:
             self._together.stop(seconds)
 
     def _count(self) -> None:
-        self._account.merged(steps_late=0 if self._together is None else 1)
+        together = self._together
+        self._account.merged(steps_late=0 if together is None else together.steps_late)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
-from lightning_adpsgd.weights.flat import FlatParameters
+from lightning_adpsgd.weights.flat import Weights
 from lightning_adpsgd.weights.replica import to_averaging_dtype
 
 _CHUNK = 1 << 22
@@ -69,7 +69,7 @@ class ConsensusModel:
 
     def __init__(
         self,
-        flat: FlatParameters,
+        flat: Weights,
         communication: Communication,
         meet: Callable[[str], object],
         exchanges: Exchanges | None = None,
@@ -77,7 +77,7 @@ class ConsensusModel:
     ) -> None:
         self._flat, self._communication = flat, communication
         self._exchanges = exchanges
-        self._meet, self._average = meet, average or _average
+        self._meet, self._average = meet, average or average_whole
         self.local_weights: list[Tensor] | None = None
 
     @property
@@ -119,7 +119,7 @@ class ConsensusModel:
 
 
 @torch.no_grad()
-def _average(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
+def average_whole(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
     """Replaces the vectors by their mean over all learners whose weights are finite.
 
     The learners of a super-learner hold equal weights, and super-learners are of one
@@ -128,30 +128,71 @@ def _average(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
     Returns:
         The distance of the weights in `trained` from that mean.
     """
-    finite = all_finite(vectors)
+    return _average(vectors, trained, _finite_ones(vectors, 1), None)
+
+
+@torch.no_grad()
+def average_shards(
+    vectors: list[Tensor],
+    trained: list[Tensor],
+    counterparts: dist.ProcessGroup,
+    num_buffers: int = 0,
+) -> Consensus:
+    """Does the same where each learner holds its shards alone.
+
+    Args:
+        vectors: shards, and after them buffers, of which each learner has its own.
+        trained: weights that were trained on.
+        counterparts: learners that hold the same shards.
+        num_buffers: number of buffers, which become equal in all learners.
+    """
+    size = dist.get_world_size() // dist.get_world_size(counterparts)
+    finite = _finite_ones(vectors, size)
+    consensus = _average(vectors, trained, finite, counterparts)
+    for buffer in vectors[len(vectors) - num_buffers :]:
+        dist.all_reduce(buffer)
+        buffer.div_(dist.get_world_size())
+    return consensus
+
+
+class _Finite(NamedTuple):
+    """Whether this one's weights are finite, and the number of those that are."""
+
+    mine: bool
+    number: int
+
+
+def _average(
+    vectors: list[Tensor],
+    trained: list[Tensor],
+    finite: _Finite,
+    group: dist.ProcessGroup | None,
+) -> Consensus:
     device = vectors[0].device if vectors else torch.device("cpu")
-    num_finite = _count_finite(finite, device)
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     for vector, local in zip(vectors, trained, strict=True):
         # In chunks, so that no further copy of the weights is needed.
         chunks = zip(vector.split(_CHUNK), local.split(_CHUNK), strict=True)
         for chunk, local_chunk in chunks:
             mean = to_averaging_dtype(chunk)
-            dist.all_reduce(mean if finite else mean.zero_())
-            mean.div_(num_finite)
-            if finite:
+            dist.all_reduce(mean if finite.mine else mean.zero_(), group=group)
+            mean.div_(finite.number)
+            if finite.mine:
                 sums[0] += (local_chunk - mean).abs().double().square().sum()
                 sums[1] += mean.abs().double().square().sum()
             chunk.copy_(mean)
     dist.all_reduce(sums)
-    return Consensus.of(*sums.div_(num_finite).tolist())
+    return Consensus.of(*sums.div_(finite.number).tolist())
 
 
-def _count_finite(finite: bool, device: torch.device) -> int:
+def _finite_ones(vectors: list[Tensor], size: int) -> _Finite:
+    """Which of the parts of so many consecutive learners are finite; a collective."""
+    device = vectors[0].device if vectors else torch.device("cpu")
     flags = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
-    flags[dist.get_rank()] = finite
+    flags[dist.get_rank()] = all_finite(vectors)
     dist.all_reduce(flags)
-    if not flags.any():
+    together = flags.view(-1, size).bool().all(1)
+    if not together.any():
         raise all_diverged("learners")
     if not flags.all():
         rank_zero_warn(
@@ -159,4 +200,4 @@ def _count_finite(finite: bool, device: torch.device) -> int:
             f"{(flags == 0).nonzero().flatten().tolist()} are infinite or NaN; the "
             "consensus model is the mean of the others."
         )
-    return int(flags.sum())
+    return _Finite(bool(together[dist.get_rank() // size]), int(together.sum()))

@@ -28,8 +28,12 @@ from lightning_adpsgd.transport.base import (
     Transport,
     one_behind,
 )
-from lightning_adpsgd.weights.flat import shard
-from lightning_adpsgd.weights.replica import as_real, averaging_dtype
+from lightning_adpsgd.weights.replica import (
+    as_real,
+    averaging_dtype,
+    places_in,
+    runs_of_one_dtype,
+)
 from lightning_adpsgd.weights.streams import Mark, host_memory, to_device, to_host
 
 _log = logging.getLogger(__name__)
@@ -59,15 +63,17 @@ class Mixer(Protocol):
 class RoundMixer:
     """Applies one round of a schedule to vectors, together with all super-learners.
 
-    Each learner of a super-learner mixes its shard; then the super-learner gathers the
-    shards. A round goes chunk by chunk: while one is averaged, the next one crosses.
+    Each learner of a super-learner mixes its shard. Then the super-learner gathers the
+    shards, unless each learner holds its own alone. A round goes chunk by chunk: while
+    one is averaged, the next one crosses.
 
     Weights on a GPU are mixed there if the transport takes tensors of a GPU, as NCCL
     does, and on the host otherwise, by way of one staging copy on the GPU, so that the
     training stream never waits for the bus.
 
     Args:
-        vectors: the flat weights; `finish` writes them.
+        vectors: the weights that this learner holds; `finish` writes them. Those of one
+            dtype that follow one another cross in common chunks.
         transport: connection to the counterparts in the other super-learners.
         node: learners of this super-learner.
         schedule: mixing matrices.
@@ -87,18 +93,18 @@ class RoundMixer:
         self._vectors = [as_real(vector) for vector in vectors]
         self._transport, self._node = transport, node
         self._schedule, self._timeout = schedule, timeout
-        self._shards = [shard(v, node.index, node.size) for v in self._vectors]
+        self._shards = node.own(self._vectors)
         self.device = self._vectors[0].device if vectors else torch.device("cpu")
         self._where = self.device if transport.on_device else torch.device("cpu")
-        self._snapshots = [*map(self._memory_for, self._shards)]
-        self._mixed = [*map(self._memory_for, self._shards)]
+        self._snapshots = self._packed(self._shards)
+        self._mixed = self._packed(self._shards)
         self._chunks = [
             _Chunk(*pair)
             for both in zip(self._snapshots, self._mixed, strict=True)
             for pair in zip(*(v.split(chunk_elements) for v in both), strict=True)
         ]
-        alone = node.size == 1
-        self._whole = self._mixed if alone else [*map(self._memory_for, self._vectors)]
+        self._gathers = node.size > 1 and node.holds_all
+        self._whole = self._packed(self._vectors) if self._gathers else self._mixed
         self._staged = self._whole if self._where == self.device else self._stage()
         self._taken, self._mixed_mark = Mark(self.device), Mark(self.device)
         self._buffers: dict[tuple[torch.dtype, int, int], Tensor] = {}
@@ -108,7 +114,7 @@ class RoundMixer:
 
     def take_snapshot(self) -> None:
         """Copies the weights; what follows works on the copy."""
-        for copy, own in zip(self._first_copies(), self._shards, strict=True):
+        for own, copy in places_in(self._first_copies(), self._shards):
             copy.copy_(own)
         self._taken.set()
 
@@ -136,7 +142,7 @@ class RoundMixer:
     def finish(self) -> None:
         """Adds the computed change to the weights as they are by then."""
         self._mixed_mark.follow()
-        for vector, change in zip(self._vectors, self._staged, strict=True):
+        for vector, change in places_in(self._staged, self._vectors):
             vector.add_(change)
         self.tally.merges += 1
 
@@ -148,7 +154,7 @@ class RoundMixer:
         """The memory to which each shard is copied first, on its own device."""
         if self._staged is self._whole:
             return self._snapshots
-        return [shard(v, self._node.index, self._node.size) for v in self._staged]
+        return self._node.own(self._staged)
 
     def _post_mean(self, number: int, chunk: "_Chunk", part: Part) -> "_Crossing":
         chunk.mixed.copy_(chunk.snapshot)
@@ -212,13 +218,17 @@ class RoundMixer:
         )
 
     def _gather(self) -> None:
-        if self._node.size > 1:
+        if self._gathers:
             for mixed, whole in zip(self._mixed, self._whole, strict=True):
                 into = list(whole.chunk(self._node.size))
                 self._node.gather(mixed, into, self._timeout)
 
-    def _memory_for(self, vector: Tensor) -> Tensor:
-        return self._memory(len(vector), averaging_dtype(vector.dtype))
+    def _packed(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """Memory for these vectors, those of one dtype one after another."""
+        return [
+            self._memory(sum(map(len, run)), averaging_dtype(run[0].dtype))
+            for run in runs_of_one_dtype(vectors)
+        ]
 
     def _memory(self, length: int, dtype: torch.dtype) -> Tensor:
         if self._where == self.device:

@@ -6,6 +6,9 @@ shards beside the computation of one step, and every learner merges them at its 
 Each learner gives the others only the chunks that exchanges have changed: exchanges end
 at different times in different learners. With them go `Votes`, which all learners count
 at the same step.
+
+Where each learner holds 1/N of the weights and no more, `ShardMerge` merges what came
+at once, and only the votes go around.
 """
 
 import time
@@ -38,12 +41,21 @@ class SuperLearnerGroup:
 
     Args:
         group: process group that nothing else uses; None: a super-learner of one.
+        holds_all: whether each learner holds all weights, and not a shard of its own.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, holds_all: bool = True
+    ) -> None:
+        self._group, self.holds_all = group, holds_all
         self.index = dist.get_rank(group) if group is not None else 0
         self.size = dist.get_world_size(group) if group is not None else 1
+
+    def own(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """What this learner exchanges of the vectors that it holds, as views."""
+        if not self.holds_all:
+            return list(vectors)
+        return [shard(vector, self.index, self.size) for vector in vectors]
 
     def agree(self, flags: Tensor, timeout: timedelta) -> None:
         """Replaces each number by the largest that any learner has there."""
@@ -92,7 +104,7 @@ def gather_shards(
     vectors: Sequence[Tensor], node: SuperLearnerGroup, timeout: timedelta
 ) -> None:
     """Gives all learners of a super-learner the shard of each."""
-    if node.size == 1:
+    if node.size == 1 or not node.holds_all:
         return
     for vector in map(as_real, vectors):
         shards = [shard(vector, n, node.size) for n in range(node.size)]
@@ -118,10 +130,13 @@ class ShardGather:
         worker: what runs the collectives; None: a thread of its own.
 
     Attributes:
+        steps_late: steps between what is taken and its merge.
         seconds: time that the training thread waited for the collectives.
         agreed: what any learner had voted for when the last finished merge began; the
             same in all of them.
     """
+
+    steps_late = 1
 
     def __init__(
         self,
@@ -138,7 +153,11 @@ class ShardGather:
         self._taken, self._arrived = Mark(replica.device), Mark(replica.device)
         self._mine = [_zeros_like(chunk, replica.device) for chunk in replica.chunks]
         of_shards = (
-            replica.split([shard(vector, n, node.size) for vector in vectors])
+            [
+                chunk
+                for vector in vectors
+                for chunk in shard(vector, n, node.size).split(replica.chunk_elements)
+            ]
             for n in range(node.size)
         )
         # By chunk, for each learner: the weights of its shard, and what it has changed.
@@ -169,6 +188,12 @@ class ShardGather:
         for number, owner in changed:
             self._add(number, owner)
         return bool(changed)
+
+    def merge_all(self, votes: Votes = _NOTHING) -> None:
+        """Merges all that was averaged, in all learners; no exchange is under way."""
+        self.finish()
+        self.begin(votes)
+        self.finish()
 
     def stop(self, seconds: float) -> None:
         """Ends the thread, or leaves it behind after this time."""
@@ -206,6 +231,80 @@ class ShardGather:
             change.here.zero_()
         else:
             weights.add_(change.here)
+
+
+class ShardMerge:
+    """Merges what the shards of a learner received, and counts the votes of all.
+
+    Called as `ShardGather` is. A learner that holds no other shards merges its own at
+    once: the next forward gathers them as they are.
+
+    Args:
+        replica: x and d of this learner's shards.
+        node: learners of the super-learner.
+        timeout: longest wait for each collective.
+        worker: what runs the collectives; None: a thread of its own.
+
+    Attributes:
+        steps_late, seconds, agreed: as in `ShardGather`.
+    """
+
+    steps_late = 0
+
+    def __init__(
+        self,
+        replica: Replica,
+        node: SuperLearnerGroup,
+        timeout: timedelta,
+        worker: BackgroundWorker | InlineWorker | None = None,
+    ) -> None:
+        self._replica, self._node, self._timeout = replica, node, timeout
+        self.seconds, self.agreed = 0.0, _NOTHING
+        self._worker = worker or BackgroundWorker("adpsgd-node", replica.device)
+        self._counting: Future[Votes] | None = None
+
+    def begin(self, votes: Votes = _NOTHING) -> None:
+        """Starts to count votes."""
+        self._counting = self._worker.submit(lambda: self._count(votes))
+
+    def finish(self) -> bool:
+        """Waits for the votes that `begin` gave, and merges; whether there was any."""
+        if self._counting is not None:
+            begin = time.perf_counter()
+            counting, self._counting = self._counting, None
+            self.agreed = counting.result()
+            self.seconds += time.perf_counter() - begin
+        return self._replica.merge()
+
+    def merge_all(self, votes: Votes = _NOTHING) -> None:
+        """Merges all that was averaged; no exchange is under way."""
+        self.finish()
+        self.begin(votes)
+        self.finish()
+        self._replica.merge_all()
+
+    def stop(self, seconds: float) -> None:
+        """Ends the thread, or leaves it behind after this time."""
+        self._worker.stop(seconds)
+
+    def _count(self, votes: Votes) -> Votes:
+        flags = torch.tensor(votes, dtype=torch.uint8, device="cpu")
+        self._node.agree(flags, self._timeout)
+        return Votes(*map(bool, flags.tolist()))
+
+
+def merge_together(
+    vectors: Sequence[Tensor],
+    replica: Replica,
+    node: SuperLearnerGroup,
+    timeout: timedelta,
+) -> ShardGather | ShardMerge | None:
+    """How the learners of a super-learner merge; None: there is but one."""
+    if node.size == 1:
+        return None
+    if node.holds_all:
+        return ShardGather(vectors, replica, node, timeout)
+    return ShardMerge(replica, node, timeout)
 
 
 def _add_and_tell_rest(weights: Tensor, change: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     LearningRateFinder,
     ModelCheckpoint,
+    ModelPruning,
     StochasticWeightAveraging,
     Timer,
 )
@@ -56,6 +57,19 @@ def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
             )
 
 
+def check_arguments_of_shards(arguments: Mapping[str, Any]) -> None:
+    """Refuses what applies to DDP, which shards do without."""
+    allowed = ("cluster_environment", "accelerator", "parallel_devices")
+    allowed += ("checkpoint_io", "precision_plugin", "process_group_backend")
+    for name, value in arguments.items():
+        if name not in allowed and (name, value) != ("start_method", "popen"):
+            raise ValueError(
+                f'`{name}` must not be set with `inside="model_parallel"`, got '
+                f"{value!r}: there is no DDP inside a super-learner, and learners are "
+                "processes that begin on their own"
+            )
+
+
 def check_island(super_learner_size: int, world_size: int) -> None:
     """Refuses an island that is not one super-learner."""
     if super_learner_size != world_size:
@@ -70,6 +84,7 @@ def refuse_unsupported(
     trainer: pl.Trainer,
     strategy: DDPStrategy,
     super_learner_size: int,
+    inside: str = "ddp",
 ) -> None:
     """Refuses what the strategy cannot honour for learners that gossip."""
     device = strategy.root_device.type
@@ -83,11 +98,37 @@ def refuse_unsupported(
                 "wait for one another in each forward; use batch-norm, and "
                 "`sync_batchnorm=True` to synchronise it inside super-learners"
             )
+    if inside == "model_parallel":
+        _refuse_with_shards(trainer, strategy)
+        return
     for name, parameter in trainer.lightning_module.named_parameters():
         if isinstance(parameter, DTensor):
             raise ValueError(
                 f"`{name}` must be a whole tensor in each learner, got a shard of one: "
-                "gossip averages whole models; use FSDP without this strategy"
+                'set `inside="model_parallel"`, with which learners hold shards'
+            )
+
+
+def _refuse_with_shards(trainer: pl.Trainer, strategy: DDPStrategy) -> None:
+    if strategy._layer_sync is not None:
+        raise ValueError(
+            '`sync_batchnorm` must be False with `inside="model_parallel"`, got True: '
+            "use a normalisation of single samples, such as layer-norm"
+        )
+    if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
+        raise ValueError(
+            '`precision` must not be "16-mixed" with `inside="model_parallel"`, got a '
+            f"{type(scaler).__name__}: each learner would skip steps by its own shard; "
+            'use "bf16-mixed", or FSDP2\'s `MixedPrecisionPolicy`'
+        )
+    for callback in getattr(trainer, "callbacks", ()):
+        # Each keeps or changes whole weights.
+        if isinstance(callback, ModelPruning | StochasticWeightAveraging) or hasattr(
+            callback, "_average_model"
+        ):
+            raise ValueError(
+                f"`{type(callback).__name__}` cannot be used with "
+                '`inside="model_parallel"`: it works on whole weights'
             )
 
 

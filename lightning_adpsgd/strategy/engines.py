@@ -1,12 +1,13 @@
 """The engine that averages the weights of a job, as its dials ask for it."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_adpsgd.coordination.groups import Groups, has_nccl
@@ -17,6 +18,7 @@ from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
+from lightning_adpsgd.mixing.consensus import Average, average_shards
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
@@ -27,7 +29,8 @@ from lightning_adpsgd.transport.process_group import (
     DeviceTransport,
     DistributedTransport,
 )
-from lightning_adpsgd.weights.flat import FlatParameters
+from lightning_adpsgd.weights.flat import FlatParameters, Weights
+from lightning_adpsgd.weights.shards import LocalShards, is_sharded
 
 
 class Engine(NamedTuple):
@@ -64,6 +67,38 @@ class Engine(NamedTuple):
         return (self.island or self.communication).statistics()
 
 
+def weights_of(module: nn.Module, dials: Dials, super_learner_size: int) -> Weights:
+    """The weights of a module as the engine reads them.
+
+    Raises:
+        ValueError: The module cannot be flattened, or is not sharded as it must be.
+    """
+    has_shards = super_learner_size > 1 or is_sharded(module)
+    if dials.inside == "model_parallel" and has_shards:
+        return LocalShards(module, super_learner_size)
+    return FlatParameters(module, shards=super_learner_size)
+
+
+def average_of(
+    weights: Weights, groups: Groups, island: Island | None
+) -> Average | None:
+    """What takes the mean over all super-learners; None: a mean over all learners."""
+    if island is not None:
+        return island.average
+    if not isinstance(weights, LocalShards):
+        return None
+    return partial(
+        average_shards,
+        counterparts=groups.counterparts,
+        num_buffers=weights.num_buffers,
+    )
+
+
+def _super_learner(weights: Weights, groups: Groups) -> SuperLearnerGroup:
+    holds_all = not isinstance(weights, LocalShards)
+    return SuperLearnerGroup(groups.shards, holds_all)
+
+
 def mixes_on_device(dials: Dials, size: int, device: torch.device) -> bool:
     """Whether weights are mixed on the GPU, over NCCL, and not on the host, over Gloo.
 
@@ -78,7 +113,7 @@ def mixes_on_device(dials: Dials, size: int, device: torch.device) -> bool:
 
 def make_engine(
     dials: Dials,
-    flat: FlatParameters,
+    flat: Weights,
     groups: Groups,
     store: Store,
     lost_peer: Callable[[str], None],
@@ -94,11 +129,11 @@ def make_engine(
         dials.seed,
     )
     if dials.in_lockstep:
-        return Engine(_make_rounds(dials, flat.vectors, groups, schedule))
+        return Engine(_make_rounds(dials, flat, groups, schedule))
     gossip = Gossip(
         flat.vectors,
         DistributedTransport(groups.counterparts),
-        SuperLearnerGroup(groups.shards),
+        _super_learner(flat, groups),
         Members.fixed(schedule, dist.get_rank(groups.counterparts)),
         _options(dials),
         lost_peer,
@@ -107,13 +142,13 @@ def make_engine(
 
 
 def _make_rounds(
-    dials: Dials, vectors: Sequence[Tensor], groups: Groups, schedule: Schedule
+    dials: Dials, flat: Weights, groups: Groups, schedule: Schedule
 ) -> Communication:
     carrier = DeviceTransport if groups.on_device else DistributedTransport
     mixer = RoundMixer(
-        vectors,
+        flat.vectors,
         carrier(groups.counterparts),
-        SuperLearnerGroup(groups.shards),
+        _super_learner(flat, groups),
         schedule,
         dials.timeout,
     )
@@ -123,7 +158,7 @@ def _make_rounds(
 
 
 def _make_island(
-    dials: Dials, url: str, flat: FlatParameters, groups: Groups, store: Store
+    dials: Dials, url: str, flat: Weights, groups: Groups, store: Store
 ) -> Island:
     return Island(
         flat.vectors,

@@ -33,8 +33,15 @@ from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.mixing.communication import AveragingClosure
 from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.mixing.statistics import Statistics
-from lightning_adpsgd.strategy.engines import Engine, make_engine, mixes_on_device
-from lightning_adpsgd.weights.flat import FlatParameters
+from lightning_adpsgd.strategy.engines import (
+    Engine,
+    average_of,
+    make_engine,
+    mixes_on_device,
+    weights_of,
+)
+from lightning_adpsgd.weights.flat import Weights
+from lightning_adpsgd.weights.shards import LocalShards
 
 NAMESPACE = "lightning_adpsgd"
 """Prefix of the job's keys in the store, and its key in a checkpoint."""
@@ -70,9 +77,9 @@ def set_up_job(
 ) -> "Job":
     """Brings all learners together; a collective over the default process group.
 
-    Afterwards the weights of the module are views of one vector per dtype, and those of
-    learner 0 in every learner, as under DDP. The module is on its final device and in
-    its final dtype.
+    Afterwards the weights of the module are those of learner 0 in every learner, as
+    under DDP, and views of one vector per dtype unless they are shards. The module is
+    on its final device and in its final dtype.
 
     Raises:
         ValueError: There is no such topology of that many super-learners, or the model
@@ -80,14 +87,14 @@ def set_up_job(
         StartUpError: The models of the learners differ.
     """
     dials.topology.check_size(dist.get_world_size() // super_learner_size)
-    flat = FlatParameters(module, shards=super_learner_size)
+    flat = weights_of(module, dials, super_learner_size)
     rank, num_learners = dist.get_rank(), dist.get_world_size()
     store = _own_store(flat.device)
     layout = flat.layout()
     check_same_layout(store, rank, num_learners, layout, dials.start_patience)
     on_device = mixes_on_device(dials, super_learner_size, flat.device)
     groups = make_groups(super_learner_size, dials.timeout, flat.device, on_device)
-    _take_weights_of_learner_0(module)
+    _take_first_weights(module, flat, groups)
     job = Job(dials, super_learner_size, flat, groups, store, on_reload)
     job.coordinator.start()
     return job
@@ -128,7 +135,7 @@ class Job:
         self,
         dials: Dials,
         super_learner_size: int,
-        flat: FlatParameters,
+        flat: Weights,
         groups: Groups,
         store: Store,
         on_reload: Callable[[], None],
@@ -233,7 +240,7 @@ class Job:
             communication,
             self._meet,
             exchanges,
-            island.average if island is not None else None,
+            average_of(self.flat, self.groups, island),
         )
         self._engine, self._num_reloads = engine, 0
         return engine.start(position)
@@ -363,7 +370,9 @@ class Job:
 
     def leave_consensus(self, adopt: bool) -> None:
         """Goes on from the local weights, or from the mean if it is adopted."""
-        if self._consensus is not None:
+        if self.in_consensus:
+            assert self._consensus is not None
+            self.flat.rebind()  # an evaluation may have gathered the mean's shards
             self._consensus.leave(adopt)
 
     # --- what a checkpoint keeps of each super-learner
@@ -400,6 +409,18 @@ class Job:
     def _forget_communication(self) -> None:
         self.statistics()
         self._engine = self._consensus = None
+
+
+@torch.no_grad()
+def _take_first_weights(module: nn.Module, weights: Weights, groups: Groups) -> None:
+    """Takes the weights of learner 0, or of its counterpart in its super-learner."""
+    if not isinstance(weights, LocalShards):
+        _take_weights_of_learner_0(module)
+        return
+    for shard in weights.vectors:
+        dist.broadcast(shard, group=groups.counterparts, group_src=0)
+    for buffer in module.buffers():
+        dist.broadcast(buffer, 0)
 
 
 def _take_weights_of_learner_0(module: nn.Module) -> None:

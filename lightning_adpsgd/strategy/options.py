@@ -5,6 +5,7 @@ constructor is that of the Trainer's strategy and of Fabric's.
 """
 
 import os
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -17,13 +18,18 @@ from lightning_adpsgd.dials import (
     DEFAULT_TIMEOUT,
     CommunicationName,
     Dials,
+    InsideName,
     as_duration,
 )
 from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
-from lightning_adpsgd.strategy.compatibility import check_ddp_arguments, check_island
+from lightning_adpsgd.strategy.compatibility import (
+    check_arguments_of_shards,
+    check_ddp_arguments,
+    check_island,
+)
 from lightning_adpsgd.strategy.job import has_peers
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
 
@@ -58,6 +64,7 @@ class HADPSGDOptions(_DDPStrategy):
         communication: CommunicationName = "async",
         super_learner_size: int | Literal["node"] = "node",
         *,
+        inside: InsideName = "ddp",
         order: Order | None = None,
         mixing_gain: float = 1.0,
         gossip_every: int = 1,
@@ -89,6 +96,12 @@ class HADPSGDOptions(_DDPStrategy):
                 with one that is at its own, if there is one in time.
             super_learner_size: number of learners that allreduce gradients; "node" for
                 those of one machine. It must divide the number of learners.
+
+            inside: how the learners of a super-learner share the work. "ddp": each
+                holds the model, and they allreduce gradients. "model_parallel": they
+                hold one model together, which its `configure_model` shards with
+                `fully_shard` over ``self.device_mesh["data_parallel"]``
+                (docs/large-models.md); under a Trainer.
 
             What a user sets to tune:
 
@@ -151,10 +164,13 @@ class HADPSGDOptions(_DDPStrategy):
                 "`work_sharing` must be False in Fabric, got True: your program draws "
                 "the batches itself; use a Trainer to share epochs"
             )
+        if inside == "model_parallel":
+            self._check_with_shards(ddp)
         self._dials = Dials(
             topology=find_topology(topology),
             communication=communication,
             super_learner_size=super_learner_size,
+            inside=inside,
             order=order,
             mixing_gain=mixing_gain,
             gossip_every=gossip_every,
@@ -173,6 +189,13 @@ class HADPSGDOptions(_DDPStrategy):
             max_reloads=max_reloads,
             max_wait=max_wait,
         )
+
+    def _check_with_shards(self, ddp: Mapping[str, Any]) -> None:
+        if not self._has_trainer:
+            raise ValueError(
+                '`inside` must be "ddp" in Fabric, got "model_parallel": use a Trainer'
+            )
+        check_arguments_of_shards(ddp)
 
     @property
     def checkpoint_io(self) -> CheckpointIO:

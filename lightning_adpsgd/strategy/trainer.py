@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
-from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -43,8 +42,8 @@ from lightning_adpsgd.strategy.launchers import (
     check_launch,
     resume_from_whole,
 )
+from lightning_adpsgd.strategy.model_parallel import ModelParallelInside
 from lightning_adpsgd.strategy.optimizer_reset import FreshState
-from lightning_adpsgd.strategy.options import HADPSGDOptions
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.strategy.run import TrainingRun, set_up_run
 from lightning_adpsgd.strategy.scope import ALONE
@@ -56,7 +55,7 @@ from lightning_adpsgd.strategy.work_sharing import (
 _Broadcast = TypeVar("_Broadcast")
 
 
-class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
+class HADPSGDStrategy(ModelParallelInside):
     """Hierarchical asynchronous decentralized parallel SGD, and its whole family.
 
     The learning rate is the one for the global batch (learners x local batch):
@@ -120,8 +119,9 @@ class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
         if self._dials.save_learners:
             self._place = place_in_epoch(trainer, self._resumed)
         if gossips:
-            refuse_unsupported(trainer, self, self.super_learner_size)
-        elif self.world_size > 1:
+            size, inside = self.super_learner_size, self._dials.inside
+            refuse_unsupported(trainer, self, size, inside)
+        elif self.world_size > 1 or self.is_sharded:
             prepare_training_loaders(trainer, None, self._place, self._overrides)
             super().setup(trainer)
             return
@@ -137,8 +137,7 @@ class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
         # Within a super-learner of one, batch-norm is synchronised as it is.
         if self._layer_sync is not None and self.super_learner_size > 1:
             self.model = self._layer_sync.apply(self.model)
-        self.precision_plugin.convert_module(self.model)
-        self.model_to_device()
+        self.prepare_model()
         if gossips:
             self._run = set_up_run(
                 trainer,
@@ -149,7 +148,7 @@ class HADPSGDStrategy(HADPSGDOptions, DDPStrategy):
                 overrides,
             )
             self._run.adapt(overrides)
-            if self.super_learner_size > 1:
+            if self.super_learner_size > 1 and not self.is_sharded:
                 self.configure_ddp()
         # Before optimizers, which may ask for the number of batches.
         sharing = self._run.sharing if self._run is not None else None

@@ -6,12 +6,39 @@ lie in the vector too. Integer buffers, and buffers that no checkpoint holds, st
 they are. Nothing here communicates.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+
+
+class Weights(Protocol):
+    """The weights of one learner, as vectors that exchanges read and change."""
+
+    vectors: list[Tensor]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of the module."""
+        ...
+
+    def layout(self) -> str:
+        """Names, shapes and dtypes in order; equal in all learners of one job."""
+        ...
+
+    def rebind(self) -> None:
+        """Makes the vectors and the module agree, whatever a program has done."""
+        ...
+
+    def check_views(self) -> None:
+        """Refuses a module whose weights have left the vectors."""
+        ...
 
 
 class _Slot(NamedTuple):
@@ -40,7 +67,7 @@ class FlatParameters:
         self._module = module
         self._slots: list[_Slot] = []
         self.vectors: list[Tensor] = []
-        tensors = _recurrent_first(module, dict(_floating_tensors(module)))
+        tensors = _recurrent_first(module, dict(floating_tensors(module)))
         _check_tensors(tensors)
         for dtype in sorted({t.dtype for t in tensors.values()}, key=str):
             group = {n: t for n, t in tensors.items() if t.dtype == dtype}
@@ -65,7 +92,7 @@ class FlatParameters:
         views = {slot.view.data_ptr(): slot.name for slot in self._slots}
         masks = {name for name, _ in pruning_masks(self._module)}
         in_use = set[int]()
-        for name, tensor in _floating_tensors(self._module):
+        for name, tensor in floating_tensors(self._module):
             in_use.add(tensor.data_ptr())
             if tensor.data_ptr() not in views and name not in masks:
                 raise RuntimeError(
@@ -82,10 +109,7 @@ class FlatParameters:
 
     def layout(self) -> str:
         """Names, shapes and dtypes in order; equal in all learners of one job."""
-        return ";".join(
-            f"{slot.name}:{tuple(slot.view.shape)}:{slot.view.dtype}"
-            for slot in self._slots
-        )
+        return layout_of((slot.name, slot.view) for slot in self._slots)
 
     def rebind(self) -> None:
         """Copies weights that were given other memory back into the vectors.
@@ -184,7 +208,12 @@ def _recurrent_first(
     return {name: tensors[name] for name in names}
 
 
-def _floating_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def floating_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, and the floating-point buffers that a checkpoint holds.
+
+    Raises:
+        ValueError: One has no shape yet.
+    """
     transient = set(_transient_buffers(module))
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if name in transient:
@@ -230,6 +259,11 @@ def _view_like(vector: Tensor, begin: int, tensor: Tensor) -> Tensor:
     return view.as_strided(tensor.shape, tensor.stride())
 
 
+def layout_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Names, shapes and dtypes in order, as `first_difference` reads them."""
+    return ";".join(f"{n}:{tuple(t.shape)}:{t.dtype}" for n, t in tensors)
+
+
 def first_difference(theirs: str, ours: str) -> str:
     """The first weight in which two `FlatParameters.layout()` differ, at both ends."""
     pairs = zip_longest(ours.split(";"), theirs.split(";"), fillvalue="")
@@ -238,7 +272,7 @@ def first_difference(theirs: str, ours: str) -> str:
 
 
 def _weight(entry: str) -> str:
-    # As `FlatParameters.layout` writes it: "layer.weight:(3, 4):torch.float32".
+    # As `layout_of` writes it: "layer.weight:(3, 4):torch.float32".
     if not entry:
         return "none"
     name, shape, dtype = entry.rsplit(":", 2)

@@ -12,15 +12,17 @@ some elements before and some after their update. Each is a weight that the lear
 had, and both ends of an exchange use what they read, so that the sum stays the same.
 
 From large to small: a vector holds all weights of one dtype; a shard is the 1/N of it
-that one of N learners exchanges; a chunk is what one message carries; a part fits into
-a core's cache (on a GPU a chunk is one part). What was not exchanged costs a step
-boundary nothing. Where w is in half precision, what the rounding of ``w + d`` leaves
-out stays in d, so that no number of merges loses it. Nothing here communicates.
+that one of N learners exchanges, in one tensor or in several; a chunk is what one
+message carries; a part lies in one tensor and fits into a core's cache (on a GPU it may
+be as long as a chunk). What was not exchanged costs a step boundary nothing. Where w is
+in half precision, what the rounding of ``w + d`` leaves out stays in d, so that no
+number of merges loses it. Nothing here communicates.
 """
 
+import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -131,19 +133,18 @@ class Chunk:
     """What one message carries.
 
     Args:
-        weights: w.
-        parts: parts in order, all but the last of the same length.
+        parts: parts in order.
 
     Attributes:
         parts: As given.
     """
 
-    def __init__(self, weights: Tensor, parts: list[Part]) -> None:
+    def __init__(self, parts: list[Part]) -> None:
         self.parts = parts
-        self._shown = weights
+        self._lengths = [len(part) for part in parts]
 
     def __len__(self) -> int:
-        return sum(len(part) for part in self.parts)
+        return sum(self._lengths)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -151,22 +152,18 @@ class Chunk:
         return self.parts[0].dtype
 
     def read(self, into: Tensor) -> None:
-        """x = w + d of all its parts, in one pass where nothing is changed."""
-        if all(part.is_plain for part in self.parts):
-            into.copy_(self._shown)
-            return
+        """x = w + d of all its parts."""
         for part, its_own in zip(self.parts, self.split(into), strict=True):
             part.read(its_own)
 
-    def show(self, weights: Tensor) -> None:
-        """Replaces w in what is read."""
-        self._shown = weights
-        for part, shown in zip(self.parts, self.split(weights), strict=True):
+    def show(self, weights: Sequence[Tensor]) -> None:
+        """Replaces w in what is read, part by part."""
+        for part, shown in zip(self.parts, weights, strict=True):
             part.show(shown)
 
     def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Views of a tensor of the chunk's length, one for each part."""
-        return tensor.split(len(self.parts[0]))
+        return tensor.split(self._lengths)
 
     @property
     def changed(self) -> bool:
@@ -183,11 +180,13 @@ class Replica:
     is working on is merged at the next boundary.
 
     Args:
-        shards: w: this learner's shard of each flat vector, real, all on one device.
+        shards: w: this learner's shard of each flat vector, real, all on one device;
+            those of one dtype that follow one another fill chunks together.
         chunk_elements: number of elements of a chunk.
         state: lock over d.
 
     Attributes:
+        chunk_elements: As given.
         chunks: chunks of all shards, in order.
         device: device of w and d.
         part_elements: number of elements of the longest part.
@@ -199,7 +198,7 @@ class Replica:
     def __init__(
         self, shards: Sequence[Tensor], chunk_elements: int, state: threading.Condition
     ) -> None:
-        self._chunk_elements = chunk_elements
+        self.chunk_elements = chunk_elements
         self.device = shards[0].device if shards else torch.device("cpu")
         # The launch of a kernel costs more than a cache could save.
         whole = has_streams(self.device)
@@ -209,17 +208,18 @@ class Replica:
         self.chunks: list[Chunk] = []
         self.step, self.updating = 0, False
         self.wait_seconds = 0.0
-        for shard in shards:
-            self._cut(shard)
+        for run in runs_of_one_dtype(shards):
+            self._cut(run)
 
-    def split(self, shards: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Views of shards of w's shape, one for each chunk."""
-        for shard in shards:
-            yield from shard.split(self._chunk_elements)
+    def views(self, shards: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        """Views of shards of w's shapes: for each chunk one of each part."""
+        for run in runs_of_one_dtype(shards):
+            for pieces in _in_chunks(run, self.chunk_elements):
+                yield [v for piece in pieces for v in piece.split(self.part_elements)]
 
     def show(self, shards: Sequence[Tensor]) -> None:
         """Replaces w in what exchanges read, until it is called with w again."""
-        for chunk, shown in zip(self.chunks, self.split(shards), strict=True):
+        for chunk, shown in zip(self.chunks, self.views(shards), strict=True):
             with self.guard:
                 chunk.show(shown)
 
@@ -239,9 +239,11 @@ class Replica:
 
     @torch.no_grad()
     def spread(self, values: Sequence[Tensor], into: Sequence[Tensor]) -> None:
-        """Writes what `snapshot` gave, or a mean of such, into shards of w's shape."""
-        for value, chunk in zip(values, self.split(into), strict=True):
-            chunk.copy_(value)
+        """Writes what `snapshot` gave, or a mean of such, into shards of w's shapes."""
+        places = zip(self.chunks, values, self.views(into), strict=True)
+        for chunk, value, parts in places:
+            for part, its_own in zip(parts, chunk.split(value), strict=True):
+                part.copy_(its_own)
 
     @torch.no_grad()
     def put(self, values: Sequence[Tensor]) -> None:
@@ -313,18 +315,51 @@ class Replica:
             self.wait_seconds += time.perf_counter() - begin
             yield
 
-    def _cut(self, shard: Tensor) -> None:
-        dtype, device = averaging_dtype(shard.dtype), self.device
-        change = torch.zeros(len(shard), dtype=dtype, device=device)
+    def _cut(self, shards: Sequence[Tensor]) -> None:
+        dtype, device = averaging_dtype(shards[0].dtype), self.device
+        change = torch.zeros(sum(map(len, shards)), dtype=dtype, device=device)
         scratch = torch.empty(self.part_elements, dtype=dtype, device=device)
         self._scratch.setdefault(dtype, scratch)
-        first = sum(len(chunk.parts) for chunk in self.chunks)
-        chunks = (t.split(self._chunk_elements) for t in (shard, change))
-        for chunk in zip(*chunks, strict=True):
-            both = zip(*(t.split(self.part_elements) for t in chunk), strict=True)
-            parts = [Part(n, *w_and_d) for n, w_and_d in enumerate(both, first)]
-            first += len(parts)
-            self.chunks.append(Chunk(chunk[0], parts))
+        place = sum(len(chunk.parts) for chunk in self.chunks)
+        for weights in self.views(shards):
+            lengths = [len(piece) for piece in weights]
+            changes = change[: sum(lengths)].split(lengths)
+            change = change[sum(lengths) :]
+            both = zip(weights, changes, strict=True)
+            parts = [Part(n, *w_and_d) for n, w_and_d in enumerate(both, place)]
+            place += len(parts)
+            self.chunks.append(Chunk(parts))
+
+
+def runs_of_one_dtype(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Vectors that follow one another and have one dtype, without empty ones."""
+    filled = (tensor for tensor in tensors if len(tensor))
+    for _, run in itertools.groupby(filled, key=lambda tensor: tensor.dtype):
+        yield list(run)
+
+
+def places_in(
+    packed: Iterable[Tensor], vectors: Iterable[Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each vector with its place, where those of one dtype lie one after another."""
+    for memory, run in zip(packed, runs_of_one_dtype(vectors), strict=True):
+        lengths = [len(vector) for vector in run]
+        yield from zip(run, memory.split(lengths), strict=True)
+
+
+def _in_chunks(tensors: Iterable[Tensor], length: int) -> Iterator[list[Tensor]]:
+    """Cuts tensors, one after another, into chunks of that many elements or fewer."""
+    pieces, room = list[Tensor](), length
+    for tensor in tensors:
+        while len(tensor):
+            pieces.append(tensor[:room])
+            tensor = tensor[room:]
+            room -= len(pieces[-1])
+            if not room:
+                yield pieces
+                pieces, room = [], length
+    if pieces:
+        yield pieces
 
 
 def as_real(vector: Tensor) -> Tensor:

@@ -2,12 +2,18 @@
 
 import math
 from typing import Any
+from unittest.mock import create_autospec
 
 import lightning.pytorch as pl
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_adpsgd.callbacks.consensus import (
@@ -168,3 +174,16 @@ def test_a_loss_of_ones_own_is_taken() -> None:
 def test_numbers_of_batches_out_of_bounds_are_refused(wrong, message) -> None:
     with pytest.raises(ValueError, match=message):
         ConsensusMonitor(**wrong)
+
+
+def test_gradients_of_shards_are_refused() -> None:
+    """They are compared as whole vectors, which no learner has."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        module = BoringModel()
+        fully_shard(module.layer, mesh=init_device_mesh("cpu", (1,)))
+        trainer = create_autospec(Trainer, instance=True)
+        with pytest.raises(ValueError, match=r"`gradients` must be 0 .* got 2"):
+            ConsensusMonitor(gradients=2).on_train_start(trainer, module)
+    finally:
+        dist.destroy_process_group()

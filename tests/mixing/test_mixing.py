@@ -11,12 +11,14 @@ from lightning_adpsgd import reference
 from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.synchronous import Order, delay_by_one, synchronous
-from lightning_adpsgd.topology.named import Topology
+from lightning_adpsgd.topology.named import Topology, find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import ThreadTransport
 from tests.helpers import (
     ALL_TOPOLOGIES,
+    PATIENCE,
     DeviceThreadTransport,
+    ThreadSuperLearner,
     mixing_of,
     random_rows,
     round_mixers,
@@ -130,6 +132,32 @@ def test_every_third_step_averages(order: Order) -> None:
     torch.testing.assert_close(result, rows.mean(0).expand(3, -1), atol=1e-14, rtol=0)
     assert all(c.statistics().merges == 1 for c in communications)
     end(communications)
+
+
+@pytest.mark.parametrize("name", ALL_TOPOLOGIES)
+def test_shards_are_mixed_where_they_lie(name: str) -> None:
+    """Two learners to a super-learner; each has three tensors, and no others."""
+    rows, lengths = random_rows(4, 14), (3, 1, 3)
+    schedule = Schedule(find_topology(name), 4)
+    across = [ThreadTransport.connect(4) for _ in range(2)]
+    pieces = [[list(h.clone().split(lengths)) for h in row.chunk(2)] for row in rows]
+    mixers = [
+        RoundMixer(pieces[s][n], across[n][s], node, schedule, PATIENCE, 4)
+        for s in range(4)
+        for n, node in enumerate(ThreadSuperLearner.connect(2, holds_all=False))
+    ]
+
+    def rounds(mixer: RoundMixer) -> None:
+        for _ in range(3):
+            mixer.take_snapshot()
+            mixer.mix()
+            mixer.finish()
+
+    together([lambda m=mixer: rounds(m) for mixer in mixers])
+    result = torch.stack([torch.cat([*first, *second]) for first, second in pieces])
+    oracle = reference.synchronous(rows, sine, mixing_of(name, 4), lr=0.0)
+    expected = take_first(oracle, 3)[-1]
+    torch.testing.assert_close(result, expected, atol=1e-12, rtol=0)
 
 
 Mode = Literal["step_then_average", "average_then_step", "delay_by_one"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.plugins import LayerSync
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core import rank_zero
@@ -53,6 +54,19 @@ from tests.learners import (
         (
             {"communication": "delay_by_one", "max_staleness": 3},
             r"`max_staleness` applies to.*async.*'delay_by_one'",
+        ),
+        ({"inside": "fsdp"}, r"`inside` must be one of.*'model_parallel'.*got 'fsdp'"),
+        (
+            {"inside": "model_parallel", "save_learners": True},
+            r"`save_learners` must be False with `inside=\"model_parallel\"`, got True",
+        ),
+        (
+            {"inside": "model_parallel", "islands": "tcp://10.0.0.1:29400"},
+            r"`islands` must be None with `inside=\"model_parallel\"`, got 'tcp:",
+        ),
+        (
+            {"inside": "model_parallel", "static_graph": True},
+            r"`static_graph` must not be set with `inside=\"model_par.*, got True",
         ),
         (
             {"communication": "delay_by_one", "order": "step_then_average"},
@@ -210,6 +224,11 @@ class Sharded(Linear):
         self.shard = torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]))
 
 
+class Unsharded(Linear):
+    def configure_model(self) -> None:
+        pass
+
+
 class Lazy(Linear):
     def __init__(self) -> None:
         super().__init__()
@@ -236,8 +255,29 @@ class Lazy(Linear):
         ({}, {}, HandMade, "`norm` must not be a SyncBatchNorm"),
         ({}, {}, Sharded, "`shard` must be a whole tensor in each learner"),
         ({}, {}, Lazy, "`lazy.weight` has no shape yet"),
+        (
+            {"inside": "model_parallel", "super_learner_size": 2},
+            {},
+            Unsharded,
+            "`weight` must be sharded over the 2 learners of its super-learner",
+        ),
+        (
+            {"inside": "model_parallel"},
+            {"callbacks": [StochasticWeightAveraging(0.1)]},
+            Unsharded,
+            "`StochasticWeightAveraging` cannot be used with `inside=",
+        ),
+        (
+            {"inside": "model_parallel"},
+            {"sync_batchnorm": True},
+            Unsharded,
+            "`sync_batchnorm` must be False with `inside=",
+        ),
     ],
-    ids=["size", "period", "hook", "plugin", "norm", "shard", "lazy"],
+    ids=[
+        *("size", "period", "hook", "plugin", "norm", "shard", "lazy"),
+        *("unsharded", "average", "sync_batchnorm"),
+    ],
 )
 def test_what_cannot_work_is_refused_at_set_up(
     dials: dict[str, Any], arguments: dict[str, Any], module: Any, message: str

@@ -121,3 +121,32 @@ def test_half_precision_is_averaged_in_single() -> None:
     copy = to_averaging_dtype(single := torch.ones(2))
     copy.zero_()
     assert single.tolist() == [1, 1]
+
+
+def test_tensors_of_one_dtype_fill_chunks_together() -> None:
+    """As shards lie: many tensors, of which few fill a chunk."""
+    lengths = (3, 0, 5, 1, 2)
+    tensors = [torch.zeros(n) for n in lengths] + [torch.zeros(3, dtype=torch.float64)]
+    replica = Replica(tensors, 4, threading.Condition())
+    assert [len(chunk) for chunk in replica.chunks] == [4, 4, 3, 3]
+    by_chunk = [[len(part) for part in chunk.parts] for chunk in replica.chunks]
+    assert by_chunk == [[3, 1], [4], [1, 2], [3]]
+    places = [part.place for chunk in replica.chunks for part in chunk.parts]
+    assert places == list(range(6))
+
+
+def test_what_is_read_put_and_merged_stays_in_its_tensor() -> None:
+    ramp = torch.arange(11.0)
+    tensors = [piece.clone() for piece in ramp.split([3, 5, 1, 2])]
+    replica = Replica(tensors, 4, threading.Condition())
+    assert torch.equal(torch.cat(replica.snapshot()), ramp)
+    change_everything(replica, 10 * ramp)
+    replica.merge_all()
+    assert torch.equal(torch.cat(tensors), 11 * ramp)
+    replica.put([chunk / 11 for chunk in replica.snapshot()])
+    assert torch.equal(torch.cat(tensors), ramp)
+    aside = [tensor + 1 for tensor in tensors]
+    replica.show(aside)
+    assert torch.equal(torch.cat(replica.snapshot()), ramp + 1)
+    replica.spread([torch.zeros(len(chunk)) for chunk in replica.chunks], tensors)
+    assert not torch.cat(tensors).any()

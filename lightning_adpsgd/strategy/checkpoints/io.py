@@ -25,6 +25,7 @@ from lightning_adpsgd.strategy.checkpoints.format import (
     read_checkpoint,
     write_checkpoint,
 )
+from lightning_adpsgd.strategy.checkpoints.sharded import check_folder, is_folder
 
 PATIENCE_S = 120.0
 """How long a save is tried again while its error may pass."""
@@ -94,6 +95,12 @@ class WholeCheckpointIO(TorchCheckpointIO):
             DamagedCheckpoint: Names the file and what is wrong with it.
             UnsafeCheckpoint: Names the objects that are refused.
         """
+        if is_folder(path):
+            raise IsADirectoryError(
+                f"checkpoint {path} is a folder of shards: resume it with "
+                '`inside="model_parallel"`, or make one file of it with `python -m '
+                f"lightning_adpsgd export {path} --out FILE`"
+            )
         system, place = url_to_fs(str(path))
         if not system.exists(place):
             raise FileNotFoundError(f"Checkpoint file not found: {path}")
@@ -115,6 +122,9 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
 def check_file(path: str) -> None:
     """Raises what is wrong with a checkpoint, and nothing if it is whole."""
+    if is_folder(path):
+        check_folder(Path(path))
+        return
     with _opened(*url_to_fs(str(path))) as file:
         check_checkpoint(file, path)
 

@@ -1,0 +1,303 @@
+"""Checkpoints of models that no learner holds whole: a folder in Lightning's format.
+
+torch's distributed checkpoint writes one file per learner, and its own index; beside
+them lies ``meta.pt``, an ordinary checkpoint without tensors, as Lightning's
+`ModelParallelStrategy` has it, which reads the folder without this package. `export`
+makes one file of it. The learners of one super-learner write the folder, for the
+consensus is the same in all.
+
+The folder gets its name when all is on the disk, in the place of an older one at once.
+``meta.pt`` keeps size and SHA-256 of every file.
+"""
+
+import ctypes
+import hashlib
+import os
+import pickle
+import shutil
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from typing_extensions import override
+
+from lightning_adpsgd.coordination.gather import gather_weights_only
+from lightning_adpsgd.files import bytes_written_whole
+from lightning_adpsgd.strategy.checkpoints.format import (
+    DamagedCheckpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+
+META, INDEX = "meta.pt", ".metadata"
+_FILES = "lightning_adpsgd/files"
+"""The key of sizes and sums by the names of files."""
+
+_WEIGHTS = "state_dict."
+_AT_WORKING_FOLDER, _EXCHANGE = -100, 2
+_REMEDY = 'resume from another one (`ckpt_path="last"` finds the last that is whole)'
+
+
+def is_folder(path: Any) -> bool:
+    """Whether a checkpoint is a folder of shards."""
+    return os.path.isdir(path)
+
+
+def write_shards(
+    state: Mapping[str, Any], rest: dict[str, Any], path: Path, group: dist.ProcessGroup
+) -> None:
+    """Writes a checkpoint, whole or not at all; a collective over the group.
+
+    Args:
+        state: tensors, of which each learner has shards, in nested dicts.
+        rest: plain data; the first learner's counts.
+        path: folder to write, on a file system that all of them share.
+        group: learners that hold the shards.
+
+    Raises:
+        OSError: Names the folder; one that was there before is as it was.
+    """
+    is_first = dist.get_rank(group) == 0
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    if is_first:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+    dist.barrier(group)
+    writer = FileSystemWriter(unfinished)
+    save(dict(state), storage_writer=writer, process_group=group)
+    own = _sums_of(_files_of_learner(unfinished, dist.get_rank(group)))
+    all_sums = gather_weights_only(own, torch.device("cpu"), group)
+    if all_sums is not None:
+        sums = _sums_of([unfinished / INDEX])
+        for one in all_sums:
+            sums.update(one)
+        with bytes_written_whole(unfinished / META) as file:
+            write_checkpoint({**rest, _FILES: sums}, file)
+        _put_in_place(unfinished, path)
+    dist.barrier(group)
+
+
+def read_rest(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
+    """The plain data of a checkpoint.
+
+    Raises:
+        DamagedCheckpoint: A file is missing, or is not as it was written.
+    """
+    with _opened(path / META) as file:
+        allowed = True if weights_only is None else weights_only
+        rest = read_checkpoint(file, str(path / META), "cpu", allowed)
+    _check_files(path, rest.pop(_FILES, {}))
+    return rest
+
+
+def check_folder(path: Path) -> None:
+    """Raises what is wrong with the files of a checkpoint; sums no shards, only sizes.
+
+    Raises:
+        DamagedCheckpoint: A file is missing, or is not as it was written.
+    """
+    read_rest(path)
+
+
+def has_optimizers(path: Path) -> bool:
+    """Whether a checkpoint holds states of optimizers beside weights."""
+    names = _Reader(path).read_metadata().state_dict_metadata
+    return any(name.startswith("optimizer_0.") for name in names)
+
+
+def export(folder: Path, file: Path) -> None:
+    """Writes weights and plain data of a checkpoint into one file, for Lightning.
+
+    Raises:
+        DamagedCheckpoint: A file is missing, or is not as it was written.
+        FileExistsError: The file is there already.
+    """
+    if os.path.lexists(file):
+        raise FileExistsError(f"`--out` must not exist yet, got {file}")
+    rest = read_rest(folder)
+    check_sums(folder, 0, 1)
+    found = _Reader(folder).read_metadata().state_dict_metadata
+    weights = {
+        name.removeprefix(_WEIGHTS): torch.empty(kept.size, dtype=kept.properties.dtype)
+        for name, kept in found.items()
+        if name.startswith(_WEIGHTS) and isinstance(kept, TensorStorageMetadata)
+    }
+    read_shards({"state_dict": weights}, folder)
+    with bytes_written_whole(file) as whole:
+        write_checkpoint({**rest, "state_dict": weights}, whole)
+
+
+def read_shards(state: dict[str, Any], path: Path, strict: bool = True) -> None:
+    """Reads a learner's own shards into tensors, which may be cut otherwise than saved.
+
+    Args:
+        state: as `write_shards` takes it.
+        path: folder.
+        strict: whether every tensor must be in the checkpoint.
+
+    Raises:
+        DamagedCheckpoint: A file from which it reads cannot be read.
+        RuntimeError: A tensor is missing, or has another shape.
+    """
+    planner = DefaultLoadPlanner(allow_partial_load=not strict)
+    try:
+        with warnings.catch_warnings():
+            # Learners cut tensors differently, and so each reads by itself.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            load(state, storage_reader=_Reader(path), planner=planner, no_dist=True)
+    except CheckpointException as error:
+        (first,) = [cause for cause, _ in error.failures.values()][:1]
+        if isinstance(first, OSError | EOFError | pickle.UnpicklingError):
+            _refuse(path, str(first))
+        raise RuntimeError(f"checkpoint {path} does not fit the model: {first}") from (
+            error
+        )
+
+
+def check_sums(path: Path, place: int, number: int) -> None:
+    """Sums this learner's share of the files; all learners together sum each once.
+
+    Args:
+        path: folder.
+        place: number of this learner.
+        number: number of learners.
+
+    Raises:
+        DamagedCheckpoint: Names a file that is not as it was written.
+    """
+    with _opened(path / META) as file:
+        written = read_checkpoint(file, str(path / META)).get(_FILES, {})
+    for name in sorted(written)[place::number]:
+        if _sums_of([path / name])[name] != written[name]:
+            _refuse(path, f"the SHA-256 of {name} is another than when it was written")
+
+
+class _Reader(FileSystemReader):
+    """Reads the index without running code that somebody has put into it."""
+
+    @override
+    def read_metadata(self, *arguments: Any, **options: Any) -> Metadata:
+        with _opened(Path(self.path) / INDEX) as file:
+            try:
+                metadata = _Index(file).load()
+            except (EOFError, LookupError, TypeError, ValueError) as error:
+                _refuse(Path(self.path), f"{INDEX} cannot be read: {error}")
+        # torch's own reader does the same.
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _Index(pickle.Unpickler):
+    """Makes the classes of an index alone."""
+
+    @override
+    def find_class(self, module: str, name: str, /) -> Any:
+        known = module in (
+            "torch.distributed.checkpoint.metadata",
+            "torch.distributed.checkpoint.filesystem",
+            "torch._utils",
+        )
+        plain = (module, name) in (
+            ("torch", "Size"),
+            ("torch", "device"),
+            ("torch.serialization", "_get_layout"),
+            ("torch._C", "_get_privateuse1_backend_name"),
+            ("collections", "OrderedDict"),
+            ("pathlib", "PosixPath"),
+        )
+        is_dtype = module == "torch" and isinstance(
+            getattr(torch, name, None), torch.dtype
+        )
+        if known or plain or is_dtype:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it holds a {module}.{name}, which can run code")
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        _refuse(path.parent, f"{path.name} is missing")
+
+
+def _files_of_learner(folder: Path, rank: int) -> list[Path]:
+    return list(folder.glob(f"__{rank}_*.distcp"))
+
+
+def _sums_of(files: Iterable[Path]) -> dict[str, Any]:
+    return {path.name: [path.stat().st_size, _sum_of(path)] for path in files}
+
+
+def _sum_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_files(path: Path, written: Mapping[str, Any]) -> None:
+    """Compares sizes and the sum of the index; Lightning's own folders have none."""
+    for name in {INDEX, *written}:
+        if not (path / name).is_file():
+            _refuse(path, f"{name} is missing")
+    for name, (size, _) in written.items():
+        if (found := (path / name).stat().st_size) != size:
+            _refuse(path, f"{name} has {found} bytes and had {size}")
+    if INDEX in written and _sum_of(path / INDEX) != written[INDEX][1]:
+        _refuse(path, f"the SHA-256 of {INDEX} is another than when it was written")
+
+
+def _refuse(path: Path, what: str) -> NoReturn:
+    raise DamagedCheckpoint(f"checkpoint {path} is damaged: {what}: {_REMEDY}")
+
+
+def _put_in_place(folder: Path, path: Path) -> None:
+    """Gives a folder its name; what had that name before is removed."""
+    if os.path.lexists(path):
+        if not _exchange(folder, path):
+            # Where the system cannot exchange two names, there is none for a moment.
+            aside = path.with_name(f".{path.name}.replaced")
+            os.rename(path, aside)
+            os.rename(folder, path)
+            folder = aside
+        _remove(folder)
+    else:
+        os.rename(folder, path)
+    _sync(path.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges two names at once, where the system can."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError):
+        return False
+    here, paths = _AT_WORKING_FOLDER, (os.fsencode(one), os.fsencode(other))
+    return rename(here, paths[0], here, paths[1], _EXCHANGE) == 0
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _sync(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

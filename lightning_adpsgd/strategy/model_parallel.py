@@ -1,0 +1,255 @@
+"""Super-learners whose learners hold one model together, sharded by FSDP2.
+
+`ModelParallelInside` is the part of the strategy that Lightning's
+`ModelParallelStrategy` plays elsewhere: the mesh that `configure_model` shards over,
+weights that begin on the meta device, and checkpoints in shards. With `inside="ddp"` it
+changes nothing.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.init import _materialize_distributed_module
+from lightning.fabric.utilities.optimizer import _optimizers_to_device
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_adpsgd.coordination.groups import make_mesh
+from lightning_adpsgd.strategy.checkpoints.sharded import (
+    check_sums,
+    has_optimizers,
+    is_folder,
+    read_rest,
+    read_shards,
+    write_shards,
+)
+from lightning_adpsgd.strategy.options import HADPSGDOptions
+from lightning_adpsgd.weights.shards import check_sharding
+
+_ON_HOST = StateDictOptions(cpu_offload=True)
+
+
+class ModelParallelInside(HADPSGDOptions, DDPStrategy):
+    """What of Lightning's hooks is another with `inside="model_parallel"`."""
+
+    _mesh: DeviceMesh | None = None
+    _source: Path | Mapping[str, Any] | None = None
+    _is_strict = True
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the learners of a super-learner hold one model together."""
+        return self._dials.inside == "model_parallel"
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The learners of this super-learner: data_parallel x tensor_parallel (1).
+
+        Raises:
+            RuntimeError: The processes have not begun, or `inside` is "ddp".
+        """
+        if self._mesh is None:
+            raise RuntimeError(
+                '`device_mesh` exists with `inside="model_parallel"`, from '
+                "`configure_model` on"
+            )
+        return self._mesh
+
+    @override
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        if self.is_sharded:
+            self.check_peers()
+            size, timeout = self.super_learner_size, self._dials.timeout
+            self._mesh = make_mesh(self.root_device.type, size, timeout)
+            assert self.lightning_module is not None
+            self.lightning_module._device_mesh = self._mesh
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Sets up without gossip: one super-learner, or no training."""
+        if not self.is_sharded:
+            super().setup(trainer)
+            return
+        assert self.accelerator is not None
+        self.accelerator.setup(trainer)
+        self.prepare_model()
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.setup_optimizers(trainer)
+            _optimizers_to_device(self.optimizers, self.root_device)
+        self.setup_precision_plugin()
+
+    def prepare_model(self) -> None:
+        """Brings the module to its device and dtype, and sharded weights with it.
+
+        Raises:
+            TypeError: It has no `configure_model`, or shards itself by FSDP1.
+        ValueError: It is not sharded over the learners of the super-learner.
+        """
+        model = self.model
+        assert model is not None
+        if self.is_sharded:
+            _check_module(model)
+            _materialize_distributed_module(model, self.root_device)
+        self.model = self.precision_plugin.convert_module(model)
+        self.model_to_device()
+        if self.is_sharded:
+            check_sharding(model, self.super_learner_size)
+            self._load_weights()
+
+    # --- checkpoints
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        if not self.is_sharded:
+            return super().lightning_module_state_dict()
+        assert self.model is not None
+        return get_model_state_dict(self.model, options=_ON_HOST)
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        if not self.is_sharded:
+            return super().optimizer_state(optimizer)
+        assert self.model is not None
+        inner = _without_wrapper(optimizer)
+        return get_optimizer_state_dict(self.model, inner, options=_ON_HOST)
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        if not self.is_sharded:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        if storage_options is not None:
+            raise TypeError(
+                "`storage_options` is not taken for checkpoints in shards, got "
+                f"{storage_options!r}"
+            )
+        trainer = self.lightning_module.trainer if self.lightning_module else None
+        if trainer is not None and trainer.interrupted:
+            rank_zero_warn(
+                f"{filepath} was not saved: after a failure not all learners that hold "
+                "shards can be asked. Resume from the last checkpoint before it"
+            )
+            return
+        path = Path(self.broadcast(str(filepath)))
+        # The consensus is the same in all: the first super-learner writes it.
+        if self.global_rank < self.super_learner_size:
+            states = enumerate(checkpoint.pop("optimizer_states", []))
+            tensors = {f"optimizer_{n}": state for n, state in states}
+            tensors["state_dict"] = checkpoint.pop("state_dict")
+            group = self.device_mesh.get_group("data_parallel")
+            write_shards(tensors, checkpoint, path, group)
+
+    @override
+    def load_checkpoint(
+        self, checkpoint_path: Any, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """What a checkpoint holds beside tensors; these come when there is a model."""
+        if not (self.is_sharded and is_folder(checkpoint_path)):
+            checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+            self._source = checkpoint if self.is_sharded else None
+            return checkpoint
+        self._source = Path(checkpoint_path)
+        check_sums(self._source, self.global_rank, self.world_size)
+        rest = read_rest(self._source, weights_only)
+        if has_optimizers(self._source):
+            rest["optimizer_states"] = []  # Lightning asks whether there are any
+        return rest
+
+    @override
+    def load_model_state_dict(
+        self, checkpoint: Mapping[str, Any], strict: bool = True
+    ) -> None:
+        if self.is_sharded:
+            self._is_strict = strict
+        else:
+            super().load_model_state_dict(checkpoint, strict)
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        if not self.is_sharded:
+            super().load_optimizer_state_dict(checkpoint)
+            return
+        for number, optimizer in enumerate(map(_without_wrapper, self.optimizers)):
+            self._load_optimizer(number, optimizer)
+        self._source = None
+
+    @override
+    def teardown(self) -> None:
+        self._source = None
+        if not self.is_sharded:
+            super().teardown()
+            return
+        # Shards stay on the device of their mesh.
+        for part in (self.cluster_environment, self.accelerator):
+            assert part is not None
+            part.teardown()
+        self.precision_plugin.teardown()
+
+    def _load_weights(self) -> None:
+        assert self.model is not None
+        source, is_strict = self._source, self._is_strict
+        if source is None:
+            return
+        if isinstance(source, Path):
+            state = {"state_dict": get_model_state_dict(self.model)}
+            read_shards(state, source, is_strict)
+            options = StateDictOptions(strict=is_strict)
+            set_model_state_dict(self.model, state["state_dict"], options=options)
+        else:
+            options = StateDictOptions(full_state_dict=True, strict=is_strict)
+            set_model_state_dict(self.model, source["state_dict"], options=options)
+
+    def _load_optimizer(self, number: int, optimizer: Optimizer) -> None:
+        assert self.model is not None
+        if isinstance(self._source, Path):
+            key = f"optimizer_{number}"
+            state = {key: get_optimizer_state_dict(self.model, optimizer)}
+            read_shards(state, self._source)
+            set_optimizer_state_dict(self.model, optimizer, state[key])
+        elif self._source is not None:
+            whole = self._source["optimizer_states"][number]
+            by_name = FullyShardedDataParallel.rekey_optim_state_dict(
+                whole, OptimStateKeyType.PARAM_NAME, self.model
+            )
+            options = StateDictOptions(full_state_dict=True)
+            set_optimizer_state_dict(self.model, optimizer, by_name, options=options)
+
+
+def _check_module(model: torch.nn.Module) -> None:
+    if not is_overridden("configure_model", model):  # pyright: ignore
+        raise TypeError(
+            f"{type(model).__name__} must have a `configure_model` with "
+            '`inside="model_parallel"`, which applies `fully_shard` with '
+            '`mesh=self.device_mesh["data_parallel"]`'
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, FullyShardedDataParallel):
+            raise TypeError(
+                f"`{name}` must not be a `FullyShardedDataParallel`: use "
+                "`torch.distributed.fsdp.fully_shard`"
+            )
+
+
+def _without_wrapper(optimizer: Optimizer) -> Optimizer:
+    is_wrapped = isinstance(optimizer, LightningOptimizer)
+    return optimizer._optimizer if is_wrapped else optimizer

@@ -1,0 +1,138 @@
+"""A small transformer that its learners shard, for tests and measurements."""
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
+
+LR = 0.05
+
+
+class Block(nn.Module):
+    """Attention and a two-layer network, each around a shortcut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.network = nn.Sequential(
+            nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width)
+        )
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[0](x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.network(self.norms[1](x))
+
+
+class Network(nn.Module):
+    """Blocks between a linear layer and a head of 5 outputs.
+
+    The head's rows do not divide by 2 or 4 learners, and so are padded by FSDP2.
+    """
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.begin = nn.Linear(3, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(depth)))
+        self.head = nn.Linear(width, 5)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.begin(x))).mean(1)
+
+
+class Transformer(pl.LightningModule):
+    """Sharded over `data_parallel` where the strategy has a mesh, else whole.
+
+    Args:
+        width: width of the blocks.
+        depth: number of blocks.
+        seed: seed of the weights.
+        prepare: function that changes the network before it is sharded.
+        options: what `fully_shard` takes beside the mesh.
+    """
+
+    def __init__(
+        self,
+        width: int = 6,
+        depth: int = 2,
+        seed: int = 0,
+        prepare: Callable[[Network], None] = lambda network: None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.prepare = prepare
+        self.sizes, self.seed, self.options = (width, depth), seed, options
+        self.network: Network | None = None
+
+    @override
+    def configure_model(self) -> None:
+        if self.network is not None:
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            self.network = Network(*self.sizes).double()
+        self.prepare(self.network)
+        mesh = self.device_mesh
+        if mesh is not None:
+            mesh = mesh["data_parallel"]
+            for block in self.network.blocks:
+                fully_shard(block, mesh=mesh, **self.options)
+            fully_shard(self.network, mesh=mesh, **self.options)
+
+    @override
+    def forward(self, batch: Tensor) -> Tensor:
+        assert self.network is not None
+        return self.network(batch)
+
+    def loss(self, batch: Tensor) -> Tensor:
+        target = batch.sum((1, 2))[:, None] * torch.arange(5.0, dtype=batch.dtype)
+        return (self(batch) - target).square().mean()
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.loss(batch)
+
+    @override
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch), sync_dist=True, batch_size=len(batch))
+
+    @override
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), LR, momentum=0.5)
+
+    def whole(self) -> dict[str, Tensor]:
+        """The weights of all learners of a super-learner; a collective of these."""
+        return {
+            name: value.full_tensor() if hasattr(value, "full_tensor") else value
+            for name, value in self.state_dict().items()
+        }
+
+
+class Sequences(Dataset[Tensor]):
+    """Seeded random sequences, [length, 4, 3], in double precision."""
+
+    def __init__(self, length: int, seed: int = 1) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        shape = length, 4, 3
+        self.rows = torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @override
+    def __getitem__(self, index: int) -> Tensor:
+        return self.rows[index]
+
+
+def sequences(length: int, rank: int, num: int, batch: int = 2) -> DataLoader[Tensor]:
+    """Every `num`-th sequence from `rank` on, in order."""
+    rows = torch.utils.data.Subset(Sequences(length), range(rank, length, num))
+    return DataLoader(rows, batch)

@@ -1,0 +1,196 @@
+"""Checkpoints in shards: whole or not at all, and nothing that runs code."""
+
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+from lightning_adpsgd.__main__ import main
+from lightning_adpsgd.strategy.checkpoints import sharded
+from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
+from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
+from lightning_adpsgd.strategy.checkpoints.last_good import newest_whole
+from lightning_adpsgd.strategy.checkpoints.sharded import (
+    META,
+    check_folder,
+    check_sums,
+    has_optimizers,
+    read_rest,
+    read_shards,
+    write_shards,
+)
+
+SHARDS = "__0_0.distcp"
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    """A learner alone."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield dist.distributed_c10d._get_default_group()
+    dist.destroy_process_group()
+
+
+def weights(value: float) -> dict[str, Tensor]:
+    return {"layer.weight": torch.full((3, 2), value), "bias": torch.full((4,), value)}
+
+
+def state(value: float) -> dict[str, Any]:
+    momentum = {"state": {"bias": {"momentum": torch.full((4,), value)}}}
+    return {"state_dict": weights(value), "optimizer_0": momentum}
+
+
+@pytest.fixture
+def folder(group: dist.ProcessGroup, tmp_path: Path) -> Path:
+    path = tmp_path / "last.ckpt"
+    write_shards(state(1.0), {"epoch": 5}, path, group)
+    return path
+
+
+def test_what_is_written_is_read(folder: Path) -> None:
+    found = state(0.0)
+    read_shards(found, folder)
+    for name, value in weights(1.0).items():
+        assert torch.equal(found["state_dict"][name], value)
+    assert read_rest(folder) == {"epoch": 5}
+    assert has_optimizers(folder)
+    check_folder(folder)
+    check_sums(folder, 0, 1)
+    assert [path.name for path in folder.parent.iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+@pytest.mark.parametrize("before", ["folder", "file", "unfinished"])
+def test_a_new_one_takes_the_place_of_what_was_there(
+    group: dist.ProcessGroup,
+    folder: Path,
+    before: str,
+    can_exchange: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not can_exchange:
+        monkeypatch.setattr(sharded, "_exchange", lambda *_: False)
+    path = folder
+    if before == "file":
+        path = folder.with_name("file.ckpt")
+        path.write_text("one file")
+    if before == "unfinished":  # what a kill has left
+        left = folder.with_name(f".{folder.name}.unfinished")
+        left.mkdir()
+        (left / "__7_0.distcp").write_text("of another run")
+    write_shards(state(2.0), {"epoch": 6}, path, group)
+    read_shards(found := state(0.0), path)
+    assert found["state_dict"]["bias"].tolist() == [2.0] * 4
+    assert sorted(p.name for p in path.iterdir()) == [".metadata", SHARDS, META]
+    assert not [p.name for p in path.parent.iterdir() if p.name.startswith(".")]
+
+
+def test_an_error_in_the_middle_leaves_the_old_one(
+    group: dist.ProcessGroup, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sharded, "write_checkpoint", full)
+    with pytest.raises(OSError, match="No space"):
+        write_shards(state(2.0), {"epoch": 6}, folder, group)
+    assert read_rest(folder) == {"epoch": 5}
+    check_sums(folder, 0, 1)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", [META, ".metadata", SHARDS])
+@pytest.mark.parametrize("damage", [os.unlink, cut])
+def test_a_file_that_is_missing_or_short_is_seen_at_once_and_named(
+    folder: Path, damage: Callable[[Path], None], name: str
+) -> None:
+    damage(folder / name)
+    with pytest.raises(DamagedCheckpoint, match=rf"last\.ckpt.*{name}|{name}.*damaged"):
+        check_folder(folder)
+
+
+def test_a_flipped_bit_in_a_shard_is_seen_when_it_is_resumed(folder: Path) -> None:
+    flip(folder / SHARDS)
+    check_folder(folder)
+    with pytest.raises(DamagedCheckpoint, match=f"SHA-256 of {SHARDS} is another"):
+        check_sums(folder, 0, 1)
+    assert main(["export", str(folder), "--out", str(folder) + ".one"]) == 2
+
+
+def test_learners_sum_each_file_once(folder: Path) -> None:
+    flip(folder / SHARDS)
+    seen = []
+    for learner in range(3):
+        try:
+            check_sums(folder, learner, 3)
+        except DamagedCheckpoint:
+            seen.append(learner)
+    assert len(seen) == 1
+
+
+def test_a_damaged_folder_is_passed_over_for_one_that_is_whole(
+    group: dist.ProcessGroup, folder: Path
+) -> None:
+    older = folder.with_name("older.ckpt")
+    write_shards(state(0.5), {"epoch": 4}, older, group)
+    (folder / SHARDS).unlink()
+    with pytest.warns(UserWarning, match=f"Passed over: .*{SHARDS} is missing"):
+        assert newest_whole([str(folder), str(older)]) == str(older)
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch /tmp/evil",)
+
+
+def test_an_index_that_runs_code_is_refused(folder: Path) -> None:
+    (folder / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(pickle.UnpicklingError, match=r"a posix\.system, which can run"):
+        has_optimizers(folder)
+
+
+def test_a_model_of_another_shape_is_told_so(folder: Path) -> None:
+    other = {"state_dict": {"bias": torch.zeros(9)}}
+    with pytest.raises((RuntimeError, ValueError), match="bias"):
+        read_shards(other, folder)
+    missing = {"state_dict": {"extra": torch.zeros(2)}}
+    with pytest.raises(RuntimeError, match="extra"):
+        read_shards(missing, folder)
+    read_shards(missing, folder, strict=False)
+
+
+def test_one_file_can_be_made_of_it(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "one.ckpt"
+    dist.destroy_process_group()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert main(["export", str(folder), "--out", str(file)]) == 0
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    found = WholeCheckpointIO().load_checkpoint(file)
+    assert found["epoch"] == 5
+    assert set(found["state_dict"]) == set(weights(1.0))
+    assert torch.equal(found["state_dict"]["bias"], torch.ones(4))
+    # It never replaces a file.
+    assert main(["export", str(folder), "--out", str(file)]) == 2
+
+
+def test_a_folder_is_not_taken_for_a_file(folder: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=r"export .*last\.ckpt --out"):
+        WholeCheckpointIO().load_checkpoint(folder)

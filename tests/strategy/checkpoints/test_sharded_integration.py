@@ -1,0 +1,145 @@
+"""Trainings that begin from checkpoints in shards, with other numbers of learners."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd.strategy.checkpoints.sharded import export
+from tests.helpers import PATIENCE, PROGRAM_S
+from tests.learners import learners, trainer_of, values
+from tests.sharded import Transformer, sequences
+
+
+def strategy(size: int) -> HADPSGDStrategy:
+    return HADPSGDStrategy(
+        "complete", "sync", size, inside="model_parallel", timeout=PATIENCE
+    )
+
+
+class Begin(pl.Callback):
+    """Where a training begins."""
+
+    step = -1
+
+    @override
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.step = trainer.global_step
+
+
+class Run(NamedTuple):
+    first_step: int
+    end: Tensor
+
+
+def as_vector(module: Transformer) -> Tensor:
+    return torch.cat([w.detach().flatten() for w in module.whole().values()])
+
+
+def fit(
+    rank: int, strategy: Any, folder: Path, max_epochs: int, ckpt_path: Any = None
+) -> Run:
+    seed = 0 if ckpt_path is None else 7  # not the weights of the checkpoint
+    module, begin = Transformer(seed=seed), Begin()
+    saver = ModelCheckpoint(folder, "{epoch}", save_last=True, save_top_k=-1)
+    trainer = trainer_of(
+        strategy,
+        4,
+        callbacks=[begin, saver],
+        max_epochs=max_epochs,
+        enable_checkpointing=True,
+        default_root_dir=folder,
+    )
+    trainer.fit(module, sequences(32, rank, 4), ckpt_path=ckpt_path)
+    return Run(begin.step, as_vector(module))
+
+
+def validated(rank: int, ckpt_path: Path) -> float:
+    trainer = trainer_of(strategy(2), 4)
+    found = trainer.validate(
+        Transformer(seed=9), sequences(8, rank, 4), str(ckpt_path), verbose=False
+    )
+    return found[0]["val_loss"]
+
+
+def program_in(folder: Path) -> Any:
+    def program(rank: int) -> dict[Any, Any]:
+        one = fit(rank, strategy(4), folder / "one", 2)
+        half, last = folder / "half", folder / "half" / "last.ckpt"
+        first = fit(rank, strategy(4), half, 1)
+        loss = validated(rank, last)
+        if rank == 0:
+            export(last, folder / "whole.ckpt")
+        resumed = {
+            size: fit(rank, strategy(size), folder / f"on{size}", 2, last)
+            for size in (1, 2, 4)
+        }
+        whole = folder / "whole.ckpt"
+        from_file = validated(rank, whole)
+        # It finds its own checkpoint, and goes on in the folder.
+        found = fit(rank, strategy(2), half, 2, "last")
+        from_ddp = fit(rank, "ddp", folder / "ddp", 1)
+        file = folder / "ddp" / "last.ckpt"
+        to_shards = fit(rank, strategy(2), folder / "on", 2, file)
+        return {
+            **{("resumed", size): run for size, run in resumed.items()},
+            "one": one,
+            "first": first,
+            "found": found,
+            "from ddp": (from_ddp, to_shards),
+            "losses": (loss, from_file),
+        }
+
+    return program
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sharded")
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> list[dict[Any, Any]]:
+    return values(learners(4, program_in(folder), PROGRAM_S))
+
+
+def assert_same(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "how", [("resumed", 1), ("resumed", 2), ("resumed", 4), "found"]
+)
+def test_a_resume_with_any_sizes_goes_on_as_if_nothing_had_been(
+    results: Any, how: Any
+) -> None:
+    """Weights and momentum, written by one super-learner of four."""
+    for runs in results:
+        assert runs[how].first_step == 4
+        assert_same(runs[how].end, runs["one"].end)
+        assert (runs["first"].end - runs["one"].end).abs().max() > 1e-3
+
+
+def test_a_checkpoint_of_ddp_goes_on_in_shards(results: Any) -> None:
+    for runs in results:
+        from_ddp, to_shards = runs["from ddp"]
+        assert to_shards.first_step == 4
+        assert_same(from_ddp.end, runs["first"].end)
+        assert_same(to_shards.end, runs["one"].end)
+
+
+def test_evaluations_take_a_folder_or_one_file(results: Any) -> None:
+    for runs in results:
+        from_folder, from_file = runs["losses"]
+        assert from_folder == pytest.approx(from_file)
+
+
+def test_one_file_loads_without_learners(folder: Path, results: Any) -> None:
+    module = Transformer.load_from_checkpoint(folder / "whole.ckpt")
+    assert_same(as_vector(module), results[0]["first"].end)

@@ -1,0 +1,235 @@
+"""Sharded super-learners in real processes, beside whole ones and plain FSDP2 and DDP.
+
+One launch of four learners makes all trainings; the tests look at what came of them.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from typing_extensions import override
+
+from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd.mixing.statistics import Statistics
+from tests.helpers import PATIENCE, PROGRAM_S, engine_threads
+from tests.learners import learners, trainer_of, values
+from tests.sharded import Block, Network, Transformer, sequences
+
+NUM_SEQUENCES = 32
+
+
+def strategy(
+    inside: Any, topology: Any, communication: Any, size: int = 2, **dials: Any
+) -> HADPSGDStrategy:
+    return HADPSGDStrategy(
+        topology, communication, size, inside=inside, timeout=PATIENCE, **dials
+    )
+
+
+class Trajectory(pl.Callback):
+    """The super-learner's weights after each step, as one vector."""
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.weights.append(as_vector(pl_module))
+
+
+class Run(NamedTuple):
+    """What one learner has seen of a training.
+
+    Attributes:
+        steps: weights after each step.
+        end: weights at the end.
+        metrics: what was logged.
+        statistics: what communication has done.
+        distance: consensus distance when the mean was last taken.
+    """
+
+    steps: Tensor
+    end: Tensor
+    metrics: dict[str, float]
+    statistics: Statistics | None
+    distance: float | None
+
+
+def as_vector(module: Transformer) -> Tensor:
+    return torch.cat([w.detach().flatten() for w in module.whole().values()])
+
+
+def fit(
+    rank: int, strategy: Any, module: Transformer | None = None, **arguments: Any
+) -> Run:
+    module, trajectory = module or Transformer(), Trajectory()
+    trainer = trainer_of(strategy, 4, callbacks=[trajectory], **arguments)
+    training, validation = (sequences(n, rank, 4) for n in (NUM_SEQUENCES, 8))
+    trainer.fit(module, training, validation)
+    assert engine_threads() == []
+    last = getattr(trainer.strategy, "last_consensus", None)
+    return Run(
+        torch.stack(trajectory.weights),
+        as_vector(module),
+        {name: float(value) for name, value in trainer.callback_metrics.items()},
+        getattr(trainer.strategy, "gossip_statistics", lambda: None)(),
+        last.distance if last is not None else None,
+    )
+
+
+def both(*dials: Any, **options: Any) -> dict[str, Callable[[], Any]]:
+    """The same strategy with whole learners and with shards."""
+    kinds = ("ddp", "model_parallel")
+    return {kind: lambda k=kind: strategy(k, *dials, **options) for kind in kinds}
+
+
+PAIRS = {
+    "half-sync": both("complete", "sync", mixing_gain=0.5),
+    "ring of learners": both("ring", "sync", 1),
+    "delayed": both("complete", "delay_by_one", mixing_gain=0.5),
+    "adopting": both("complete", "sync", gossip_every=3, after_evaluation="adopt"),
+}
+
+
+def recompute(network: Network) -> None:
+    """Activations of blocks are computed anew in the backward."""
+    apply_activation_checkpointing(
+        network, check_fn=lambda module: isinstance(module, Block)
+    )
+
+
+def compiled(network: Network) -> None:
+    """Without a code generator, which takes longer than the tests."""
+    for block in network.blocks:
+        block.compile(backend="aot_eager")
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "recomputed": {"prepare": recompute},
+    "compiled": {"prepare": compiled},
+    "kept gathered": {"reshard_after_forward": False},
+    "offloaded": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
+}
+MIXED = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+FEATURES["mixed precision"] = {"mp_policy": MIXED}
+CLIPPED = {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2, "max_epochs": 2}
+
+
+def program(rank: int) -> dict[Any, Run]:
+    runs: dict[Any, Run] = {}
+    for name, kinds in PAIRS.items():
+        for kind, make in kinds.items():
+            runs[name, kind] = fit(rank, make())
+    runs["ddp"] = fit(rank, "ddp")
+    for size in (2, 4):
+        shards = strategy("model_parallel", "complete", "sync", size)
+        # Super-learners that begin apart take the weights of the first.
+        runs["sync", size] = fit(rank, shards, Transformer(seed=rank // size))
+    rarely: dict[str, Any] = {"check_val_every_n_epoch": 9}
+    half = PAIRS["half-sync"]["model_parallel"]
+    runs["without validation"] = fit(rank, half(), **rarely)
+    runs["validation each step"] = fit(rank, half(), val_check_interval=1)
+    runs["clipped ddp"] = fit(rank, "ddp", **CLIPPED)
+    shards = strategy("model_parallel", "complete", "sync", 4)
+    runs["clipped"] = fit(rank, shards, **CLIPPED)
+    for name, options in FEATURES.items():
+        runs[name] = fit(rank, half(), Transformer(**options))
+    for wire_dtype in (None, torch.int8):
+        asynchronous = strategy(
+            "model_parallel", "complete", "async", wire_dtype=wire_dtype, cpu_share=1.0
+        )
+        runs["async", wire_dtype] = fit(rank, asynchronous, max_epochs=3)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[Any, Run]]:
+    return values(learners(4, program, PROGRAM_S))
+
+
+def assert_same(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_sharded_learners_do_what_whole_ones_do(results: Any, name: str) -> None:
+    for runs in results:
+        whole, shards = runs[name, "ddp"], runs[name, "model_parallel"]
+        assert_same(shards.steps, whole.steps)
+        assert_same(shards.end, whole.end)
+        assert shards.metrics == pytest.approx(whole.metrics)
+        assert shards.distance == pytest.approx(whole.distance)
+
+
+def test_the_runs_above_have_moved_apart(results: Any) -> None:
+    """Otherwise any mixing would pass."""
+    one, other = (results[rank]["half-sync", "model_parallel"] for rank in (0, 2))
+    assert (one.steps - other.steps).abs().max() > 1e-3
+    assert torch.equal(one.end, other.end)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_complete_average_after_each_step_is_ddp(results: Any, size: int) -> None:
+    """With four learners it is one super-learner, and plain FSDP2."""
+    for runs in results:
+        assert_same(runs["sync", size].steps, runs["ddp"].steps)
+        assert (runs["sync", size].statistics is None) == (size == 4)
+
+
+def test_each_learner_sends_its_own_shards_alone(results: Any) -> None:
+    for runs in results:
+        whole = runs["half-sync", "ddp"].statistics
+        shards = runs["half-sync", "model_parallel"].statistics
+        assert shards.bytes_sent == pytest.approx(whole.bytes_sent, rel=0.1)
+
+
+def test_an_evaluation_leaves_no_gathered_weights_behind(results: Any) -> None:
+    for runs in results:
+        steps = runs["without validation"].steps
+        assert_same(runs["validation each step"].steps, steps)
+
+
+def test_clipping_and_accumulation_are_those_of_the_whole_gradient(
+    results: Any,
+) -> None:
+    for runs in results:
+        assert_same(runs["clipped"].end, runs["clipped ddp"].end)
+
+
+@pytest.mark.parametrize("wire_dtype", [None, torch.int8])
+def test_asynchronous_learners_exchange_and_end_in_one_mean(
+    results: Any, wire_dtype: Any
+) -> None:
+    first = results[0]["async", wire_dtype]
+    for runs in results:
+        assert torch.equal(runs["async", wire_dtype].end, first.end)
+        assert runs["async", wire_dtype].statistics.exchanges > 0
+        assert runs["async", wire_dtype].statistics.refused == 0
+    assert first.end.isfinite().all()
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_what_fsdp2_can_do_changes_nothing_else(results: Any, name: str) -> None:
+    # bfloat16 keeps 8 bits.
+    tolerance = 0.05 if name == "mixed precision" else 1e-12
+    for runs in results:
+        expected = runs["half-sync", "model_parallel"]
+        for one, other in zip(runs[name][:2], expected[:2], strict=True):
+            torch.testing.assert_close(one, other, atol=tolerance, rtol=0)
+            assert one.dtype == torch.float64
+
+
+def test_compute_in_half_precision_leaves_whole_shards(results: Any) -> None:
+    for runs in results:
+        expected = runs["half-sync", "model_parallel"].end
+        error = (runs["mixed precision"].end - expected).abs().max()
+        assert 1e-6 < error < 0.05
