@@ -2,7 +2,7 @@
 
     python -m benchmarks                 everything that this machine can
     python -m benchmarks --quick         fewer repetitions: minutes, not hours
-    python -m benchmarks merge hidden    these
+    python -m benchmarks merge overlap   these
     python -m benchmarks --page          only the page, from the files in results/
 
 A benchmark is any module of this folder that defines `measure`.
