@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 from typing_extensions import override
 
 from benchmarks import workload
-from benchmarks.learners import Place
+from benchmarks.learners import Meetings, Place
 from benchmarks.workload import Batch
 
 WARMUP = 3  # steps before the clock counts
@@ -107,7 +107,7 @@ class Feed(IterableDataset[Batch]):
     def __init__(self, place: Place, task: Task) -> None:
         super().__init__()
         self._place, self._task = place, task
-        self.store = place.make_store()
+        self._meetings = Meetings(place)
         self._stamps: list[float] = []
         self._readings: dict[int, Reading] = {}
         # Numbers of the first and the last counted step. After a meeting, the second
@@ -148,23 +148,12 @@ class Feed(IterableDataset[Batch]):
         return Reading(exposed_s, *times, exchanges)
 
     def meet(self, name: str) -> None:
-        """Waits for all learners, without a process group."""
-        self.store.add(f"{name}/arrived", 1)
-        if self._place.rank == 0:
-            self._await(f"{name}/arrived")
-            self.store.set(f"{name}/go", "")
-        self.store.wait([f"{name}/go"])
+        """Waits for all learners."""
+        self._meetings.meet(name)
 
     def leave(self) -> None:
-        """Ends together with all learners; learner 0, who hosts the store, is last."""
-        self.meet("end")
-        self.store.add("left", 1)
-        if self._place.rank == 0:
-            self._await("left")
-
-    def _await(self, key: str) -> None:
-        while self.store.add(key, 0) < self._place.world_size:
-            time.sleep(0.005)
+        """Ends together with all learners."""
+        self._meetings.leave()
 
     def _shortest_step(self) -> float:
         # The first builds buckets and connections; others may wait for a late learner.
@@ -172,11 +161,11 @@ class Feed(IterableDataset[Batch]):
         return min(later - earlier for earlier, later in itertools.pairwise(stamps[1:]))
 
     def _agree(self) -> int:
+        store, mine = self._meetings.store, self._task.counts
         if self._place.rank == 0:
-            self.store.set("count", str(self._task.count_for(self._shortest_step())))
+            store.set("count", str(self._task.count_for(self._shortest_step())))
         self.meet("start")
-        mine = self._task.counts
-        return mine[self._place.rank] if mine else int(self.store.get("count"))
+        return mine[self._place.rank] if mine else int(store.get("count"))
 
 
 def rate(traces: list[Trace]) -> float:
