@@ -106,8 +106,12 @@ class Course(IterableDataset[Batch]):
         self.meetings = Meetings(place)
         self.pace = Pace(STEP_S * heat.slowness(place.rank))
         self.model = PROBLEMS[heat.problem].make_model(heat.seed, self.pace)
-        self.exchanges = 0.0
         self.num_steps = heat.steps[place.rank] if heat.steps else 0
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), heat.rate, momentum=MOMENTUM
+        )
+        self.schedule = LambdaLR(self.optimizer, self._share_of_rate)
+        self.exchanges = 0.0
         self.given = 0
         self._stamps: list[float] = []
         self._sent, self._end = 0, 0.0
@@ -123,6 +127,9 @@ class Course(IterableDataset[Batch]):
             yield next(endless)
             if not self.num_steps and self.given == UNCOUNTED:
                 self.num_steps = UNCOUNTED + self._agree()
+
+    def _share_of_rate(self, step: int) -> float:
+        return rate_at(step / self.num_steps) if self.heat.steps else 1.0
 
     def tick(self) -> None:
         """A step begins."""
@@ -169,16 +176,6 @@ class Course(IterableDataset[Batch]):
         slower = self.heat.slowness(self.place.rank) / self.heat.slowness(0)
         share = 1 / slower if self.heat.own_pace else 1.0
         return max(FEWEST, round(share * float(store.get("count"))))
-
-
-def make_optimizer(
-    model: nn.Module, course: Course
-) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """The same for all methods: momentum, and a schedule over the learner's steps."""
-    rate = course.heat.rate
-    optimizer = torch.optim.SGD(model.parameters(), rate, momentum=MOMENTUM)
-    total = max(1, course.num_steps)
-    return optimizer, LambdaLR(optimizer, lambda step: rate_at(step / total))
 
 
 def weights_of(model: nn.Module) -> Tensor:

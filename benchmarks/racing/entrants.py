@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from typing_extensions import override
 from benchmarks.learners import Meetings, Place, end_with_parent
 from benchmarks.lightning_programs import quieten
 from benchmarks.racing import loops
-from benchmarks.racing.course import Course, Finish, Heat, make_optimizer
+from benchmarks.racing.course import Course, Finish, Heat
 from benchmarks.racing.floor import train_floor
 from benchmarks.racing.loops import Program, in_loop
 from benchmarks.racing.problems import loss
@@ -84,8 +83,8 @@ class Racer(L.LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        optimizer, schedule = make_optimizer(self.model, self._course)
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+        schedule = {"scheduler": self._course.schedule, "interval": "step"}
+        return [self._course.optimizer], [schedule]
 
 
 def ours(**dials: Any) -> Entrant:
@@ -122,8 +121,8 @@ def _where(place: Place, heat: Heat) -> dict[str, Any]:
     """Where a learner may be killed, each is an island: nobody's death ends the job."""
     if heat.victim is None:
         return {}
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
-        os.environ.pop(name, None)
+    own = Place(0, 1, 1, place.address, place.address, place.port)
+    own.set_environment()
     os.environ["LIGHTNING_ADPSGD_TOKEN"] = TOKEN
     return {"islands": f"tcp://{place.master}:{ISLANDS_PORT}"}
 
@@ -144,9 +143,10 @@ def _kill_half_way(child: int, place: Place, heat: Heat) -> None:
     meetings = Meetings(place)
     meetings.store.wait(["start/go"])
     time.sleep(heat.seconds / 2)
+    if os.waitpid(child, os.WNOHANG)[0]:
+        return  # It had ended: a calibration was far too low.
     os.kill(child, signal.SIGKILL)
-    with suppress(ChildProcessError):
-        os.waitpid(child, 0)
+    os.waitpid(child, 0)
     # In place of the dead: nobody is to wait for it at the end.
     meetings.leave()
 

@@ -9,7 +9,8 @@ import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,15 +19,16 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     bf16_compress_hook,
 )
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.learners import Place
 from benchmarks.lightning_programs import quieten
-from benchmarks.racing.course import Course, Finish, Heat, make_optimizer, weights_of
+from benchmarks.racing.course import Course, Finish, Heat, weights_of
 from benchmarks.racing.problems import MOMENTUM, loss
 from benchmarks.workload import Batch
 
-PATIENCE = timedelta(seconds=30)
+PATIENCE, UNTIL_NOTICED = timedelta(seconds=30), timedelta(seconds=3)
 OUTER_RATE = 0.7  # of DiLoCo, with Nesterov's momentum, as its authors recommend
 POWER_RANK, PLAIN_STEPS = 2, 10  # of PowerSGD: its rank, and steps before it begins
 ONE_BUCKET_MB = 1000.0
@@ -58,24 +60,34 @@ def in_loop(make: Maker, gloo: bool = True) -> Program:
         course = Course(place, heat)
         if gloo:
             dist.init_process_group("gloo", timeout=PATIENCE)
+            if heat.victim is not None:
+                _set_pg_timeout(UNTIL_NOTICED)
         with ExitStack() as stack:
             method = make(course, stack)
             for batch in course:
                 course.tick()
-                try:
-                    method.step(batch)
-                except RuntimeError:
-                    if heat.victim is None:
-                        raise
-                    regroup(course, heat.victim)
+                if not done(course, partial(method.step, batch)):
                     method = make(course, stack)
-            method.close()
+            if not done(course, method.close):
+                make(course, stack).close()
             course.stop()
             finish = course.finish()
             course.meetings.leave()
         return finish
 
     return program
+
+
+def done(course: Course, act: Callable[[], object]) -> bool:
+    """Whether an act went well; if a learner died in it, the others have regrouped."""
+    try:
+        act()
+    except RuntimeError:
+        if course.heat.victim is None:
+            raise
+        regroup(course, course.heat.victim)
+        return False
+    return True
 
 
 def regroup(course: Course, victim: int) -> None:
@@ -94,10 +106,9 @@ def regroup(course: Course, victim: int) -> None:
     course.given = int(given)
 
 
-def gradient_step(
-    course: Course, model: nn.Module, optimizer: Any, schedule: Any
-) -> Callable[[Batch], None]:
+def gradient_step(course: Course, model: nn.Module) -> Callable[[Batch], None]:
     """Gradient, the rest of the step's length, and the update."""
+    optimizer, schedule = course.optimizer, course.schedule
 
     def step(batch: Batch) -> None:
         optimizer.zero_grad()
@@ -116,7 +127,7 @@ def solo(course: Course, stack: ExitStack) -> Loop:
 
 def local_step(course: Course) -> Callable[[Batch], None]:
     """Of a learner by itself."""
-    return gradient_step(course, course.model, *make_optimizer(course.model, course))
+    return gradient_step(course, course.model)
 
 
 def ddp(
@@ -129,7 +140,7 @@ def ddp(
         wrapped = DistributedDataParallel(course.model, bucket_cap_mb=bucket_mb)  # pyright: ignore
         if register is not None:
             register(wrapped)
-        step = gradient_step(course, wrapped, *make_optimizer(course.model, course))
+        step = gradient_step(course, wrapped)
         return Loop(counted(course, step))
 
     return make
@@ -191,7 +202,8 @@ def plain_average(course: Course) -> Callable[[], None]:
 
 def outer_step(course: Course) -> Callable[[], None]:
     """DiLoCo: what all have done together is one gradient of an outer optimizer."""
-    anchor = nn.Parameter(weights_of(course.model))
+    # All alike at the start; after a death each has gone on alone for a while.
+    anchor = nn.Parameter(mean_of_all(weights_of(course.model)))
     outer = torch.optim.SGD([anchor], OUTER_RATE, momentum=MOMENTUM, nesterov=True)
 
     def take() -> None:

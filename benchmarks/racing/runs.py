@@ -158,7 +158,10 @@ class Track:
             return self._train(run, run.heat(()))
         finishes: list[Finish | None] = []
         for _ in range(ATTEMPTS):
-            steps = [max(2, round(run.seconds * s)) for s in self.speeds(run)]
+            speeds = self.speeds(run)
+            if not run.cell.entrant.own_pace:
+                speeds = [min(speeds)] * len(speeds)
+            steps = [max(2, round(run.seconds * speed)) for speed in speeds]
             finishes = self._train(run, run.heat(steps))
             write_json(self._folder / f"{_setting(run)}.speed.json", _speeds(finishes))
             took = max(finish.seconds for finish in finishes if finish is not None)
