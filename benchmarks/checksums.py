@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks import hosts, learners
-from benchmarks.hidden import RATES
 from benchmarks.learners import Place
+from benchmarks.overlap import RATES
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from lightning_adpsgd.gossip import exchange

@@ -18,10 +18,11 @@ import torch
 from typing_extensions import override
 
 from benchmarks import hosts, learners
-from benchmarks.hidden import LIMIT_S
+from benchmarks.feed import Task
 from benchmarks.hosts import Hosts
 from benchmarks.learners import Place
-from benchmarks.methods import Task, train
+from benchmarks.lightning_programs import train
+from benchmarks.overlap import LIMIT_S
 from benchmarks.results import Report, Row
 from benchmarks.timing import print_row, spread
 from lightning_adpsgd import HADPSGDStrategy

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import diaries, hosts, soak
+from benchmarks import hosts, soak, step_journal
 from benchmarks.hosts import Hosts
-from benchmarks.mortal import Crowd, Mortal
+from benchmarks.killable import Crowd, Killable
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from lightning_adpsgd.islands import rendezvous
@@ -87,7 +87,7 @@ class Archipelago:
     Args:
         crowd: Their processes.
         cable: Puts it in, or pulls it out.
-        folder: Of their diaries.
+        folder: Of their journals.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Archipelago:
 
     def _first_time(self, number: int, members: int, since: float) -> dict[int, float]:
         """When its present life first said so after that time, if it has."""
-        lives = diaries.read(self._folder, number)
+        lives = step_journal.read(self._folder, number)
         entries = (entry for entry in lives[-1] if entry.time > since) if lives else ()
         said = (entry.time for entry in entries if entry.members == members)
         return {number: first} if (first := next(said, None)) is not None else {}
@@ -151,7 +151,7 @@ def islands() -> Iterator[Archipelago]:
     with hosts.emulated(2) as two, tempfile.TemporaryDirectory() as name:
         begin, folder = time.monotonic(), Path(name)
         with meeting_place(two):
-            first = Mortal(0, LEARNERS, 0, PORT, folder, begin + 1e6)
+            first = Killable(0, LEARNERS, 0, PORT, folder, begin + 1e6)
             crowd = Crowd(partial(live, two), first)
             try:
                 made = Archipelago(crowd, partial(two.plug, 1), folder)
@@ -179,7 +179,7 @@ def serve(two: Hosts) -> None:
     rendezvous.serve(two.addresses[0], PORT, threading.Event())
 
 
-def live(two: Hosts, life: Mortal) -> None:
+def live(two: Hosts, life: Killable) -> None:
     """One life of an island, on the host of its half."""
     two.enter(int(life.number in HALVES[1]))
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"

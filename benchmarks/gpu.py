@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from benchmarks import learners
 from benchmarks.learners import Place
-from benchmarks.methods import quieten
+from benchmarks.lightning_programs import quieten
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from lightning_adpsgd import HADPSGDStrategy

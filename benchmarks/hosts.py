@@ -31,6 +31,7 @@ _NAMES = Path("/etc/netns")  # `ip netns exec` shows a host its own /etc/hosts f
 _PREFIX = "adpsgd"
 _CLONE_NEWNET = 0x40000000
 MASTER_PORT = 29400
+BURST = 256 * 1024  # bytes
 
 
 def reason_against() -> str | None:
@@ -90,15 +91,17 @@ class Hosts:
             "GROUP_RANK": str(host),
         }
 
-    def shape(self, rate: str | None) -> None:
+    def shape(self, rate: str | None, burst: int = BURST) -> None:
         """Limits what every host sends and receives.
 
         Args:
             rate: As `tc` writes it, "200mbit" say; none for no limit.
+            burst: Bytes that pass at once. A larger one would let whole messages of a
+                few megabytes run above the rate.
         """
         for host, namespace in enumerate(self._namespaces):
-            _shape(namespace, "eth0", rate)
-            _shape(self._switch, f"port{host}", rate)
+            _shape(namespace, "eth0", rate, burst)
+            _shape(self._switch, f"port{host}", rate, burst)
 
     def plug(self, host: int, plugged: bool) -> None:
         """Puts the cable of a host into the switch, or pulls it out."""
@@ -228,14 +231,14 @@ def _write_names(namespace: str, num_hosts: int) -> None:
     (folder / "hosts").write_text("\n".join(lines) + "\n")
 
 
-def _shape(namespace: str, device: str, rate: str | None) -> None:
+def _shape(namespace: str, device: str, rate: str | None, burst: int) -> None:
     command = ["tc", "-n", namespace, "qdisc"]
     if rate is None:
         # Fails where there is no limit to remove.
         subprocess.run([*command, "del", "dev", device, "root"], capture_output=True)
         return
-    # A larger burst would let whole messages of a few megabytes run above the rate.
-    bucket = ["tbf", "rate", rate, "burst", "256kb", "limit", "400kb"]
+    sizes = ["burst", f"{burst}b", "limit", f"{burst * 400 // 256}b"]
+    bucket = ["tbf", "rate", rate, *sizes]
     _check([*command, "replace", "dev", device, "root", *bucket])
 
 

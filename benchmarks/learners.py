@@ -80,6 +80,36 @@ class Place:
         )
 
 
+class Meetings:
+    """Where all learners wait for one another, without a process group.
+
+    Args:
+        place: Of a learner.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place, self.store = place, place.make_store()
+
+    def meet(self, name: str) -> None:
+        """Waits for all learners."""
+        self.store.add(f"{name}/arrived", 1)
+        if self._place.rank == 0:
+            self._await(f"{name}/arrived")
+            self.store.set(f"{name}/go", "")
+        self.store.wait([f"{name}/go"])
+
+    def leave(self) -> None:
+        """Ends together with all learners; learner 0, who hosts the store, is last."""
+        self.meet("end")
+        self.store.add("left", 1)
+        if self._place.rank == 0:
+            self._await("left")
+
+    def _await(self, key: str) -> None:
+        while self.store.add(key, 0) < self._place.world_size:
+            time.sleep(0.005)
+
+
 class LearnersFailed(RuntimeError):
     """A learner failed or did not end in time."""
 
@@ -139,11 +169,16 @@ def make_places(
     ]
 
 
+def end_with_parent() -> None:
+    """Has the system kill this process when the one that forked it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _learner(
     program: Callable[[Place], Any], place: Place, hosts: Hosts | None, folder: Path
 ) -> None:
     os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     output = os.open(folder / f"{place.rank}.log", os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):

@@ -16,9 +16,9 @@ from itertools import pairwise
 
 import torch
 
-from benchmarks import learners, methods, workload
+from benchmarks import learners, lightning_programs, workload
+from benchmarks.feed import Task, Trace
 from benchmarks.learners import Place
-from benchmarks.methods import Task, Trace
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row, spread
 from benchmarks.workload import WIDTHS
@@ -73,11 +73,11 @@ def learn(place: Place, name: str, widths: Sequence[int]) -> Trace:
     workload.keep_memory()
     task = Task(seconds=SECONDS, widths=widths)
     if name == SINGLE:
-        return methods.alone(place, task)
+        return lightning_programs.alone(place, task)
     if place.rank:
         # It waits, and takes as few steps as it must.
         task = replace(task, counts=(0, 2), wait_s=PEER_S)
-    return methods.train(place, task, strategy_of(name), place.world_size, 1)
+    return lightning_programs.train(place, task, strategy_of(name), place.world_size, 1)
 
 
 def strategy_of(name: str) -> HADPSGDStrategy:

@@ -16,7 +16,7 @@ _HEAD = """# Results of the benchmarks
 Written by `make bench` from the files beside it; what each benchmark measures, and how,
 is in [benchmarks/README.md](../README.md). Values are a median with quartiles in
 brackets. A bound that was missed is listed as missed. In the plots, blue circles are
-this package, black squares controls, orange diamonds other libraries, crosses what was
+this package, black squares controls, orange diamonds other methods, crosses what was
 predicted; a line runs from one quartile to the other.
 """
 
@@ -45,7 +45,7 @@ def _all_targets(files: Sequence[File]) -> str:
             file["benchmark"],
             target["claim"],
             _bound(target),
-            number(target["value"]),
+            f"{target['value']:.4g}",
             "met" if target["met"] else "**missed**",
         ]
         for file in files
@@ -56,7 +56,7 @@ def _all_targets(files: Sequence[File]) -> str:
 
 
 def _bound(target: File) -> str:
-    return f"{'≥' if target['at_least'] else '≤'} {number(target['bound'])}"
+    return f"{'≥' if target['at_least'] else '≤'} {target['bound']:.4g}"
 
 
 def _section(file: File, folder: Path) -> str:
@@ -64,6 +64,7 @@ def _section(file: File, folder: Path) -> str:
     parts = [f"## {name}\n", f"{file.get('question', '')}\n", _circumstances(file)]
     if "rows" in file:
         parts += _tables(file, folder)
+        parts += _curves(file, folder)
     else:
         parts.append(_figures(file))
     parts += [f"- {note}" for note in file.get("notes", ())]
@@ -89,6 +90,14 @@ def _tables(file: File, folder: Path) -> Iterable[str]:
         if len(rows) > 2:
             plot = plots.write(rows, f"{file['benchmark']} {title}".strip(), folder)
             yield f"![{title or file['benchmark']}]({plot.name})\n"
+
+
+def _curves(file: File, folder: Path) -> Iterable[str]:
+    curves = file.get("curves", ())
+    for panel in dict.fromkeys(curve["panel"] for curve in curves):
+        shown = [curve for curve in curves if curve["panel"] == panel]
+        plot = plots.write_curves(shown, f"{file['benchmark']} {panel}", folder)
+        yield f"![loss against time, {panel}]({plot.name})\n"
 
 
 def _table_of(rows: Sequence[File], limit: str) -> str:

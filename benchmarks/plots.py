@@ -1,5 +1,7 @@
 """Plots of a table's rows: a dot for the median, a line from quartile to quartile."""
 
+import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +14,15 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import (
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+    StrMethodFormatter,
+)
+
+# Otherwise an SVG's names are drawn anew each time, and equal figures differ.
+matplotlib.rcParams["svg.hashsalt"] = "benchmarks"
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -22,11 +32,14 @@ _MARKERS = {OURS: "o", CONTROL: "s", PEER: "D", PREDICTED: "x"}
 _MEANINGS = {
     OURS: "this package",
     CONTROL: "control",
-    PEER: "other library",
+    PEER: "other method",
     PREDICTED: "predicted",
 }
-_PEERS = re.compile(r"Decent-DP|torchft|^torch ")
-_CONTROLS = re.compile(r"^(solo|ddp|single device|one learner|no averages)|limit|copy_")
+_PEERS = re.compile(r"Decent-DP|torchft|^torch |^(local SGD|DiLoCo|random share)")
+_CONTROLS = re.compile(
+    r"^(solo|ddp|single device|one learner|no averages|floor|one average)|limit|copy_"
+)
+_DASHES = ("-", "--", "-.", ":")
 _COLUMNS = 2
 _WIDTH, _ROW_HEIGHT, _FRAME_HEIGHT, _LEGEND_HEIGHT = 5.2, 0.26, 0.9, 0.3  # inches
 
@@ -34,11 +47,75 @@ _WIDTH, _ROW_HEIGHT, _FRAME_HEIGHT, _LEGEND_HEIGHT = 5.2, 0.26, 0.9, 0.3  # inch
 def write(rows: Rows, title: str, folder: Path) -> Path:
     """Writes an SVG of a table and returns its path."""
     figure = draw(rows)
-    path = folder / f"{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}.svg"
+    path = _path_of(title, folder)
     # Without a date, so that equal figures give equal files.
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
     return path
+
+
+def _path_of(title: str, folder: Path) -> Path:
+    return folder / f"{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}.svg"
+
+
+def write_curves(curves: Rows, title: str, folder: Path) -> Path:
+    """Writes an SVG of loss against time, all curves in one panel on log axes."""
+    figure = draw_curves(curves)
+    path = _path_of(title, folder)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+    return path
+
+
+def draw_curves(curves: Rows) -> Figure:
+    """Each curve is named at its end, in the order of the losses there."""
+    figure = pyplot.figure(figsize=(7.2, 5.0), layout="constrained")
+    axes = figure.add_subplot()
+    dashes = {colour: itertools.cycle(_DASHES) for colour in _MEANINGS}
+    for curve in curves:
+        _draw_curve(axes, curve, next(dashes[colour_of(curve["label"])]))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("seconds", fontsize=8)
+    axes.set_ylabel("held-out loss, nats", fontsize=8)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(10, (1, 1.5, 2, 3, 5, 7)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_locator(NullLocator())
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.3)
+    axes.set_title(curves[0]["panel"], fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    _name_at_ends(axes, curves)
+    return figure
+
+
+def _draw_curve(axes: Axes, curve: Row, dashes: str) -> None:
+    losses = [math.nan if loss is None else loss for loss in curve["losses"]]
+    colour = colour_of(curve["label"])
+    width = 2.0 if colour == OURS else 1.2
+    axes.plot(curve["seconds"], losses, dashes, color=colour, linewidth=width)
+
+
+def _name_at_ends(axes: Axes, curves: Rows) -> None:
+    """Names right of the axes, evenly spread, each led to the end of its curve."""
+    ended = sorted(
+        (curve for curve in curves if curve["losses"][-1] is not None),
+        key=lambda curve: -curve["losses"][-1],
+    )
+    for place, curve in enumerate(ended):
+        height = 1 - (place + 0.5) / len(ended)
+        loss = curve["losses"][-1]
+        axes.annotate(
+            f"{loss:.3f}  {curve['label']}",
+            xy=(curve["seconds"][-1], loss),
+            xytext=(1.06, height),
+            textcoords="axes fraction",
+            color=colour_of(curve["label"]),
+            fontsize=7,
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": "0.7", "linewidth": 0.5},
+        )
 
 
 def draw(rows: Rows) -> Figure:

@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import hosts, learners
+from benchmarks.feed import Task, Trace, rate
 from benchmarks.hosts import Hosts
 from benchmarks.learners import LearnersFailed, Place
-from benchmarks.methods import PROGRAMS, SOLO, Task, Trace, rate
+from benchmarks.methods import PROGRAMS, SOLO
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from benchmarks.workload import BATCH, make_model, weights_of

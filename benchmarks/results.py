@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,6 +63,23 @@ class Target:
         return self.value >= self.bound if self.at_least else self.value <= self.bound
 
 
+@dataclass(frozen=True)
+class Curve:
+    """Loss against time.
+
+    Args:
+        panel: Curves of one panel stand in one figure.
+        label: Of the curve.
+        seconds: From the start.
+        losses: Then; none where one was not finite.
+    """
+
+    panel: str
+    label: str
+    seconds: Sequence[float]
+    losses: Sequence[float | None]
+
+
 @dataclass
 class Report:
     """What a benchmark found.
@@ -74,6 +91,7 @@ class Report:
         targets: Bounds set beforehand.
         skipped: What was not measured, and why.
         notes: How to read the figures.
+        curves: Of what is better seen than read.
     """
 
     question: str
@@ -82,6 +100,7 @@ class Report:
     targets: list[Target] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """The form of the file: of plain values alone."""

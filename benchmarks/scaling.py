@@ -8,8 +8,10 @@ learners wait for one another.
 import torch
 
 from benchmarks import learners
+from benchmarks.feed import Task, rate
 from benchmarks.learners import LearnersFailed
-from benchmarks.methods import NEED_PEERS, PROGRAMS, Task, peers_missing, rate
+from benchmarks.methods import NEED_PEERS, PROGRAMS
+from benchmarks.plain_loops import peers_missing
 from benchmarks.results import Report, Row
 from benchmarks.timing import print_row, spread
 

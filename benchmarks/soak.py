@@ -2,8 +2,8 @@
 
     python -m benchmarks.soak --minutes 30 --seed 0
 
-What that is, `misfortune` says. Learner 0 is spared, so that one diary tells of the
-whole run. What is left, `results/soak.json`, says what it did to those who lived.
+What that is, `fault_injection` says. Learner 0 is spared, so that one journal tells of
+the whole run. What is left, `results/soak.json`, says what it did to those who lived.
 """
 
 import argparse
@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from benchmarks import diaries, kills, results, workload
-from benchmarks.diaries import Diary, Entry, Life
-from benchmarks.misfortune import FALL_ILL, SPARED, Event, World
-from benchmarks.mortal import Mortal
+from benchmarks import killed_methods, results, step_journal, workload
+from benchmarks.fault_injection import FALL_ILL, SPARED, Event, World
+from benchmarks.killable import Killable
+from benchmarks.step_journal import Entry, Journal, Life
 from benchmarks.workload import NARROW, Batch
 
 LEARNERS = 6
@@ -36,10 +36,10 @@ STEP_S, QUIET_END_S = 0.1, 25.0
 # --- one life
 
 
-class _Module(kills.Module):
-    def __init__(self, life: Mortal) -> None:
+class _Module(killed_methods.Module):
+    def __init__(self, life: Killable) -> None:
         super().__init__(life)
-        self._diary = Diary(life.folder, life.number, life.life)
+        self._diary = Journal(life.folder, life.number, life.life)
         self._falls_ill = False
         signal.signal(FALL_ILL, self._fall_ill)
 
@@ -62,13 +62,13 @@ class _Module(kills.Module):
         statistics: Any = self.trainer.strategy
         members = statistics.gossip_statistics().members
         loss = float(outputs["loss"])
-        entry = Entry(time.monotonic(), members, loss, diaries.memory_of())
+        entry = Entry(time.monotonic(), members, loss, step_journal.memory_of())
         self._diary.write(entry)
 
 
-def live(life: Mortal, host: str = kills.HERE) -> None:
-    """One life of an island that keeps a diary."""
-    kills.train_island(_Module(life), host)
+def live(life: Killable, host: str = killed_methods.HERE) -> None:
+    """One life of an island that keeps a journal."""
+    killed_methods.train_island(_Module(life), host)
 
 
 # --- what it did to them
@@ -78,14 +78,14 @@ def soak(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
     """Runs it; its figures."""
     port = 20_000 + 200 * (int.from_bytes(os.urandom(2)) % 50)
     begin = time.monotonic()
-    world = World(Mortal(0, LEARNERS, 0, port, folder, begin + seconds), seed, live)
+    world = World(Killable(0, LEARNERS, 0, port, folder, begin + seconds), seed, live)
     try:
         world.run(begin + seconds - QUIET_END_S)
         world.crowd.wait(seconds + 60.0)
         lasting = world.crowd.alive()
     finally:
         world.close()
-    lives = [diaries.read(folder, number) for number in range(LEARNERS)]
+    lives = [step_journal.read(folder, number) for number in range(LEARNERS)]
     return {
         "question": f"{LEARNERS} super-learners for {seconds / 60:.0f} minutes with "
         f"faults drawn from seed {seed}; steps are waits of {1e3 * STEP_S:.0f} ms.",
@@ -114,13 +114,13 @@ def protocol(world: World, begin: float, folder: Path) -> dict[str, Any]:
 
 
 def figures(lives: Sequence[Sequence[Life]], events: Sequence[Event]) -> dict[str, Any]:
-    """What the diaries tell in single numbers."""
+    """What the journals tell in single numbers."""
     faults = [
         [(e.begin, e.end + 2.0) for e in events if number in e.learners]
         for number in range(len(lives))
     ]
     gaps = [
-        [gap for life in own for gap in diaries.gaps(life, faults[number])]
+        [gap for life in own for gap in step_journal.gaps(life, faults[number])]
         for number, own in enumerate(lives)
     ]
     all_gaps = sorted(itertools.chain(*gaps))
@@ -133,13 +133,14 @@ def figures(lives: Sequence[Sequence[Life]], events: Sequence[Event]) -> dict[st
         "seconds between steps, 999 of 1000 below": all_gaps[-len(all_gaps) // 1000],
         "seconds between steps, largest": all_gaps[-1],
         "seconds between steps, largest of learner 0": max(gaps[SPARED]),
-        "memory growth of learner 0, MB": (diaries.growth(lives[SPARED][0]) or 0) / 1e6,
+        "memory growth of learner 0, MB": (step_journal.growth(lives[SPARED][0]) or 0)
+        / 1e6,
     }
 
 
 def series(lives: Sequence[Sequence[Life]]) -> dict[str, list[float]]:
-    """What the diaries tell of each learner, and of learner 0 over time."""
-    grown = [diaries.growth(life) for own in lives for life in own]
+    """What the journals tell of each learner, and of learner 0 over time."""
+    grown = [step_journal.growth(life) for own in lives for life in own]
     return {
         "lives of each": [len(own) for own in lives],
         "steps of each": [sum(map(len, own)) for own in lives],
@@ -147,9 +148,9 @@ def series(lives: Sequence[Sequence[Life]]) -> dict[str, list[float]]:
             round(g / 1e6, 1) for g in grown if g is not None
         ],
         "members that learner 0 knew of, each 10 s": [
-            *diaries.members_over_time(lives[SPARED][0])
+            *step_journal.members_over_time(lives[SPARED][0])
         ],
-        "loss of learner 0 by minute": diaries.loss_by_minute(lives[SPARED]),
+        "loss of learner 0 by minute": step_journal.loss_by_minute(lives[SPARED]),
     }
 
 
@@ -158,7 +159,7 @@ def detected(
 ) -> dict[str, float]:
     """Over all faults of a kind; a survivor's next step shows what it knows."""
     of_kind = [event for event in events if event.kind == kind]
-    each = [diaries.detection(lives, e.learners, e.begin) for e in of_kind]
+    each = [step_journal.detection(lives, e.learners, e.begin) for e in of_kind]
     known = [seconds for seconds in each if seconds is not None]
     if not known:
         return {"faults": len(of_kind), "seen": 0}
@@ -216,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="a folder for diaries and outputs")
+    parser.add_argument("--keep", type=Path, help="a folder for journals and outputs")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     begin = time.monotonic()

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from benchmarks import learners
+from benchmarks.feed import Task, Trace
 from benchmarks.learners import LearnersFailed
-from benchmarks.methods import NEED_PEERS, PROGRAMS, Task, Trace, peers_missing
+from benchmarks.methods import NEED_PEERS, PROGRAMS
+from benchmarks.plain_loops import peers_missing
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row, spread
 from benchmarks.workload import NARROW

@@ -1,6 +1,6 @@
 """What `adpsgd` keeps of solo's speed over longer windows, which hold many exchanges.
 
-`hidden` compares many methods and gives each a few seconds. Where cores are contended
+`overlap` compares many methods and gives each a few seconds. Where cores are contended
 an engine rests for many seconds between two exchanges (`cpu_share`), so that a short
 window can miss what exchanges cost. Here few methods take turns at longer windows, once
 computing, and once waiting for as long as a computed step took.
@@ -12,7 +12,10 @@ from dataclasses import replace
 import torch
 
 from benchmarks import hosts
-from benchmarks.hidden import (
+from benchmarks.feed import Task
+from benchmarks.hosts import Hosts
+from benchmarks.methods import SOLO
+from benchmarks.overlap import (
     COMPUTED,
     LIMIT_S,
     RATES,
@@ -23,8 +26,6 @@ from benchmarks.hidden import (
     run,
     speed,
 )
-from benchmarks.hosts import Hosts
-from benchmarks.methods import SOLO, Task
 from benchmarks.results import Report, Target
 from benchmarks.timing import spread
 

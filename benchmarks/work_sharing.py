@@ -23,7 +23,7 @@ from lightning.pytorch.demos.boring_classes import RandomDataset
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from benchmarks.methods import quieten
+from benchmarks.lightning_programs import quieten
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from lightning_adpsgd import HADPSGDStrategy

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from benchmarks import diaries, mortal
-from benchmarks.kills import start_rendezvous
-from benchmarks.mortal import Mortal
+from benchmarks import killable, step_journal
+from benchmarks.killable import Killable
+from benchmarks.killed_methods import start_rendezvous
 
 SPARED = 0
 CALM_S = (5.0, 13.0)
@@ -51,11 +51,11 @@ class World:
     """
 
     def __init__(
-        self, first: Mortal, seed: int, live: Callable[[Mortal], None]
+        self, first: Killable, seed: int, live: Callable[[Killable], None]
     ) -> None:
         self.first, self.dice = first, random.Random(seed)
         self.rendezvous = start_rendezvous(first.port)
-        self.crowd = mortal.Crowd(live, first)
+        self.crowd = killable.Crowd(live, first)
         self.events: list[Event] = []
         self.memory: list[list[float]] = [[]]
         self.late = 0
@@ -66,7 +66,9 @@ class World:
     def well(self) -> list[int]:
         """Those who train and are not suffering from anything."""
         alive = set(self.crowd.alive()) - self._busy - {SPARED}
-        lives = {number: diaries.read(self.first.folder, number) for number in alive}
+        lives = {
+            number: step_journal.read(self.first.folder, number) for number in alive
+        }
         return sorted(
             n for n, own in lives.items() if own and len(own[-1]) >= FEWEST_STEPS
         )
@@ -99,7 +101,7 @@ class World:
 
     def _look_at_the_rendezvous(self) -> None:
         if self.rendezvous.poll() is None:
-            self.memory[-1].append(diaries.memory_of(str(self.rendezvous.pid)))
+            self.memory[-1].append(step_journal.memory_of(str(self.rendezvous.pid)))
 
     def close(self) -> None:
         """Ends all processes."""

@@ -1,13 +1,13 @@
-"""What the long run of faults reads from the diaries of its learners."""
+"""What the long run of faults reads from the journals of its learners."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks import diaries, page, results, soak
-from benchmarks.diaries import Diary, Entry, Life
+from benchmarks import page, results, soak, step_journal
 from benchmarks.soak import Event
+from benchmarks.step_journal import Entry, Journal, Life
 
 STEP_S = 0.5
 
@@ -25,48 +25,48 @@ def test_a_diary_is_read_back_and_what_a_kill_has_torn_is_left_out(
 ) -> None:
     entries = life(0, 3)
     for number in (0, 10, 2):  # the lives are in the order of their numbers
-        diary = Diary(tmp_path, 4, number)
+        journal = Journal(tmp_path, 4, number)
         for entry in entries[: number + 1]:
-            diary.write(entry)
-    path = tmp_path / "4.10.diary"
+            journal.write(entry)
+    path = tmp_path / "4.10.journal"
     path.write_bytes(path.read_bytes() + b"torn")
-    assert diaries.read(tmp_path, 4) == [entries[:1], entries[:3], entries]
-    assert diaries.read(tmp_path, 1) == []
+    assert step_journal.read(tmp_path, 4) == [entries[:1], entries[:3], entries]
+    assert step_journal.read(tmp_path, 1) == []
 
 
 def test_a_gap_is_that_of_a_learner_that_did_not_suffer_itself() -> None:
     steps = [entry for entry in life(0, 40) if not 20 < entry.time < 27]
-    assert max(diaries.gaps(steps, [])) == 7.0
-    assert max(diaries.gaps(steps, [(19.9, 27.5)])) == STEP_S
-    assert max(diaries.gaps(steps, [(1.0, 2.0)])) == 7.0
+    assert max(step_journal.gaps(steps, [])) == 7.0
+    assert max(step_journal.gaps(steps, [(19.9, 27.5)])) == STEP_S
+    assert max(step_journal.gaps(steps, [(1.0, 2.0)])) == 7.0
 
 
 def test_a_death_is_known_when_the_last_one_knows_of_it() -> None:
     lives = [[life(0, 60, 3, 2, 20.5)], [life(0, 60, 3, 2, 23)], [life(0, 20)]]
-    assert diaries.detection(lives, [2], 20.1) == pytest.approx(2.9)
+    assert step_journal.detection(lives, [2], 20.1) == pytest.approx(2.9)
 
 
 def test_a_death_that_somebody_does_not_show_has_no_time() -> None:
     lives = [[life(0, 60, 3, 2, 20.5)], [life(0, 60)], [life(0, 20)]]
-    assert diaries.detection(lives, [2], 20.1) is None
-    assert diaries.detection(lives, [0, 1, 2], 20.1) is None
+    assert step_journal.detection(lives, [2], 20.1) is None
+    assert step_journal.detection(lives, [0, 1, 2], 20.1) is None
 
 
 def test_who_goes_at_the_same_time_is_not_asked() -> None:
     lives = [[life(0, 60, 3, 2, 21)], [life(0, 22)], [life(0, 20)]]
-    assert diaries.detection(lives, [2], 20.1) == pytest.approx(0.9)
+    assert step_journal.detection(lives, [2], 20.1) == pytest.approx(0.9)
 
 
 def test_a_death_beside_which_another_joins_has_no_time() -> None:
     lives = [[life(0, 60, 3, 2, 28)], [life(21.5, 60)], [life(0, 20)]]
-    assert diaries.detection(lives, [2], 20.1) is None
+    assert step_journal.detection(lives, [2], 20.1) is None
 
 
 def test_memory_grows_from_after_the_start_to_the_end() -> None:
-    grown = diaries.growth(life(0, 300), settled_s=60)
+    grown = step_journal.growth(life(0, 300), settled_s=60)
     # Medians of 30 s ... 60 s, and of 240 s ... 300 s, at a megabyte a second.
     assert grown == pytest.approx(1e6 * (270 - 45), rel=0.01)
-    assert diaries.growth(life(0, 100), settled_s=60) is None
+    assert step_journal.growth(life(0, 100), settled_s=60) is None
 
 
 def test_figures_are_those_of_all_lives() -> None:

@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Mortal:
+class Killable:
     """One life of a learner.
 
     Args:
@@ -66,9 +66,9 @@ class Mortal:
 
     def batches(self) -> Iterator[Batch]:
         """Until the run ends; each takes as long as a step, with what is done to it."""
-        diary = os.open(self.diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        journal = os.open(self.journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for batch in self.paced(STEP_S):
-            os.write(diary, _STAMP.pack(time.monotonic()))
+            os.write(journal, _STAMP.pack(time.monotonic()))
             yield batch
 
     def paced(self, step_s: float) -> Iterator[Batch]:
@@ -81,7 +81,7 @@ class Mortal:
             time.sleep(max(0.0, begin + step_s - time.monotonic()))
 
     @property
-    def diary(self) -> Path:
+    def journal(self) -> Path:
         """Of the steps of this life."""
         return self.folder / f"{self.number}.{self.life}.steps"
 
@@ -111,12 +111,12 @@ class Outcome:
     trouble: list[str] = field(default_factory=list)
 
 
-Program = Callable[[Mortal], None]
+Program = Callable[[Killable], None]
 
 
 def run(
     program: Program,
-    first: Mortal,
+    first: Killable,
     seconds: float,
     kill_every_s: float | None,
     absent_s: float,
@@ -161,7 +161,7 @@ def run(
 class Crowd:
     """The processes of all learners."""
 
-    def __init__(self, program: Program, first: Mortal) -> None:
+    def __init__(self, program: Program, first: Killable) -> None:
         self._program, self._first = program, first
         self._context = multiprocessing.get_context("fork")
         self._lives = [0] * first.num_learners
@@ -179,9 +179,9 @@ class Crowd:
 
     def start(self, number: int) -> None:
         """The next life of a learner."""
-        mortal = replace(self._first, number=number, life=self._lives[number])
+        killable = replace(self._first, number=number, life=self._lives[number])
         self._lives[number] += 1
-        process = self._context.Process(target=_live, args=(self._program, mortal))
+        process = self._context.Process(target=_live, args=(self._program, killable))
         process.start()
         self._processes[number] = process
 
@@ -231,10 +231,10 @@ class _Supervised(Crowd):
             os.kill(int((self._first.folder / f"{number}.pid").read_text()), 9)
 
 
-def _live(program: Program, mortal: Mortal) -> None:
+def _live(program: Program, killable: Killable) -> None:
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    log = mortal.folder / f"{mortal.number}.{mortal.life}.log"
+    log = killable.folder / f"{killable.number}.{killable.life}.log"
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)
@@ -242,10 +242,10 @@ def _live(program: Program, mortal: Mortal) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     try:
-        program(mortal)
+        program(killable)
     except BaseException:
         traceback.print_exc()
-        (mortal.folder / f"{log.name}.trouble").write_text(traceback.format_exc())
+        (killable.folder / f"{log.name}.trouble").write_text(traceback.format_exc())
     sys.stderr.flush()
     # Threads of libraries that were not joined must not hold the process.
     os._exit(0)
@@ -259,7 +259,7 @@ def _collect(folder: Path, size: int, kills: list[tuple[float, int]]) -> Outcome
 
 
 def _lives_of(folder: Path, number: int) -> list[list[float]]:
-    diaries = sorted(
+    journals = sorted(
         folder.glob(f"{number}.*.steps"), key=lambda p: int(p.suffixes[-2][1:])
     )
-    return [[s for (s,) in _STAMP.iter_unpack(d.read_bytes())] for d in diaries]
+    return [[s for (s,) in _STAMP.iter_unpack(d.read_bytes())] for d in journals]

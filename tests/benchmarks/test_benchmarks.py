@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from benchmarks import (
-    hidden,
     hosts,
+    killable,
     kills,
     learners,
-    mortal,
+    overlap,
     page,
     plots,
     results,
@@ -24,8 +24,8 @@ from benchmarks import (
     workload,
 )
 from benchmarks.__main__ import names
-from benchmarks.methods import LONGEST, SHORTEST, Reading, Task, Trace, rate
-from benchmarks.mortal import Outcome
+from benchmarks.feed import LONGEST, SHORTEST, Reading, Task, Trace, rate
+from benchmarks.killable import Outcome
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, spread, take_turns
 from tests.helpers import PATIENCE_S
@@ -98,7 +98,7 @@ def test_a_stragglers_super_learner_takes_fewer_steps() -> None:
 def test_consensus_distance_is_that_of_the_definition() -> None:
     weights = torch.tensor([[3.0, 4.0], [3.0, 2.0]])
     # Each is 1 away from the mean (3, 3), whose norm is sqrt(18).
-    assert hidden.relative_consensus_distance(weights) == pytest.approx(18**-0.5)
+    assert overlap.relative_consensus_distance(weights) == pytest.approx(18**-0.5)
 
 
 # --- workload
@@ -198,7 +198,7 @@ def test_a_plot_has_room_for_all_that_it_marks(tmp_path: Path) -> None:
 
 
 def test_the_runner_finds_the_modules_that_measure() -> None:
-    known = {"exchange", "hidden", "merge", "overhead", "scaling", "straggler"}
+    known = {"exchange", "overlap", "merge", "overhead", "scaling", "straggler"}
     assert known <= set(names())
     assert not {"timing", "hosts", "results"} & set(names())
 
@@ -309,14 +309,14 @@ def test_bounds_are_taken_from_the_rows_that_they_name() -> None:
         return Row(case, value, "steps/s", ratio, "", table, {"exposed": 0.02})
 
     rows = [
-        row(hidden.COMPUTED, "adpsgd", 8.0, 0.8),
-        row(hidden.COMPUTED, "ddp", 4.0, 0.4),
-        row(hidden.COMPUTED, "Decent-DP one-peer-exp", 5.0, 0.5),
-        row(hidden.TIMED, "adpsgd", 9.0, 0.99),
-        row(hidden.LOSS, "adpsgd", 1.0, 1.01),
+        row(overlap.COMPUTED, "adpsgd", 8.0, 0.8),
+        row(overlap.COMPUTED, "ddp", 4.0, 0.4),
+        row(overlap.COMPUTED, "Decent-DP one-peer-exp", 5.0, 0.5),
+        row(overlap.TIMED, "adpsgd", 9.0, 0.99),
+        row(overlap.LOSS, "adpsgd", 1.0, 1.01),
     ]
     found = {
-        target.claim: (target.value, target.met) for target in hidden.targets(rows)
+        target.claim: (target.value, target.met) for target in overlap.targets(rows)
     }
     assert found == {
         f"adpsgd, 4 hosts, 1 Gbit/s{what}": value
@@ -351,13 +351,13 @@ def test_a_learner_that_was_killed_itself_has_none() -> None:
 
 
 def test_learners_are_killed_and_started_again(tmp_path: Path) -> None:
-    def program(life: mortal.Mortal) -> None:
+    def program(life: killable.Killable) -> None:
         for _ in life.batches():
             pass
         life.leave(torch.tensor([float(life.number)]))
 
-    first = mortal.Mortal(0, 2, 0, 0, tmp_path, 0.0)
-    outcome = mortal.run(program, first, 3.0, kill_every_s=1.0, absent_s=0.2)
+    first = killable.Killable(0, 2, 0, 0, tmp_path, 0.0)
+    outcome = killable.run(program, first, 3.0, kill_every_s=1.0, absent_s=0.2)
     assert len(outcome.kills) == 2
     of_each = [sum(n == number for _, n in outcome.kills) for number in range(2)]
     assert [len(outcome.lives[number]) - 1 for number in range(2)] == of_each

@@ -35,11 +35,11 @@ class Entry(NamedTuple):
 Life = list[Entry]
 
 
-class Diary:
+class Journal:
     """One life; each entry is in the file at once, so that a kill loses none."""
 
     def __init__(self, folder: Path, number: int, life: int) -> None:
-        path = folder / f"{number}.{life}.diary"
+        path = folder / f"{number}.{life}.journal"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write(self, entry: Entry) -> None:
@@ -54,7 +54,7 @@ def memory_of(process: int | str = "self") -> float:
 
 def read(folder: Path, number: int) -> list[Life]:
     """All lives of a learner, in their order."""
-    paths = sorted(folder.glob(f"{number}.*.diary"), key=_life_of)
+    paths = sorted(folder.glob(f"{number}.*.journal"), key=_life_of)
     return [_read(path) for path in paths]
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import hosts, learners, workload
+from benchmarks.feed import Task, Trace, rate
 from benchmarks.hosts import Hosts
 from benchmarks.learners import LearnersFailed
 from benchmarks.methods import (
@@ -33,11 +34,8 @@ from benchmarks.methods import (
     SOLO,
     SOLO_LOOP,
     WITHIN_HOST,
-    Task,
-    Trace,
-    peers_missing,
-    rate,
 )
+from benchmarks.plain_loops import peers_missing
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 

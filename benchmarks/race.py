@@ -1,0 +1,140 @@
+"""Held-out loss after equal wall-clock time, every method at its best rate.
+
+    python -m benchmarks race                            a brief one, in half an hour
+    python -m benchmarks race --all                      many hours on two cores
+    python -m benchmarks race --columns fast --seeds 1   some of it
+    python -m benchmarks race --all --estimate           only how long it will take
+
+Each of four emulated hosts has a learner. The schedule, warm-up and decay, is fitted to
+the steps that a method makes in the time, which short calibrations and earlier runs
+have shown. Rates, and the methods' own settings, are chosen on held-out samples and
+seeds that are not reported. What is scored is the mean of all learners' weights.
+
+A finished run is a file in the folder of runs; what is there is not run again. The
+report is of what was asked for. The floor is `ddp` after as many steps as learners make
+that never communicate, on the samples that all hosts together can take.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks import hosts, page, results
+from benchmarks.racing.columns import FAST, NUM_HOSTS, SLOW
+from benchmarks.racing.entrants import AT_THE_END, FLOOR
+from benchmarks.racing.problems import STEP_S
+from benchmarks.racing.report import curves_of, means_of, rows_of, targets_of
+from benchmarks.racing.runs import Track
+from benchmarks.racing.schedule import Race, run_all
+from benchmarks.results import Report
+
+FOLDER = results.ROOT / "runs" / "race"
+ESSENTIAL = ("adpsgd_random", "local SGD", "ddp", AT_THE_END, FLOOR)
+BRIEF = Race(("perceptron",), (FAST, SLOW), ESSENTIAL, 20.0, 1, 2)
+TINY = replace(BRIEF, columns=(FAST,), seconds=5.0, most_trials=1)
+
+
+def measure(quick: bool = False) -> Report:
+    """A brief race that fits into a round of all benchmarks; see the command line."""
+    return report_of(TINY if quick else BRIEF, FOLDER)
+
+
+def report_of(race: Race, folder: Path) -> Report:
+    """Runs what is missing, and reports."""
+    report = Report(
+        f"Held-out loss of {NUM_HOSTS} hosts after {race.seconds:g} s, each method at "
+        f"its best rate; mean over {race.num_seeds} seeds, 95 % of a bootstrap over "
+        "them in brackets.",
+        limit="the floor",
+        notes=_NOTES,
+    )
+    if reason := hosts.reason_against():
+        report.skipped["everything"] = reason
+        return report
+    torch.set_num_threads(1)
+    print(f"at most about {race.estimated_s() / 60:.0f} minutes", flush=True)
+    with hosts.emulated(NUM_HOSTS) as emulated:
+        standings = list(run_all(race, Track(emulated, folder)))
+    report.rows += rows_of(standings)
+    report.targets += targets_of(means_of(standings))
+    report.curves += curves_of(standings, race.seconds)
+    for standing in standings:
+        if standing.trouble:
+            cell = standing.cell
+            where = f"{cell.method}, {cell.problem}, {cell.column}"
+            report.skipped[where] = standing.trouble[-300:]
+    report.skipped |= dict(_ABSENT)
+    return report
+
+
+_NOTES = [
+    f"A step takes {1e3 * STEP_S:.0f} ms: the gradient is computed, the rest slept. "
+    "Links are named for 34 MB of weights and slowed in proportion to the model's.",
+    "This package trains through Lightning's Trainer, the others in a plain loop.",
+    "MB sent a step: by a host, all protocols. An exchange is an average that a "
+    "learner took part in; that of a share of the weights counts as that share.",
+    "Where a host is killed, the settings are those of the column without. This "
+    "package's learners are islands there; those of the others form a new process "
+    "group at once. Who is killed is drawn from the seed.",
+    "s: the longest run; more than the race's length is a calibration that was wrong.",
+]
+_ABSENT = {
+    "Decent-DP, torchft": "not entered: their optimizers take no schedule from outside "
+    "as they are called here; `overlap` and `kills` have their speeds"
+}
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks race")
+    add, race = parser.add_argument, Race()
+    for name, known in (
+        ("models", race.problems),
+        ("columns", race.columns),
+        ("methods", race.methods),
+    ):
+        help_ = "; ".join(known)
+        add(f"--{name}", nargs="+", choices=known, default=known, help=help_)
+    add("--all", action="store_true", help="what is not chosen otherwise: all")
+    add("--seconds", type=float, default=race.seconds, help="of a run (%(default)s)")
+    add("--seeds", type=int, default=race.num_seeds, help="reported (%(default)s)")
+    add("--choosing-seeds", type=int, default=race.choosing_seeds, help="(%(default)s)")
+    add("--most-trials", type=int, default=race.most_trials, help="(%(default)s)")
+    add("--folder", type=Path, default=FOLDER, help="of finished runs (runs/race)")
+    add("--estimate", action="store_true", help="only say how long it will take")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line of the race; writes its file and the page."""
+    options, begin = parse(arguments), time.perf_counter()
+    race = Race(
+        options.models,
+        options.columns,
+        options.methods,
+        options.seconds,
+        options.seeds,
+        options.most_trials,
+        options.choosing_seeds,
+    )
+    if options.estimate:
+        print(f"about {race.estimated_s() / 60:.0f} minutes if nothing has been run")
+        return 0
+    report = report_of(race, options.folder)
+    command = " ".join(["python -m benchmarks race", *map(_quoted, arguments)])
+    results.write("race", report, command, time.perf_counter() - begin)
+    print(f"results: {page.write().relative_to(results.ROOT)}")
+    return 0
+
+
+def _quoted(word: str) -> str:
+    return f"'{word}'" if " " in word else word
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,190 @@
+"""What a learner does in a run: its batches, its pace, its clock and its snapshots."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import IterableDataset
+from typing_extensions import override
+
+from benchmarks.learners import Meetings, Place
+from benchmarks.racing.problems import MOMENTUM, PROBLEMS, STEP_S, Pace
+from benchmarks.workload import Batch
+
+WARM_UP, AT_PEAK, HALVINGS = 0.1, 0.6, 4
+"""Share of the steps; share after which the rate falls; how often it is halved then."""
+SHARES_OF_TIME = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
+UNCOUNTED = 3
+FEWEST = 4
+
+
+def rate_at(share: float) -> float:
+    """Of the peak rate, after a share of the steps: linear, level, then falling.
+
+    It falls by the square root of a half, eight times, as the papers' schedule does.
+    """
+    if share < WARM_UP:
+        return max(share, 0.01) / WARM_UP
+    if share < AT_PEAK:
+        return 1.0
+    return 0.5 ** ((1 + int(2 * HALVINGS * (share - AT_PEAK) / (1 - AT_PEAK))) / 2)
+
+
+@dataclass(frozen=True)
+class Heat:
+    """One run of all learners.
+
+    Args:
+        problem: Name of a `Problem`.
+        seconds: That the run is to take.
+        rate: Peak learning rate.
+        seed: Of the start and the data.
+        option: The method's own setting, if it has one: a period or a share.
+        steps: Of each learner, by rank; empty: a calibration, in which learner 0 counts
+            how many fit into `seconds`.
+        times_slower: The length of each learner's steps, by rank.
+        own_pace: Whether learners may make different numbers of steps.
+        victim: Who is killed half-way.
+        with_curve: Whether weights are kept on the way.
+    """
+
+    problem: str
+    seconds: float
+    rate: float
+    seed: int
+    option: float = 0.0
+    steps: tuple[int, ...] = ()
+    times_slower: tuple[int, ...] = ()
+    own_pace: bool = False
+    victim: int | None = None
+    with_curve: bool = False
+
+    def slowness(self, rank: int) -> int:
+        """How many times the nominal step a learner's step takes."""
+        return self.times_slower[rank] if self.times_slower else 1
+
+
+class Finish(NamedTuple):
+    """What one learner leaves.
+
+    Attributes:
+        steps: That it made.
+        seconds: From the start to the end of its last step.
+        speed: Steps per second, the first ones of a calibration left out.
+        sent_bytes: By its host, all protocols.
+        exchanges: Averages that it took part in.
+        weights: At the end, its own.
+        curve: Its weights at these seconds.
+    """
+
+    steps: int
+    seconds: float
+    speed: float
+    sent_bytes: int
+    exchanges: float
+    weights: Tensor
+    curve: list[tuple[float, Tensor]]
+
+
+class Course(IterableDataset[Batch]):
+    """A learner's batches; what else it needs is beside them.
+
+    Args:
+        place: Of the learner.
+        heat: What all of them run.
+    """
+
+    def __init__(self, place: Place, heat: Heat) -> None:
+        super().__init__()
+        self.place, self.heat = place, heat
+        self.meetings = Meetings(place)
+        self.pace = Pace(STEP_S * heat.slowness(place.rank))
+        self.model = PROBLEMS[heat.problem].make_model(heat.seed, self.pace)
+        self.num_steps = heat.steps[place.rank] if heat.steps else 0
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), heat.rate, momentum=MOMENTUM
+        )
+        self.schedule = LambdaLR(self.optimizer, self._share_of_rate)
+        self.exchanges = 0.0
+        self.given = 0
+        self._stamps: list[float] = []
+        self._sent, self._end = 0, 0.0
+        self._curve: list[tuple[float, Tensor]] = []
+
+    @override
+    def __iter__(self) -> Iterator[Batch]:
+        problem, rank = PROBLEMS[self.heat.problem], self.place.rank
+        endless = problem.batches_of(self.heat.seed, rank)
+        self.meetings.meet("start")
+        while self.given < (self.num_steps or UNCOUNTED):
+            self.given += 1
+            yield next(endless)
+            if not self.num_steps and self.given == UNCOUNTED:
+                self.num_steps = UNCOUNTED + self._agree()
+
+    def _share_of_rate(self, step: int) -> float:
+        return rate_at(step / self.num_steps) if self.heat.steps else 1.0
+
+    def tick(self) -> None:
+        """A step begins."""
+        now = time.monotonic()
+        if not self._stamps:
+            self._sent = sent_bytes()
+        self._stamps.append(now)
+        self._keep_for_curve(now - self._stamps[0])
+        self.pace.begin()
+
+    def stop(self) -> None:
+        """The last step has ended."""
+        self._end = time.monotonic()
+        self._sent = sent_bytes() - self._sent
+
+    def finish(self) -> Finish:
+        """What was seen, after `stop`."""
+        steps = len(self._stamps)
+        counted = self._stamps[0 if self.heat.steps else min(UNCOUNTED, steps - 1) :]
+        speed = len(counted) / (self._end - counted[0])
+        return Finish(
+            steps,
+            self._end - self._stamps[0],
+            speed,
+            self._sent,
+            self.exchanges,
+            weights_of(self.model),
+            self._curve,
+        )
+
+    def _keep_for_curve(self, seconds: float) -> None:
+        due = SHARES_OF_TIME[len(self._curve) :]
+        if self.heat.with_curve and due and seconds >= due[0] * self.heat.seconds:
+            self._curve.append((seconds, weights_of(self.model)))
+
+    def _agree(self) -> int:
+        """How many steps a calibration has, by the clock of learner 0."""
+        store = self.meetings.store
+        if self.place.rank == 0:
+            stamps = [*self._stamps, time.monotonic()]
+            step_s = min(b - a for a, b in itertools.pairwise(stamps))
+            store.set("count", str(self.heat.seconds / step_s))
+        self.meetings.meet("agreed")
+        slower = self.heat.slowness(self.place.rank) / self.heat.slowness(0)
+        share = 1 / slower if self.heat.own_pace else 1.0
+        return max(FEWEST, round(share * float(store.get("count"))))
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    """A copy of all weights as one vector."""
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def sent_bytes() -> int:
+    """By the network of this process, on all its interfaces but the loopback."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
+    fields = (line.partition(":") for line in lines)
+    return sum(int(rest.split()[8]) for name, _, rest in fields if name.strip() != "lo")

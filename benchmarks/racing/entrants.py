@@ -1,0 +1,174 @@
+"""The methods of the race: this package's through a Trainer, the others in a loop."""
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from benchmarks.learners import Meetings, Place, end_with_parent
+from benchmarks.lightning_programs import quieten
+from benchmarks.racing import loops
+from benchmarks.racing.course import Course, Finish, Heat
+from benchmarks.racing.floor import train_floor
+from benchmarks.racing.loops import Program, in_loop
+from benchmarks.racing.problems import loss
+from benchmarks.workload import Batch
+from lightning_adpsgd import HADPSGDStrategy
+
+ISLANDS_PORT = 29500
+TOKEN = "only for a benchmark on one machine"
+SHORTEST_PERIOD, LONGEST_PERIOD = 8, 512
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A method as a row of the report.
+
+    Args:
+        program: What each learner does.
+        is_ours: Whether it is a setting of this package.
+        options: Bounds of its own setting, which is tuned by factors of two, and where
+            the search begins; none: it has none.
+        survives: Whether those that are left go on when a learner dies.
+        own_pace: Whether learners make different numbers of steps.
+    """
+
+    program: Program
+    is_ours: bool = False
+    options: tuple[float, float, float] | None = None
+    survives: bool = True
+    own_pace: bool = False
+
+    @property
+    def has_period(self) -> bool:
+        """Whether its setting is a number of steps between averages."""
+        return self.options is not None and self.options[0] > 1
+
+
+class Racer(L.LightningModule):
+    """The course as Lightning wants it."""
+
+    def __init__(self, course: Course) -> None:
+        super().__init__()
+        self.model, self._course = course.model, course
+
+    @override
+    def train_dataloader(self) -> DataLoader[Batch]:
+        return DataLoader(self._course, batch_size=None)
+
+    @override
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        self._course.tick()
+        return loss(self.model, batch)
+
+    @override
+    def on_after_backward(self) -> None:
+        self._course.pace.until(1.0)
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        self._course.stop()
+        strategy = self.trainer.strategy
+        if isinstance(strategy, HADPSGDStrategy):
+            found = strategy.gossip_statistics()
+            self._course.exchanges = 0 if found is None else found.exchanges
+
+    @override
+    def configure_optimizers(self) -> Any:
+        schedule = {"scheduler": self._course.schedule, "interval": "step"}
+        return [self._course.optimizer], [schedule]
+
+
+def ours(**dials: Any) -> Entrant:
+    """A setting of this package's strategy, one learner on each host."""
+
+    def program(place: Place, heat: Heat) -> Finish:
+        quieten()
+        course = Course(place, heat)
+        trainer = L.Trainer(
+            accelerator="cpu",
+            strategy=HADPSGDStrategy(**{**_FLAT, **dials, **_where(place, heat)}),
+            devices=1,
+            num_nodes=1 if heat.victim is not None else place.world_size,
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+        )
+        trainer.fit(Racer(course))
+        # After the fit: the weights are the mean of all, unless learners are islands.
+        finish = course.finish()
+        course.meetings.leave()
+        return finish
+
+    return Entrant(program, is_ours=True, own_pace=True)
+
+
+_FLAT = {"topology": "ring", "communication": "async", "super_learner_size": 1}
+
+
+def _where(place: Place, heat: Heat) -> dict[str, Any]:
+    """Where a learner may be killed, each is an island: nobody's death ends the job."""
+    if heat.victim is None:
+        return {}
+    own = Place(0, 1, 1, place.address, place.address, place.port)
+    own.set_environment()
+    os.environ["LIGHTNING_ADPSGD_TOKEN"] = TOKEN
+    return {"islands": f"tcp://{place.master}:{ISLANDS_PORT}"}
+
+
+def run(entrant: Entrant, place: Place, heat: Heat) -> Finish | None:
+    """Runs a method as one learner; none from the one that is killed."""
+    if place.rank != heat.victim:
+        return entrant.program(place, heat)
+    if child := os.fork():
+        _kill_half_way(child, place, heat)
+        return None
+    end_with_parent()
+    entrant.program(place, heat)
+    os._exit(0)
+
+
+def _kill_half_way(child: int, place: Place, heat: Heat) -> None:
+    meetings = Meetings(place)
+    meetings.store.wait(["start/go"])
+    time.sleep(heat.seconds / 2)
+    if os.waitpid(child, os.WNOHANG)[0]:
+        return  # It had ended: a calibration was far too low.
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    # In place of the dead: nobody is to wait for it at the end.
+    meetings.leave()
+
+
+PERIODS = (SHORTEST_PERIOD, 64, LONGEST_PERIOD)
+DEFAULTS = ("adpsgd", "adpsgd_random")
+AT_THE_END, FLOOR = "one average at the end", "floor"
+ENTRANTS: Mapping[str, Entrant] = {
+    "adpsgd": ours(),
+    "adpsgd_random": ours(topology="random_ring"),
+    "adpsgd, random pairs": ours(topology="random_pairs"),
+    "adpsgd_random, int8": ours(topology="random_ring", wire_dtype=torch.int8),
+    "adpsgd_random, bf16": ours(topology="random_ring", wire_dtype=torch.bfloat16),
+    "adpsgd_random, cpu_share=1": ours(topology="random_ring", cpu_share=1.0),
+    "ddp": Entrant(in_loop(loops.ddp())),
+    "ddp, bf16": Entrant(in_loop(loops.ddp(loops.with_bf16))),
+    "ddp, PowerSGD": Entrant(
+        in_loop(loops.ddp(loops.with_power_sgd, loops.ONE_BUCKET_MB))
+    ),
+    "local SGD": Entrant(in_loop(loops.every(loops.plain_average)), options=PERIODS),
+    "DiLoCo": Entrant(in_loop(loops.every(loops.outer_step)), options=PERIODS),
+    "random share": Entrant(in_loop(loops.random_share), options=(0.0025, 0.01, 0.32)),
+    AT_THE_END: Entrant(in_loop(loops.solo, gloo=False), own_pace=True),
+    FLOOR: Entrant(lambda place, heat: train_floor(heat)),
+}

@@ -1,0 +1,42 @@
+"""The floor: what the same steps reach when communication costs nothing."""
+
+import time
+
+import torch
+
+from benchmarks.racing.columns import NUM_HOSTS
+from benchmarks.racing.course import (
+    SHARES_OF_TIME,
+    Finish,
+    Heat,
+    rate_at,
+    weights_of,
+)
+from benchmarks.racing.problems import MOMENTUM, PROBLEMS, loss
+from benchmarks.workload import Batch
+
+
+def train_floor(heat: Heat) -> Finish:
+    """`ddp` of all learners in one process, which takes all their batches together.
+
+    Its curve is over the time in which the learners would have made these steps.
+    """
+    (num_steps,), problem = heat.steps, PROBLEMS[heat.problem]
+    model = problem.make_model(heat.seed)
+    optimizer = torch.optim.SGD(model.parameters(), heat.rate, momentum=MOMENTUM)
+    feeds = [problem.batches_of(heat.seed, rank) for rank in range(NUM_HOSTS)]
+    kept, curve, begin = list(SHARES_OF_TIME), [], time.monotonic()
+    for step in range(num_steps):
+        share = step / num_steps
+        if heat.with_curve and kept and share >= kept[0]:
+            curve.append((kept.pop(0) * heat.seconds, weights_of(model)))
+        optimizer.param_groups[0]["lr"] = heat.rate * rate_at(share)
+        parts = [next(feed) for feed in feeds]
+        batch = Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        optimizer.zero_grad()
+        loss(model, batch).backward()
+        optimizer.step()
+    took = time.monotonic() - begin
+    return Finish(
+        num_steps, heat.seconds, num_steps / took, 0, 0.0, weights_of(model), curve
+    )

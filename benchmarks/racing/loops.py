@@ -1,0 +1,241 @@
+"""Methods in a plain loop: what each does in a step, and how survivors go on.
+
+A loop is kinder to a method than a Trainer: it costs less beside the step. Where a
+learner is killed, those that are left make a new process group at once and go on,
+which no launcher does as fast.
+"""
+
+import itertools
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    bf16_compress_hook,
+)
+from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.learners import Place
+from benchmarks.lightning_programs import quieten
+from benchmarks.racing.course import Course, Finish, Heat, weights_of
+from benchmarks.racing.problems import MOMENTUM, loss
+from benchmarks.workload import Batch
+
+PATIENCE, UNTIL_NOTICED = timedelta(seconds=30), timedelta(seconds=3)
+OUTER_RATE = 0.7  # of DiLoCo, with Nesterov's momentum, as its authors recommend
+POWER_RANK, PLAIN_STEPS = 2, 10  # of PowerSGD: its rank, and steps before it begins
+ONE_BUCKET_MB = 1000.0
+"""For PowerSGD, which waits for a collective in one of Gloo's two threads: with two
+buckets at a time no thread is left to do what they wait for."""
+
+
+class Loop(NamedTuple):
+    """What a method does.
+
+    Attributes:
+        step: One training step on a batch.
+        close: What it does after the last one.
+    """
+
+    step: Callable[[Batch], object]
+    close: Callable[[], object] = lambda: None
+
+
+Maker = Callable[[Course, ExitStack], Loop]
+Program = Callable[[Place, Heat], Finish]
+
+
+def in_loop(make: Maker, gloo: bool = True) -> Program:
+    """A program that takes every batch of the course to a method's step."""
+
+    def program(place: Place, heat: Heat) -> Finish:
+        quieten()
+        course = Course(place, heat)
+        if gloo:
+            dist.init_process_group("gloo", timeout=PATIENCE)
+            if heat.victim is not None:
+                _set_pg_timeout(UNTIL_NOTICED)
+        with ExitStack() as stack:
+            method = make(course, stack)
+            for batch in course:
+                course.tick()
+                if not done(course, partial(method.step, batch)):
+                    method = make(course, stack)
+            if not done(course, method.close):
+                make(course, stack).close()
+            course.stop()
+            finish = course.finish()
+            course.meetings.leave()
+        return finish
+
+    return program
+
+
+def done(course: Course, act: Callable[[], object]) -> bool:
+    """Whether an act went well; if a learner died in it, the others have regrouped."""
+    try:
+        act()
+    except RuntimeError:
+        if course.heat.victim is None:
+            raise
+        regroup(course, course.heat.victim)
+        return False
+    return True
+
+
+def regroup(course: Course, victim: int) -> None:
+    """Those that are left agree on where they are; a step in which one died is lost."""
+    dist.destroy_process_group()
+    left = [rank for rank in range(course.place.world_size) if rank != victim]
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{course.place.master}:{course.place.port + 7}",
+        rank=left.index(course.place.rank),
+        world_size=len(left),
+        timeout=PATIENCE,
+    )
+    given = torch.tensor(course.given)
+    dist.all_reduce(given, dist.ReduceOp.MAX)
+    course.given = int(given)
+
+
+def gradient_step(course: Course, model: nn.Module) -> Callable[[Batch], None]:
+    """Gradient, the rest of the step's length, and the update."""
+    optimizer, schedule = course.optimizer, course.schedule
+
+    def step(batch: Batch) -> None:
+        optimizer.zero_grad()
+        loss(model, batch).backward()
+        course.pace.until(1.0)
+        optimizer.step()
+        schedule.step()
+
+    return step
+
+
+def solo(course: Course, stack: ExitStack) -> Loop:
+    """No communication: what the mean at the end is of."""
+    return Loop(local_step(course))
+
+
+def local_step(course: Course) -> Callable[[Batch], None]:
+    """Of a learner by itself."""
+    return gradient_step(course, course.model)
+
+
+def ddp(
+    register: Callable[[DistributedDataParallel], None] | None = None,
+    bucket_mb: float | None = None,
+) -> Maker:
+    """torch's DDP, with a hook if there is one."""
+
+    def make(course: Course, stack: ExitStack) -> Loop:
+        wrapped = DistributedDataParallel(course.model, bucket_cap_mb=bucket_mb)  # pyright: ignore
+        if register is not None:
+            register(wrapped)
+        step = gradient_step(course, wrapped)
+        return Loop(counted(course, step))
+
+    return make
+
+
+def counted(
+    course: Course, step: Callable[[Batch], None], each: float = 1.0
+) -> Callable[[Batch], None]:
+    """A step with an exchange, or with a part of one."""
+
+    def with_exchange(batch: Batch) -> None:
+        step(batch)
+        course.exchanges += each
+
+    return with_exchange
+
+
+def with_bf16(wrapped: DistributedDataParallel) -> None:
+    """Gradients travel in bfloat16."""
+    wrapped.register_comm_hook(None, bf16_compress_hook)
+
+
+def with_power_sgd(wrapped: DistributedDataParallel) -> None:
+    """Gradients travel as products of two thin matrices."""
+    state = powerSGD_hook.PowerSGDState(
+        None, POWER_RANK, start_powerSGD_iter=PLAIN_STEPS
+    )
+    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def every(average: Callable[[Course], Callable[[], None]]) -> Maker:
+    """Local steps, and an average of some kind each so many (the heat's option)."""
+
+    def make(course: Course, stack: ExitStack) -> Loop:
+        step, take = local_step(course), average(course)
+        numbers, period = itertools.count(1), round(course.heat.option)
+
+        def with_average(batch: Batch) -> None:
+            step(batch)
+            if next(numbers) % period == 0:
+                take()
+                course.exchanges += 1
+
+        return Loop(with_average, take)
+
+    return make
+
+
+def mean_of_all(weights: Tensor) -> Tensor:
+    """The mean of a vector over all learners; it is overwritten."""
+    dist.all_reduce(weights)
+    return weights.div_(dist.get_world_size())
+
+
+def plain_average(course: Course) -> Callable[[], None]:
+    """Local SGD: all take the mean."""
+    return lambda: set_weights(course.model, mean_of_all(weights_of(course.model)))
+
+
+def outer_step(course: Course) -> Callable[[], None]:
+    """DiLoCo: what all have done together is one gradient of an outer optimizer."""
+    # All alike at the start; after a death each has gone on alone for a while.
+    anchor = nn.Parameter(mean_of_all(weights_of(course.model)))
+    outer = torch.optim.SGD([anchor], OUTER_RATE, momentum=MOMENTUM, nesterov=True)
+
+    def take() -> None:
+        anchor.grad = anchor.detach() - mean_of_all(weights_of(course.model))
+        outer.step()
+        set_weights(course.model, anchor.detach())
+
+    return take
+
+
+def set_weights(model: nn.Module, weights: Tensor) -> None:
+    """Copies a vector into the parameters."""
+    with torch.no_grad():
+        offset = 0
+        for parameter in model.parameters():
+            part = weights[offset : offset + parameter.numel()]
+            parameter.copy_(part.view_as(parameter))
+            offset += parameter.numel()
+
+
+def random_share(course: Course, stack: ExitStack) -> Loop:
+    """After each step the mean of a random share of the weights (SPARTA)."""
+    step, share = local_step(course), course.heat.option
+    generator = torch.Generator().manual_seed(course.heat.seed)
+
+    def with_average(batch: Batch) -> None:
+        step(batch)
+        weights = weights_of(course.model)
+        num = max(1, round(share * weights.numel()))
+        # Who is drawn twice is averaged twice alike.
+        chosen = torch.randint(weights.numel(), (num,), generator=generator)
+        weights[chosen] = mean_of_all(weights[chosen])
+        set_weights(course.model, weights)
+
+    return Loop(counted(course, with_average, share))

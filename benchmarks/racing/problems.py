@@ -1,0 +1,195 @@
+"""What is trained: two models, their generated data, and samples held out.
+
+The perceptron learns a teacher's labels, as `workload` has them, at a fourth of its
+bytes. The recurrent network labels the frames of generated speech: phones of random
+durations, each a mean in feature space, smeared over time as by a mouth that moves,
+moved by a speaker and covered with noise.
+
+Every step has a nominal length. The gradient is computed, and what is left of the
+length is slept, in the forward and the backward pass as a slower processor would have
+spent it. So the cores of this machine, which all hosts share, are not what is measured.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from benchmarks import workload
+from benchmarks.workload import Batch
+
+STEP_S = 0.07
+WHOLE_BYTES = 4 * 8.5e6
+"""Of the model that `overlap` sends: links are slowed as a model is smaller."""
+MOMENTUM = 0.9
+TO_CHOOSE_BY, TO_REPORT = 10**9, 10**9 + 1
+"""Seeds of the held-out samples."""
+
+
+class Pace:
+    """The nominal length of a learner's step, and how much of it has passed."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._begin = seconds, time.monotonic()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._begin = time.monotonic()
+
+    def until(self, share: float) -> None:
+        """Sleeps until this share of the step has passed; not if it has."""
+        left = self._begin + share * self._seconds - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+
+
+class Paced(nn.Module):
+    """Layers one after another: a third of the step forward, the rest backward."""
+
+    def __init__(self, layers: Sequence[nn.Module], pace: Pace) -> None:
+        super().__init__()
+        self.layers, self._pace = nn.ModuleList(layers), pace
+        sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
+        # Of the backward pass, what precedes the gradients of each layer.
+        self._before = [sum(sizes[n + 1 :]) / sum(sizes) for n in range(len(sizes))]
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        for layer, before in zip(self.layers, self._before, strict=True):
+            inputs = layer(inputs)
+            if inputs.requires_grad:
+                inputs.register_hook(self._wait_until(1 / 3 + before * 2 / 3))
+        return inputs
+
+    def _wait_until(self, share: float) -> Callable[[Tensor], None]:
+        return lambda gradient: self._pace.until(share)
+
+
+class Recurrent(nn.LSTM):
+    """A bidirectional LSTM of which the outputs alone are wanted."""
+
+    def __init__(self, features: int, cells: int) -> None:
+        super().__init__(features, cells, batch_first=True, bidirectional=True)
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:  # pyright: ignore
+        return super().forward(inputs)[0]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model with its data.
+
+    Args:
+        layers: Fresh ones at each call, by torch's global generator.
+        batches: Endless ones of a size, which the seed alone decides.
+        batch: Samples of a learner's batch.
+        held_out: Samples of which the loss is taken.
+        rate: At which the search for a learning rate begins.
+    """
+
+    layers: Callable[[], list[nn.Module]]
+    batches: Callable[[int, int], Iterator[Batch]]
+    batch: int
+    held_out: int
+    rate: float
+
+    def make_model(self, seed: int, pace: Pace | None = None) -> Paced:
+        """The same weights at every call with a seed."""
+        torch.manual_seed(seed)
+        return Paced(self.layers(), pace or Pace(0.0))
+
+    def batches_of(self, seed: int, rank: int) -> Iterator[Batch]:
+        """Those of one learner."""
+        return self.batches(1000 * seed + rank + 1, self.batch)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights."""
+        return 4 * sum(p.numel() for p in self.make_model(0).parameters())
+
+    @torch.no_grad()
+    def held_out_loss(self, weights: Tensor, seed: int) -> float:
+        """Of the model with these weights, a vector."""
+        model = self.make_model(0)
+        nn.utils.vector_to_parameters(weights, model.parameters())
+        return loss(model, next(self.batches(seed, self.held_out))).item()
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean cross-entropy of samples or frames."""
+    logits: Tensor = model(batch.inputs)
+    classes = logits.shape[-1]
+    targets = batch.classes.flatten()
+    return nn.functional.cross_entropy(logits.reshape(-1, classes), targets)
+
+
+# --- the perceptron
+
+
+PERCEPTRON_WIDTHS = (256, 1000, 1000, 1000, 10)
+
+
+def perceptron_layers() -> list[nn.Module]:
+    *sizes, (inputs, classes) = list(itertools.pairwise(PERCEPTRON_WIDTHS))
+    hidden = [nn.Sequential(nn.Linear(i, o), nn.ReLU()) for i, o in sizes]
+    return [*hidden, nn.Linear(inputs, classes)]
+
+
+# --- generated speech
+
+
+FEATURES, PHONES, SPEAKERS, CELLS = 40, 48, 64, 192
+FRAMES = 21  # of a chunk, as in the papers
+CHANGE, NOISE, SPEAKER, PREFERRED = 0.25, 1.5, 0.7, 4
+"""Odds that a phone ends at a frame; deviations; phones that may follow a phone."""
+
+
+def recurrent_layers() -> list[nn.Module]:
+    return [Recurrent(FEATURES, CELLS), nn.Linear(2 * CELLS, PHONES)]
+
+
+def speech(seed: int, size: int) -> Iterator[Batch]:
+    """Chunks of frames [size, FRAMES, FEATURES] with their phones [size, FRAMES]."""
+    world = torch.Generator().manual_seed(4321)
+    means = torch.randn(PHONES, FEATURES, generator=world)
+    follows = torch.randint(PHONES, (PHONES, PREFERRED), generator=world)
+    speakers = SPEAKER * torch.randn(SPEAKERS, FEATURES, generator=world)
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        phones = _phones(follows, size, generator)
+        of_speaker = torch.randint(SPEAKERS, (size, 1), generator=generator)
+        clean = _smeared(means[phones]) + speakers[of_speaker]
+        noise = NOISE * torch.randn(clean.shape, generator=generator)
+        yield Batch(clean + noise, phones)
+
+
+def _phones(follows: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """A chain that stays, or goes on to one of the phones that may follow."""
+    phone = torch.randint(PHONES, (size,), generator=generator)
+    changes = torch.rand(size, FRAMES, generator=generator) < CHANGE
+    choices = torch.randint(PREFERRED, (size, FRAMES), generator=generator)
+    found = []
+    for frame in range(FRAMES):
+        successor = follows[phone, choices[:, frame]]
+        phone = torch.where(changes[:, frame], successor, phone)
+        found.append(phone)
+    return torch.stack(found, 1)
+
+
+def _smeared(targets: Tensor) -> Tensor:
+    """Each frame half of what it aims at, half where the features came from."""
+    frames = [targets[:, 0]]
+    for frame in range(1, FRAMES):
+        frames.append((frames[-1] + targets[:, frame]) / 2)
+    return torch.stack(frames, 1)
+
+
+PROBLEMS = {
+    "perceptron": Problem(perceptron_layers, workload.batches, 32, 4000, 0.05),
+    "bilstm": Problem(recurrent_layers, speech, 16, 400, 0.2),
+}

@@ -1,0 +1,247 @@
+"""One training of all learners, and the file that it leaves: none is run twice."""
+
+import json
+import math
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from benchmarks import learners
+from benchmarks.hosts import Hosts
+from benchmarks.learners import LearnersFailed, Place
+from benchmarks.racing import entrants
+from benchmarks.racing.columns import COLUMNS, FAST, KILL, NUM_HOSTS
+from benchmarks.racing.course import Finish, Heat
+from benchmarks.racing.entrants import AT_THE_END, ENTRANTS, FLOOR, SHORTEST_PERIOD
+from benchmarks.racing.problems import PROBLEMS, STEP_S, TO_CHOOSE_BY, TO_REPORT
+from benchmarks.racing.rendezvous import around
+from lightning_adpsgd.files import write_json
+
+Role = Literal["calibrate", "choose", "report"]
+Result = dict[str, Any]
+PATIENCE_S = 90.0
+"""Beside the race itself: start, slow first steps, the end."""
+CALIBRATION_S = 8.0
+FAR_FROM_ITS_TIME, ATTEMPTS = 0.1, 2
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method in a column, for one model; all by name."""
+
+    problem: str
+    column: str
+    method: str
+
+    @property
+    def entrant(self) -> entrants.Entrant:
+        """The method."""
+        return ENTRANTS[self.method]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is run.
+
+    Args:
+        cell: What of.
+        seconds: For how long.
+        rate: Peak learning rate.
+        option: The method's own setting; 0 where it has none.
+        seed: Of start and data, and of who is killed.
+        role: What the run is for; on the way to a report weights are kept.
+    """
+
+    cell: Cell
+    seconds: float
+    rate: float
+    option: float
+    seed: int
+    role: Role
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        cell = self.cell
+        words = [cell.problem, cell.column, cell.method, f"{self.option:g}"]
+        words += [f"{self.rate:g}", str(self.seed), f"{self.seconds:g}s", self.role]
+        return re.sub(r"[^\w.]+", "-", "_".join(words))
+
+    def heat(self, steps: Sequence[int]) -> Heat:
+        """For the learners; without steps, a calibration."""
+        column = COLUMNS[self.cell.column]
+        return Heat(
+            self.cell.problem,
+            self.seconds,
+            self.rate,
+            self.seed,
+            self.option,
+            tuple(steps),
+            column.times_slower,
+            self.cell.entrant.own_pace,
+            column.victim(self.seed) if steps else None,
+            self.role == "report",
+        )
+
+
+class Track:
+    """Runs what has no file yet.
+
+    Args:
+        hosts: That are emulated.
+        folder: Of one file for each run, and of the speeds that they have shown.
+    """
+
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        self._hosts, self._folder = hosts, folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def result(self, run: Run) -> Result:
+        """What it left, or leaves."""
+        path = self._folder / f"{run.name}.json"
+        if not path.exists():
+            found = self._perform(run)
+            write_json(path, found)
+            print(f"{run.name}: {_said(found)}", flush=True)
+        return json.loads(path.read_text())
+
+    def speeds(self, run: Run) -> list[float]:
+        """Steps per second of each learner, as this setting has last shown them."""
+        path = self._folder / f"{_setting(run)}.speed.json"
+        if path.exists():
+            return json.loads(path.read_text())
+        if run.cell.column == KILL:
+            cell = replace(run.cell, column=FAST)
+            return self.speeds(replace(run, cell=cell))
+        if run.cell.entrant.has_period:
+            return self._speeds_with_period(run)
+        return self._calibrated(run)
+
+    def _speeds_with_period(self, run: Run) -> list[float]:
+        """A step alone, and an average divided by the steps between two of them.
+
+        A calibration over hundreds of steps would take as long as the race.
+        """
+        often = self._calibrated(replace(run, option=SHORTEST_PERIOD))
+        cell = replace(run.cell, method=AT_THE_END)
+        alone = min(self._calibrated(replace(run, cell=cell, option=0)))
+        share = SHORTEST_PERIOD / run.option
+        return [1 / (1 / alone + share * max(0, 1 / s - 1 / alone)) for s in often]
+
+    def _calibrated(self, run: Run) -> list[float]:
+        run = replace(run, seconds=CALIBRATION_S, seed=0, role="calibrate")
+        run = replace(run, rate=PROBLEMS[run.cell.problem].rate / 10)
+        found = self.result(run)
+        if "failed" in found:
+            raise LearnersFailed(f"{run.name}: {found['failed']}")
+        return found["speeds"]
+
+    def _perform(self, run: Run) -> Result:
+        if run.cell.method == FLOOR:
+            return self._floor(run)
+        try:
+            finishes = self._timed(run)
+        except LearnersFailed as error:
+            return {"failed": str(error)[-600:]}
+        return _result(run, finishes)
+
+    def _timed(self, run: Run) -> list[Finish | None]:
+        """Once more if it took far from its time, with the speed that it showed."""
+        if run.role == "calibrate":
+            return self._train(run, run.heat(()))
+        finishes: list[Finish | None] = []
+        for _ in range(ATTEMPTS):
+            speeds = self.speeds(run)
+            if not run.cell.entrant.own_pace:
+                speeds = [min(speeds)] * len(speeds)
+            steps = [max(2, round(run.seconds * speed)) for speed in speeds]
+            finishes = self._train(run, run.heat(steps))
+            write_json(self._folder / f"{_setting(run)}.speed.json", _speeds(finishes))
+            took = max(finish.seconds for finish in finishes if finish is not None)
+            if abs(took / run.seconds - 1) <= FAR_FROM_ITS_TIME:
+                break
+        return finishes
+
+    def _train(self, run: Run, heat: Heat) -> list[Finish | None]:
+        column, problem = COLUMNS[run.cell.column], PROBLEMS[run.cell.problem]
+        self._hosts.shape(column.rate(problem), column.burst(problem))
+
+        def program(place: Place) -> Finish | None:
+            return entrants.run(run.cell.entrant, place, heat)
+
+        limit_s = 2 * run.seconds + PATIENCE_S
+        with around(self._hosts, heat.victim is not None and run.cell.entrant.is_ours):
+            return learners.run(program, NUM_HOSTS, limit_s, self._hosts)
+
+    def _floor(self, run: Run) -> Result:
+        """As many steps as fit, of the samples that all hosts together can take."""
+        column = COLUMNS[run.cell.column]
+        cell = Cell(run.cell.problem, FAST, AT_THE_END)
+        alone = fmean(self.speeds(replace(run, cell=cell, option=0)))
+        num_steps = round(run.seconds * alone * column.share_of_samples)
+        limit_s = 4 * run.seconds * alone * STEP_S * NUM_HOSTS + PATIENCE_S
+        heat = run.heat([num_steps])
+        program = run.cell.entrant.program
+        return _result(run, learners.run(lambda p: program(p, heat), 1, limit_s))
+
+
+def _setting(run: Run) -> str:
+    """The name of a cell with its option, whose speed does not depend on the rate."""
+    unlike = replace(run, rate=0, seed=0, seconds=0, role="calibrate")
+    return unlike.name
+
+
+def _speeds(finishes: Sequence[Finish | None]) -> list[float]:
+    known = [finish.speed for finish in finishes if finish is not None]
+    return [fmean(known) if f is None else f.speed for f in finishes]
+
+
+def _result(run: Run, finishes: Sequence[Finish | None]) -> Result:
+    found = [finish for finish in finishes if finish is not None]
+    steps = sum(finish.steps for finish in found)
+    weights = torch.stack([finish.weights for finish in found]).mean(0)
+    problem = PROBLEMS[run.cell.problem]
+    return {
+        "method": run.cell.method,
+        "rate": run.rate,
+        "option": run.option,
+        "seed": run.seed,
+        "steps": [finish.steps for finish in found],
+        "seconds": round(max(finish.seconds for finish in found), 2),
+        "speeds": _speeds(finishes),
+        "MB a step": sum(finish.sent_bytes for finish in found) / steps / 1e6,
+        "exchanges a step": sum(finish.exchanges for finish in found) / steps,
+        "loss to choose by": _finite(problem.held_out_loss(weights, TO_CHOOSE_BY)),
+        "loss": _finite(problem.held_out_loss(weights, TO_REPORT)),
+        "curve": _curve(run, found),
+        "finished": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+    }
+
+
+def _curve(run: Run, finishes: Sequence[Finish]) -> list[tuple[float, float | None]]:
+    """Held-out losses of the mean of all, on the way."""
+    problem = PROBLEMS[run.cell.problem]
+    points = []
+    for together in zip(*(finish.curve for finish in finishes), strict=False):
+        weights: Tensor = torch.stack([kept for _, kept in together]).mean(0)
+        loss = _finite(problem.held_out_loss(weights, TO_REPORT))
+        points.append((fmean(second for second, _ in together), loss))
+    return points
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
+
+
+def _said(found: Result) -> str:
+    if "failed" in found:
+        return f"failed: {found['failed'].strip().splitlines()[-1]}"
+    figures = (f"{key} {found.get(key)}" for key in ("loss", "steps", "seconds"))
+    return ", ".join(figures)

@@ -1,0 +1,163 @@
+"""What is run for a race, in which order, and how long it will take.
+
+In a column each method is tuned first. Then the runs that are reported take turns by
+seed, so that whatever else the machine does meets all alike.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple
+
+from benchmarks.learners import LearnersFailed
+from benchmarks.racing.columns import COLUMNS, FAST, KILL
+from benchmarks.racing.entrants import ENTRANTS, FLOOR
+from benchmarks.racing.problems import PROBLEMS
+from benchmarks.racing.runs import CALIBRATION_S, Cell, Result, Role, Run, Track
+from benchmarks.racing.tuning import (
+    Setting,
+    best,
+    loss_or_infinity,
+    next_setting,
+)
+
+AROUND_A_RUN_S = 9.0
+TUNED, TUNED_WITH_OPTION = 3.4, 6.5
+"""Settings that a search tries, on average."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """What is to be run.
+
+    Args:
+        problems: Names of models.
+        columns: Names of columns.
+        methods: Names of entrants.
+        seconds: Of each run.
+        num_seeds: Of the runs that are reported.
+        most_trials: Settings of a method that are tried; it begins with a good guess.
+        choosing_seeds: Of each of these; none of them is reported.
+    """
+
+    problems: Sequence[str] = tuple(PROBLEMS)
+    columns: Sequence[str] = tuple(COLUMNS)
+    methods: Sequence[str] = tuple(ENTRANTS)
+    seconds: float = 45.0
+    num_seeds: int = 3
+    most_trials: int = 12
+    choosing_seeds: int = 1
+
+    def lineups(self) -> Iterator[list[Cell]]:
+        """The cells of each column of each model."""
+        for problem, column in itertools.product(self.problems, self.columns):
+            names = [n for n in self.methods if _takes_part(n, column)]
+            yield [Cell(problem, column, name) for name in names]
+
+    def estimated_s(self) -> float:
+        """Seconds that all takes, if nothing has been run before."""
+        return sum(self._estimated_s(c) for cells in self.lineups() for c in cells)
+
+    def _estimated_s(self, cell: Cell) -> float:
+        usual = TUNED if cell.entrant.options is None else TUNED_WITH_OPTION
+        trials = min(self.most_trials, usual) * self.choosing_seeds
+        if cell.method == FLOOR and cell.column not in (FAST, *_OWN_FLOOR):
+            return 0.0
+        num_runs = self.num_seeds + (0 if cell.column == KILL else trials)
+        return num_runs * (self.seconds + AROUND_A_RUN_S) + 2 * CALIBRATION_S
+
+
+class Standing(NamedTuple):
+    """What became of a cell.
+
+    Attributes:
+        cell: Which.
+        setting: That was chosen.
+        results: Of the reported seeds; none if it could not be run.
+        trouble: Why it could not be run.
+    """
+
+    cell: Cell
+    setting: Setting | None
+    results: Sequence[Result]
+    trouble: str = ""
+
+
+def run_all(race: Race, track: Track) -> Iterator[Standing]:
+    """Runs what has not been run, column by column."""
+    for cells in race.lineups():
+        settings: dict[Cell, Setting] = {}
+        for cell in cells:
+            try:
+                settings[cell] = tune(race, track, cell)
+            except LearnersFailed as error:
+                yield Standing(cell, None, (), str(error))
+        found: dict[Cell, list[Result]] = {cell: [] for cell in settings}
+        for seed, (cell, setting) in itertools.product(
+            range(1, race.num_seeds + 1), settings.items()
+        ):
+            run = run_of(race, cell, setting, seed, "report")
+            found[cell].append(track.result(run))
+        for cell, results in found.items():
+            yield _standing(cell, settings[cell], results)
+
+
+def _standing(cell: Cell, setting: Setting, results: Sequence[Result]) -> Standing:
+    failed = [result["failed"] for result in results if "failed" in result]
+    if failed:
+        return Standing(cell, setting, (), failed[0])
+    if any(result["loss"] is None for result in results):
+        return Standing(cell, setting, (), "a seed diverged at the rate chosen")
+    return Standing(cell, setting, results)
+
+
+def tune(race: Race, track: Track, cell: Cell) -> Setting:
+    """The best setting by the samples that are for choosing.
+
+    Where a host is killed, it is that of the column without.
+    """
+    if cell.column == KILL:
+        cell = Cell(cell.problem, FAST, cell.method)
+    start, bounds = start_of(cell)
+    losses: dict[Setting, float] = {}
+    while len(losses) < race.most_trials:
+        setting = next_setting(losses, start, bounds)
+        if setting is None:
+            break
+        losses[setting] = fmean(_trials(race, track, cell, setting))
+    if all(map(math.isinf, losses.values())):
+        raise LearnersFailed(f"{cell.method} diverged or failed at all of {[*losses]}")
+    return best(losses)
+
+
+def start_of(cell: Cell) -> tuple[Setting, tuple[float, float] | None]:
+    """Where the search begins, and the bounds of the option."""
+    rate, options = PROBLEMS[cell.problem].rate, cell.entrant.options
+    if options is None:
+        return Setting(rate), None
+    low, start, high = options
+    return Setting(rate, start), (low, high)
+
+
+def _trials(race: Race, track: Track, cell: Cell, setting: Setting) -> Iterator[float]:
+    for number in range(race.choosing_seeds):
+        result = track.result(run_of(race, cell, setting, -number, "choose"))
+        yield loss_or_infinity(result.get("loss to choose by"))
+
+
+def run_of(race: Race, cell: Cell, setting: Setting, seed: int, role: Role) -> Run:
+    """The floor is the same in columns in which as many samples can be taken."""
+    if cell.method == FLOOR and cell.column not in _OWN_FLOOR:
+        cell = Cell(cell.problem, FAST, FLOOR)
+    return Run(cell, race.seconds, setting.rate, setting.option, seed, role)
+
+
+def _takes_part(name: str, column: str) -> bool:
+    return column != KILL or ENTRANTS[name].survives
+
+
+_OWN_FLOOR = tuple(
+    name for name, column in COLUMNS.items() if column.share_of_samples < 1
+)

@@ -1,0 +1,331 @@
+"""The race: its data and pace, the search for rates, what is run, and the report."""
+
+import itertools
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import hosts, plots, race
+from benchmarks.__main__ import has_own_options
+from benchmarks.racing import columns, report, schedule, tuning
+from benchmarks.racing.course import AT_PEAK, WARM_UP, rate_at
+from benchmarks.racing.entrants import AT_THE_END, FLOOR
+from benchmarks.racing.problems import FRAMES, PHONES, PROBLEMS, Pace, loss
+from benchmarks.racing.runs import Cell, Run, Track
+from benchmarks.racing.schedule import Race, Standing
+from benchmarks.racing.tuning import Setting
+from benchmarks.timing import mean_with_interval
+
+NEEDS_HOSTS = pytest.mark.skipif(
+    hosts.reason_against() is not None, reason=str(hosts.reason_against())
+)
+
+
+# --- problems
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_data_and_start_are_decided_by_the_seed_alone(name: str) -> None:
+    problem = PROBLEMS[name]
+    first, second = (next(problem.batches_of(3, rank=1)) for _ in range(2))
+    assert torch.equal(first.inputs, second.inputs)
+    assert torch.equal(first.classes, second.classes)
+    assert not torch.equal(first.inputs, next(problem.batches_of(3, rank=2)).inputs)
+    starts = [next(iter(problem.make_model(seed).parameters())) for seed in (3, 3, 4)]
+    assert torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[0], starts[2])
+
+
+def test_phones_of_generated_speech_stay_for_several_frames() -> None:
+    batch = next(PROBLEMS["bilstm"].batches(1, 200))
+    assert batch.classes.shape == (200, FRAMES)
+    assert 0 <= batch.classes.min() <= batch.classes.max() < PHONES
+    changed = (batch.classes[:, 1:] != batch.classes[:, :-1]).float().mean().item()
+    assert 0.15 < changed < 0.26
+
+
+def test_a_step_lasts_as_long_as_it_says_and_its_gradient_is_that_of_no_wait() -> None:
+    problem = PROBLEMS["perceptron"]
+    batch, pace = next(problem.batches_of(1, 0)), Pace(0.2)
+    paced, free = problem.make_model(0, pace), problem.make_model(0)
+    loss(free, batch).backward()
+    begin = time.monotonic()
+    pace.begin()
+    loss(paced, batch).backward()
+    pace.until(1.0)
+    assert time.monotonic() - begin >= 0.2
+    for waited, at_once in zip(paced.parameters(), free.parameters(), strict=True):
+        assert waited.grad is not None
+        assert at_once.grad is not None
+        assert torch.equal(waited.grad, at_once.grad)
+
+
+# --- the course
+
+
+def test_the_rate_rises_stays_and_falls_as_the_papers_does() -> None:
+    shares = [k / 1000 for k in range(1000)]
+    rates = [rate_at(share) for share in shares]
+    assert max(rates) == 1.0 == rate_at(WARM_UP) == rate_at(AT_PEAK - 1e-9)
+    assert rates[0] < rates[50] < rates[99]
+    falls = [b / a for a, b in itertools.pairwise(rates[600:]) if b != a]
+    assert falls == pytest.approx([0.5**0.5] * 7)
+    assert rate_at(0.999) == pytest.approx(1 / 16)
+
+
+def test_columns_fit_links_to_the_models_and_count_the_samples() -> None:
+    small, large = PROBLEMS["bilstm"], PROBLEMS["perceptron"]
+    for name, steps in ((columns.FAST, 3.9), (columns.SLOW, 19.4)):
+        column = columns.COLUMNS[name]
+        for problem in (small, large):
+            bits_per_s = 1e3 * float(column.rate(problem).removesuffix("kbit"))
+            took = 8 * problem.num_bytes / bits_per_s / 0.07
+            assert took == pytest.approx(steps, rel=0.01)
+    shares = [c.share_of_samples for c in columns.COLUMNS.values()]
+    assert shares == pytest.approx([1, 1, 3.2 / 4, 3.5 / 4])
+
+
+def test_the_seed_says_who_is_killed_and_the_first_host_never_is() -> None:
+    kill, fast = (columns.COLUMNS[name] for name in (columns.KILL, columns.FAST))
+    victims = [kill.victim(seed) for seed in range(50)]
+    assert set(victims) == {1, 2, 3}
+    assert victims == [kill.victim(seed) for seed in range(50)]
+    assert fast.victim(0) is None
+
+
+# --- the search
+
+
+def search(losses: Any, start: Setting, bounds: Any = None) -> dict[Setting, float]:
+    found: dict[Setting, float] = {}
+    while (setting := tuning.next_setting(found, start, bounds)) is not None:
+        found[setting] = losses(setting)
+    return found
+
+
+def test_the_best_rate_is_inside_of_what_was_tried() -> None:
+    for ideal in (0.01, 0.1, 3.0):
+        found = search(lambda s, at=ideal: abs(math.log(s.rate / at)), Setting(0.1))
+        best = tuning.best(found)
+        assert 0.7 < best.rate / ideal < 1.5
+        assert {Setting(best.rate * 2), Setting(best.rate / 2)} <= set(found)
+        assert len(found) <= 9
+
+
+def test_a_setting_that_diverged_is_not_chosen() -> None:
+    found = search(lambda s: math.inf if s.rate > 0.1 else 1 / s.rate, Setting(0.1))
+    assert tuning.best(found) == Setting(0.1)
+
+
+def test_periods_are_searched_within_their_bounds() -> None:
+    found = search(lambda s: s.option + s.rate, Setting(0.1, 64), (8, 512))
+    assert tuning.best(found).option == 8
+    assert min(setting.option for setting in found) == 8
+
+
+# --- what is run
+
+
+class PaperTrack(Track):
+    """Runs nothing: losses are a formula, and speeds are given."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.performed = folder, list[Run]()
+        folder.mkdir(exist_ok=True)
+
+    def _perform(self, run: Run) -> dict[str, Any]:
+        self.performed.append(run)
+        if run.cell.method == "ddp, bf16":
+            return {"failed": "no such type\n"}
+        if run.role == "calibrate":
+            alone = run.cell.method == AT_THE_END
+            return {"speeds": [10.0 if alone else 5.0] * 4}
+        off = abs(math.log(run.rate / 0.1)) + run.seed / 100
+        return {
+            "loss": 1 + off,
+            "loss to choose by": 1 + off,
+            "steps": [100] * 4,
+            "seconds": run.seconds,
+            "MB a step": 1.0,
+            "exchanges a step": 0.1,
+            "speeds": [2.0] * 4,
+            "curve": [(1.0, 3.0), (2.0, None if run.seed == 2 else 2.0)],
+        }
+
+
+RACE = Race(("perceptron",), (columns.FAST, columns.KILL), ("adpsgd", "ddp", FLOOR), 4)
+
+
+def test_a_second_call_goes_on_where_the_first_one_ended(tmp_path: Path) -> None:
+    track = PaperTrack(tmp_path)
+    first = [*schedule.run_all(RACE, track)]
+    num = len(track.performed)
+    assert [*schedule.run_all(RACE, track)] == first
+    assert len(track.performed) == num
+    more = Race(RACE.problems, RACE.columns, RACE.methods, 4, num_seeds=4)
+    standings = [*schedule.run_all(more, track)]
+    # A fourth seed of three methods in two columns.
+    assert len(track.performed) == num + 6
+    assert all(len(standing.results) == 4 for standing in standings)
+
+
+def test_rates_are_chosen_by_seeds_that_are_not_reported(tmp_path: Path) -> None:
+    track = PaperTrack(tmp_path)
+    standings = [*schedule.run_all(RACE, track)]
+    roles = {
+        role: {r.seed for r in track.performed if r.role == role}
+        for role in ("choose", "report")
+    }
+    assert roles == {"choose": {0}, "report": {1, 2, 3}}
+    assert {s.setting.rate for s in standings if s.setting} == {0.1}
+    # Where a host is killed nothing is chosen.
+    killed = [r for r in track.performed if r.cell.column == columns.KILL]
+    assert {run.role for run in killed} == {"report"}
+
+
+def test_a_method_that_fails_is_told_and_others_go_on(tmp_path: Path) -> None:
+    two = Race(("perceptron",), (columns.FAST,), ("ddp, bf16", "ddp"), 4)
+    failed, ran = schedule.run_all(two, PaperTrack(tmp_path))
+    assert "ddp, bf16" in failed.trouble
+    assert not failed.results
+    assert len(ran.results) == 3
+
+
+def test_speeds_of_a_long_period_follow_from_those_of_a_short_one(
+    tmp_path: Path,
+) -> None:
+    track = PaperTrack(tmp_path)
+    cell = Cell("perceptron", columns.FAST, "local SGD")
+    run = Run(cell, 45.0, 0.1, 512, 1, "report")
+    # A step alone takes 0.1 s, and an average of which an eighth is 0.1 s: 0.8 s.
+    assert track.speeds(run) == pytest.approx([1 / (0.1 + 0.8 / 512)] * 4)
+
+
+def test_names_of_files_differ_where_runs_do(tmp_path: Path) -> None:
+    every = list(itertools.chain(*Race().lineups()))
+    names = {
+        Run(cell, 45, rate, 64, seed, "report").name
+        for cell in every
+        for rate in (0.05, 0.1)
+        for seed in (1, 2)
+    }
+    assert len(names) == 4 * len(every)
+
+
+def test_the_time_said_beforehand_shrinks_with_what_is_asked_for() -> None:
+    assert Race().estimated_s() > 10 * 3600
+    assert RACE.estimated_s() < 30 * 60
+
+
+# --- the report
+
+
+def standing(method: str, *losses: float, column: str = columns.FAST) -> Standing:
+    results = [
+        {
+            "loss": loss,
+            "steps": [100],
+            "seconds": 4.0,
+            "MB a step": 1.0,
+            "exchanges a step": 0.1,
+            "curve": [(1.0, 3.0)],
+        }
+        for loss in losses
+    ]
+    return Standing(Cell("perceptron", column, method), Setting(0.1), results)
+
+
+STANDINGS = [
+    standing("adpsgd_random", 1.01, 1.03),
+    standing("local SGD", 1.00, 1.02),
+    standing(FLOOR, 1.0, 1.0),
+]
+
+
+def test_rows_are_sorted_by_loss_and_say_what_was_sent() -> None:
+    rows = list(report.rows_of(STANDINGS))
+    assert [row.case["method"] for row in rows] == [
+        FLOOR,
+        "local SGD",
+        "adpsgd_random",
+    ]
+    assert rows[-1].value.median == pytest.approx(1.02)
+    assert rows[-1].ratio == pytest.approx(1.02)
+    assert rows[-1].details["exchanges a step"] == pytest.approx(0.1)
+    assert rows[-1].details["MB sent a step"] == 1.0
+
+
+def test_bounds_are_about_the_defaults_and_name_who_beats_them() -> None:
+    floor, other = report.targets_of(report.means_of(STANDINGS))
+    assert (floor.bound, floor.value, floor.met) == (1.005, pytest.approx(1.02), False)
+    assert "local SGD" in other.claim
+    assert other.value == pytest.approx(1.01 / 1.02)
+    assert not other.met
+
+
+def test_a_curve_ends_at_the_loss_that_is_reported_and_has_gaps() -> None:
+    results = [{"loss": 1.0, "curve": [(1.0, 3.0), (2.0, None)]}] * 2
+    one = Standing(Cell("bilstm", columns.SLOW, "ddp"), Setting(0.1), results)
+    (curve,) = report.curves_of([one], 4.0)
+    assert (curve.seconds, curve.losses) == ([1.0, 2.0, 4.0], [3.0, None, 1.0])
+    assert curve.panel == "bilstm, 200 Mbit/s"
+
+
+def test_curves_are_drawn_with_a_name_for_each(tmp_path: Path) -> None:
+    curves = [
+        {"panel": "p", "label": name, "seconds": [1, 2, 4], "losses": [3, None, end]}
+        for name, end in (("adpsgd", 1.0), ("ddp", 2.0), ("gone", None))
+    ]
+    path = plots.write_curves(curves, "race p", tmp_path)
+    assert path.name == "race-p.svg"
+    first = path.read_bytes()
+    assert plots.write_curves(curves, "race p", tmp_path).read_bytes() == first
+    (axes,) = plots.draw_curves(curves).axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert len(axes.lines) == 3
+    assert {text.get_text() for text in axes.texts} == {"1.000  adpsgd", "2.000  ddp"}
+
+
+def test_an_interval_lies_within_the_values_and_shrinks_with_their_number() -> None:
+    few = mean_with_interval([1.0, 2.0, 3.0])
+    many = mean_with_interval([1.0, 2.0, 3.0] * 20)
+    assert few.median == many.median == 2.0
+    assert 1.0 <= few.low < many.low < 2.0 < many.high < few.high <= 3.0
+    assert mean_with_interval([5.0]) == (5.0, 5.0, 5.0)
+
+
+def test_options_of_a_benchmark_s_own_are_handed_to_it() -> None:
+    assert has_own_options(["race", "--columns", "fast"])
+    for words in ([], ["race"], ["race", "--quick"], ["merge", "--columns", "fast"]):
+        assert not has_own_options(words)
+    options = race.parse(["--methods", "ddp", "local SGD", "--seconds", "3"])
+    assert options.methods == ["ddp", "local SGD"]
+    assert options.columns == Race().columns
+
+
+# --- processes
+
+
+@NEEDS_HOSTS
+@pytest.mark.slow
+def test_a_race_of_two_is_run_on_hosts(tmp_path: Path) -> None:
+    race_ = Race(
+        ("bilstm",), (columns.KILL,), ("adpsgd", "ddp"), 3.0, num_seeds=1, most_trials=1
+    )
+    with hosts.emulated(columns.NUM_HOSTS) as emulated:
+        standings = list(schedule.run_all(race_, Track(emulated, tmp_path)))
+    by_method = {standing.cell.method: standing for standing in standings}
+    for one in standings:
+        assert not one.trouble
+        assert 0 < one.results[0]["loss"] < 4.5
+        assert len(one.results[0]["steps"]) == columns.NUM_HOSTS - 1
+    # Every step of `ddp` sends the gradients of 1.5 MB: 3/4 of them twice.
+    assert by_method["ddp"].results[0]["MB a step"] == pytest.approx(2.2, rel=0.2)
+    assert by_method["adpsgd"].results[0]["exchanges a step"] < 1
+    files = [json.loads(p.read_text()) for p in tmp_path.glob("*report.json")]
+    assert {file["method"] for file in files} == {"adpsgd", "ddp"}
