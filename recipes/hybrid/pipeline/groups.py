@@ -168,8 +168,9 @@ class TrainSettings:
             speeds.
         clip: largest norm of the gradient of a step; 0 does not clip.
         precision: precision in Lightning's words: "32-true", "bf16-mixed", ...
-        wer_utterances: number of utterances of `dev` that are recognised after every
-            validation, beside the training; 0 for none.
+        wer_utterances: largest number of utterances of `dev` that are recognised after
+            every validation, beside the training, two minutes of speech at most; 0 for
+            none.
         wer_scale: acoustic scale of that recognition.
     """
 
@@ -198,7 +199,7 @@ class TrainSettings:
     max_stretch: float = 0.0
     clip: float = 0.0
     precision: str = "32-true"
-    wer_utterances: int = 0
+    wer_utterances: int = 20
     wer_scale: float = 0.1
 
 

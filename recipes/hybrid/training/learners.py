@@ -30,12 +30,13 @@ from lightning_adpsgd.callbacks import (
     GossipMonitor,
     TrainingCurve,
 )
-from lightning_adpsgd.callbacks.loggers import FinishWandb, make_wandb_logger
+from lightning_adpsgd.callbacks.loggers import WandbRun
 from lightning_adpsgd.registration import NAMES
 from recipes.hybrid.pipeline.groups import TrainSettings
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.training.metrics import attempts
-from recipes.hybrid.training.word_errors import NAME, word_error_monitor
+from recipes.hybrid.training.tracking import make_tracker
+from recipes.hybrid.training.word_errors import NAME, announced, word_error_monitor
 
 _CHECKPOINT = "last"
 
@@ -117,6 +118,8 @@ def run_learners(settings: Settings, output: Path) -> None:
         streams=settings.streams,
     )
     model = make_model(settings, corpus_chunks=len(data.dataset("train")))
+    if train.wer_utterances:
+        print(f"  {announced(settings)}", flush=True)
     checkpoint = last_checkpoint(output)
     _make_trainer(settings, output).fit(
         model, data, ckpt_path=checkpoint if checkpoint.exists() else None
@@ -152,24 +155,25 @@ def _make_trainer(settings: Settings, output: Path) -> Trainer:
         check_val_every_n_epoch=train.validate_every,
         num_sanity_val_steps=0,
         log_every_n_steps=10,
-        logger=make_loggers(attempt, settings.run),
+        logger=make_loggers(settings, output, attempt),
         callbacks=_callbacks(settings, output),
         enable_progress_bar=False,
         enable_model_summary=False,
     )
 
 
-def make_loggers(folder: Path, name: str) -> list[Logger]:
+def make_loggers(settings: Settings, output: Path, folder: Path) -> list[Logger]:
     """A CSV logger that writes `folder/metrics.csv`, and one for Weights & Biases.
 
     Args:
+        settings: settings of the experiment.
+        output: folder of the training.
         folder: folder, made with the first figure; must not hold figures already,
             the CSV logger would delete them.
-        name: name of the run.
     """
     csv_logger = CSVLogger(folder, name="", version="", flush_logs_every_n_steps=20)
-    wandb_logger = make_wandb_logger(folder, name)
-    return [csv_logger] if wandb_logger is None else [csv_logger, wandb_logger]
+    tracker = make_tracker(settings, output, folder)
+    return [csv_logger] if tracker is None else [csv_logger, tracker]
 
 
 def _callbacks(settings: Settings, output: Path) -> list[Callback]:
@@ -192,7 +196,7 @@ def _callbacks(settings: Settings, output: Path) -> list[Callback]:
     before = [listening] if listening else []
     figures = [AllreduceWait(), TrainingCurve(), GossipMonitor()]
     monitors = [*figures, *before, convergence]
-    return [*monitors, checkpoints, _Progress(settings.run), FinishWandb()]
+    return [*monitors, checkpoints, _Progress(settings.run), WandbRun()]
 
 
 def _keep_quiet() -> None:
