@@ -8,8 +8,14 @@ nothing to choose.
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_adpsgd.registration import NAMES
+from recipes.hybrid.pipeline.bounds import above_zero, at_least, one_of, within
+
 ADAPTED_BY = ("none", "fmllr", "ivectors", "both")
 SPEEDS = (0.5, 2.0)
+STRATEGIES = ("ddp", *NAMES)
+ORDERS = (None, "step_then_average", "average_then_step")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,11 @@ class PrepareSettings:
     extend_s: float = 0.0
     clip_s: float = 0.1
     min_utterance_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        at_least(self, 0, "dev_utterances", "min_dev_sides", "max_repeats")
+        at_least(self, 0, "extend_s", "clip_s", "min_utterance_s")
+        within(self, 0, 1, "dev_fraction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +88,10 @@ class LmSettings:
     prune: float = 0.0
     large_order: int = 0
 
+    def __post_init__(self) -> None:
+        at_least(self, 1, "order")
+        at_least(self, 0, "prune", "large_order")
+
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSettings:
@@ -102,6 +117,8 @@ class FeatureSettings:
     speeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        at_least(self, 1, "num_mels")
+        one_of(self, "dtype", ("float16", "float32"))
         _check_speeds(self.speeds)
         if not 0 <= self.noise_share <= 1:
             raise ValueError(
@@ -167,7 +184,9 @@ class TrainSettings:
         max_stretch: largest part by which training stretches time, to mimic other
             speeds.
         clip: largest norm of the gradient of a step; 0 does not clip.
-        precision: precision in Lightning's words: "32-true", "bf16-mixed", ...
+        precision: precision in Lightning's words: "32-true", "bf16-mixed", ...; none:
+            "bf16-mixed" on GPUs and "32-true" on the CPU. GPUs before Ampere, such as
+            V100, compute bfloat16 slowly: set "16-mixed" or "32-true" there.
         wer_utterances: largest number of utterances of `dev` that are recognised after
             every validation, beside the training, two minutes of speech at most; 0 for
             none.
@@ -198,9 +217,33 @@ class TrainSettings:
     max_warp: float = 0.15
     max_stretch: float = 0.0
     clip: float = 0.0
-    precision: str = "32-true"
+    precision: str | None = None
     wer_utterances: int = 20
     wer_scale: float = 0.1
+
+    def __post_init__(self) -> None:
+        one_of(self, "strategy", STRATEGIES)
+        one_of(self, "order", ORDERS)
+        one_of(self, "accelerator", ("cpu", "gpu"))
+        one_of(self, "precision", (None, *PRECISIONS))
+        at_least(self, 1, "num_learners", "super_learner_size", "batch_size", "chunk")
+        at_least(self, 1, "epochs", "validate_every", "base_batch")
+        at_least(self, 1, "num_layers", "hidden_size", "bottleneck_size")
+        at_least(self, 0, "num_workers", "wer_utterances", "warmup_epochs", "clip")
+        above_zero(self, "base_rate", "decay", "cpu_share", "mixing_gain", "wer_scale")
+        within(self, 0, 1, "cpu_share", "mixing_gain", "momentum", "dropout")
+        within(self, 0, 0.9, "max_warp", "max_stretch")
+        if self.strategy == "hadpsgd" and self.num_learners % self.super_learner_size:
+            raise ValueError(
+                f"`super_learner_size` must divide the {self.num_learners} learners, "
+                f"got {self.super_learner_size}"
+            )
+
+    @property
+    def chosen_precision(self) -> str:
+        """The precision that `precision` asks for, or that suits the accelerator."""
+        suits = "bf16-mixed" if self.accelerator == "gpu" else "32-true"
+        return self.precision or suits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +268,11 @@ class AlignSettings:
     retry_beam: float = 40.0
     max_training_utterances: int = 6000
     silence_probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "num_iterations", "num_gaussians", "max_training_utterances")
+        above_zero(self, "acoustic_scale", "beam", "retry_beam", "silence_probability")
+        within(self, 0, 0.999, "silence_probability")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,6 +373,11 @@ class TriphoneSettings:
     lda_dimension: int = 40
     mllt: bool = True
 
+    def __post_init__(self) -> None:
+        at_least(self, 1, "num_leaves", "num_gaussians", "lda_dimension")
+        at_least(self, 0, "num_iterations", "min_gain", "lda_reach")
+        above_zero(self, "min_frames", "frames_per_gaussian")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RealignSettings:
@@ -424,6 +477,12 @@ class DecodeSettings:
     lm_weights: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     word_penalties: tuple[float, ...] = (-1.0, -0.5, 0.0, 0.5, 1.0)
     export_likelihoods: bool = False
+
+    def __post_init__(self) -> None:
+        above_zero(self, "beam", "lattice_beam")
+        above_zero(self, "acoustic_scales", "gmm_acoustic_scales")
+        at_least(self, 1, "max_active", "max_dev_utterances")
+        at_least(self, 0, "nbest")
 
 
 @dataclass(frozen=True, kw_only=True)

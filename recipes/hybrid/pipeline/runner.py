@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
 from lightning_adpsgd.asr.corpora.discs import find_files
+from recipes.hybrid.pipeline.preflight import problems
 from recipes.hybrid.pipeline.settings import Settings
 
 STAMP = ".done"
@@ -75,6 +76,7 @@ def run_stages(
         StageError: An input is missing, or a finished stage does not fit `settings`.
     """
     chosen = _chosen(stages, first, last)
+    _check_before(settings, [stage for _, stage in chosen])
     for stage in stages[: chosen[0][0]]:
         if stage.wanted(settings):
             _check_earlier(stage, settings)
@@ -90,6 +92,22 @@ def run_stages(
         print(f"{label}: {stage.purpose}", flush=True)
         seconds = _run(stage, settings, fingerprint)
         print(f"{label}: done in {seconds:.1f} s", flush=True)
+
+
+def _check_before(settings: Settings, stages: Iterable[Stage]) -> None:
+    """Refuse what would stop a late stage, unless that stage is finished.
+
+    Raises:
+        StageError: Packages or devices are missing.
+    """
+    left = [
+        stage.name
+        for stage in stages
+        if stage.wanted(settings)
+        and not (settings.directory(stage.name) / STAMP).exists()
+    ]
+    if found := "; ".join(problems(settings, left)):
+        raise StageError(found)
 
 
 def _chosen(

@@ -150,7 +150,7 @@ def _make_trainer(settings: Settings, output: Path) -> Trainer:
         devices=train.num_learners,
         strategy=make_strategy(train),
         max_epochs=train.epochs,
-        precision=train.precision,  # pyright: ignore[reportArgumentType]
+        precision=train.chosen_precision,  # pyright: ignore[reportArgumentType]
         gradient_clip_val=train.clip or None,
         check_val_every_n_epoch=train.validate_every,
         num_sanity_val_steps=0,
