@@ -112,6 +112,7 @@ def with_papers(settings: Settings, num_learners: int, super_learners: int) -> S
         f"train.super_learner_size={learners // groups}",
         f"train.batch_size={batch // learners}",
         "train.num_workers=2",
+        "train.checkpoint_minutes=30",
     )
     return override(
         settings, *MODEL, *SCHEDULE, *DATA, *STATES, *STREAMS, *DECODING, *sizes

@@ -187,6 +187,9 @@ class TrainSettings:
         precision: precision in Lightning's words: "32-true", "bf16-mixed", ...; none:
             "bf16-mixed" on GPUs and "32-true" on the CPU. GPUs before Ampere, such as
             V100, compute bfloat16 slowly: set "16-mixed" or "32-true" there.
+        checkpoint_minutes: minutes between checkpoints within an epoch; with 0 there
+            are those after validations alone. With them a SIGTERM saves and ends the
+            training, and the same command goes on where it was.
         wer_utterances: largest number of utterances of `dev` that are recognised after
             every validation, beside the training, two minutes of speech at most; 0 for
             none.
@@ -218,6 +221,7 @@ class TrainSettings:
     max_stretch: float = 0.0
     clip: float = 0.0
     precision: str | None = None
+    checkpoint_minutes: float = 0.0
     wer_utterances: int = 20
     wer_scale: float = 0.1
 
@@ -230,6 +234,7 @@ class TrainSettings:
         at_least(self, 1, "epochs", "validate_every", "base_batch")
         at_least(self, 1, "num_layers", "hidden_size", "bottleneck_size")
         at_least(self, 0, "num_workers", "wer_utterances", "warmup_epochs", "clip")
+        at_least(self, 0, "checkpoint_minutes")
         above_zero(self, "base_rate", "decay", "cpu_share", "mixing_gain", "wer_scale")
         within(self, 0, 1, "cpu_share", "mixing_gain", "momentum", "dropout")
         within(self, 0, 0.9, "max_warp", "max_stretch")
@@ -463,6 +468,8 @@ class DecodeSettings:
         lm_weights: weights of the larger model against that of the graph, tried on
             `dev`.
         word_penalties: penalties per word, tried on `dev`.
+        best_epoch: whether the network with the lowest held-out loss is decoded too, if
+            it is not the last one.
         export_likelihoods: whether the test sets' log-likelihoods are also written as
             Kaldi archives; needs `kaldi.experiment`.
     """
@@ -476,6 +483,7 @@ class DecodeSettings:
     lattice_beam: float = 6.0
     lm_weights: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     word_penalties: tuple[float, ...] = (-1.0, -0.5, 0.0, 0.5, 1.0)
+    best_epoch: bool = True
     export_likelihoods: bool = False
 
     def __post_init__(self) -> None:

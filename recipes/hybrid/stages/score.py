@@ -8,11 +8,17 @@ from pathlib import Path
 
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.recognition.scoring import score_decoded
+from recipes.hybrid.training.saving import BEST
 
 
 def score(settings: Settings, output: Path) -> None:
     """Counts the errors of `settings.run` on every test set."""
-    score_decoded(settings, settings.directory("decode"), output, settings.run)
+    decoded = settings.directory("decode")
+    score_decoded(settings, decoded, output, settings.run)
+    if (decoded / BEST).exists():
+        (output / BEST).mkdir(exist_ok=True)
+        name = f"{settings.run}, lowest held-out loss"
+        score_decoded(settings, decoded / BEST, output / BEST, name)
     _track(settings, output)
 
 

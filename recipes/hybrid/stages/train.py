@@ -4,23 +4,24 @@ The learners are forked from a fresh process with one thread each, so that nothi
 earlier stages left behind in this process, threads least of all, is forked with them.
 Runs that differ in the strategy alone start from the same weights and see the same
 number of samples. The output holds `model.ckpt` (the consensus model, enough to
-decode), `metrics.csv` and `summary.json`. An interrupted training goes on from its last
-checkpoint.
+decode), `best.ckpt` (that of the validation with the lowest loss), `metrics.csv` and
+`summary.json`. An interrupted training goes on from its last checkpoint.
 """
 
 import multiprocessing
-import os
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
-from recipes.hybrid.training.learners import (
-    last_checkpoint,
-    make_strategy,
-    run_learners,
-)
+from recipes.hybrid.training.learners import make_strategy, run_learners
 from recipes.hybrid.training.metrics import gather_figures, summarize_run, write_rows
+from recipes.hybrid.training.saving import (
+    best_epoch,
+    keep_checkpoints,
+    passing_on_sigterm,
+)
 
 
 def train(settings: Settings, output: Path) -> None:
@@ -38,18 +39,23 @@ def train(settings: Settings, output: Path) -> None:
         target=run_learners, args=(settings, output), name="train"
     )
     process.start()
-    try:
-        process.join()
-    finally:
-        if process.is_alive():
-            process.terminate()
-            process.join()
+    with passing_on_sigterm(process):
+        _join(process)
     if process.exitcode != 0:
         raise StageError(
             f"training `{settings.run}` ended with status {process.exitcode}; the "
             "reason stands above. The same command goes on from the last checkpoint"
         )
     _publish(settings, output)
+
+
+def _join(process: BaseProcess) -> None:
+    try:
+        process.join()
+    finally:
+        if process.is_alive():
+            process.terminate()
+            process.join()
 
 
 def _publish(settings: Settings, output: Path) -> None:
@@ -61,6 +67,7 @@ def _publish(settings: Settings, output: Path) -> None:
         "strategy": settings.train.strategy,
         "num_learners": settings.train.num_learners,
         **summarize_run(rows),
+        **best_epoch(output),
     }
     write_json(output / "summary.json", summary)
-    os.replace(last_checkpoint(output), output / "model.ckpt")
+    keep_checkpoints(output)

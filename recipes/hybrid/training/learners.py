@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from tqdm import tqdm
@@ -35,10 +34,9 @@ from lightning_adpsgd.registration import NAMES
 from recipes.hybrid.pipeline.groups import TrainSettings
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.training.metrics import attempts
+from recipes.hybrid.training.saving import last_checkpoint, make_savers
 from recipes.hybrid.training.tracking import make_tracker
 from recipes.hybrid.training.word_errors import NAME, announced, word_error_monitor
-
-_CHECKPOINT = "last"
 
 
 def make_strategy(train: TrainSettings) -> Strategy:
@@ -59,6 +57,8 @@ def make_strategy(train: TrainSettings) -> Strategy:
         "order": train.order,
         "mixing_gain": train.mixing_gain,
         "cpu_share": train.cpu_share,
+        # A resume within an epoch then leaves out what was trained on.
+        "save_learners": train.checkpoint_minutes > 0,
     }
     if options["super_learner_size"] == "node":
         options["super_learner_size"] = train.super_learner_size
@@ -126,11 +126,6 @@ def run_learners(settings: Settings, output: Path) -> None:
     )
 
 
-def last_checkpoint(output: Path) -> Path:
-    """Where the training in `output` keeps its last checkpoint."""
-    return output / "checkpoints" / f"{_CHECKPOINT}.ckpt"
-
-
 def _end_with_parent() -> None:
     """Ends the learners, and this process that joins them, when the recipe is gone."""
     parent = multiprocessing.parent_process()
@@ -177,13 +172,6 @@ def make_loggers(settings: Settings, output: Path, folder: Path) -> list[Logger]
 
 
 def _callbacks(settings: Settings, output: Path) -> list[Callback]:
-    checkpoints = ModelCheckpoint(
-        output / "checkpoints",
-        filename=_CHECKPOINT,
-        every_n_epochs=settings.train.validate_every,
-        save_on_train_epoch_end=False,  # after validation, which makes the consensus
-        enable_version_counter=False,
-    )
     listening = word_error_monitor(settings)
     convergence = ConvergenceMonitor(
         runs=output,
@@ -196,7 +184,8 @@ def _callbacks(settings: Settings, output: Path) -> list[Callback]:
     before = [listening] if listening else []
     figures = [AllreduceWait(), TrainingCurve(), GossipMonitor()]
     monitors = [*figures, *before, convergence]
-    return [*monitors, checkpoints, _Progress(settings.run), WandbRun()]
+    saving = make_savers(settings.train, output / "checkpoints")
+    return [*monitors, *saving, _Progress(settings.run), WandbRun()]
 
 
 def _keep_quiet() -> None:

@@ -19,12 +19,13 @@ from lightning_adpsgd.asr.sound.channels import read_channel
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
 from recipes.hybrid.recognition.scoring import PART_NAMES, read_rules
+from recipes.hybrid.training.saving import BEST
 
 MOST_ROWS = 5000
 MOST_AUDIO = 10
 COLUMNS = (
     *("part", "file", "channel", "begin", "end", "words", "errors"),
-    *("reference", "hypothesis", "aligned", "audio"),
+    *("reference", "hypothesis", "aligned"),
 )
 _DRAWS = 1000
 
@@ -89,20 +90,30 @@ def figures_of(settings: Settings, scored: Path) -> dict[str, Any]:
     scores = score_files(scored / "reference.stm", scored / "hypothesis.ctm", rules)
     sides = sides_of(settings)
     segments = [one for one in scores.segments if one.segment.side in sides]
-    table = wandb.Table([*COLUMNS], rows(segments, sides, audio_of(segments, sides)))
+    table = wandb.Table([*COLUMNS], rows(segments, sides))
+    # Beside the table: what a table holds is not in the folder of an offline run.
+    worst_ones = audio_of(segments, sides)
+    best = scored / BEST / "score.json"
+    others = rates(_read(best), "score/best_epoch") if best.exists() else {}
     return {
-        **rates(json.loads((scored / "score.json").read_text(encoding="utf-8"))),
+        **others,
+        **rates(_read(scored / "score.json")),
         **intervals(segments, sides),
         "score/utterances": table,
+        **({"score/worst": worst_ones} if worst_ones else {}),
         "score/report": wandb.Html(_report(scored), inject=False),
     }
 
 
-def rates(score: Mapping[str, Any]) -> dict[str, float]:
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def rates(score: Mapping[str, Any], group: str = "score") -> dict[str, float]:
     """The word error rate of each part, and what was best on dev."""
-    parts = {f"score/wer_{name}": one["wer"] for name, one in score["parts"].items()}
+    parts = {f"{group}/wer_{name}": one["wer"] for name, one in score["parts"].items()}
     kept = ("frame_accuracy", "acoustic_scale")
-    return parts | {f"score/{name}": score[name] for name in kept if name in score}
+    return parts | {f"{group}/{name}": score[name] for name in kept if name in score}
 
 
 def intervals(segments: Iterable[ScoredSegment], sides: Sides) -> dict[str, float]:
@@ -124,13 +135,10 @@ def intervals(segments: Iterable[ScoredSegment], sides: Sides) -> dict[str, floa
     }
 
 
-def rows(
-    segments: Iterable[ScoredSegment], sides: Sides, audio: Mapping[int, Any]
-) -> list[list[Any]]:
+def rows(segments: Iterable[ScoredSegment], sides: Sides) -> list[list[Any]]:
     """A row for each utterance, that with most errors first, at most `MOST_ROWS`."""
     return [
-        _row(one, sides[one.segment.side].part, audio.get(one.segment.line))
-        for one in worst(segments)[:MOST_ROWS]
+        _row(one, sides[one.segment.side].part) for one in worst(segments)[:MOST_ROWS]
     ]
 
 
@@ -139,13 +147,12 @@ def worst(segments: Iterable[ScoredSegment]) -> list[ScoredSegment]:
     return sorted(segments, key=lambda one: -one.errors.num_errors)
 
 
-def _row(one: ScoredSegment, part: str, audio: Any) -> list[Any]:
+def _row(one: ScoredSegment, part: str) -> list[Any]:
     segment, errors = one.segment, one.errors
     return [
         *(part, *segment.side, segment.start_s, segment.end_s),
         *(errors.num_words, errors.num_errors),
         *aligned(one.pairs),
-        audio,
     ]
 
 
@@ -172,11 +179,11 @@ def _padded(words: Iterable[str], widths: Iterable[int]) -> str:
     return " ".join(f"{word:{width}}" for word, width in cells).rstrip()
 
 
-def audio_of(segments: Iterable[ScoredSegment], sides: Sides) -> dict[int, Any]:
-    """The sound of the worst utterances, by line of the reference."""
+def audio_of(segments: Iterable[ScoredSegment], sides: Sides) -> list[Any]:
+    """The sound of the utterances of most errors, with what was said and heard."""
     import wandb
 
-    found = {}
+    found = []
     for one in worst(segments)[:MOST_AUDIO]:
         segment, sound = one.segment, sides[one.segment.side]
         cut = slice(
@@ -187,8 +194,15 @@ def audio_of(segments: Iterable[ScoredSegment], sides: Sides) -> dict[int, Any]:
         except (ValueError, OSError):  # the discs may be gone by now
             continue
         if samples.size:
-            found[segment.line] = wandb.Audio(samples, sample_rate=SAMPLE_RATE)
+            text = _caption(one)
+            found.append(wandb.Audio(samples, sample_rate=SAMPLE_RATE, caption=text))
     return found
+
+
+def _caption(one: ScoredSegment) -> str:
+    file, channel = one.segment.side
+    said, heard, _ = aligned(one.pairs)
+    return f"{file} {channel} {one.segment.start_s:.2f} s: {said} | heard: {heard}"
 
 
 def _report(scored: Path) -> io.StringIO:
