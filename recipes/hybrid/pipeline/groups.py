@@ -156,7 +156,8 @@ class TrainSettings:
 
     Attributes:
         strategy: "ddp" or a name of `lightning_adpsgd` ("hadpsgd", "adpsgd", ...).
-        num_learners: number of learners on this machine: processes, or GPUs.
+        num_learners: number of learners on each machine: processes, or GPUs.
+        num_nodes: number of machines; `--nodes` sets it.
         super_learner_size: number of learners per super-learner of "hadpsgd".
         order: "step_then_average" or "average_then_step"; none: the strategy's own.
         mixing_gain: share of each average that is taken, in (0, 1].
@@ -172,7 +173,7 @@ class TrainSettings:
         validate_every: number of epochs between validations, each with a checkpoint.
         base_rate: learning rate at the start.
         base_batch: global batch for which `base_rate` would be kept. The peak rate is
-            larger by (num_learners * batch_size) / base_batch.
+            larger by (all_learners * batch_size) / base_batch.
         warmup_epochs: number of epochs in which the rate grows to its peak.
         decay: factor on the rate per epoch afterwards.
         momentum: momentum of SGD.
@@ -198,6 +199,7 @@ class TrainSettings:
 
     strategy: str = "hadpsgd"
     num_learners: int = 4
+    num_nodes: int = 1
     super_learner_size: int = 2
     order: str | None = None
     mixing_gain: float = 1.0
@@ -231,6 +233,7 @@ class TrainSettings:
         one_of(self, "accelerator", ("cpu", "gpu"))
         one_of(self, "precision", (None, *PRECISIONS))
         at_least(self, 1, "num_learners", "super_learner_size", "batch_size", "chunk")
+        at_least(self, 1, "num_nodes")
         at_least(self, 1, "epochs", "validate_every", "base_batch")
         at_least(self, 1, "num_layers", "hidden_size", "bottleneck_size")
         at_least(self, 0, "num_workers", "wer_utterances", "warmup_epochs", "clip")
@@ -238,11 +241,16 @@ class TrainSettings:
         above_zero(self, "base_rate", "decay", "cpu_share", "mixing_gain", "wer_scale")
         within(self, 0, 1, "cpu_share", "mixing_gain", "momentum", "dropout")
         within(self, 0, 0.9, "max_warp", "max_stretch")
-        if self.strategy == "hadpsgd" and self.num_learners % self.super_learner_size:
+        if self.strategy == "hadpsgd" and self.all_learners % self.super_learner_size:
             raise ValueError(
-                f"`super_learner_size` must divide the {self.num_learners} learners, "
+                f"`super_learner_size` must divide the {self.all_learners} learners, "
                 f"got {self.super_learner_size}"
             )
+
+    @property
+    def all_learners(self) -> int:
+        """The number of learners on all machines."""
+        return self.num_learners * self.num_nodes
 
     @property
     def chosen_precision(self) -> str:

@@ -27,6 +27,8 @@ def problems(settings: Settings, stages: Iterable[str]) -> Iterator[str]:
         yield from _missing(["espeakng_loader"], "asr")
     if "export" in wanted and settings.export.onnx:
         yield from _missing(["onnx"], "onnx")
+    if "train" in wanted and not settings.crew.trains:
+        yield "shares cannot train together; end them with --to realign"
     if "train" in wanted and settings.train.accelerator == "gpu":
         yield from _devices(settings.train.num_learners)
 

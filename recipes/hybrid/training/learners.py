@@ -9,7 +9,7 @@ import threading
 import warnings
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
@@ -45,8 +45,7 @@ def make_strategy(train: TrainSettings) -> Strategy:
     Raises:
         ValueError: There is no such name.
     """
-    # Learners on GPUs must not be forked, and "popen" would start this recipe again.
-    start_method = "fork" if train.accelerator == "cpu" else "spawn"
+    start_method = _start_method(train)
     if train.strategy == "ddp":
         return DDPStrategy(start_method=start_method)
     if train.strategy not in NAMES:
@@ -65,6 +64,13 @@ def make_strategy(train: TrainSettings) -> Strategy:
     return HADPSGDStrategy(**options, start_method=start_method)
 
 
+def _start_method(train: TrainSettings) -> Literal["popen", "fork", "spawn"]:
+    if train.num_nodes > 1:
+        return "popen"  # which leaves it to torchrun or srun that have begun them
+    # Learners on GPUs must not be forked, and "popen" would start this recipe again.
+    return "fork" if train.accelerator == "cpu" else "spawn"
+
+
 def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
     """The model at its start: the same for every run of one seed."""
     seed_everything(settings.seed, workers=True, verbose=False)
@@ -79,7 +85,7 @@ def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
         dropout=train.dropout,
         max_warp=train.max_warp,
         max_stretch=train.max_stretch,
-        global_batch=train.batch_size * train.num_learners,
+        global_batch=train.batch_size * train.all_learners,
         corpus_chunks=corpus_chunks,
         base_rate=train.base_rate,
         base_batch=train.base_batch,
@@ -118,7 +124,7 @@ def run_learners(settings: Settings, output: Path) -> None:
         streams=settings.streams,
     )
     model = make_model(settings, corpus_chunks=len(data.dataset("train")))
-    if train.wer_utterances:
+    if train.wer_utterances and settings.crew.leads:
         print(f"  {announced(settings)}", flush=True)
     checkpoint = last_checkpoint(output)
     _make_trainer(settings, output).fit(
@@ -143,6 +149,7 @@ def _make_trainer(settings: Settings, output: Path) -> Trainer:
     return Trainer(
         accelerator=train.accelerator,
         devices=train.num_learners,
+        num_nodes=train.num_nodes,
         strategy=make_strategy(train),
         max_epochs=train.epochs,
         precision=train.chosen_precision,  # pyright: ignore[reportArgumentType]
@@ -167,7 +174,7 @@ def make_loggers(settings: Settings, output: Path, folder: Path) -> list[Logger]
             the CSV logger would delete them.
     """
     csv_logger = CSVLogger(folder, name="", version="", flush_logs_every_n_steps=20)
-    tracker = make_tracker(settings, output, folder)
+    tracker = make_tracker(settings, output, folder) if settings.crew.leads else None
     return [csv_logger] if tracker is None else [csv_logger, tracker]
 
 

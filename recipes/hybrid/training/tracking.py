@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning_adpsgd.asr.frames.store import is_stored, stored_frames
 from lightning_adpsgd.callbacks.loggers import define_axes, make_wandb_logger
 from lightning_adpsgd.files import written_whole
+from recipes.hybrid.pipeline.crew import ALONE
 from recipes.hybrid.pipeline.provenance import provenance
 from recipes.hybrid.pipeline.settings import Settings
 
@@ -75,14 +76,15 @@ def log_later(settings: Settings, folder: Path, figures: Mapping[str, Any]) -> N
 def tags_of(settings: Settings) -> list[str]:
     """What runs are filtered by: strategy, kind of states, sources, learners."""
     train = settings.train
-    learners = f"{train.num_learners} learners"
+    learners = f"{train.all_learners} learners"
     return [train.strategy, learners, settings.states, *settings.sources]
 
 
 def config_of(settings: Settings) -> Flat:
     """All settings as `group/name`, what the corpus holds, and where it was run."""
     origin = {f"run/{name}": value for name, value in provenance().items()}
-    return flattened(dataclasses.asdict(settings)) | corpus_facts(settings) | origin
+    chosen = dataclasses.asdict(dataclasses.replace(settings, crew=ALONE))
+    return flattened(chosen) | corpus_facts(settings) | origin
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> Flat:
