@@ -51,7 +51,7 @@ STREAMS = (
 )
 DECODING = (
     "lm.order=4",
-    "lm.prune=1e-8",
+    "lm.max_ngrams=800000",
     "lm.large_order=4",
     "decode.nbest=100",
     "decode.max_active=7000",

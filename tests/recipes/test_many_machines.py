@@ -1,4 +1,4 @@
-"""Stage `train` on several machines: torchrun begins it, SIGTERM ends it, it goes on."""
+"""Stage `train` on several machines: it is begun, ended by SIGTERM, and goes on."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -69,10 +68,9 @@ def experiment(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
+def port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    yield port
+        return server.getsockname()[1]
 
 
 def begin(out: Path, port: int, epochs: int, every: int) -> list[subprocess.Popen[str]]:
@@ -135,8 +133,10 @@ def test_two_machines_are_preempted_within_an_epoch_and_go_on(experiment, port):
     assert [learner.returncode for learner in learners] == [0, 0], outputs
     summary = json.loads((experiment / "trained/summary.json").read_text())
     chunks = UTTERANCES * FRAMES // 21
-    assert summary["global_samples"] == pytest.approx((epoch + 1) * chunks)
     assert summary["best_epoch"] == epoch + 1
+    # Each sample once an epoch: what was trained on before SIGTERM is left out.
+    trained = torch.load(experiment / "trained/model.ckpt", weights_only=True)
+    assert trained["lightning_adpsgd/samples"] == (epoch + 1) * chunks
     assert {"model.ckpt", "best.ckpt"} <= {
         path.name for path in (experiment / "trained").iterdir()
     }

@@ -79,18 +79,37 @@ class LmSettings:
     Attributes:
         order: number of words in the longest n-grams of the search graph.
         prune: relative growth of the model's perplexity below which an n-gram is left
-            out; 0 keeps all n-grams, 1e-8 is usual with order 4.
+            out; 0 keeps all n-grams. A word sequence that occurs once in n words costs
+            some 1 / n or more.
+        max_ngrams: largest number of n-grams of the search graph; more are pruned away
+            as `prune` does. 0 is no bound.
         large_order: order of a second model, which is not pruned, for `decode.nbest`;
             0 for none.
+        text: file of further sentences, one a line, whose audio need not be there.
+        arpa: ARPA file of a model from elsewhere, unpacked.
+        weights: weights of the transcripts' model, that of `text` and that of `arpa`,
+            of those that there are; none: those with which `dev` is likeliest.
     """
 
     order: int = 3
     prune: float = 0.0
+    max_ngrams: int = 0
     large_order: int = 0
+    text: Path | None = None
+    arpa: Path | None = None
+    weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         at_least(self, 1, "order")
-        at_least(self, 0, "prune", "large_order")
+        at_least(self, 0, "prune", "large_order", "max_ngrams")
+        number = 1 + (self.text is not None) + (self.arpa is not None)
+        if self.weights is not None:
+            above_zero(self, "weights")
+            if len(self.weights) != number or abs(sum(self.weights) - 1) > 1e-6:
+                raise ValueError(
+                    f"`weights` must be {number} numbers that sum to 1, got "
+                    f"{','.join(map(str, self.weights))}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,8 @@ class SaveAndStop(Callback):
     def _note(self, *_: object) -> None:
         self._since = min(self._since, time.monotonic())
         self._has_saved = False
-        self._checkpoint._train_time_interval = timedelta(0)
+        # Not 0, which says that it does not save by time.
+        self._checkpoint._train_time_interval = timedelta(microseconds=1)
         self._checkpoint._last_time_checked = 0.0
 
     @override

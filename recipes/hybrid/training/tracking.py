@@ -16,7 +16,11 @@ from uuid import uuid4
 from lightning.pytorch.loggers import WandbLogger
 
 from lightning_adpsgd.asr.frames.store import is_stored, stored_frames
-from lightning_adpsgd.callbacks.loggers import define_axes, make_wandb_logger
+from lightning_adpsgd.callbacks.loggers import (
+    define_axes,
+    is_available,
+    make_wandb_logger,
+)
 from lightning_adpsgd.files import written_whole
 from recipes.hybrid.pipeline.crew import ALONE
 from recipes.hybrid.pipeline.provenance import provenance
@@ -38,6 +42,8 @@ def make_tracker(settings: Settings, trained: Path, folder: Path) -> WandbLogger
     Returns:
         None without the package, or where WANDB_MODE is "disabled".
     """
+    if not is_available():
+        return None
     return make_wandb_logger(
         folder,
         settings.run,
