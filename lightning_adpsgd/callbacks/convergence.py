@@ -39,8 +39,8 @@ class ConvergenceMonitor(Monitor):
     Logged under `convergence/`: `train_loss` (mean over all learners since the last
     validation), `held_out_loss`, `best_held_out_loss` and `diverged` (0 or 1), against
     `global_samples` (of all learners), `epochs`, `train_seconds` (without validation),
-    `wall_seconds` and `global_batch`. At the end the fields of `runs.Run` under `run/`:
-    settings as hyperparameters, results as metrics.
+    `hours` (the same), `wall_seconds` and `global_batch`. At the end the fields of
+    `runs.Run` under `run/`: settings as hyperparameters, results as metrics.
 
     A training that gossips ends with a `FloatingPointError` when the weights of all
     learners are non-finite, with or without `stop`; the row is written then too.
@@ -190,6 +190,7 @@ class ConvergenceMonitor(Monitor):
             "global_samples": figures.global_samples,
             "epochs": figures.epochs,
             "train_seconds": figures.train_seconds,
+            "hours": figures.train_seconds / 3600,
             "wall_seconds": time.perf_counter() - self._begin,
             "global_batch": self._global_batch(trainer),
         }

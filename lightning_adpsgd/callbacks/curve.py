@@ -15,9 +15,10 @@ class TrainingCurve(Monitor):
     """Logs the loss of learner 0 against global samples and training time.
 
     Logged as `curve/loss`, `curve/global_samples` (its own samples times the number of
-    learners), `curve/train_seconds` (without validation), `curve/wall_seconds`,
-    `curve/samples_per_second` (of all learners) and `curve/steps_per_second`. A point
-    every `log_every_n_steps` of the trainer is the mean loss since the previous one.
+    learners), `curve/train_seconds` (without validation), `curve/hours` (the same),
+    `curve/wall_seconds`, `curve/samples_per_second` (of all learners) and
+    `curve/steps_per_second`. A point every `log_every_n_steps` of the trainer is the
+    mean loss since the previous one.
     """
 
     def __init__(self) -> None:
@@ -48,6 +49,7 @@ class TrainingCurve(Monitor):
         return {
             "curve/global_samples": self.clock.samples * num_learners,
             "curve/train_seconds": seconds,
+            "curve/hours": seconds / 3600,
             "curve/wall_seconds": time.perf_counter() - self._begin,
             "curve/samples_per_second": self.clock.samples * num_learners / seconds,
             "curve/steps_per_second": self.clock.steps / seconds,

@@ -5,6 +5,7 @@ package nor a network.
 """
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,41 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 from typing_extensions import override
 
 PROJECT = "lightning-adpsgd"
+AXES = {
+    "curve": ("global_samples", "hours"),
+    "convergence": ("global_samples", "epochs", "hours"),
+    "learners": ("global_samples",),
+    "wer": ("global_samples", "epochs"),
+}
+"""Groups of figures and those of them that can be an x axis; the first is the default.
+
+`gossip` has the x axis of `learners`, and `wer` alone is against `wer/global_samples`.
+"""
 
 
 def make_wandb_logger(
-    folder: str | Path, name: str, project: str = PROJECT
+    folder: str | Path, name: str, project: str = PROJECT, **init: Any
 ) -> WandbLogger | None:
-    """A logger, online if the user is logged in; None without the package.
+    """A logger, online if the user is logged in.
 
     Args:
         folder: Folder for its files, which lie in `wandb/`; created if missing.
         name: Name of the run.
         project: Name of the run's project.
+        init: Further arguments of `wandb.init`: `id`, `group`, `tags`, `config` ...
+
+    Returns:
+        None without the package, or where WANDB_MODE is "disabled".
     """
-    if importlib.util.find_spec("wandb") is None:
-        rank_zero_info("Weights & Biases is not installed: no figures go there")
+    if not is_available():
+        rank_zero_info("Weights & Biases is not installed, or off: no figures go there")
         return None
     import wandb
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     offline = not _is_logged_in()
+    if "id" in init and not offline:
+        init["resume"] = "allow"
     logger = WandbLogger(
         name=name,
         project=project,
@@ -46,23 +63,56 @@ def make_wandb_logger(
             console="off",
             init_timeout=20,
         ),
+        **init,
     )
     # Lightning always passes it; recent versions warn that it has no effect.
     getattr(logger, "_wandb_init", {}).pop("anonymous", None)
     return logger
 
 
+def is_available() -> bool:
+    """Whether the package is there, and WANDB_MODE is not "disabled"."""
+    is_off = os.environ.get("WANDB_MODE") == "disabled"
+    return not is_off and importlib.util.find_spec("wandb") is not None
+
+
 def _is_logged_in() -> bool:
     import wandb
 
+    if os.environ.get("WANDB_MODE") == "offline":
+        return False
     try:
         return bool(wandb.login(prompt=False))
     except Exception:  # old versions have no such argument, a broken key raises
         return False
 
 
-class FinishWandb(Callback):
-    """Closes the run of Weights & Biases, which a forked learner would leave open."""
+def define_axes(run: Any) -> None:
+    """Tells a run of Weights & Biases which figures are x axes, and of which others."""
+    for group, axes in AXES.items():
+        for axis in axes:
+            run.define_metric(f"{group}/{axis}")
+        run.define_metric(f"{group}/*", step_metric=f"{group}/{axes[0]}")
+    run.define_metric("gossip/*", step_metric=f"learners/{AXES['learners'][0]}")
+    run.define_metric("wer", step_metric=f"wer/{AXES['wer'][0]}", summary="last,min")
+
+
+class WandbRun(Callback):
+    """Gives the run of Weights & Biases its x axes, its settings, and an end.
+
+    Without an end a forked learner would leave the run open. The settings are the
+    options of the strategy, as `strategy/<name>`.
+    """
+
+    @override
+    @rank_zero_only
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                run: Any = logger.experiment
+                define_axes(run)
+                options = _strategy_options(trainer)
+                run.config.update(options, allow_val_change=True)
 
     @override
     @rank_zero_only
@@ -72,6 +122,18 @@ class FinishWandb(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 _finish(logger)
+
+
+def _strategy_options(trainer: Trainer) -> dict[str, Any]:
+    """The options of the strategy, as `strategy/<name>`, if it is one of ours."""
+    dials = getattr(trainer.strategy, "dials", None)
+    options = {} if dials is None else vars(dials)
+    named = {"class": type(trainer.strategy).__name__, **options}
+    return {f"strategy/{name}": _plain(value) for name, value in named.items()}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | None) else str(value)
 
 
 def _finish(logger: Any) -> None:

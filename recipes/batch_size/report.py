@@ -10,7 +10,7 @@ from recipes.batch_size.search import Best
 from recipes.batch_size.settings import BASELINE, Cell, Settings
 from recipes.batch_size.sweep import Sweep
 from recipes.batch_size.workloads import Workload
-from recipes.demo.facts import provenance
+from recipes.hybrid.pipeline.provenance import provenance
 
 
 def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:

@@ -8,6 +8,7 @@ every gradient, and 2 super-learners of 2 that gossip asynchronously.
 import dataclasses
 from pathlib import Path
 
+from lightning_adpsgd.callbacks.loggers import is_available
 from recipes.demo.facts import facts_of
 from recipes.demo.report import write_report
 from recipes.demo.results import Result, as_text, read_baseline, read_result, table
@@ -15,6 +16,7 @@ from recipes.generated.corpus import write_corpus
 from recipes.hybrid.pipeline.runner import run_stages
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.stages import STAGES
+from recipes.hybrid.training.tracking import log_later, offline_runs, sync_line
 
 STRATEGIES = ("ddp", "hadpsgd")
 
@@ -45,7 +47,9 @@ def run_demo(
         run_stages(run, STAGES, first="train")
     results = [read_baseline(settings), *(read_result(run) for run in runs)]
     facts = facts_of(runs, _corpus_in_words(settings, generated_minutes))
-    _tell(settings.out / "report.html", results, facts)
+    report = settings.out / "report.html"
+    _tell(report, results, facts)
+    _track(runs, report)
     return results
 
 
@@ -77,6 +81,25 @@ def _corpus_in_words(settings: Settings, minutes: tuple[float, float] | None) ->
 def _tell(report: Path, results: list[Result], facts: dict[str, str]) -> None:
     write_report(report, results, facts, "lightning-adpsgd: from audio to words")
     print(f"\n{as_text(table(results))}\n\nreport: {_short(report)}")
+
+
+def _track(runs: list[Settings], report: Path) -> None:
+    """Adds the report to each run of Weights & Biases, and says where they are."""
+    if not is_available():
+        return
+    import wandb
+
+    for run in runs:
+        folder = run.directory("score") / "report"
+        if folder.exists():
+            continue
+        page = wandb.Html(report.read_text(encoding="utf-8"), inject=False)
+        log_later(run, folder, {"report": page})
+    parts = offline_runs(run.out / "exp" for run in runs[:1])
+    if parts:
+        folder = _short(runs[0].out)
+        print(f"\nWeights & Biases, offline in {folder}; to send the runs:")
+        print(f"  {sync_line(map(_short, parts))}", flush=True)
 
 
 def _short(path: Path) -> Path:

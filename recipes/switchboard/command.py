@@ -48,7 +48,7 @@ def parser(recipe: Recipe) -> argparse.ArgumentParser:
     add = arguments.add_argument
     for option, meaning in recipe.folders.items():
         add(f"--{option}", type=Path, nargs="+", default=[], help=meaning)
-    add("--learners", type=int, default=8, help="GPUs of this machine (%(default)s)")
+    add("--learners", type=int, default=8, help="GPUs of each machine (%(default)s)")
     add(
         "--super-learners",
         type=int,
@@ -71,7 +71,9 @@ def settings_from(recipe: Recipe, options: argparse.Namespace) -> Settings:
         discs=tuple(folder.resolve() for folder in folders),
         sources=recipe.sources,
     )
-    settings = with_papers(settings, options.learners, options.super_learners)
+    settings = with_papers(
+        settings, options.learners, options.super_learners, options.nodes
+    )
     if options.cmudict is not None:
         settings = override(settings, f"lexicon.cmudict={options.cmudict.resolve()}")
     return override(settings, *recipe.settings, *options.set)

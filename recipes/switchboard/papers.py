@@ -51,7 +51,7 @@ STREAMS = (
 )
 DECODING = (
     "lm.order=4",
-    "lm.prune=1e-8",
+    "lm.max_ngrams=800000",
     "lm.large_order=4",
     "decode.nbest=100",
     "decode.max_active=7000",
@@ -82,14 +82,17 @@ RUNS = {
 }
 
 
-def with_papers(settings: Settings, num_learners: int, super_learners: int) -> Settings:
+def with_papers(
+    settings: Settings, num_learners: int, super_learners: int, num_nodes: int = 1
+) -> Settings:
     """The settings with the papers' model, schedule and data.
 
     Args:
         settings: folders, sources and the name of the run, one of `RUNS`.
-        num_learners: number of GPUs on this machine, which share the global batch of
-            8,192.
-        super_learners: number of groups that `hadpsgd` makes of them.
+        num_learners: number of GPUs on each machine. All of them share the global
+            batch of 8,192.
+        super_learners: number of groups that `hadpsgd` makes of all.
+        num_nodes: number of machines.
 
     Raises:
         ValueError: There is no such run, or a number does not divide.
@@ -99,8 +102,9 @@ def with_papers(settings: Settings, num_learners: int, super_learners: int) -> S
             f"`run` must be one of {', '.join(RUNS)}, got {settings.run!r}"
         )
     batch = 256 if settings.run == SINGLE else GLOBAL_BATCH
-    learners = 1 if settings.run == SINGLE else num_learners
-    groups = 1 if settings.run == SINGLE else super_learners
+    if settings.run == SINGLE:
+        num_learners = super_learners = num_nodes = 1
+    learners, groups = num_learners * num_nodes, super_learners
     if learners < 1 or batch % learners:
         raise ValueError(f"`learners` must divide the batch {batch}, got {learners}")
     if groups < 1 or learners % groups:
@@ -108,10 +112,12 @@ def with_papers(settings: Settings, num_learners: int, super_learners: int) -> S
     sizes = (
         f"train.strategy={RUNS[settings.run].strategy}",
         "train.accelerator=gpu",
-        f"train.num_learners={learners}",
+        f"train.num_learners={num_learners}",
+        f"train.num_nodes={num_nodes}",
         f"train.super_learner_size={learners // groups}",
         f"train.batch_size={batch // learners}",
         "train.num_workers=2",
+        "train.checkpoint_minutes=30",
     )
     return override(
         settings, *MODEL, *SCHEDULE, *DATA, *STATES, *STREAMS, *DECODING, *sizes

@@ -1,10 +1,22 @@
 """The logger for Weights & Biases: offline by default, and never in the way."""
 
 import importlib.util
+from pathlib import Path
+from typing import Any
 
+import lightning.pytorch as pl
 import pytest
+from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lightning_adpsgd.callbacks import loggers
+from tests.offline_runs import OfflineRun, read_offline_run
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_logged_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
 
 
 def test_without_the_package_there_is_no_logger(tmp_path, monkeypatch):
@@ -12,16 +24,65 @@ def test_without_the_package_there_is_no_logger(tmp_path, monkeypatch):
     assert loggers.make_wandb_logger(tmp_path, "run") is None
 
 
-def test_who_is_not_logged_in_gets_an_offline_run_that_is_closed(tmp_path, monkeypatch):
+def test_who_has_switched_it_off_gets_no_logger(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert loggers.make_wandb_logger(tmp_path, "run") is None
+
+
+class _Logs(BoringModel):
+    """Logs a figure of a group at each step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log_dict({"curve/loss": 0.5, "curve/global_samples": 3.0 + batch_idx})
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> OfflineRun:
+    """The offline run of a training of two steps."""
     pytest.importorskip("wandb")
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    logger = loggers.make_wandb_logger(tmp_path, "run")
-    assert logger is not None
-    logger.log_metrics({"loss": 0.5}, step=3)
-    loggers._finish(logger)
-    [file] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    assert file.stat().st_size > 0
+    folder = tmp_path_factory.mktemp("wandb")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("WANDB_API_KEY", raising=False)
+        patch.setenv("NETRC", str(folder / "none"))
+        logger = loggers.make_wandb_logger(
+            folder, "run", id="someid", group="corpus", tags=["a"], config={"x/y": 1}
+        )
+        assert logger is not None
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            max_steps=2,
+            logger=logger,
+            log_every_n_steps=1,
+            callbacks=[loggers.WandbRun()],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=folder,
+            limit_val_batches=0,
+        )
+        trainer.fit(_Logs())
+    [run] = folder.glob("wandb/offline-run-*")
+    return read_offline_run(run)
+
+
+def test_who_is_not_logged_in_gets_an_offline_run_that_is_closed(written):
+    assert (written.id, written.group, written.tags) == ("someid", "corpus", ["a"])
+    assert written.last("curve/loss") == 0.5
+
+
+def test_figures_have_samples_epochs_and_hours_as_axes(written):
+    assert written.axes["curve/*"] == "curve/global_samples"
+    assert written.axes["gossip/*"] == "learners/global_samples"
+    assert written.axes["wer"] == "wer/global_samples"
+    others = {"convergence/global_samples", "convergence/epochs", "convergence/hours"}
+    assert others <= written.axes.keys()
+    assert written.last("curve/global_samples") == 4.0
+
+
+def test_the_configuration_names_the_strategy(written):
+    assert written.config["x/y"] == 1
+    assert written.config["strategy/class"] == "SingleDeviceStrategy"
 
 
 def test_a_login_that_cannot_be_asked_for_counts_as_none(monkeypatch):

@@ -16,6 +16,8 @@ from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.stages.train import train
 from recipes.hybrid.training.learners import make_model
 from recipes.hybrid.training.metrics import read_rows
+from recipes.hybrid.training.tracking import parts_of
+from tests.offline_runs import read_offline_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -44,7 +46,9 @@ def run(folder: Path) -> int:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
-    assert run(folder) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        assert run(folder) == 0
     return folder
 
 
@@ -59,6 +63,7 @@ def test_a_finished_demo_is_only_reported_again(finished, capsys):
     before = [(model / "model.ckpt").stat().st_mtime_ns for model in models]
     (finished / "report.html").unlink()
     assert run(finished) == 0
+    assert "wandb sync " in capsys.readouterr().out
     assert [(m / "model.ckpt").stat().st_mtime_ns for m in models] == before
     assert (finished / "report.html").exists()
 
@@ -106,6 +111,27 @@ def test_held_out_utterances_are_recognised_while_training_goes_on(finished, run
     ]
     assert 1 <= len(rates) <= SMALL["train.epochs"]
     assert all(0 <= rate < 3 for rate in rates)
+
+
+@pytest.mark.parametrize("run", ["ddp", "hadpsgd"])
+def test_weights_and_biases_gets_curves_words_and_report_in_one_run(finished, run):
+    chosen = settings(finished, run)
+    parts = [read_offline_run(part) for part in parts_of(chosen)]
+    assert len(parts) == 3  # of the training, the score and the report
+    assert len({part.id for part in parts}) == 1
+    train, score, report = parts
+    rates = {"score/wer_SWB", "score/wer_CH", "score/wer_total"}
+    logged = {name for row in score.rows for name in row}
+    assert rates | {f"{name}_low" for name in rates} <= logged
+    errors = read_result(chosen).errors["total"]
+    assert score.last("score/wer_total") == errors.wer
+    assert score.last("score/utterances/nrows") > 1
+    assert any(name.endswith(".wav") for name in score.files)
+    assert any("report" in name for name in report.files)
+    assert 0 <= train.last("wer") < 3
+    assert train.axes["wer"] == "wer/global_samples"
+    assert train.config["lm/prune"] == SMALL["lm.prune"]
+    assert train.config["corpus/train_hours"] > 0
 
 
 def test_only_the_run_that_gossips_has_exchanges(finished):

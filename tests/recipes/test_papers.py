@@ -97,7 +97,7 @@ def test_a_wrong_folder_is_said_without_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     arguments = ["--corpus", str(tmp_path / "gone"), "--out", str(tmp_path / "out")]
-    assert main(arguments) == 1
+    assert main([*arguments, "--to", "check"]) == 1
     assert "gone: expected the folder of a corpus" in capsys.readouterr().err
 
 

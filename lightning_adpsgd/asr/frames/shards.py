@@ -93,9 +93,8 @@ class Shards(NamedTuple):
             low, high = max(start, first), min(end, first + self.rows_per_shard)
             if low >= high:
                 break
-            shape = self.size(number) // self.row_bytes, self.dims
-            shard = np.memmap(self.path(folder, number), self.dtype, "r+", shape=shape)
-            shard[low - first : high - first] = rows[low - start : high - start]
+            some = rows[low - start : high - start].astype(self.dtype)
+            write_rows(self.path(folder, number), 0, low - first, some)
 
     def check(self, folder: Path) -> None:
         """Compares the files' sizes with those that they must have.
@@ -185,3 +184,20 @@ def _system_mmap() -> Any:
     function.argtypes = ctypes.c_void_p, ctypes.c_size_t, *integers
     function.restype = ctypes.c_void_p
     return function
+
+
+def write_rows(path: Path, offset: int, first: int, rows: np.ndarray) -> None:
+    """Writes rows [rows, dims] of an array in a file that is there.
+
+    Not through a mapping: of a page that two machines write, a network file system
+    keeps one machine's.
+
+    Args:
+        path: File of the array.
+        offset: Bytes before its first row.
+        first: Row at which they begin.
+        rows: The rows, in the type of the array.
+    """
+    with path.open("r+b") as file:
+        file.seek(offset + first * rows.dtype.itemsize * rows.shape[1])
+        file.write(np.ascontiguousarray(rows).tobytes())

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from lightning_adpsgd.asr.frames.shards import (
     Shards,
     read_plan,
     write_plan,
+    write_rows,
 )
 
 IGNORE = -100  # what torch's cross_entropy passes over by default
@@ -73,8 +74,9 @@ class FramePlace(NamedTuple):
         if not np.isfinite(frames).all():
             raise ValueError(f"{self.name}: `frames` must be finite")
         if self.shards is None:
-            array = np.load(self.folder / _PARTIAL, mmap_mode="r+")
-            array[self.start : self.end] = frames
+            path = self.folder / _PARTIAL
+            array: Any = np.load(path, mmap_mode="r")
+            write_rows(path, array.offset, self.start, frames.astype(array.dtype))
         else:
             self.shards.put(self.folder, self.start, frames)
 

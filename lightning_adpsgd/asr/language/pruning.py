@@ -42,16 +42,91 @@ def prune(
     """
     if threshold < 0:
         raise ValueError(f"`threshold` must not be negative, got {threshold}")
-    frequencies = _frequencies(sentences, model.order)
+    frequencies = _Frequencies(model, sentences)
     kept = dict(model.log10_probabilities)
     for length in range(model.order, 1, -1):
         needed = {ngram[:-1] for ngram in kept if len(ngram) == length + 1}
         for history, words in _by_history(kept, length).items():
             may_go = [word for word in words if (*history, word) not in needed]
-            costs = _Costs(model, history, words, frequencies[history])
+            costs = _Costs(model, history, words, frequencies(history))
             for word in costs.cheap(may_go, threshold):
                 del kept[(*history, word)]
-    return _normalised(model.order, kept)
+    return normalised(model.order, kept)
+
+
+class Pruned(NamedTuple):
+    """A pruned model.
+
+    Attributes:
+        model: The model.
+        threshold: Threshold that `prune` was called with; 0 if nothing had to go.
+    """
+
+    model: NgramModel
+    threshold: float
+
+
+def prune_to(
+    model: NgramModel,
+    most: int,
+    sentences: Sequence[Sequence[str]],
+    threshold: float = 0.0,
+) -> Pruned:
+    """The model with at most so many n-grams; words always stay.
+
+    The first threshold is the cost of the costliest n-gram that has to go, each taken
+    alone. It grows where that leaves too many, because costs add up and histories of
+    n-grams that stay are kept.
+
+    Args:
+        model: Sums to one after every history.
+        most: Largest number of n-grams.
+        sentences: Sentences from which the model was estimated.
+        threshold: Least threshold.
+    """
+    most = max(most, sum(len(ngram) == 1 for ngram in model.log10_probabilities))
+    threshold = max(threshold, _threshold_for(model, most, sentences))
+    pruned = prune(model, threshold, sentences) if threshold else model
+    while (number := len(pruned.log10_probabilities)) > most:
+        threshold *= max(1.25, number / most)
+        pruned = prune(model, threshold, sentences)
+    return Pruned(pruned, threshold)
+
+
+def _threshold_for(
+    model: NgramModel, most: int, sentences: Iterable[Sequence[str]]
+) -> float:
+    surplus = len(model.log10_probabilities) - most
+    if surplus <= 0:
+        return 0.0
+    frequencies = _Frequencies(model, sentences)
+    costs: list[float] = []
+    for length in range(2, model.order + 1):
+        ngrams = _by_history(model.log10_probabilities, length)
+        for history, words in ngrams.items():
+            alone = _Costs(model, history, words, frequencies(history))
+            costs += (math.expm1(alone.divergence([word])) for word in words)
+    return max(1e-12, sorted(costs)[min(surplus, len(costs)) - 1])
+
+
+class _Frequencies:
+    """The share of each history in a text, or in the model where no text has it."""
+
+    def __init__(self, model: NgramModel, sentences: Iterable[Sequence[str]]) -> None:
+        self._model, self._counted = model, _frequencies(sentences, model.order)
+
+    def __call__(self, history: Ngram) -> float:
+        return self._counted[history] or self._of_model(history)
+
+    def _of_model(self, history: Ngram) -> float:
+        """By what the model says of its words, of which <s> is one in ten."""
+        known = self._model.log10_probabilities
+        logs = [
+            -1.0 if word == BEGIN else self._model.log10_probability(word, history[:at])
+            for at, word in enumerate(history)
+            if (word,) in known
+        ]
+        return 10 ** math.fsum(logs)
 
 
 def _frequencies(sentences: Iterable[Sequence[str]], order: int) -> Counter[Ngram]:
@@ -128,8 +203,8 @@ def _weighted(rest: float, rest_below: float) -> float:
     return rest * math.log(rest / rest_below) if rest > 0 and rest_below > 0 else 0.0
 
 
-def _normalised(order: int, probabilities: dict[Ngram, float]) -> NgramModel:
-    """The model with the back-off weights that belong to these probabilities."""
+def normalised(order: int, probabilities: dict[Ngram, float]) -> NgramModel:
+    """A model with the back-off weights that belong to these probabilities."""
     backoffs: dict[Ngram, float] = {}
     model = NgramModel(order, probabilities, backoffs)
     for length in range(2, order + 1):  # a weight needs those of shorter histories

@@ -8,9 +8,11 @@ with the corpus.
 
 import dataclasses
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -30,6 +32,7 @@ from lightning_adpsgd.asr.search.alignment import (
 from lightning_adpsgd.asr.search.graphs import TrainingGraphs
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.data.splits import with_copies
+from recipes.hybrid.pipeline.crew import shared
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
 
@@ -82,6 +85,17 @@ def training_utterances(
 def _to_align(stored: Stored, lexicon: Lexicon) -> AlignmentUtterance:
     utterance, frames = stored
     return AlignmentUtterance(utterance.id, lexicon.known(utterance.words), frames)
+
+
+def await_training(settings: Settings, output: Path) -> None:
+    """Waits, in a process that does not lead, for the mixtures that the leader trains.
+
+    Raises:
+        CrewError: They do not come.
+        FinishedError: The stage was finished without this process.
+    """
+    mixtures = output / "gmm.npz"
+    settings.crew.await_until(mixtures.exists, f"process 0 to train {mixtures}")
 
 
 def log_training(output: Path, steps: Iterator[AlignmentStep], total: int) -> None:
@@ -148,6 +162,8 @@ def label_splits(
     for split in ALIGNED_SPLITS:
         found = _Split(settings, split, lexicon, (graphs, scorer, options))
         counts[split] = found.write(output / split, read(settings, split), block)
+    if not settings.crew.leads:
+        return
     topology = graphs.topology
     write_topology(output / "tree.json", topology)
     write_json(output / "states.json", _described(topology, counts["train"]))
@@ -161,6 +177,14 @@ def _described(topology: Topology, counts: np.ndarray) -> dict[str, Any]:
         "names": list(topology.state_names),
         "counts": counts.tolist(),
     }
+
+
+class _Found(NamedTuple):
+    """An utterance with its states, or why it has none."""
+
+    utterance: Utterance
+    states: np.ndarray | None
+    failure: str
 
 
 class _Split:
@@ -182,10 +206,20 @@ class _Split:
         self._skipped = Skipped()
 
     def write(self, folder: Path, stored: Iterator[Stored], block: int) -> np.ndarray:
-        """Writes the labels; returns how often each state occurs."""
-        folder.mkdir(exist_ok=True)
+        """Writes the labels; returns how often each state occurs.
+
+        In a process that does not lead, it leaves a share of them and returns nothing
+        counted.
+        """
         store = FrameStore(self._settings.directory("features") / self._name)
-        labels = self._labels(stored, block, len(store))
+        crew = self._settings.crew
+        work = partial(self._found, block=block, total=len(store) // crew.num_nodes)
+        found = shared(crew, folder.parent, f"labels-{self._name}", stored, work)
+        labels = self._noted(found)
+        if not crew.leads:
+            deque(labels, maxlen=0)
+            return self._counts
+        folder.mkdir(exist_ok=True)
         num_frames = write_labels(folder / "labels.npy", store, labels)
         self._say(num_frames)
         if num_frames == 0:
@@ -194,27 +228,25 @@ class _Split:
             )
         return self._counts
 
-    def _labels(
+    def _found(
         self, stored: Iterator[Stored], block: int, total: int
-    ) -> Iterator[tuple[str, np.ndarray]]:
+    ) -> Iterator["_Found"]:
         with tqdm(desc=f"{self._name} labels", total=total, unit="utt") as bar:
             while some := list(itertools.islice(stored, block)):
-                for labelled in self._aligned(some):
+                utterances = [_to_align(stored, self._lexicon) for stored in some]
+                for index, result in align(utterances, *self._search):
                     bar.update()
-                    yield from labelled
+                    yield _Found(some[index][0], result.states, result.failure)
 
-    def _aligned(self, block: list[Stored]) -> Iterator[list[tuple[str, np.ndarray]]]:
-        """The labels of each utterance, or none with the reason noted."""
-        utterances = [_to_align(stored, self._lexicon) for stored in block]
-        for index, result in align(utterances, *self._search):
-            spoken = block[index][0]
-            if result.states is None:
-                where = f"{spoken.source}: {result.failure}"
+    def _noted(self, found: Iterator["_Found"]) -> Iterator[tuple[str, np.ndarray]]:
+        """Utterances and labels; those without are noted with the reason."""
+        for spoken, states, failure in found:
+            if states is None:
+                where = f"{spoken.source}: {failure}"
                 self._skipped.add("not aligned", where, spoken.duration_s)
-                yield []
             else:
-                self._counts += np.bincount(result.states, minlength=len(self._counts))
-                yield [(spoken.id, result.states)]
+                self._counts += np.bincount(states, minlength=len(self._counts))
+                yield spoken.id, states
 
     def _say(self, num_frames: int) -> None:
         is_silence = self._topology.phone_of_state == 0

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from recipes.hybrid.pipeline.crew import Crew, environment_crew, shard_of
 from recipes.hybrid.pipeline.overrides import override
 from recipes.hybrid.pipeline.runner import Stage, StageError, run_stages
 from recipes.hybrid.pipeline.settings import Settings
@@ -52,6 +53,13 @@ def parser(recipe: Recipe) -> argparse.ArgumentParser:
     cores = "processes of a stage (%(default)s)"
     add("--cores", type=int, default=recipe.cores, help=cores)
     add(
+        "--nodes",
+        type=int,
+        default=1,
+        help="machines on which torchrun or srun has begun this command (%(default)s)",
+    )
+    add("--shard", metavar="K/N", help="do share K, from 0, of N that run together")
+    add(
         "--set",
         action="append",
         default=[],
@@ -75,7 +83,14 @@ def experiment(options: argparse.Namespace) -> Settings:
         run=options.run,
         seed=options.seed,
         cores=options.cores,
+        crew=_crew_of(options),
     )
+
+
+def _crew_of(options: argparse.Namespace) -> Crew:
+    if options.shard and options.nodes > 1:
+        raise ValueError("`shard` and `nodes` must not be given together")
+    return shard_of(options.shard) if options.shard else environment_crew(options.nodes)
 
 
 def settings_from(recipe: Recipe, options: argparse.Namespace) -> Settings:
@@ -84,7 +99,8 @@ def settings_from(recipe: Recipe, options: argparse.Namespace) -> Settings:
     Raises:
         ValueError: A setting does not exist, or a value does not fit.
     """
-    return override(experiment(options), *recipe.settings, *options.set)
+    nodes = f"train.num_nodes={options.nodes}"
+    return override(experiment(options), nodes, *recipe.settings, *options.set)
 
 
 def main(recipe: Recipe, arguments: Sequence[str] | None = None) -> int:

@@ -8,8 +8,14 @@ nothing to choose.
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_adpsgd.registration import NAMES
+from recipes.hybrid.pipeline.bounds import above_zero, at_least, one_of, within
+
 ADAPTED_BY = ("none", "fmllr", "ivectors", "both")
 SPEEDS = (0.5, 2.0)
+STRATEGIES = ("ddp", *NAMES)
+ORDERS = (None, "step_then_average", "average_then_step")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +47,11 @@ class PrepareSettings:
     clip_s: float = 0.1
     min_utterance_s: float = 0.1
 
+    def __post_init__(self) -> None:
+        at_least(self, 0, "dev_utterances", "min_dev_sides", "max_repeats")
+        at_least(self, 0, "extend_s", "clip_s", "min_utterance_s")
+        within(self, 0, 1, "dev_fraction")
+
 
 @dataclass(frozen=True, kw_only=True)
 class LexiconSettings:
@@ -68,14 +79,37 @@ class LmSettings:
     Attributes:
         order: number of words in the longest n-grams of the search graph.
         prune: relative growth of the model's perplexity below which an n-gram is left
-            out; 0 keeps all n-grams, 1e-8 is usual with order 4.
+            out; 0 keeps all n-grams. A word sequence that occurs once in n words costs
+            some 1 / n or more.
+        max_ngrams: largest number of n-grams of the search graph; more are pruned away
+            as `prune` does. 0 is no bound.
         large_order: order of a second model, which is not pruned, for `decode.nbest`;
             0 for none.
+        text: file of further sentences, one a line, whose audio need not be there.
+        arpa: ARPA file of a model from elsewhere, unpacked.
+        weights: weights of the transcripts' model, that of `text` and that of `arpa`,
+            of those that there are; none: those with which `dev` is likeliest.
     """
 
     order: int = 3
     prune: float = 0.0
+    max_ngrams: int = 0
     large_order: int = 0
+    text: Path | None = None
+    arpa: Path | None = None
+    weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "order")
+        at_least(self, 0, "prune", "large_order", "max_ngrams")
+        number = 1 + (self.text is not None) + (self.arpa is not None)
+        if self.weights is not None:
+            above_zero(self, "weights")
+            if len(self.weights) != number or abs(sum(self.weights) - 1) > 1e-6:
+                raise ValueError(
+                    f"`weights` must be {number} numbers that sum to 1, got "
+                    f"{','.join(map(str, self.weights))}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +136,8 @@ class FeatureSettings:
     speeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        at_least(self, 1, "num_mels")
+        one_of(self, "dtype", ("float16", "float32"))
         _check_speeds(self.speeds)
         if not 0 <= self.noise_share <= 1:
             raise ValueError(
@@ -139,7 +175,8 @@ class TrainSettings:
 
     Attributes:
         strategy: "ddp" or a name of `lightning_adpsgd` ("hadpsgd", "adpsgd", ...).
-        num_learners: number of learners on this machine: processes, or GPUs.
+        num_learners: number of learners on each machine: processes, or GPUs.
+        num_nodes: number of machines; `--nodes` sets it.
         super_learner_size: number of learners per super-learner of "hadpsgd".
         order: "step_then_average" or "average_then_step"; none: the strategy's own.
         mixing_gain: share of each average that is taken, in (0, 1].
@@ -155,7 +192,7 @@ class TrainSettings:
         validate_every: number of epochs between validations, each with a checkpoint.
         base_rate: learning rate at the start.
         base_batch: global batch for which `base_rate` would be kept. The peak rate is
-            larger by (num_learners * batch_size) / base_batch.
+            larger by (all_learners * batch_size) / base_batch.
         warmup_epochs: number of epochs in which the rate grows to its peak.
         decay: factor on the rate per epoch afterwards.
         momentum: momentum of SGD.
@@ -167,14 +204,21 @@ class TrainSettings:
         max_stretch: largest part by which training stretches time, to mimic other
             speeds.
         clip: largest norm of the gradient of a step; 0 does not clip.
-        precision: precision in Lightning's words: "32-true", "bf16-mixed", ...
-        wer_utterances: number of utterances of `dev` that are recognised after every
-            validation, beside the training; 0 for none.
+        precision: precision in Lightning's words: "32-true", "bf16-mixed", ...; none:
+            "bf16-mixed" on GPUs and "32-true" on the CPU. GPUs before Ampere, such as
+            V100, compute bfloat16 slowly: set "16-mixed" or "32-true" there.
+        checkpoint_minutes: minutes between checkpoints within an epoch; with 0 there
+            are those after validations alone. With them a SIGTERM saves and ends the
+            training, and the same command goes on where it was.
+        wer_utterances: largest number of utterances of `dev` that are recognised after
+            every validation, beside the training, two minutes of speech at most; 0 for
+            none.
         wer_scale: acoustic scale of that recognition.
     """
 
     strategy: str = "hadpsgd"
     num_learners: int = 4
+    num_nodes: int = 1
     super_learner_size: int = 2
     order: str | None = None
     mixing_gain: float = 1.0
@@ -197,9 +241,41 @@ class TrainSettings:
     max_warp: float = 0.15
     max_stretch: float = 0.0
     clip: float = 0.0
-    precision: str = "32-true"
-    wer_utterances: int = 0
+    precision: str | None = None
+    checkpoint_minutes: float = 0.0
+    wer_utterances: int = 20
     wer_scale: float = 0.1
+
+    def __post_init__(self) -> None:
+        one_of(self, "strategy", STRATEGIES)
+        one_of(self, "order", ORDERS)
+        one_of(self, "accelerator", ("cpu", "gpu"))
+        one_of(self, "precision", (None, *PRECISIONS))
+        at_least(self, 1, "num_learners", "super_learner_size", "batch_size", "chunk")
+        at_least(self, 1, "num_nodes")
+        at_least(self, 1, "epochs", "validate_every", "base_batch")
+        at_least(self, 1, "num_layers", "hidden_size", "bottleneck_size")
+        at_least(self, 0, "num_workers", "wer_utterances", "warmup_epochs", "clip")
+        at_least(self, 0, "checkpoint_minutes")
+        above_zero(self, "base_rate", "decay", "cpu_share", "mixing_gain", "wer_scale")
+        within(self, 0, 1, "cpu_share", "mixing_gain", "momentum", "dropout")
+        within(self, 0, 0.9, "max_warp", "max_stretch")
+        if self.strategy == "hadpsgd" and self.all_learners % self.super_learner_size:
+            raise ValueError(
+                f"`super_learner_size` must divide the {self.all_learners} learners, "
+                f"got {self.super_learner_size}"
+            )
+
+    @property
+    def all_learners(self) -> int:
+        """The number of learners on all machines."""
+        return self.num_learners * self.num_nodes
+
+    @property
+    def chosen_precision(self) -> str:
+        """The precision that `precision` asks for, or that suits the accelerator."""
+        suits = "bf16-mixed" if self.accelerator == "gpu" else "32-true"
+        return self.precision or suits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +300,11 @@ class AlignSettings:
     retry_beam: float = 40.0
     max_training_utterances: int = 6000
     silence_probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "num_iterations", "num_gaussians", "max_training_utterances")
+        above_zero(self, "acoustic_scale", "beam", "retry_beam", "silence_probability")
+        within(self, 0, 0.999, "silence_probability")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,6 +405,11 @@ class TriphoneSettings:
     lda_dimension: int = 40
     mllt: bool = True
 
+    def __post_init__(self) -> None:
+        at_least(self, 1, "num_leaves", "num_gaussians", "lda_dimension")
+        at_least(self, 0, "num_iterations", "min_gain", "lda_reach")
+        above_zero(self, "min_frames", "frames_per_gaussian")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RealignSettings:
@@ -409,6 +495,8 @@ class DecodeSettings:
         lm_weights: weights of the larger model against that of the graph, tried on
             `dev`.
         word_penalties: penalties per word, tried on `dev`.
+        best_epoch: whether the network with the lowest held-out loss is decoded too, if
+            it is not the last one.
         export_likelihoods: whether the test sets' log-likelihoods are also written as
             Kaldi archives; needs `kaldi.experiment`.
     """
@@ -422,7 +510,14 @@ class DecodeSettings:
     lattice_beam: float = 6.0
     lm_weights: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     word_penalties: tuple[float, ...] = (-1.0, -0.5, 0.0, 0.5, 1.0)
+    best_epoch: bool = True
     export_likelihoods: bool = False
+
+    def __post_init__(self) -> None:
+        above_zero(self, "beam", "lattice_beam")
+        above_zero(self, "acoustic_scales", "gmm_acoustic_scales")
+        at_least(self, 1, "max_active", "max_dev_utterances")
+        at_least(self, 0, "nbest")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,20 +14,24 @@ the stages that it reads. If they differ at a later call, the run stops and says
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
 from lightning_adpsgd.asr.corpora.discs import find_files
+from recipes.hybrid.pipeline.crew import PARTS, CrewError, FinishedError
+from recipes.hybrid.pipeline.preflight import problems
 from recipes.hybrid.pipeline.settings import Settings
 
 STAMP = ".done"
 _CLAIM = ".fingerprint"
+Together = Literal["leader", "machines", "all"]
 
 
 class StageError(RuntimeError):
@@ -44,6 +48,8 @@ class Stage(NamedTuple):
         inputs: names of the stages whose output it reads.
         depends: names of the settings that it depends on, besides its inputs.
         wanted: whether the settings ask for the stage; it is skipped otherwise.
+        together: who of a crew runs it: "leader", "machines" (the first process of
+            each, which does a share) or "all".
     """
 
     name: str
@@ -52,6 +58,7 @@ class Stage(NamedTuple):
     inputs: tuple[str, ...] = ()
     depends: tuple[str, ...] = ()
     wanted: Callable[[Settings], bool] = lambda _: True
+    together: Together = "leader"
 
 
 def run_stages(
@@ -75,21 +82,46 @@ def run_stages(
         StageError: An input is missing, or a finished stage does not fit `settings`.
     """
     chosen = _chosen(stages, first, last)
+    if redo and settings.crew.size > 1:
+        raise StageError("`redo` must be off with several processes; use one for it")
+    _check_before(settings, [stage for _, stage in chosen])
     for stage in stages[: chosen[0][0]]:
         if stage.wanted(settings):
             _check_earlier(stage, settings)
     for position, stage in chosen:
         label = f"[{position + 1}/{len(stages)}] {stage.name}"
         if not stage.wanted(settings):
-            print(f"{label}: not asked for, skipped", flush=True)
+            _say(settings, f"{label}: not asked for, skipped")
             continue
         fingerprint = fingerprint_of(stage, settings)
         if not redo and _is_finished(stage, settings, fingerprint):
-            print(f"{label}: finished, skipped", flush=True)
+            _say(settings, f"{label}: finished, skipped")
             continue
-        print(f"{label}: {stage.purpose}", flush=True)
-        seconds = _run(stage, settings, fingerprint)
-        print(f"{label}: done in {seconds:.1f} s", flush=True)
+        _say(settings, f"{label}: {stage.purpose}")
+        run = _run if settings.crew.leads else _follow
+        seconds = run(stage, settings, fingerprint)
+        _say(settings, f"{label}: done in {seconds:.1f} s")
+
+
+def _check_before(settings: Settings, stages: Iterable[Stage]) -> None:
+    """Refuse what would stop a late stage, unless that stage is finished.
+
+    Raises:
+        StageError: Packages or devices are missing.
+    """
+    left = [
+        stage.name
+        for stage in stages
+        if stage.wanted(settings)
+        and not (settings.directory(stage.name) / STAMP).exists()
+    ]
+    if found := "; ".join(problems(settings, left)):
+        raise StageError(found)
+
+
+def _say(settings: Settings, line: str) -> None:
+    if settings.crew.leads:
+        print(line, flush=True)
 
 
 def _chosen(
@@ -222,10 +254,47 @@ def _run(stage: Stage, settings: Settings, fingerprint: dict[str, Any]) -> float
     target.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(target.parent / f".{target.name}.lock"):
         _claim(partial, fingerprint)
-        stage.run(settings, partial)
+        try:
+            stage.run(settings, partial)
+        except CrewError as error:
+            raise StageError(str(error)) from error
         seconds = time.monotonic() - start
         _publish(partial, target, fingerprint, seconds)
     return seconds
+
+
+def _follow(stage: Stage, settings: Settings, fingerprint: dict[str, Any]) -> float:
+    """Does the share of a process that does not lead, and waits for the stamp.
+
+    Raises:
+        StageError: The leader does not begin, or does not finish.
+    """
+    start, crew = time.monotonic(), settings.crew
+    target = settings.directory(stage.name)
+    partial, stamp = target.parent / f".{target.name}.partial", target / STAMP
+    about = f"process 0 to {{}} stage `{stage.name}` in {partial}"
+    takes_part = stage.together == "all" or (
+        stage.together == "machines" and crew.shares
+    )
+    try:
+        if takes_part:
+            claimed = functools.partial(_is_claimed, partial, fingerprint)
+            crew.await_until(claimed, about.format("begin"), stamp)
+            stage.run(settings, partial)
+        crew.await_until(stamp.exists, about.format("finish"))
+    except FinishedError:
+        pass
+    except CrewError as error:
+        raise StageError(str(error)) from error
+    return time.monotonic() - start
+
+
+def _is_claimed(partial: Path, fingerprint: dict[str, Any]) -> bool:
+    claim = partial / _CLAIM
+    try:
+        return claim.read_text() == json.dumps(fingerprint, sort_keys=True)
+    except OSError:  # not there, or being replaced
+        return False
 
 
 def _claim(partial: Path, fingerprint: dict[str, Any]) -> None:
@@ -242,6 +311,7 @@ def _publish(
 ) -> None:
     stamp = {"fingerprint": fingerprint, "seconds": seconds, "finished": time.time()}
     (partial / _CLAIM).unlink()
+    shutil.rmtree(partial / PARTS, ignore_errors=True)
     (partial / STAMP).write_text(json.dumps(stamp, indent=1))
     old = target.parent / f".{target.name}.old"
     shutil.rmtree(old, ignore_errors=True)

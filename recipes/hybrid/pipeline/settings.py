@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from recipes.hybrid.pipeline.crew import ALONE, Crew
 from recipes.hybrid.pipeline.groups import (
     AdaptSettings,
     AlignSettings,
@@ -43,6 +44,7 @@ class Settings:
         seed: seed of everything drawn at random.
         cores: number of processes that a stage may use.
         states: kind of the HMM states, "monophone" or "triphone".
+        crew: place of this process among those that run the recipe.
     """
 
     corpus: Path
@@ -53,6 +55,7 @@ class Settings:
     seed: int = 0
     cores: int = 2
     states: str = "monophone"
+    crew: Crew = ALONE
     prepare: PrepareSettings = field(default_factory=PrepareSettings)
     lexicon: LexiconSettings = field(default_factory=LexiconSettings)
     lm: LmSettings = field(default_factory=LmSettings)

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
-from recipes.hybrid.pipeline.runner import Stage
+from recipes.hybrid.pipeline.runner import Stage, Together
 from recipes.hybrid.pipeline.settings import Settings
 
 SPOKEN = ("prepare", "lexicon")
@@ -29,8 +29,10 @@ def _stage(
     inputs: tuple[str, ...] = (),
     depends: tuple[str, ...] = (),
     wanted: Callable[[Settings], bool] = lambda _: True,
+    together: Together = "leader",
 ) -> Stage:
-    return Stage(name, purpose, _function(name, name), inputs, depends, wanted)
+    run = _function(name, name)
+    return Stage(name, purpose, run, inputs, depends, wanted, together)
 
 
 STAGES = (
@@ -62,12 +64,14 @@ STAGES = (
         "turn sound into normalised log-mel frames, 100 a second",
         inputs=("prepare",),
         depends=("features",),
+        together="machines",
     ),
     _stage(
         "align",
         "find the HMM state of each frame, from a flat start",
         inputs=(*SPOKEN, "features"),
         depends=("seed", "align"),
+        together="machines",
         wanted=lambda settings: not settings.uses_kaldi,
     ),
     _stage(
@@ -82,6 +86,7 @@ STAGES = (
         "grow a decision tree: HMM states of phones in context",
         inputs=(*SPOKEN, "features", "align"),
         depends=("seed", "align", "triphone"),
+        together="machines",
         wanted=lambda settings: (
             settings.states == "triphone" and not settings.uses_kaldi
         ),
@@ -104,6 +109,7 @@ STAGES = (
         "find the state of each frame again, by the network of another run",
         inputs=(*SPOKEN, "features", "mixtures", "streams", "aligner"),
         depends=("align", "realign"),
+        together="machines",
         wanted=lambda settings: settings.realign.run is not None,
     ),
     _stage(
@@ -125,6 +131,7 @@ STAGES = (
         "train the acoustic model to name the state of each frame",
         inputs=("prepare", "features", "states", "streams", "search"),
         depends=("seed", "train"),
+        together="all",
     ),
     _stage(
         "decode",

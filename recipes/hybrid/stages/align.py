@@ -14,6 +14,7 @@ from lightning_adpsgd.asr.search.alignment import mixture_scorer, train_mixtures
 from lightning_adpsgd.asr.search.graphs import TrainingGraphs
 from recipes.hybrid.data.labels import (
     alignment_options,
+    await_training,
     label_splits,
     log_training,
     training_utterances,
@@ -37,7 +38,9 @@ def align(settings: Settings, output: Path) -> None:
         num_iterations=chosen.num_iterations,
         num_gaussians=chosen.num_gaussians,
     )
-    if not (output / "gmm.npz").exists():
+    if not settings.crew.leads:
+        await_training(settings, output)
+    elif not (output / "gmm.npz").exists():
         steps = train_mixtures(training_utterances(settings, lexicon), graphs, options)
         FrontEnd().save(output / "front_end.npz")
         log_training(output, steps, options.num_iterations + 1)

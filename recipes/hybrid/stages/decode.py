@@ -1,4 +1,7 @@
-"""Stage `decode`: the words of every test utterance, by the network of a training."""
+"""Stage `decode`: the words of every test utterance, by the network of a training.
+
+Those of the epoch with the lowest held-out loss lie in `best/`, if it is not the last.
+"""
 
 import json
 from pathlib import Path
@@ -9,21 +12,25 @@ from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.recognition.recognise import recognise
 from recipes.hybrid.recognition.scorers import network
+from recipes.hybrid.training.saving import BEST, best_is_another
 
 
 def decode(settings: Settings, output: Path) -> None:
     """Recognises dev and the test sets with the network of `settings.run`."""
-    scorer = network(settings.directory("train") / "model.ckpt")
     _check_outputs(settings)
     if settings.decode.nbest and not settings.lm.large_order:
         raise StageError("`decode.nbest` needs a larger model: set `lm.large_order`")
-    recognise(
-        settings,
-        output,
-        scorer,
-        settings.decode.acoustic_scales,
-        nbest=settings.decode.nbest,
-    )
+    trained = settings.directory("train")
+    _recognise(settings, output, trained / "model.ckpt")
+    if settings.decode.best_epoch and best_is_another(trained):
+        print("  the epoch with the lowest held-out loss:", flush=True)
+        (output / BEST).mkdir(exist_ok=True)
+        _recognise(settings, output / BEST, trained / "best.ckpt")
+
+
+def _recognise(settings: Settings, output: Path, model: Path) -> None:
+    scales, nbest = settings.decode.acoustic_scales, settings.decode.nbest
+    recognise(settings, output, network(model), scales, nbest=nbest)
 
 
 def _check_outputs(settings: Settings) -> None:

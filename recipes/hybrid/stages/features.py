@@ -7,6 +7,7 @@ an interrupted stage go on.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from lightning_adpsgd.asr.sound.noise import add_noise, dice_of, noise_files
 from lightning_adpsgd.asr.sound.speeds import at_speed, samples_at
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
 from recipes.hybrid.data.splits import speeds_of, with_copies
+from recipes.hybrid.pipeline.crew import shared
 from recipes.hybrid.pipeline.groups import FeatureSettings
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
@@ -103,28 +105,44 @@ def features(settings: Settings, output: Path) -> None:
 def _split(settings: Settings, split: str, folder: Path) -> None:
     spoken = list(with_copies(settings, split))
     _say_copies(settings, split, spoken)
-    writer = _writer(folder, spoken, settings.features)
-    if not writer.is_begun():
-        (folder / _JOURNAL).unlink(missing_ok=True)
-    writer.create()
+    writer, crew = _writer(folder, spoken, settings.features), settings.crew
+    if crew.leads:
+        if not writer.is_begun():
+            _forget_journals(folder)
+        writer.create()
+    else:
+        crew.await_until(
+            lambda: writer.is_begun() or is_stored(folder), f"process 0 to lay {folder}"
+        )
     lost = Skipped()
     present = [True] * len(spoken)
-    for side, problem in _work(settings, split, sides_of(spoken), writer):
+    sides = sides_of(spoken)
+    work = partial(_work, settings, split, writer)
+    found = shared(crew, folder.parent, f"features-{split}", sides, work)
+    for side, problem in found:
         if problem is not None:
             lost.add("unreadable conversation side", problem, side.duration_s)
             for position in side.positions:
                 present[position] = False
+    if not crew.leads:
+        return
     if not any(present):
         raise StageError(f"{split}: nothing could be read: {lost.report()[0]}")
     writer.finish(present)
-    (folder / _JOURNAL).unlink(missing_ok=True)
+    _forget_journals(folder)
     for line in lost.report():
         print(f"  WARNING: {split}: left out: {line}", flush=True)
 
 
+def _forget_journals(folder: Path) -> None:
+    for journal in folder.glob(f"{_JOURNAL}*"):
+        journal.unlink()
+
+
 def _say_copies(settings: Settings, split: str, spoken: list[Utterance]) -> None:
     """Print the hours of the copies, if any; `prepare` has printed all others."""
-    if speeds := speeds_of(settings, split):
+    speeds = speeds_of(settings, split)
+    if speeds and settings.crew.leads:
         recorded = sum(u.duration_s for u in spoken if u.speed == 1) / 3600
         hours = sum(u.duration_s for u in spoken) / 3600
         named = ", ".join(f"{speed:g}" for speed in speeds)
@@ -163,10 +181,12 @@ def sides_of(spoken: Sequence[Utterance]) -> list[Side]:
 
 
 def _work(
-    settings: Settings, split: str, sides: list[Side], writer: FrameWriter
+    settings: Settings, split: str, writer: FrameWriter, share: Iterator[Side]
 ) -> Iterator[tuple[Side, str | None]]:
     """Every side with what was wrong with it, or None; finished ones are noted."""
-    journal = writer.folder / _JOURNAL
+    sides, crew = list(share), settings.crew
+    of_share = f"-{crew.node}-of-{crew.num_nodes}" if crew.num_nodes > 1 else ""
+    journal = writer.folder / f"{_JOURNAL}{of_share}"
     done = set(journal.read_text().splitlines()) if journal.exists() else set()
     todo = [side for side in sides if side.name not in done]
     num_mels = settings.features.num_mels

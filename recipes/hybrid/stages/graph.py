@@ -7,16 +7,19 @@ pdfs, with `pairs.npy` and Kaldi's `phones` beside them.
 import shutil
 from pathlib import Path
 
-from lightning_adpsgd.asr.hmm.states import read_topology
+from lightning_adpsgd.asr.hmm.states import Topology, read_topology
 from lightning_adpsgd.asr.kaldi import graph as kaldi_graphs
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.model import Transitions
+from lightning_adpsgd.asr.language.arpa import check_arpa
 from lightning_adpsgd.asr.language.lexicon import read_lexicon
+from lightning_adpsgd.asr.search.arcs import arcs_of
 from lightning_adpsgd.asr.search.decoding import write_graph
 from lightning_adpsgd.asr.search.graphs import decoding_graph, symbols_of
 from recipes.hybrid.data.kaldi import find_kaldi
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.planning.graph_size import free_memory, problem, projected
 
 
 def graph(settings: Settings, output: Path) -> None:
@@ -37,6 +40,7 @@ def _own(settings: Settings, output: Path) -> None:
     lexicon = read_lexicon(settings.directory("lexicon"))
     try:
         topology = read_topology(settings.directory("mixtures") / "tree.json")
+        _check_size(settings, topology)
         hclg = decoding_graph(
             lexicon,
             topology,
@@ -49,7 +53,21 @@ def _own(settings: Settings, output: Path) -> None:
     table = "".join(f"{word} {label}\n" for word, label in words.items())
     (output / "words.txt").write_text(table, encoding="utf-8")
     write_graph(hclg, output / "HCLG.fst")
-    print(f"  {hclg.num_states} states", flush=True)
+    arcs = int(arcs_of(hclg).source.size)
+    print(f"  {hclg.num_states} states, {arcs} arcs", flush=True)
+
+
+def _check_size(settings: Settings, topology: Topology) -> None:
+    """Says what composing will take, before it begins.
+
+    Raises:
+        ValueError: It does not fit into the memory; names the setting that does.
+    """
+    counts = check_arpa(settings.directory("lm") / "lm.arpa")
+    in_context = topology.context_width > 1
+    if reason := problem(counts, in_context, free_memory()):
+        raise ValueError(reason)
+    print(f"  projected: {projected(counts, in_context)}", flush=True)
 
 
 def _of_kaldi(settings: Settings, output: Path) -> None:

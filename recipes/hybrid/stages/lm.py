@@ -1,15 +1,35 @@
-"""Stage `lm`: the n-gram language models of the training transcripts."""
+"""Stage `lm`: the n-gram language models of the training transcripts.
+
+Sentences of a text (`lm.text`) and a model from elsewhere (`lm.arpa`) are mixed in,
+with given weights or those with which `dev` is likeliest.
+"""
 
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lightning_adpsgd.asr.corpora.corpus import Utterance
+from lightning_adpsgd.asr.language.interpolation import (
+    interpolate,
+    likeliest_weights,
+    restricted,
+)
 from lightning_adpsgd.asr.language.lexicon import SPECIAL_WORDS, Lexicon, read_lexicon
-from lightning_adpsgd.asr.language.ngram import NgramModel, estimate, write_arpa
-from lightning_adpsgd.asr.language.pruning import prune
+from lightning_adpsgd.asr.language.ngram import (
+    BEGIN,
+    END,
+    NgramModel,
+    estimate,
+    read_arpa,
+    write_arpa,
+)
+from lightning_adpsgd.asr.language.pruning import prune_to
 from recipes.hybrid.data.splits import utterances
+from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+
+Sentences = list[tuple[str, ...]]
 
 
 def lm(settings: Settings, output: Path) -> None:
@@ -17,21 +37,98 @@ def lm(settings: Settings, output: Path) -> None:
 
     `lm.arpa` is for the search graph; `large.arpa`, if it is asked for, for weighing
     what the search has found.
+
+    Raises:
+        StageError: The text or the model from elsewhere cannot be used.
     """
-    words = read_lexicon(settings.directory("lexicon"))
-    spoken = _sentences(words, utterances(settings, "train"))
-    held_out = _sentences(words, utterances(settings, "dev"))
-    vocabulary = [w for w in words.pronunciations if w not in SPECIAL_WORDS]
-    model = estimate(spoken, settings.lm.order, vocabulary)
-    _say_model(model, held_out)
-    if settings.lm.prune:
-        model = prune(model, settings.lm.prune, spoken)
-        _say_model(model, held_out, ", pruned")
-    write_arpa(output / "lm.arpa", model)
-    if settings.lm.large_order:
-        large = estimate(spoken, settings.lm.large_order, vocabulary)
-        _say_model(large, held_out, ", for n-best lists")
-        write_arpa(output / "large.arpa", large)
+    chosen, begin = settings.lm, time.monotonic()
+    try:
+        sources = _Sources(settings)
+        model = sources.model(chosen.order)
+        _say_model(model, sources.held_out)
+        model = _pruned(settings, model, sources)
+        write_arpa(output / "lm.arpa", model)
+        if chosen.large_order:
+            large = sources.model(chosen.large_order)
+            _say_model(large, sources.held_out, ", for n-best lists")
+            write_arpa(output / "large.arpa", large)
+    except (ValueError, OSError) as error:
+        raise StageError(f"`lm`: {error}") from error
+    words = sum(map(len, sources.spoken))
+    print(f"  {words} words in {time.monotonic() - begin:.0f} s", flush=True)
+
+
+class _Sources:
+    """The sentences and models that there are."""
+
+    def __init__(self, settings: Settings) -> None:
+        words = read_lexicon(settings.directory("lexicon"))
+        self._chosen = settings.lm
+        self._vocabulary = [w for w in words.pronunciations if w not in SPECIAL_WORDS]
+        self._words = [*words.pronunciations]
+        self.held_out = _sentences(words, utterances(settings, "dev"))
+        self.texts = [_sentences(words, utterances(settings, "train"))]
+        if self._chosen.text is not None:
+            self.texts.append(read_text(self._chosen.text, words))
+
+    @property
+    def spoken(self) -> Sentences:
+        """The sentences of all texts."""
+        return [sentence for text in self.texts for sentence in text]
+
+    def model(self, order: int) -> NgramModel:
+        """The model of all sources."""
+        models = [estimate(text, order, self._vocabulary) for text in self.texts]
+        if self._chosen.arpa is not None:
+            models.append(restricted(read_arpa(self._chosen.arpa), self._words))
+        if len(models) == 1:
+            return models[0]
+        weights = self._chosen.weights or likeliest_weights(models, self.held_out)
+        for name, one, weight in zip(self._names(), models, weights, strict=True):
+            _say_model(one, self.held_out, f", {name}, weight {weight:.3f}")
+        return interpolate(models, weights)
+
+    def _names(self) -> Iterator[str]:
+        yield "transcripts"
+        if self._chosen.text is not None:
+            yield str(self._chosen.text)
+        if self._chosen.arpa is not None:
+            yield str(self._chosen.arpa)
+
+
+def read_text(path: Path, words: Lexicon) -> Sentences:
+    """The sentences of a text, with `<unk>` for words that the lexicon lacks.
+
+    Raises:
+        ValueError: It is empty, or not UTF-8, or a line has <s> or </s>; names the
+            line.
+        OSError: It cannot be read.
+    """
+    sentences: Sentences = []
+    with path.open(encoding="utf-8") as file:
+        try:
+            for number, line in enumerate(file, 1):
+                found = line.lower().split()
+                if BEGIN in found or END in found:
+                    raise ValueError(f"{path}:{number}: must not have {BEGIN} or {END}")
+                if found:
+                    sentences.append(words.known(tuple(found)))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}:{len(sentences) + 1}: {error}") from error
+    if not sentences:
+        raise ValueError(f"{path} has no sentence")
+    return sentences
+
+
+def _pruned(settings: Settings, model: NgramModel, sources: _Sources) -> NgramModel:
+    """The model without what `prune` and `max_ngrams` leave out."""
+    chosen = settings.lm
+    if not chosen.prune and not chosen.max_ngrams:
+        return model
+    most = chosen.max_ngrams or len(model.log10_probabilities)
+    pruned, threshold = prune_to(model, most, sources.spoken, chosen.prune)
+    _say_model(pruned, sources.held_out, f", pruned with {threshold:.2g}")
+    return pruned
 
 
 def _say_model(

@@ -36,6 +36,7 @@ from lightning_adpsgd.asr.search.alignment import evenly, mixture_scorer, train_
 from lightning_adpsgd.asr.search.graphs import TrainingGraphs
 from recipes.hybrid.data.labels import (
     alignment_options,
+    await_training,
     label_splits,
     log_training,
     training_utterances,
@@ -55,6 +56,8 @@ def triphone(settings: Settings, output: Path) -> None:
         StageError: The settings allow no tree, or no utterance can be aligned.
     """
     lexicon = read_lexicon(settings.directory("lexicon"))
+    if not settings.crew.leads:
+        await_training(settings, output)
     try:
         phones = read_topology(settings.directory("align") / "tree.json")
         if not (output / "tree.json").exists():

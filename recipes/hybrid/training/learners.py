@@ -9,11 +9,10 @@ import threading
 import warnings
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from tqdm import tqdm
@@ -30,14 +29,14 @@ from lightning_adpsgd.callbacks import (
     GossipMonitor,
     TrainingCurve,
 )
-from lightning_adpsgd.callbacks.loggers import FinishWandb, make_wandb_logger
+from lightning_adpsgd.callbacks.loggers import WandbRun
 from lightning_adpsgd.registration import NAMES
 from recipes.hybrid.pipeline.groups import TrainSettings
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.training.metrics import attempts
-from recipes.hybrid.training.word_errors import NAME, word_error_monitor
-
-_CHECKPOINT = "last"
+from recipes.hybrid.training.saving import last_checkpoint, make_savers
+from recipes.hybrid.training.tracking import make_tracker
+from recipes.hybrid.training.word_errors import NAME, announced, word_error_monitor
 
 
 def make_strategy(train: TrainSettings) -> Strategy:
@@ -46,8 +45,7 @@ def make_strategy(train: TrainSettings) -> Strategy:
     Raises:
         ValueError: There is no such name.
     """
-    # Learners on GPUs must not be forked, and "popen" would start this recipe again.
-    start_method = "fork" if train.accelerator == "cpu" else "spawn"
+    start_method = _start_method(train)
     if train.strategy == "ddp":
         return DDPStrategy(start_method=start_method)
     if train.strategy not in NAMES:
@@ -58,10 +56,19 @@ def make_strategy(train: TrainSettings) -> Strategy:
         "order": train.order,
         "mixing_gain": train.mixing_gain,
         "cpu_share": train.cpu_share,
+        # A resume within an epoch then leaves out what was trained on.
+        "save_learners": train.checkpoint_minutes > 0,
     }
     if options["super_learner_size"] == "node":
         options["super_learner_size"] = train.super_learner_size
     return HADPSGDStrategy(**options, start_method=start_method)
+
+
+def _start_method(train: TrainSettings) -> Literal["popen", "fork", "spawn"]:
+    if train.num_nodes > 1:
+        return "popen"  # which leaves it to torchrun or srun that have begun them
+    # Learners on GPUs must not be forked, and "popen" would start this recipe again.
+    return "fork" if train.accelerator == "cpu" else "spawn"
 
 
 def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
@@ -78,7 +85,7 @@ def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
         dropout=train.dropout,
         max_warp=train.max_warp,
         max_stretch=train.max_stretch,
-        global_batch=train.batch_size * train.num_learners,
+        global_batch=train.batch_size * train.all_learners,
         corpus_chunks=corpus_chunks,
         base_rate=train.base_rate,
         base_batch=train.base_batch,
@@ -117,15 +124,12 @@ def run_learners(settings: Settings, output: Path) -> None:
         streams=settings.streams,
     )
     model = make_model(settings, corpus_chunks=len(data.dataset("train")))
+    if train.wer_utterances and settings.crew.leads:
+        print(f"  {announced(settings)}", flush=True)
     checkpoint = last_checkpoint(output)
     _make_trainer(settings, output).fit(
         model, data, ckpt_path=checkpoint if checkpoint.exists() else None
     )
-
-
-def last_checkpoint(output: Path) -> Path:
-    """Where the training in `output` keeps its last checkpoint."""
-    return output / "checkpoints" / f"{_CHECKPOINT}.ckpt"
 
 
 def _end_with_parent() -> None:
@@ -145,41 +149,36 @@ def _make_trainer(settings: Settings, output: Path) -> Trainer:
     return Trainer(
         accelerator=train.accelerator,
         devices=train.num_learners,
+        num_nodes=train.num_nodes,
         strategy=make_strategy(train),
         max_epochs=train.epochs,
-        precision=train.precision,  # pyright: ignore[reportArgumentType]
+        precision=train.chosen_precision,  # pyright: ignore[reportArgumentType]
         gradient_clip_val=train.clip or None,
         check_val_every_n_epoch=train.validate_every,
         num_sanity_val_steps=0,
         log_every_n_steps=10,
-        logger=make_loggers(attempt, settings.run),
+        logger=make_loggers(settings, output, attempt),
         callbacks=_callbacks(settings, output),
         enable_progress_bar=False,
         enable_model_summary=False,
     )
 
 
-def make_loggers(folder: Path, name: str) -> list[Logger]:
+def make_loggers(settings: Settings, output: Path, folder: Path) -> list[Logger]:
     """A CSV logger that writes `folder/metrics.csv`, and one for Weights & Biases.
 
     Args:
+        settings: settings of the experiment.
+        output: folder of the training.
         folder: folder, made with the first figure; must not hold figures already,
             the CSV logger would delete them.
-        name: name of the run.
     """
     csv_logger = CSVLogger(folder, name="", version="", flush_logs_every_n_steps=20)
-    wandb_logger = make_wandb_logger(folder, name)
-    return [csv_logger] if wandb_logger is None else [csv_logger, wandb_logger]
+    tracker = make_tracker(settings, output, folder) if settings.crew.leads else None
+    return [csv_logger] if tracker is None else [csv_logger, tracker]
 
 
 def _callbacks(settings: Settings, output: Path) -> list[Callback]:
-    checkpoints = ModelCheckpoint(
-        output / "checkpoints",
-        filename=_CHECKPOINT,
-        every_n_epochs=settings.train.validate_every,
-        save_on_train_epoch_end=False,  # after validation, which makes the consensus
-        enable_version_counter=False,
-    )
     listening = word_error_monitor(settings)
     convergence = ConvergenceMonitor(
         runs=output,
@@ -192,7 +191,8 @@ def _callbacks(settings: Settings, output: Path) -> list[Callback]:
     before = [listening] if listening else []
     figures = [AllreduceWait(), TrainingCurve(), GossipMonitor()]
     monitors = [*figures, *before, convergence]
-    return [*monitors, checkpoints, _Progress(settings.run), FinishWandb()]
+    saving = make_savers(settings.train, output / "checkpoints")
+    return [*monitors, *saving, _Progress(settings.run), WandbRun()]
 
 
 def _keep_quiet() -> None:

@@ -17,8 +17,9 @@ from lightning_adpsgd.asr.language.ngram import (
 from lightning_adpsgd.asr.language.pruning import (
     _Costs,
     _frequencies,
-    _normalised,
+    normalised,
     prune,
+    prune_to,
 )
 
 WORDS = ["a", "b", "c", "d", "e"]
@@ -44,6 +45,23 @@ def perplexity(model: NgramModel, sentences: list[list[str]]) -> float:
     return 10 ** (-logs / total)
 
 
+@pytest.mark.parametrize("most", [40, 80, 120])
+def test_as_many_ngrams_stay_as_may(most: int):
+    model = estimate(text(), 4, WORDS)
+    pruned, threshold = prune_to(model, most, text())
+    assert 0.5 * most <= len(pruned.log10_probabilities) <= most
+    again = prune(model, threshold, text())
+    assert again.log10_probabilities == pruned.log10_probabilities
+
+
+def test_a_model_that_is_small_enough_stays_as_it_is():
+    model = estimate(text(), 4, WORDS)
+    kept = prune_to(model, len(model.log10_probabilities), text())
+    assert kept.model is model
+    assert kept.threshold == 0
+    assert len(prune_to(model, 0, text()).model.log10_probabilities) == 7
+
+
 @pytest.mark.parametrize("threshold", [0.0, 1e-5, 1e-3, 0.1])
 @pytest.mark.parametrize("order", [2, 3, 4])
 def test_a_pruned_model_sums_to_one_after_every_history(order: int, threshold: float):
@@ -66,7 +84,7 @@ def test_the_cost_is_the_divergence_of_the_models():
         rest = dict(model.log10_probabilities)
         for word in gone:
             del rest[(*history, word)]
-        without = _normalised(3, rest)
+        without = normalised(3, rest)
         divergence = sum(
             10**p * (p - without.log10_probability(v, history)) * math.log(10)
             for v in [*WORDS, "never", "</s>"]

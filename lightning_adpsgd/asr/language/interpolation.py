@@ -1,0 +1,111 @@
+"""Several n-gram models as one: the weighted sum of their probabilities.
+
+    p(w|h) = Σ_i λ_i p_i(w|h)
+
+The mixture has every n-gram that one of the models has, and its back-off weights make
+all words after a history sum to one. Beyond its own n-grams it backs off to itself, and
+not in each model apart: that is the usual static interpolation. The weights can be
+those with which held-out sentences are likeliest, by expectation maximisation.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from lightning_adpsgd.asr.language.ngram import BEGIN, END, Ngram, NgramModel
+from lightning_adpsgd.asr.language.pruning import normalised
+
+_ITERATIONS = 30
+_NEVER = -99.0
+
+
+def restricted(model: NgramModel, vocabulary: Iterable[str]) -> NgramModel:
+    """The n-grams of a model whose words are all in a vocabulary.
+
+    Raises:
+        ValueError: No word of the vocabulary is left.
+    """
+    known = {*vocabulary, BEGIN, END}
+    kept = {
+        ngram: value
+        for ngram, value in model.log10_probabilities.items()
+        if known.issuperset(ngram)
+    }
+    if not {ngram[0] for ngram in kept if len(ngram) == 1} - {BEGIN, END}:
+        raise ValueError("the model has no word of the vocabulary")
+    weights = {h: v for h, v in model.log10_backoffs.items() if known.issuperset(h)}
+    return NgramModel(model.order, kept, weights)
+
+
+def interpolate(models: Sequence[NgramModel], weights: Sequence[float]) -> NgramModel:
+    """The mixture of some models.
+
+    Args:
+        models: Models over one vocabulary; a word that one lacks has no probability
+            there.
+        weights: A weight for each, above 0, that sum to 1.
+
+    Raises:
+        ValueError: The weights do not fit.
+    """
+    if len(models) != len(weights) or min(weights) <= 0:
+        raise ValueError(
+            f"`weights` must be {len(models)} numbers above 0, got {[*weights]}"
+        )
+    if not math.isclose(sum(weights), 1, abs_tol=1e-6):
+        raise ValueError(f"`weights` must sum to 1, got {sum(weights):g}")
+    mixed: dict[Ngram, float] = {}
+    for ngram in sorted({n for model in models for n in model.log10_probabilities}):
+        pairs = zip(weights, models, strict=True)
+        total = math.fsum(weight * probability(model, ngram) for weight, model in pairs)
+        mixed[ngram] = math.log10(total) if total > 0 else _NEVER
+    order = max(model.order for model in models)
+    return normalised(order, _summing_to_one(mixed))
+
+
+def _summing_to_one(logs: dict[Ngram, float]) -> dict[Ngram, float]:
+    """Words share what the models gave to words that are left out."""
+    words = [n for n in logs if len(n) == 1 and n != (BEGIN,)]
+    rest = math.log10(math.fsum(10 ** logs[word] for word in words))
+    return logs | {word: logs[word] - rest for word in words}
+
+
+def probability(model: NgramModel, ngram: Ngram) -> float:
+    """Probability of the last word after the others; 0 if the model lacks the word."""
+    *history, word = ngram
+    if (word,) not in model.log10_probabilities:
+        return 0.0
+    return 10 ** model.log10_probability(word, tuple(history))
+
+
+def likeliest_weights(
+    models: Sequence[NgramModel], sentences: Iterable[Sequence[str]]
+) -> list[float]:
+    """The weights that make held-out sentences likeliest.
+
+    Args:
+        models: The models; words that none of them has are passed over.
+        sentences: Sentences that none of them was estimated from.
+    """
+    rows = [row for row in _probabilities(models, sentences) if sum(row) > 0]
+    weights = [1 / len(models)] * len(models)
+    for _ in range(_ITERATIONS if rows else 0):
+        shares = [0.0] * len(models)
+        for row in rows:
+            parts = [w * p for w, p in zip(weights, row, strict=True)]
+            total = sum(parts)
+            shares = [s + part / total for s, part in zip(shares, parts, strict=True)]
+        # A weight of nothing would take a model out for good.
+        raised = [max(share / len(rows), 1e-4) for share in shares]
+        weights = [share / sum(raised) for share in raised]
+    return weights
+
+
+def _probabilities(
+    models: Sequence[NgramModel], sentences: Iterable[Sequence[str]]
+) -> Iterator[list[float]]:
+    longest = max(model.order for model in models) - 1
+    for sentence in sentences:
+        words = (BEGIN, *sentence, END)
+        for end in range(1, len(words)):
+            ngram = words[max(0, end - longest) : end + 1]
+            yield [probability(model, ngram) for model in models]

@@ -1,0 +1,53 @@
+"""What would stop a late stage, said before the first one: packages and devices."""
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+
+from recipes.hybrid.pipeline.settings import Settings
+
+# Names of modules, of which each distribution of the extra `asr` has one.
+SPEECH = (
+    *("kaldi_decoder", "kaldi_native_io", "kaldifst", "kaldilm", "matplotlib"),
+    *("numpy", "soundfile", "torchaudio", "torchmetrics", "tqdm"),
+)
+_TEXT_ALONE = {"check", "prepare"}
+
+
+def problems(settings: Settings, stages: Iterable[str]) -> Iterator[str]:
+    """What is missing for these stages, with the remedy.
+
+    Args:
+        settings: settings of the experiment.
+        stages: names of the stages that will run.
+    """
+    wanted = set(stages)
+    if wanted - _TEXT_ALONE:
+        yield from _missing(SPEECH, "asr")
+    if "lexicon" in wanted and settings.lexicon.synthesise:
+        yield from _missing(["espeakng_loader"], "asr")
+    if "export" in wanted and settings.export.onnx:
+        yield from _missing(["onnx"], "onnx")
+    if "train" in wanted and not settings.crew.trains:
+        yield "shares cannot train together; end them with --to realign"
+    if "train" in wanted and settings.train.accelerator == "gpu":
+        yield from _devices(settings.train.num_learners)
+
+
+def _missing(modules: Iterable[str], extra: str) -> Iterator[str]:
+    absent = [name for name in modules if importlib.util.find_spec(name) is None]
+    if absent:
+        yield (
+            f"packages are missing: {', '.join(absent)}; pip install "
+            f"'lightning-adpsgd[{extra}]'"
+        )
+
+
+def _devices(num_learners: int) -> Iterator[str]:
+    import torch
+
+    found = torch.cuda.device_count()
+    if found < num_learners:
+        yield (
+            f"`train.num_learners` must be at most the {found} GPUs of this machine, "
+            f"got {num_learners}; with train.accelerator=cpu learners are processes"
+        )

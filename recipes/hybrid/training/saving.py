@@ -1,0 +1,159 @@
+"""The checkpoints of a training: the last, the best, and one before the machine goes.
+
+All are those of the consensus model. `last.ckpt` is written after every validation and,
+with `checkpoint_minutes`, in between; a training goes on from it. `best.ckpt` has the
+weights of the validation with the lowest loss.
+"""
+
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from typing_extensions import override
+
+from recipes.hybrid.pipeline.groups import TrainSettings
+
+BEST = "best"
+_LAST = "last"
+_GRACE_S = 100.0  # SLURM's KillWait is 30 s, and `--signal=TERM@120` gives 120
+
+
+def last_checkpoint(output: Path) -> Path:
+    """Where the training in `output` keeps its last checkpoint."""
+    return output / "checkpoints" / f"{_LAST}.ckpt"
+
+
+def make_savers(train: TrainSettings, folder: Path) -> list[Callback]:
+    """The callbacks that write checkpoints into a folder."""
+    validated: dict[str, Any] = {
+        "every_n_epochs": train.validate_every,
+        "save_on_train_epoch_end": False,  # after validation, which makes the consensus
+        "enable_version_counter": False,
+    }
+    last = ModelCheckpoint(folder, filename=_LAST, **validated)
+    best = ModelCheckpoint(
+        folder,
+        filename=BEST,
+        monitor="val_loss",
+        save_weights_only=True,
+        **validated,
+    )
+    if not train.checkpoint_minutes:
+        return [best, last]
+    timed = ModelCheckpoint(
+        folder,
+        filename=_LAST,
+        train_time_interval=timedelta(minutes=train.checkpoint_minutes),
+        enable_version_counter=False,
+    )
+    return [best, last, timed, SaveAndStop(timed)]
+
+
+class SaveAndStop(Callback):
+    """At SIGTERM, makes a checkpoint due at once, and ends the training after it.
+
+    Each learner that gets the signal goes on until all have saved together, at most 100
+    s. The signal that one learner alone gets is acted upon if that is learner 0; others
+    go on until it ends them.
+
+    Args:
+        checkpoint: the callback that saves by time.
+    """
+
+    def __init__(self, checkpoint: ModelCheckpoint) -> None:
+        self._checkpoint = checkpoint
+        self._since = math.inf
+        self._has_saved = False
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # In the place of Lightning's, which ends the training without a checkpoint.
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, *_: object) -> None:
+        self._since = min(self._since, time.monotonic())
+        self._has_saved = False
+        # Not 0, which says that it does not save by time.
+        self._checkpoint._train_time_interval = timedelta(microseconds=1)
+        self._checkpoint._last_time_checked = 0.0
+
+    @override
+    def on_save_checkpoint(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        checkpoint: dict[str, Any],
+    ) -> None:
+        # One of weights alone, which no training goes on from, does not count.
+        self._has_saved |= "optimizer_states" in checkpoint
+
+    @override
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        waited = time.monotonic() - self._since
+        if self._since == math.inf or (not self._has_saved and waited < _GRACE_S):
+            return
+        if trainer.is_global_zero:
+            done = "saved" if self._has_saved else f"not saved within {_GRACE_S:.0f} s"
+            print(f"\n  SIGTERM: {done}; the same command goes on", flush=True)
+        raise SIGTERMException
+
+
+@contextmanager
+def passing_on_sigterm(process: BaseProcess | None = None) -> Iterator[None]:
+    """Passes SIGTERM on to a process, or to all children that there are by then.
+
+    Forked children inherit the handler and do not use it.
+    """
+    owner = os.getpid()
+
+    def pass_on(number: int, _: object) -> None:
+        if os.getpid() != owner:
+            return
+        for child in [process] if process else multiprocessing.active_children():
+            if child.pid is not None:
+                os.kill(child.pid, number)
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def keep_checkpoints(output: Path) -> None:
+    """Gives the checkpoints of a finished training their names: `model`, `best`."""
+    best = last_checkpoint(output).with_name(f"{BEST}.ckpt")
+    if best.exists():
+        os.replace(best, output / f"{BEST}.ckpt")
+    os.replace(last_checkpoint(output), output / "model.ckpt")
+
+
+def best_epoch(output: Path) -> dict[str, int]:
+    """Number of epochs behind the checkpoint with the lowest loss, for the summary."""
+    best = last_checkpoint(output).with_name(f"{BEST}.ckpt")
+    return {"best_epoch": _num_epochs(best)} if best.exists() else {}
+
+
+def best_is_another(trained: Path) -> bool:
+    """Whether the network with the lowest loss is not the last one."""
+    best, last = trained / f"{BEST}.ckpt", trained / "model.ckpt"
+    return best.exists() and _num_epochs(best) != _num_epochs(last)
+
+
+def _num_epochs(path: Path) -> int:
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return int(checkpoint["epoch"]) + 1
