@@ -84,7 +84,9 @@ def test_labels_are_the_pdfs_of_the_alignment(tmp_path, transitions):
     write_alignments(first, {"u2": [2, 1, 4, 3, 6, 5], "other": [1]}, text=True)
     write_alignments(second, {"u1": [2, 1, 8], "u3": [2] * 5, "u4": [2, 8, 10, 9]})
     labels = tmp_path / "labels.npy"
-    imported = import_labels([first, second], transitions, store, labels)
+    imported = import_labels(
+        [first, second], transitions, store, labels, least_coverage=0.6
+    )
     found = np.load(labels).tolist()
     assert found[0:3] == [0, 0, 1]
     assert found[3:7] == [0, 0, 1, 1]  # two labels too many are cut
@@ -92,6 +94,7 @@ def test_labels_are_the_pdfs_of_the_alignment(tmp_path, transitions):
     assert found[9:15] == [0, 0, 1, 3, 3, 3]  # two too few: one at either end
     assert found[15:20] == [IGNORE] * 5
     assert imported.num_labelled == 13
+    assert imported.coverage == "3 of 5 utterances (60.0%) have labels"
     assert imported.counts.tolist() == [6, 4, 0, 3]
     skipped = imported.skipped
     assert skipped.counts == {
