@@ -137,7 +137,7 @@ def test_kaldis_graph_is_decoded_scored_and_exported(settings, monkeypatch, caps
     assert report["frame_accuracy"] == 1.0
     assert report["dev_wer"] == {"1.0": 0.0}
     times = (decoded / "swb.ctm").read_text().splitlines()
-    assert times == ["sw_3 A 0.02 0.04 a", "sw_3 A 0.06 0.03 b"]
+    assert times == ["sw_3 A 0.02 0.04 a 1.000", "sw_3 A 0.06 0.03 b 1.000"]
     report = json.loads(
         (run_stage(score, settings, "score") / "score.json").read_text()
     )
@@ -174,7 +174,7 @@ def test_alternatives_of_kaldis_graph_are_weighed_with_a_larger_model(
     report = json.loads((decoded / "decode.json").read_text())
     assert report["rescored"]["dev_wer"] == 0.0
     times = (decoded / "swb.ctm").read_text().splitlines()
-    assert times == ["sw_3 A 0.02 0.04 a", "sw_3 A 0.06 0.03 b"]
+    assert times == ["sw_3 A 0.02 0.04 a 1.000", "sw_3 A 0.06 0.03 b 1.000"]
 
 
 def test_a_language_model_that_is_not_there_is_named_before_anything_starts(settings):
@@ -206,7 +206,7 @@ def test_a_model_with_kaldis_graph_is_exported_and_says_the_same(settings, tmp_p
     call = tmp_path / "call.wav"
     sound = 0.2 * np.random.default_rng(0).standard_normal(16_000)
     soundfile.write(str(call), sound.clip(-1, 1), 8000, subtype="FLOAT")
-    found = [said[1:] for said in Recogniser(tmp_path / "model").transcribe(call)]
+    found = [said[1:4] for said in Recogniser(tmp_path / "model").transcribe(call)]
     samples, _ = soundfile.read(str(call), dtype="float32")
     [spoken] = normalise_side([log_mel(samples)])  # as loud from end to end
     matrix = model.log_likelihoods(spoken).numpy()

@@ -79,10 +79,17 @@ class Normalisation(NamedTuple):
 
     @classmethod
     def of(cls, utterances: Sequence[Tensor]) -> "Normalisation":
-        """Mean and deviation of utterances, [frames, dims] each."""
-        frames = torch.cat(list(utterances)).double()
-        deviation = frames.std(dim=0, correction=0).clamp_min(1e-3)
-        return cls(frames.mean(dim=0), deviation)
+        """Mean and deviation of utterances, [frames, dims] each.
+
+        They are added up one after the other: never is there more than one in double
+        precision.
+        """
+        count = sum(map(len, utterances))
+        if not count:
+            raise ValueError("`utterances` must hold a frame, got none")
+        mean = sum(part.double().sum(dim=0) for part in utterances) / count
+        squares = sum((part.double() - mean).square().sum(dim=0) for part in utterances)
+        return cls(mean, (squares / count).sqrt().clamp_min(1e-3))
 
     def apply(self, utterance: Tensor) -> Tensor:
         """The normalised frames of an utterance, float32 [frames, dims]."""

@@ -194,12 +194,13 @@ def _hypothesis(decoded: Path, parts: Iterable[str]) -> Iterator[str]:
     for part in parts:
         path = decoded / f"{part}.ctm"
         for line in path.read_text(encoding="utf-8").splitlines():
-            file, channel, start, duration, word = line.split(maxsplit=4)
+            file, channel, start, duration, word, *sure = line.split()
             written = written_words(word)
             share = float(duration) / max(1, len(written))
             for place, one in enumerate(written):
                 begin = float(start) + place * share
-                yield f"{file.lower()} {channel} {begin:.3f} {share:.3f} {one}"
+                times = f"{begin:.3f} {share:.3f}"
+                yield " ".join((file.lower(), channel, times, one, *sure))
 
 
 class _Counted(NamedTuple):
