@@ -87,9 +87,13 @@ class Normalisation(NamedTuple):
         count = sum(map(len, utterances))
         if not count:
             raise ValueError("`utterances` must hold a frame, got none")
-        mean = sum(part.double().sum(dim=0) for part in utterances) / count
-        squares = sum((part.double() - mean).square().sum(dim=0) for part in utterances)
-        return cls(mean, (squares / count).sqrt().clamp_min(1e-3))
+        mean = torch.zeros(utterances[0].shape[1], dtype=torch.float64)
+        for part in utterances:
+            mean += part.double().sum(dim=0) / count
+        variance = torch.zeros_like(mean)
+        for part in utterances:
+            variance += (part.double() - mean).square().sum(dim=0) / count
+        return cls(mean, variance.sqrt().clamp_min(1e-3))
 
     def apply(self, utterance: Tensor) -> Tensor:
         """The normalised frames of an utterance, float32 [frames, dims]."""
