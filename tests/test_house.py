@@ -46,6 +46,7 @@ SPEECH_LIBRARIES = {
     "kaldilm",
     "matplotlib",
     "numpy",
+    "rapidfuzz",
     "soundfile",
     "torchaudio",
     "tqdm",

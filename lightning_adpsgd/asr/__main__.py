@@ -3,6 +3,11 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # loads torch
+    from lightning_adpsgd.asr.recogniser import Recogniser
+    from lightning_adpsgd.asr.search.decoding import TimedWord
 
 DEFAULT = Path("runs/demo/exp/export/hadpsgd")
 
@@ -14,12 +19,20 @@ def parser() -> argparse.ArgumentParser:
     transcribe = commands.add_parser(
         "transcribe",
         help="print the words of sound files with their times",
-        description="A line for each word: file, channel, start and duration in "
-        "seconds, word; as in NIST's CTM. Every channel is a speaker.",
+        description="By default a line for each word: file, channel, start and "
+        "duration in seconds, word, confidence; as in NIST's CTM. Every channel is a "
+        "speaker.",
     )
     transcribe.add_argument("sounds", type=Path, nargs="+", metavar="call.wav")
     transcribe.add_argument(
         "--model", type=Path, default=DEFAULT, help="exported folder (%(default)s)"
+    )
+    transcribe.add_argument(
+        "--format",
+        choices=("ctm", "json", "textgrid"),
+        default="ctm",
+        help="ctm: a line for each word; json: a line for each file and channel; "
+        "textgrid: call.TextGrid beside each file (%(default)s)",
     )
     return arguments
 
@@ -39,14 +52,34 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     for path in options.sounds:
         try:
-            for said in recogniser.transcribe(path):
-                name, times = channel_name(said.channel), said[2:]
-                start, duration = (f"{seconds:.2f}" for seconds in times)
-                print(path.stem, name, start, duration, said.word, flush=True)
+            _transcribe(recogniser, path, options.format)
         except AudioError as error:
             print(f"error: {error}", file=sys.stderr)
             failed = 1
     return failed
+
+
+def _transcribe(recogniser: "Recogniser", path: Path, style: str) -> None:
+    from lightning_adpsgd.asr.search.output import ctm_line, json_line, text_grid
+    from lightning_adpsgd.asr.sound.audio import SoundFile
+    from lightning_adpsgd.files import written_whole
+
+    sound = SoundFile(path)
+    sides: dict[str, list[TimedWord]] = {
+        channel_name(number): [] for number in range(sound.num_channels)
+    }
+    for said in recogniser.transcribe(path):
+        name = channel_name(said.channel)
+        sides[name].append(said.timed)
+        if style == "ctm":
+            print(ctm_line(path.stem, name, said.timed), flush=True)
+    if style == "json":
+        for name, words in sides.items():
+            print(json_line(f"{path.stem} {name}", words), flush=True)
+    if style == "textgrid":
+        with written_whole(path.with_suffix(".TextGrid")) as file:
+            file.write(text_grid(sides, sound.duration_s))
+        print(path.with_suffix(".TextGrid"), flush=True)
 
 
 def channel_name(channel: int) -> str:

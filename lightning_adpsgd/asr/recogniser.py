@@ -39,10 +39,11 @@ from lightning_adpsgd.asr.language.lexicon import read_lexicon, write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.search.decoding import (
     FRAME_SHIFT_S,
+    ConfidentSearch,
     Decoder,
-    Search,
     SearchOptions,
     TimedWord,
+    hear,
     read_graph,
 )
 from lightning_adpsgd.asr.sound.audio import SoundFile
@@ -153,6 +154,8 @@ class Parts:
         states: States that the graph reads.
         graph: Folder with `HCLG.fst` and `words.txt`.
         adaptation: Models for streams, if the model takes them; needs `OwnStates`.
+        least_fit: Fit of a segment's words below which it has none, chosen on
+            development data; None keeps all words.
     """
 
     model: AcousticModel
@@ -162,6 +165,7 @@ class Parts:
     states: OwnStates | KaldiStates
     graph: Path
     adaptation: Adaptation | None = None
+    least_fit: float | None = None
 
 
 def export(parts: Parts, folder: Path, onnx: bool = False) -> None:
@@ -239,6 +243,7 @@ def _description(parts: Parts, added: int) -> dict[str, Any]:
         "adaptation": None if adaptation is None else asdict(adaptation.options),
         "graph": "pdfs" if isinstance(parts.states, KaldiStates) else "states",
         "acoustic_scale": parts.acoustic_scale,
+        "least_fit": parts.least_fit,
         "search": asdict(parts.search),
     }
 
@@ -290,12 +295,21 @@ def write_onnx(model: AcousticModel, path: Path) -> None:
 
 
 class SaidWord(NamedTuple):
-    """A word, the channel in which it was said (from 0), and when, in seconds."""
+    """A word, the channel in which it was said (from 0), and when, in seconds.
+
+    `confidence` is its posterior, in [0, 1].
+    """
 
     channel: int
     word: str
     start_s: float
     duration_s: float
+    confidence: float
+
+    @property
+    def timed(self) -> TimedWord:
+        """The word without its channel."""
+        return TimedWord(*self[1:])
 
 
 class Recogniser:
@@ -329,11 +343,13 @@ class Recogniser:
         search = SearchOptions(**told["search"])
         self._adapter: Adapter | None = None
         if told.get("graph") == "pdfs":
-            self._decoder: Search = _read_kaldi(folder, search)
+            decoder: Decoder | KaldiDecoder = _read_kaldi(folder, search)
         else:
             decoder = _read_decoder(folder, search)
-            self._decoder = decoder
             self._adapter = _read_adapter(folder, told.get("adaptation"), decoder)
+        least_fit = told.get("least_fit")
+        worst = float("-inf") if least_fit is None else float(least_fit)
+        self._search = ConfidentSearch(decoder, worst)
 
     def transcribe(self, path: Path) -> Iterator[SaidWord]:
         """The words of a sound file, channel by channel, as they are found.
@@ -356,6 +372,8 @@ class Recogniser:
                 block.astype(np.float32).tofile(file)
             frames = np.memmap(file, np.float32, "r+").reshape(-1, self._num_mels)
             segments = find_segments(_level(frames))
+            if not segments:
+                return
             raw = [torch.from_numpy(frames[first:last]) for first, last in segments]
             normalisation = Normalisation.of(raw)
 
@@ -377,7 +395,8 @@ class Recogniser:
     ) -> Iterator[TimedWord]:
         inputs = torch.from_numpy(frames)
         matrix = self._model.log_likelihoods(inputs, *streams).numpy()
-        for timed in self._decoder.decode(matrix, self._acoustic_scale).words:
+        [hypothesis] = hear(matrix, self._search, [self._acoustic_scale])
+        for timed in hypothesis.words:
             start = timed.start_s + first * FRAME_SHIFT_S
             yield timed._replace(start_s=start)
 

@@ -1,5 +1,6 @@
 """An exported folder says what the parts said, and all of it is there or nothing."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_words_of_a_file_are_those_of_the_parts(parts, exported, call):
     found = list(Recogniser(exported).transcribe(call))
     for channel in range(2):
         expected = by_hand(parts, call, channel)
-        here = [said[1:] for said in found if said.channel == channel]
+        here = [said[1:4] for said in found if said.channel == channel]
         assert len(expected) >= 2
         assert [word for word, *_ in here] == [word for word, *_ in expected]
         np.testing.assert_allclose([x[1:] for x in here], [x[1:] for x in expected])
@@ -119,9 +120,43 @@ def test_the_command_prints_words_with_times(exported, call, capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert {line[0] for line in lines} == {"call"}
     assert {line[1] for line in lines} == {"A", "B"}
-    for _, _, start, duration, word in lines:
+    for _, _, start, duration, word, confidence in lines:
+        assert 0 < float(confidence) <= 1
         assert 0 <= float(start) < float(start) + float(duration) <= 5.0
         assert word in digits.SPELLED
+
+
+def test_every_word_has_a_confidence_in_json_and_a_textgrid(
+    exported, call, tmp_path, capsys
+):
+    here = shutil.copy(call, tmp_path)
+    model = ["--model", str(exported)]
+    assert main(["transcribe", str(here), *model, "--format", "json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["name"] for one in told] == ["call A", "call B"]
+    assert all(0 < word["confidence"] <= 1 for one in told for word in one["words"])
+    assert main(["transcribe", str(here), *model, "--format", "textgrid"]) == 0
+    text = (tmp_path / "call.TextGrid").read_text()
+    assert 'name = "A"' in text
+    assert "xmax = 5.000" in text
+    for word in told[0]["words"]:
+        assert f'text = "{word["word"]}"' in text
+
+
+def test_silence_says_nothing(exported, tmp_path, capsys):
+    path = tmp_path / "silence.wav"
+    soundfile.write(str(path), np.zeros(80_000), 8000)
+    assert list(Recogniser(exported).transcribe(path)) == []
+    assert main(["transcribe", str(path), "--model", str(exported)]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_segments_that_fit_worse_than_on_dev_say_nothing(parts, call, tmp_path):
+    everything = dataclasses.replace(parts, least_fit=-1e9)
+    export(everything, tmp_path / "all")
+    export(dataclasses.replace(parts, least_fit=0.0), tmp_path / "none")
+    assert list(Recogniser(tmp_path / "all").transcribe(call))
+    assert not list(Recogniser(tmp_path / "none").transcribe(call))
 
 
 def test_a_file_that_cannot_be_used_does_not_keep_others_back(exported, call, capsys):

@@ -55,6 +55,21 @@ def _skipped(settings: Settings) -> dict[str, int]:
     return summary["skipped"]["counts"]
 
 
+def test_the_splits_are_data_directories_of_kaldi_too(settings: Settings):
+    _run(settings, "prepare")
+    folder = settings.directory("prepare") / "kaldi"
+    assert {path.name for path in folder.iterdir()} == {"train", "dev", "eval2000"}
+    tested = {path.name for path in (folder / "eval2000").iterdir()}
+    needed = {"wav.scp", "segments", "utt2spk", "spk2utt", "text", "stm", "glm"}
+    assert needed | {"reco2file_and_channel"} == tested
+    spoken = sorted(utterance.id for utterance in _split(settings, "train"))
+    segments = (folder / "train" / "segments").read_text().splitlines()
+    assert [line.split()[0] for line in segments] == spoken
+    both = sorted(u.id for part in ("swb", "ch") for u in _split(settings, part))
+    text = (folder / "eval2000" / "text").read_text().splitlines()
+    assert [line.split()[0] for line in text] == both
+
+
 def test_every_utterance_reaches_the_features(settings: Settings):
     _run(settings, "features")
     for split in ("train", "dev", "swb", "ch"):

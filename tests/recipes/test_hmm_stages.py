@@ -119,12 +119,27 @@ def test_the_alignments_mixtures_recognise_the_digits(settings):
     assert str(report["acoustic_scale"]) in report["dev_wer"]
 
 
+def test_words_are_written_with_confidence_and_speed_is_told(settings, tmp_path):
+    baseline(settings, tmp_path)
+    report = json.loads((tmp_path / "decode.json").read_text())
+    decoded = report["decoded"]["swb"]
+    assert decoded["utterances"] == SPLITS["swb"]
+    assert 0.5 < decoded["confidence"] <= 1
+    assert decoded["real_time_factor"] > 0
+    assert report["least_fit"] < 0
+    lines = (tmp_path / "swb.words.jsonl").read_text().splitlines()
+    words = [word for line in lines for word in json.loads(line)["words"]]
+    mean = sum(word["confidence"] for word in words) / len(words)
+    assert mean == pytest.approx(decoded["confidence"], abs=1e-4)
+
+
 def test_word_times_lie_within_their_utterances(settings, tmp_path):
     baseline(settings, tmp_path)
     lines = (tmp_path / "swb.ctm").read_text().splitlines()
     assert len(lines) > 0
     for line in lines:
-        recording, channel, start, duration, _ = line.split()
+        recording, channel, start, duration, _, confidence = line.split()
+        assert 0 <= float(confidence) <= 1
         assert (recording, channel) == ("sw_swb", "A")
         assert float(start) % 10 + float(duration) < 10
 

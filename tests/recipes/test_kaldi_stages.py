@@ -39,7 +39,12 @@ from recipes.hybrid.stages.graph import graph
 from recipes.hybrid.stages.kaldi import kaldi as labels
 from recipes.hybrid.stages.score import score
 from tests.asr import digits
-from tests.asr.kaldi_files import NUM_PDFS, PDFS, write_experiment
+from tests.asr.kaldi_files import (
+    NUM_PDFS,
+    PDFS,
+    write_alignments,
+    write_experiment,
+)
 from tests.recipes.experiments import run_stage, write_frames
 
 SENTENCES = {
@@ -71,7 +76,7 @@ def settings(tmp_path: Path) -> Settings:
         corpus=tmp_path / "corpus",
         out=tmp_path / "out",
         cores=1,
-        kaldi=KaldiSettings(experiment=experiment),
+        kaldi=KaldiSettings(experiment=experiment, least_coverage=0.5),
         decode=DecodeSettings(acoustic_scales=(1.0,), export_likelihoods=True),
     )
     settings.directory("prepare").mkdir(parents=True)
@@ -91,7 +96,24 @@ def test_labels_are_kaldis_pdfs(settings, capsys):
     states = json.loads((folder / "states.json").read_text())
     assert states["num_states"] == NUM_PDFS
     assert states["counts"] == np.bincount(found, minlength=NUM_PDFS).tolist()
-    assert "4 pdfs, 10 transition-ids; 2 files" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "4 pdfs, 10 transition-ids; 2 files" in said
+    assert "train: 15 frames labelled, 2 of 2 utterances (100.0%) have labels" in said
+
+
+def least(settings: Settings, share: float) -> Settings:
+    kaldi = dataclasses.replace(settings.kaldi, least_coverage=share)
+    return dataclasses.replace(settings, kaldi=kaldi)
+
+
+def test_too_few_labels_stop_the_stage_and_say_whose_are_missing(settings):
+    for path in settings.kaldi.folder.glob("ali.*"):
+        path.unlink()
+    some = {"sw1-A_1": SENTENCES["train"]["sw1-A_1"], **SENTENCES["dev"]}
+    write_alignments(settings.kaldi.folder / "ali.1.gz", some)
+    (settings.kaldi.folder / "num_jobs").write_text("1\n")
+    with pytest.raises(StageError, match=r"train: 1 of 2 utterances.*missing: sw1-A_2"):
+        run_stage(labels, least(settings, 0.95), "kaldi")
 
 
 def sharp(inputs: Inputs) -> np.ndarray:
@@ -115,7 +137,7 @@ def test_kaldis_graph_is_decoded_scored_and_exported(settings, monkeypatch, caps
     assert report["frame_accuracy"] == 1.0
     assert report["dev_wer"] == {"1.0": 0.0}
     times = (decoded / "swb.ctm").read_text().splitlines()
-    assert times == ["sw_3 A 0.02 0.04 a", "sw_3 A 0.06 0.03 b"]
+    assert times == ["sw_3 A 0.02 0.04 a 1.000", "sw_3 A 0.06 0.03 b 1.000"]
     report = json.loads(
         (run_stage(score, settings, "score") / "score.json").read_text()
     )
@@ -152,7 +174,7 @@ def test_alternatives_of_kaldis_graph_are_weighed_with_a_larger_model(
     report = json.loads((decoded / "decode.json").read_text())
     assert report["rescored"]["dev_wer"] == 0.0
     times = (decoded / "swb.ctm").read_text().splitlines()
-    assert times == ["sw_3 A 0.02 0.04 a", "sw_3 A 0.06 0.03 b"]
+    assert times == ["sw_3 A 0.02 0.04 a 1.000", "sw_3 A 0.06 0.03 b 1.000"]
 
 
 def test_a_language_model_that_is_not_there_is_named_before_anything_starts(settings):
@@ -184,7 +206,7 @@ def test_a_model_with_kaldis_graph_is_exported_and_says_the_same(settings, tmp_p
     call = tmp_path / "call.wav"
     sound = 0.2 * np.random.default_rng(0).standard_normal(16_000)
     soundfile.write(str(call), sound.clip(-1, 1), 8000, subtype="FLOAT")
-    found = [said[1:] for said in Recogniser(tmp_path / "model").transcribe(call)]
+    found = [said[1:4] for said in Recogniser(tmp_path / "model").transcribe(call)]
     samples, _ = soundfile.read(str(call), dtype="float32")
     [spoken] = normalise_side([log_mel(samples)])  # as loud from end to end
     matrix = model.log_likelihoods(spoken).numpy()
@@ -278,8 +300,34 @@ def test_streams_are_those_of_kaldis_archives(settings, tmp_path, capsys):
     _, rows = streams.utterance(store.position("sw1-A_2"))
     assert (rows == 0).all()
     said = capsys.readouterr().out
+    assert "train: 1 of 2 utterances (50.0%) have rows of kaldi.ivectors" in said
     assert "train: rows cut or repeated: 1, for example sw1-A_1 (9 for 10)" in said
     assert "train: without rows, zeros in their place: 1 (0.00 h)" in said
+
+
+def test_too_few_rows_stop_the_stage(settings, tmp_path):
+    one = {"sw1-A_1": np.zeros((10, 3))}
+    path = write_archive(tmp_path / "fmllr.scp", one)
+    with pytest.raises(StageError, match=r"1 of 2 .* missing: sw1-A_2"):
+        run_stage(adapt, least(with_streams(settings, path, path), 0.6), "adapt")
+
+
+def test_cmvn_beside_the_frames_is_applied(settings, tmp_path, capsys):
+    lengths = {n: len(ids) for part in SENTENCES.values() for n, ids in part.items()}
+    frames = {name: np.full((n, 3), 5.0) for name, n in lengths.items()}
+    path = write_archive(tmp_path / "feats.scp", frames)
+    sums = np.array([[6, 8, 10, 2], [0, 0, 0, 0]])
+    write_archive(tmp_path / "cmvn.scp", {"s": sums})
+    speakers = "".join(f"{name} s\n" for name in lengths)
+    (tmp_path / "utt2spk").write_text(speakers)
+    kaldi = dataclasses.replace(settings.kaldi, fmllr=(path,))
+    chosen = dataclasses.replace(
+        settings, kaldi=kaldi, adapt=AdaptSettings(streams="fmllr")
+    )
+    folder = run_stage(adapt, chosen, "adapt")
+    store = FrameStore(folder / "train" / "fmllr")
+    assert store.frames(0)[0].tolist() == [2.0, 1.0, 0.0]
+    assert "cmvn.scp beside it is applied" in capsys.readouterr().out
 
 
 def test_archives_of_other_utterances_are_refused(settings, tmp_path):
@@ -310,6 +358,8 @@ def test_settings_choose_the_stages(settings, tmp_path):
     chosen = override(plain, "kaldi.experiment=exp/tri4_ali")
     chosen = override(chosen, "kaldi.more_alignments=a,b")
     assert chosen.kaldi.more_alignments == (Path("a"), Path("b"))
+    with pytest.raises(ValueError, match=r"`least_coverage` must lie in \[0, 1\]"):
+        override(chosen, "kaldi.least_coverage=1.5")
     with pytest.raises(ValueError, match=r"needs `kaldi\.experiment`"):
         override(plain, "decode.export_likelihoods=true")
     with pytest.raises(ValueError, match="Kaldi's labels"):

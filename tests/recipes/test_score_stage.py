@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from pathlib import Path
 
@@ -125,3 +126,40 @@ def test_a_test_set_without_reference_has_that_of_its_utterances(settings):
     errors = errors_of(run(settings))
     assert errors["test-clean"] == Errors(3, 0, 1, 0, 1, 1)
     assert errors["SWB"] == EXPECTED["SWB"]
+
+
+def test_rates_have_intervals_and_characters(settings, monkeypatch, capsys):
+    monkeypatch.setattr(scoring, "find_hubscr", lambda: None)
+    report = run(settings)
+    total = report["parts"]["total"]
+    # Two speakers, of 1 error in 6 and in 2 words: all draws lie between.
+    assert total["wer_low"] == pytest.approx(1 / 6)
+    assert total["wer_high"] == pytest.approx(1 / 2)
+    assert report["parts"]["SWB"]["wer_low"] is None  # one speaker
+    # "so u s is large yes indeed" -> "so u s is big yes"
+    assert total["cer"] == pytest.approx((4 + 7) / (15 + 10))
+    said = capsys.readouterr().out
+    assert "total: WER 25.0% (16.7% to 50.0%, 95 % by a bootstrap" in said
+    assert "NOT all of Hub5'00: 2 segments of 4,458 and 8 words of 42,989" in said
+
+
+def test_a_run_is_compared_with_those_scored_before(settings, monkeypatch, capsys):
+    monkeypatch.setattr(scoring, "find_hubscr", lambda: None)
+    run(settings)
+    second = dataclasses.replace(settings, run="other")
+    decoded = second.directory("decode")
+    decoded.mkdir(parents=True)
+    (decoded / "swb.ctm").write_text(SWB.replace(" is", " was"))
+    (decoded / "ch.ctm").write_text(CH + "en_2 B 0.30 0.10 deed\nen_2 B 0.40 0.10 x\n")
+    (decoded / "decode.json").write_text("{}")
+    second.directory("score").mkdir(parents=True)
+    compared = run(second)["compared"][settings.run]
+    assert compared["num_segments"] == 2
+    assert compared["difference"] == pytest.approx(2 / 8)
+    said = capsys.readouterr().out
+    assert f"against {settings.run}: +25.0% WER" in said
+
+
+def test_the_whole_test_set_is_known():
+    said = scoring.hub5_size({"num_segments": 4458, "num_words": 42_989})
+    assert said == "all of Hub5'00: 4,458 segments, 42,989 words"

@@ -12,6 +12,7 @@ from lightning_adpsgd.asr.frames.store import FrameStore, write_labels
 from lightning_adpsgd.asr.kaldi.archives import read_alignments
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.model import Transitions
+from lightning_adpsgd.asr.kaldi.names import LEAST_COVERAGE, Names, check_coverage
 
 SNIPPED = 2
 """Frames that Kaldi has fewer: its windows stay inside the utterance (snip-edges)."""
@@ -61,15 +62,25 @@ class Imported:
         counts: Number of frames of each pdf, int64 [pdfs].
         num_labelled: Frames that have a label.
         skipped: Utterances that were fitted, refused or missing, with examples.
+        labelled: Names of the utterances that have labels.
+        coverage: Their share, in words.
     """
 
     counts: np.ndarray
     num_labelled: int = 0
     skipped: Skipped = field(default_factory=Skipped)
+    labelled: set[str] = field(default_factory=set)
+    coverage: str = ""
 
 
 def import_labels(
-    files: Iterable[Path], transitions: Transitions, store: FrameStore, labels: Path
+    files: Iterable[Path],
+    transitions: Transitions,
+    store: FrameStore,
+    labels: Path,
+    *,
+    names: Names | None = None,
+    least_coverage: float = LEAST_COVERAGE,
 ) -> Imported:
     """Writes the pdfs of alignments as the labels of a store.
 
@@ -81,38 +92,51 @@ def import_labels(
         transitions: Transitions of the model that made them.
         store: Frames to be labelled; alignments of other utterances are passed over.
         labels: The file to write.
+        names: What Kaldi calls the utterances of the store; by their names if None.
+        least_coverage: Least share of the utterances that must have labels.
 
     Raises:
-        KaldiError: An archive is damaged or does not fit the model, or no utterance of
-            the store has an alignment that fits.
+        KaldiError: An archive is damaged or does not fit the model, or fewer utterances
+            of the store have an alignment that fits.
     """
     imported = Imported(np.zeros(transitions.num_pdfs, np.int64))
     seen: set[str] = set()
-
-    def labelled() -> Iterator[tuple[str, np.ndarray]]:
-        for path in files:
-            for name, ids in read_alignments(path):
-                if name in store and name not in seen:
-                    pdfs = _pdfs(path, name, ids, transitions)
-                    start, end = store.spans[store.position(name)]
-                    fitted = fit_frames(pdfs, int(end - start))
-                    _count(
-                        imported,
-                        f"{name} ({len(ids)} labels for {end - start} "
-                        f"frames, in {path})",
-                        len(ids),
-                        fitted,
-                    )
-                    seen.add(name)
-                    if fitted is not None:
-                        yield name, fitted
-
-    imported.num_labelled = write_labels(labels, store, labelled())
+    alignments = _labelled(
+        files, transitions, store, names or Names(store.ids), imported, seen
+    )
+    imported.num_labelled = write_labels(labels, store, alignments)
     _count_missing(imported, store, seen)
     if imported.num_labelled == 0:
         examples = "; ".join(imported.skipped.report())
         raise KaldiError(f"{labels}: no utterance could be labelled: {examples}")
+    missing = [name for name in map(str, store.ids) if name not in imported.labelled]
+    imported.coverage = check_coverage("labels", missing, len(store), least_coverage)
     return imported
+
+
+def _labelled(
+    files: Iterable[Path],
+    transitions: Transitions,
+    store: FrameStore,
+    names: Names,
+    imported: Imported,
+    seen: set[str],
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The labels of each utterance, under the store's name, with their number."""
+    for path in files:
+        for kaldi_name, ids in read_alignments(path):
+            name = names.find(kaldi_name)
+            if name is None or name in seen:
+                continue
+            seen.add(name)
+            pdfs = _pdfs(path, kaldi_name, ids, transitions)
+            start, end = store.spans[store.position(name)]
+            fitted = fit_frames(pdfs, int(end - start))
+            where = f"{name} ({len(ids)} labels for {end - start} frames, in {path})"
+            _count(imported, where, len(ids), fitted)
+            if fitted is not None:
+                imported.labelled.add(name)
+                yield name, fitted
 
 
 def _pdfs(

@@ -51,6 +51,10 @@ class KaldiDecoder(GraphDecoder):
         words = pairs[pairs[:, 1] > 0, 1].tolist()
         return Hypothesis(self._timed(ids, words), path.is_complete)
 
+    @override
+    def _spelling(self, label: int) -> str:
+        return self._words.get(label, f"#{label}")
+
     def _timed(self, ids: np.ndarray, words: list[int]) -> tuple[TimedWord, ...]:
         phones, edges = split_phones(ids, self._transitions)
         places = self._boundaries.spans(phones, words)
@@ -58,7 +62,7 @@ class KaldiDecoder(GraphDecoder):
             spans = even_spans(len(ids), len(words))
         else:
             spans = [(edges[first], edges[after]) for first, after in places]
-        spelled = [self._words.get(word, f"#{word}") for word in words]
+        spelled = map(self._spelling, words)
         return tuple(map(timed_word, spelled, spans))
 
 

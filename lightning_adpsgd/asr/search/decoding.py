@@ -9,6 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -21,30 +22,52 @@ from lightning_adpsgd.asr.hmm.states import Topology, phone_runs
 from lightning_adpsgd.asr.language.lexicon import Lexicon
 from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.search.graphs import symbols_of
-from lightning_adpsgd.asr.search.nbest import NBestOptions, WordPath, word_paths
+from lightning_adpsgd.asr.search.lattice import (
+    LatticeOptions,
+    LatticeSearch,
+    SearchGraph,
+)
+from lightning_adpsgd.asr.search.nbest import (
+    NBestOptions,
+    WordPath,
+    best_columns,
+    best_word_path,
+    link_labels,
+    list_words,
+)
+from lightning_adpsgd.asr.search.posteriors import confidences
 
 FRAME_SHIFT_S = 0.01
+_LATTICE_BEAM = 6.0
 
 Item = TypeVar("Item")
 
 
 class TimedWord(NamedTuple):
-    """A word and its times, in seconds from the start of the utterance."""
+    """A word and its times, in seconds from the start of the utterance.
+
+    `confidence` is its posterior, in [0, 1]; 1 where none was computed.
+    """
 
     word: str
     start_s: float
     duration_s: float
+    confidence: float = 1.0
 
 
 class Hypothesis(NamedTuple):
     """The recognised words.
 
     `is_complete` is False if no sentence within the beam ends at the last frame; the
-    words are then those of the best unfinished path.
+    words are then those of the best unfinished path. `fit` tells how well the sound
+    fits the words (`GraphDecoder.decode_confidently`), None where it was not computed;
+    `num_listed` how many alternatives they were chosen from.
     """
 
     words: tuple[TimedWord, ...]
     is_complete: bool
+    fit: float | None = None
+    num_listed: int = 1
 
     @property
     def text(self) -> tuple[str, ...]:
@@ -53,10 +76,14 @@ class Hypothesis(NamedTuple):
 
 
 class Alternative(NamedTuple):
-    """One of several hypotheses, with its cost, in which acoustics are scaled."""
+    """One of several word sequences, with its cost, in which acoustics are scaled.
 
-    hypothesis: Hypothesis
+    `timed` finds the times of its words, which takes a search of its own.
+    """
+
+    text: tuple[str, ...]
     cost: float
+    timed: Callable[[], Hypothesis]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +150,21 @@ class GraphDecoder(ABC):
         words_of: Sequence[int] | None = None,
     ) -> None:
         self._graph, self._num_labels, self._words_of = graph, num_labels, words_of
-        self._options = (options or SearchOptions()).for_decoder()
+        self._width = options or SearchOptions()
+        self._options = self._width.for_decoder()
+
+    @cached_property
+    def search_graph(self) -> SearchGraph:
+        """The graph for lattices; made at first use, best before processes fork."""
+        return SearchGraph(self._graph)
 
     @abstractmethod
     def _hypothesis(self, path: "BestPath | WordPath") -> Hypothesis:
         """The words along a path."""
+
+    @abstractmethod
+    def _spelling(self, label: int) -> str:
+        """The word of a label."""
 
     def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
         """The most likely words.
@@ -163,11 +200,55 @@ class GraphDecoder(ABC):
             ValueError: The shape is wrong, or a value is non-finite.
         """
         check_likelihoods(log_likelihoods, self._num_labels)
-        scaled = np.ascontiguousarray(log_likelihoods * acoustic_scale, np.float32)
+        scaled = log_likelihoods * acoustic_scale
+        found = list_words(self.search_graph, scaled, options, self._words_of)
+        if found is None:
+            return []
+
+        def timed(position: int) -> Hypothesis:
+            return self._hypothesis(found.path(position))
+
         return [
-            Alternative(self._hypothesis(path), path.cost)
-            for path in word_paths(self._graph, scaled, options, self._words_of)
+            Alternative(tuple(map(self._spelling, words)), cost, partial(timed, place))
+            for place, (words, cost) in enumerate(found.entries)
         ]
+
+    def decode_confidently(
+        self, log_likelihoods: np.ndarray, acoustic_scale: float
+    ) -> Hypothesis:
+        """The most likely words, each with its confidence (`posteriors.py`).
+
+        Costs about twice as much as `decode`. Of words that lie on the edge of what
+        survives the search, either may find others.
+
+        `fit` is the mean, over the frames of the words, of the log-likelihood of the
+        path's state less that of the best state of the frame. It is at most 0. Noise
+        has words that the language model is sure of, but a poor fit.
+
+        Args:
+            log_likelihoods: As for `decode`.
+            acoustic_scale: As for `decode`.
+
+        Raises:
+            ValueError: The shape is wrong, or a value is non-finite.
+        """
+        check_likelihoods(log_likelihoods, self._num_labels)
+        width = LatticeOptions(
+            beam=self._width.beam,
+            max_active=self._width.max_active,
+            lattice_beam=min(_LATTICE_BEAM, self._width.beam),
+        )
+        search = LatticeSearch(self.search_graph, width)
+        lattice = search.lattice(log_likelihoods * acoustic_scale)
+        if lattice is None:
+            return Hypothesis((), False)
+        graph, words_of = self.search_graph, self._words_of
+        _, words = link_labels(graph, lattice, words_of)
+        hypothesis = self._hypothesis(best_word_path(graph, lattice, words_of))
+        timed = zip(hypothesis.words, confidences(lattice, words), strict=True)
+        scored = tuple(word._replace(confidence=sure) for word, sure in timed)
+        fit = _fit(log_likelihoods, best_columns(graph, lattice), scored)
+        return hypothesis._replace(words=scored, fit=fit)
 
 
 class Decoder(GraphDecoder):
@@ -219,6 +300,10 @@ class Decoder(GraphDecoder):
         words = [self._spellings[label] for label in path.outputs]
         spans = self._spans(np.array(path.inputs) - 1, words)
         return Hypothesis(tuple(map(timed_word, words, spans)), path.is_complete)
+
+    @override
+    def _spelling(self, label: int) -> str:
+        return self._spellings[label]
 
     def _spans(self, states: np.ndarray, words: list[str]) -> list[tuple[int, int]]:
         phones, edges = phone_runs(states, self._topology)
@@ -273,6 +358,18 @@ def check_likelihoods(log_likelihoods: np.ndarray, expected: int) -> None:
         )
     if not np.isfinite(log_likelihoods).all():
         raise ValueError("`log_likelihoods` holds a value that is not finite")
+
+
+def _fit(
+    log_likelihoods: np.ndarray, columns: np.ndarray, words: Sequence[TimedWord]
+) -> float:
+    """How well the frames of the words fit the states of a path; see `Hypothesis`."""
+    gaps = log_likelihoods[np.arange(len(columns)), columns]
+    gaps = gaps - log_likelihoods.max(axis=1)
+    spans = ((word.start_s, word.start_s + word.duration_s) for word in words)
+    edges = [(round(a / FRAME_SHIFT_S), round(b / FRAME_SHIFT_S)) for a, b in spans]
+    spoken = np.concatenate([gaps[:0], *(gaps[a:b] for a, b in edges)])
+    return float(spoken.mean()) if len(spoken) else 0.0
 
 
 def even_spans(num_frames: int, num_words: int) -> list[tuple[int, int]]:
@@ -348,10 +445,34 @@ def decode_all(
     """
 
     def work(item: Item) -> list[Hypothesis]:
-        matrix = log_likelihoods(item)
-        return [decoder.decode(matrix, scale) for scale in acoustic_scales]
+        return hear(log_likelihoods(item), decoder, acoustic_scales)
 
     yield from fork_map(work, items, num_processes)
+
+
+def hear(
+    log_likelihoods: np.ndarray, decoder: Search, acoustic_scales: Sequence[float]
+) -> list[Hypothesis]:
+    """The words of log-likelihoods [time, labels] at each acoustic scale."""
+    return [decoder.decode(log_likelihoods, scale) for scale in acoustic_scales]
+
+
+class ConfidentSearch:
+    """A search whose words have confidences, and whose hypotheses have a fit.
+
+    Args:
+        decoder: The search that it makes use of.
+        least_fit: Hypotheses that fit worse have no words.
+    """
+
+    def __init__(self, decoder: GraphDecoder, least_fit: float = float("-inf")) -> None:
+        self._decoder, self._least_fit = decoder, least_fit
+
+    def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
+        """The most likely words, as of `Search.decode`."""
+        found = self._decoder.decode_confidently(log_likelihoods, acoustic_scale)
+        is_poor = found.fit is not None and found.fit < self._least_fit
+        return found._replace(words=()) if is_poor else found
 
 
 def write_graph(graph: kaldifst.StdVectorFst, path: str | Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from rapidfuzz.distance import Levenshtein
 
 from lightning_adpsgd.asr.language.ngram import NgramModel
 from lightning_adpsgd.asr.search.decoding import Alternative, Hypothesis, Lister
@@ -25,12 +26,12 @@ class Weighed(NamedTuple):
     """One word sequence of an utterance, with what its score is made of.
 
     Attributes:
-        hypothesis: The words and their times.
+        text: The words.
         cost: Cost in the search.
         gain: ln p_large - ln p_small of its words.
     """
 
-    hypothesis: Hypothesis
+    text: tuple[str, ...]
     cost: float
     gain: float
 
@@ -53,25 +54,44 @@ def weigh(
         large: The model to score with. A word that it lacks is impossible.
     """
     return [
-        Weighed(
-            hypothesis,
-            cost,
-            _log(large, hypothesis.text) - _log(small, hypothesis.text),
-        )
-        for hypothesis, cost in alternatives
+        Weighed(one.text, one.cost, _log(large, one.text) - _log(small, one.text))
+        for one in alternatives
     ]
 
 
-def best(alternatives: Sequence[Weighed], weights: Weights) -> Hypothesis:
-    """The one with the highest score; of no alternatives, nothing that was said."""
+def scores(alternatives: Sequence[Weighed], weights: Weights) -> np.ndarray:
+    """The score of each alternative, float64."""
+    return np.array(
+        [
+            -one.cost + weights.large * one.gain - weights.word_penalty * len(one.text)
+            for one in alternatives
+        ]
+    )
 
-    def score(one: Weighed) -> float:
-        penalty = weights.word_penalty * len(one.hypothesis.words)
-        return -one.cost + weights.large * one.gain - penalty
 
+def best(alternatives: Sequence[Weighed], weights: Weights) -> tuple[str, ...]:
+    """The words with the highest score; of no alternatives, nothing that was said."""
     if not alternatives:
-        return Hypothesis((), False)
-    return max(alternatives, key=score).hypothesis
+        return ()
+    return alternatives[int(scores(alternatives, weights).argmax())].text
+
+
+def confidences(alternatives: Sequence[Weighed], weights: Weights) -> list[float]:
+    """The confidence of each word of the best alternative.
+
+    The posterior of an alternative is the share of exp(score); the confidence of a word
+    is the sum over alternatives in which it stands at the same place, by the
+    alignment with the fewest changes.
+    """
+    several = scores(alternatives, weights)
+    posteriors = np.exp(several - np.logaddexp.reduce(several))
+    chosen = alternatives[int(several.argmax())].text
+    sums = np.zeros(len(chosen))
+    for one, posterior in zip(alternatives, posteriors, strict=True):
+        for tag, first, last, _, _ in Levenshtein.opcodes(chosen, one.text):
+            if tag == "equal":
+                sums[first:last] += posterior
+    return np.minimum(sums, 1.0).tolist()
 
 
 class RescoringDecoder:
@@ -102,14 +122,30 @@ class RescoringDecoder:
         self, log_likelihoods: np.ndarray, acoustic_scale: float
     ) -> list[Weighed]:
         """The alternatives, as of `Lister.alternatives`."""
-        found = self._decoder.alternatives(
-            log_likelihoods, acoustic_scale, self._options
-        )
-        return weigh(found, self._small, self._large)
+        return self._weigh(self._found(log_likelihoods, acoustic_scale))
 
     def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
-        """The best words, as of `Search.decode`."""
-        return best(self.weighed(log_likelihoods, acoustic_scale), self.weights)
+        """The best words and their confidence, as of `Search.decode`."""
+        found = self._found(log_likelihoods, acoustic_scale)
+        if not found:
+            return Hypothesis((), False)
+        weighed = self._weigh(found)
+        chosen = int(scores(weighed, self.weights).argmax())
+        hypothesis = found[chosen].timed()
+        sure = confidences(weighed, self.weights)
+        timed = zip(hypothesis.words, sure, strict=True)
+        words = tuple(word._replace(confidence=one) for word, one in timed)
+        return hypothesis._replace(words=words, num_listed=len(found))
+
+    def _found(
+        self, log_likelihoods: np.ndarray, acoustic_scale: float
+    ) -> list[Alternative]:
+        return self._decoder.alternatives(
+            log_likelihoods, acoustic_scale, self._options
+        )
+
+    def _weigh(self, found: Sequence[Alternative]) -> list[Weighed]:
+        return weigh(found, self._small, self._large)
 
 
 def _log(model: NgramModel, words: Sequence[str]) -> float:

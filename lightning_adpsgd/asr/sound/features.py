@@ -79,10 +79,21 @@ class Normalisation(NamedTuple):
 
     @classmethod
     def of(cls, utterances: Sequence[Tensor]) -> "Normalisation":
-        """Mean and deviation of utterances, [frames, dims] each."""
-        frames = torch.cat(list(utterances)).double()
-        deviation = frames.std(dim=0, correction=0).clamp_min(1e-3)
-        return cls(frames.mean(dim=0), deviation)
+        """Mean and deviation of utterances, [frames, dims] each.
+
+        They are added up one after the other: never is there more than one in double
+        precision.
+        """
+        count = sum(map(len, utterances))
+        if not count:
+            raise ValueError("`utterances` must hold a frame, got none")
+        mean = torch.zeros(utterances[0].shape[1], dtype=torch.float64)
+        for part in utterances:
+            mean += part.double().sum(dim=0) / count
+        variance = torch.zeros_like(mean)
+        for part in utterances:
+            variance += (part.double() - mean).square().sum(dim=0) / count
+        return cls(mean, variance.sqrt().clamp_min(1e-3))
 
     def apply(self, utterance: Tensor) -> Tensor:
         """The normalised frames of an utterance, float32 [frames, dims]."""

@@ -11,6 +11,7 @@ import numpy as np
 
 _QUIET, _LOUD = 10, 95  # percentiles of the level
 _SPEECH = 0.3  # of the way from quiet to loud
+_DIGITAL_SILENCE = 0.0  # the floor of `features.log_mel`
 _LEAST_RANGE = 3.0  # log energy: between whispering and silence
 _MARGIN = 25
 _SMOOTH = 11
@@ -26,9 +27,12 @@ def find_segments(
         longest: Frames of a segment.
         margin: Frames that are kept around speech.
     """
-    if not len(level):
+    audible = level[level > _DIGITAL_SILENCE]
+    if not len(audible):
         return []
     quiet, loud = np.percentile(level, [_QUIET, _LOUD])
+    if loud <= _DIGITAL_SILENCE:  # little is said in a long silence
+        loud = np.percentile(audible, _LOUD)
     if loud - quiet < _LEAST_RANGE:  # all speech, or none: let the search decide
         return list(_cut(level, 0, len(level), longest))
     smooth = np.convolve(level, np.ones(_SMOOTH) / _SMOOTH, "same")

@@ -1,5 +1,6 @@
 """The experiment of Kaldi that takes the place of alignments and graph."""
 
+from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.experiment import (
     Experiment,
@@ -7,6 +8,7 @@ from lightning_adpsgd.asr.kaldi.experiment import (
     find_experiment,
 )
 from lightning_adpsgd.asr.kaldi.model import Transitions
+from lightning_adpsgd.asr.kaldi.names import Names, read_segments
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
 
@@ -34,3 +36,15 @@ def find_kaldi(settings: Settings) -> tuple[Experiment, Transitions]:
         flush=True,
     )
     return found, transitions
+
+
+def names_of(settings: Settings, store: FrameStore) -> Names:
+    """What Kaldi calls the utterances of a store, with the help of `kaldi.data`.
+
+    Raises:
+        KaldiError: A data directory cannot be read.
+    """
+    folders = map(read_segments, settings.kaldi.data)
+    return Names(
+        store.ids, {name: span for spans in folders for name, span in spans.items()}
+    )

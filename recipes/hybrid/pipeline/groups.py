@@ -444,6 +444,10 @@ class KaldiSettings:
             utterance or online i-vectors.
         ivector_period: number of frames between online i-vectors (Kaldi's default is
             10); 0: one per utterance.
+        data: data directories whose `segments` has the times of utterances with other
+            names than Kaldi's recipes give, comma-separated.
+        least_coverage: least share of a split's utterances, in [0, 1], that must have
+            labels, fMLLR or i-vectors.
     """
 
     experiment: Path | None = None
@@ -453,6 +457,14 @@ class KaldiSettings:
     fmllr: tuple[str, ...] = ()
     ivectors: tuple[str, ...] = ()
     ivector_period: int = 10
+    data: tuple[Path, ...] = ()
+    least_coverage: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least_coverage <= 1:
+            raise ValueError(
+                f"`least_coverage` must lie in [0, 1], got {self.least_coverage}"
+            )
 
     @property
     def folder(self) -> Path:

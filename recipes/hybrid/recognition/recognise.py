@@ -1,17 +1,20 @@
 """Recognition of dev and the test sets, with what is chosen on dev.
 
-It leaves for each test set the words (`swb.txt`) and their times (`swb.ctm`), and
-`decode.json`. The acoustic scale is chosen on `dev`, never on the test sets: `dev` has
-speakers of the training discs that training does not see.
+It leaves for each test set the words (`swb.txt`), the same with times and confidences
+(`swb.ctm`, `swb.words.jsonl`), and `decode.json`. The acoustic scale is chosen on
+`dev`, never on the test sets: `dev` has speakers of the training discs that training
+does not see.
 """
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from itertools import product, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from rapidfuzz.distance import Levenshtein
 from tqdm import tqdm
 
 from lightning_adpsgd.asr.corpora.acronyms import letters_of
@@ -21,12 +24,15 @@ from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.scoring import Errors, ScoringError
 from lightning_adpsgd.asr.scoring import score as score_words
 from lightning_adpsgd.asr.search.decoding import (
+    ConfidentSearch,
     Hypothesis,
     Lister,
     Search,
+    TimedWord,
     decode_all,
 )
 from lightning_adpsgd.asr.search.nbest import NBestOptions
+from lightning_adpsgd.asr.search.output import ctm_line, json_line
 from lightning_adpsgd.asr.search.rescoring import (
     RescoringDecoder,
     Weighed,
@@ -43,6 +49,7 @@ from recipes.hybrid.recognition.scorers import Scorer
 from recipes.hybrid.recognition.scoring import read_rules
 
 _MOST_WIDENINGS = 4
+_LOST_SHARE = 0.01
 
 
 class _Task(NamedTuple):
@@ -69,6 +76,8 @@ def recognise(
         nbest: number of word sequences to rescore for each utterance; 0 for none.
     """
     decoder = make_decoder(settings)
+    # Made before processes fork, which then share it.
+    decoder.search_graph  # noqa: B018
     task = _Task(settings, output, scorer, decoder)
     report: dict[str, Any] = {"frame_accuracy": _frame_accuracy(task)}
     sweep = _widening_sweep(task, scales)
@@ -82,17 +91,59 @@ def recognise(
         f"WER {sweep[chosen].wer:.1%} at acoustic scale {chosen}",
         flush=True,
     )
+    task = task._replace(decoder=ConfidentSearch(decoder))
+    report["least_fit"] = _least_fit(task, chosen)
     if nbest:
         task, weights = _with_larger_model(task, decoder, chosen)
         report |= weights
-    report["incomplete"] = {
+    decoded = {
         split: _decode_split(task, split, chosen)
         for split in settings.splits()
         if split in TEST_SPLITS
     }
+    report["incomplete"] = {split: one.incomplete for split, one in decoded.items()}
+    report["decoded"] = {split: one._asdict() for split, one in decoded.items()}
     if settings.decode.export_likelihoods:
         _export(task, chosen)
     write_json(output / "decode.json", report)
+
+
+def _least_fit(task: _Task, scale: float) -> float | None:
+    """The fit below which words are taken for noise.
+
+    Utterances of dev below it have at most 1 % of the words that are right there. None
+    if none is right.
+    """
+    spoken = _dev(task.settings)
+    found = [several[0] for several in _hypotheses(task, "dev", spoken, [scale])]
+    pairs = zip(spoken, found, strict=True)
+    fits = [
+        (one.fit, num_right(one.text, utterance.words))
+        for (utterance, _), one in pairs
+        if one.fit is not None
+    ]
+    return least_fit(fits)
+
+
+def num_right(said: Sequence[str], meant: Sequence[str]) -> int:
+    """Words that stand in both, by the alignment with the fewest changes."""
+    blocks = Levenshtein.opcodes(said, meant)
+    return sum(one.src_end - one.src_start for one in blocks if one.tag == "equal")
+
+
+def least_fit(fits: Sequence[tuple[float, int]]) -> float | None:
+    """The largest fit below which lies at most 1 % of the right words.
+
+    Args:
+        fits: Fit of each utterance, and its number of right words.
+    """
+    total = sum(right for _, right in fits)
+    lost = 0
+    for fit, right in sorted(fits):
+        lost += right
+        if lost > _LOST_SHARE * total:
+            return fit
+    return None
 
 
 def _export(task: _Task, acoustic_scale: float) -> None:
@@ -158,7 +209,9 @@ def _sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
     spoken = _dev(task.settings)
     hypotheses = _hypotheses(task, "dev", spoken, scales)
     return {
-        scale: _dev_errors(task, spoken, [several[position] for several in hypotheses])
+        scale: _dev_errors(
+            task, spoken, [several[position].text for several in hypotheses]
+        )
         for position, scale in enumerate(scales)
     }
 
@@ -166,10 +219,10 @@ def _sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
 def _dev_errors(
     task: _Task,
     spoken: Sequence[tuple[Utterance, Load]],
-    hypotheses: Sequence[Hypothesis],
+    texts: Sequence[Sequence[str]],
 ) -> Errors:
-    pairs = zip(spoken, hypotheses, strict=True)
-    found = {utterance.id: hypothesis.text for (utterance, _), hypothesis in pairs}
+    pairs = zip(spoken, texts, strict=True)
+    found = {utterance.id: text for (utterance, _), text in pairs}
     references = {utterance.id: utterance.words for utterance, _ in spoken}
     try:
         return score_words(references, found, glm=read_rules(task.settings))
@@ -187,7 +240,12 @@ def _with_larger_model(
     """
     settings, lm = task.settings.decode, task.settings.directory("lm")
     options = NBestOptions(
-        most=settings.nbest, beam=settings.beam, lattice_beam=settings.lattice_beam
+        most=settings.nbest,
+        beam=settings.beam,
+        lattice_beam=settings.lattice_beam,
+        max_active=max(
+            2, settings.max_active // 2
+        ),  # at most twice the one-best's cost
     )
     paths = task.settings.kaldi.arpa or lm / "lm.arpa", lm / "large.arpa"
     try:
@@ -236,39 +294,99 @@ def _frame_accuracy(task: _Task) -> float:
     return sum(right for right, _ in pairs) / sum(total for _, total in pairs)
 
 
-def _decode_split(task: _Task, split: str, scale: float) -> int:
-    """Writes words and times; returns how many hypotheses are incomplete."""
+class _Decoded(NamedTuple):
+    """What is told of the decoding of a test set.
+
+    Attributes:
+        utterances: number of them.
+        incomplete: hypotheses that end in no sentence.
+        short_lists: those with fewer alternatives than `decode.nbest`.
+        single_lists: those with one alternative.
+        confidence: mean confidence of the words.
+        real_time_factor: seconds of one core for a second of speech, scores included.
+    """
+
+    utterances: int
+    incomplete: int
+    short_lists: int
+    single_lists: int
+    confidence: float
+    real_time_factor: float
+
+
+def _decode_split(task: _Task, split: str, scale: float) -> _Decoded:
+    """Writes words and times; returns what is told of them."""
     spoken = spoken_inputs(task.settings, split)
+    begin = time.perf_counter()
     found = [several[0] for several in _hypotheses(task, split, spoken, [scale])]
-    texts, times = [], []
-    for (utterance, _), hypothesis in zip(spoken, found, strict=True):
-        spelled = (letter for word in hypothesis.text for letter in letters_of(word))
-        texts.append(" ".join((utterance.id, *spelled)))
-        times += _ctm_lines(utterance, hypothesis)
+    seconds = (time.perf_counter() - begin) * min(task.settings.cores, len(spoken))
+    _write_words(task, split, [utterance for utterance, _ in spoken], found)
+    speech_s = sum(utterance.duration_s for utterance, _ in spoken)
+    decoded = _told(found, task.settings.decode.nbest, seconds / speech_s)
+    _say_decoded(split, decoded)
+    return decoded
+
+
+def _write_words(
+    task: _Task, split: str, spoken: Sequence[Utterance], found: Sequence[Hypothesis]
+) -> None:
+    texts, times, objects = [], [], []
+    for utterance, hypothesis in zip(spoken, found, strict=True):
+        words = _letters(utterance, hypothesis)
+        texts.append(" ".join((utterance.id, *(word.word for word in words))))
+        side = utterance.conversation, "AB"[utterance.channel]
+        times += [ctm_line(*side, word) for word in words]
+        objects.append(json_line(utterance.id, words))
     _write_lines(task.output / f"{split}.txt", texts)
     _write_lines(task.output / f"{split}.ctm", times)
-    incomplete = sum(not hypothesis.is_complete for hypothesis in found)
-    if incomplete:
+    _write_lines(task.output / f"{split}.words.jsonl", objects)
+
+
+def _told(found: Sequence[Hypothesis], nbest: int, factor: float) -> _Decoded:
+    sure = [word.confidence for hypothesis in found for word in hypothesis.words]
+    listed = [hypothesis.num_listed for hypothesis in found] if nbest else []
+    return _Decoded(
+        utterances=len(found),
+        incomplete=sum(not hypothesis.is_complete for hypothesis in found),
+        short_lists=sum(number < nbest for number in listed),
+        single_lists=sum(number == 1 for number in listed),
+        confidence=float(np.mean(sure)) if sure else 0.0,
+        real_time_factor=factor,
+    )
+
+
+def _say_decoded(split: str, decoded: _Decoded) -> None:
+    print(
+        f"  {split}: real-time factor {decoded.real_time_factor:.2g} of one core, mean "
+        f"confidence {decoded.confidence:.1%}",
+        flush=True,
+    )
+    if decoded.short_lists:
         print(
-            f"  WARNING: {split}: no sentence ends with the last frame in {incomplete} "
-            f"of {len(found)} utterances; their best unfinished path is taken. A "
-            "larger decode.beam may help",
+            f"  {split}: {decoded.short_lists} of {decoded.utterances} lists are "
+            f"shorter than decode.nbest, {decoded.single_lists} hold one entry; a "
+            "larger decode.lattice_beam lists more",
             flush=True,
         )
-    return incomplete
+    if decoded.incomplete:
+        print(
+            f"  WARNING: {split}: no sentence ends with the last frame in "
+            f"{decoded.incomplete} of {decoded.utterances} utterances; their best "
+            "unfinished path is taken. A larger decode.beam may help",
+            flush=True,
+        )
 
 
-def _ctm_lines(utterance: Utterance, hypothesis: Hypothesis) -> list[str]:
-    recording, channel = utterance.conversation, "AB"[utterance.channel]
-    lines = []
+def _letters(utterance: Utterance, hypothesis: Hypothesis) -> list[TimedWord]:
+    """The words with times in the recording; those of `i._b._m.` are its letters."""
+    words = []
     for word in hypothesis.words:
-        letters = letters_of(word.word)  # references have those of `i._b._m.` apart
+        letters = letters_of(word.word)  # references have them apart too
         duration_s = word.duration_s / len(letters)
         for place, letter in enumerate(letters):
             start_s = utterance.start_s + word.start_s + place * duration_s
-            times = f"{start_s:.2f} {duration_s:.2f}"
-            lines.append(f"{recording} {channel} {times} {letter}")
-    return lines
+            words.append(TimedWord(letter, start_s, duration_s, word.confidence))
+    return words
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:

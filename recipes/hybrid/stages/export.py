@@ -37,6 +37,7 @@ def export(settings: Settings, output: Path) -> None:
         states=states_of(settings),
         graph=settings.directory("graph"),
         adaptation=adaptation_of(settings),
+        least_fit=decoded.get("least_fit"),
     )
     try:
         write_files(parts, output, settings.export.onnx)

@@ -13,7 +13,7 @@ from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.experiment import Experiment
 from lightning_adpsgd.asr.kaldi.model import Transitions
 from lightning_adpsgd.files import write_json
-from recipes.hybrid.data.kaldi import find_kaldi
+from recipes.hybrid.data.kaldi import find_kaldi, names_of
 from recipes.hybrid.data.labels import ALIGNED_SPLITS
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
@@ -53,11 +53,18 @@ def _import(
     store = FrameStore(settings.directory("features") / split)
     path = output / split / "labels.npy"
     try:
-        imported = import_labels(found.alignments, transitions, store, path)
+        imported = import_labels(
+            found.alignments,
+            transitions,
+            store,
+            path,
+            names=names_of(settings, store),
+            least_coverage=settings.kaldi.least_coverage,
+        )
     except KaldiError as error:
         remedy = "kaldi.more_alignments=DIR names folders with further alignments"
         raise KaldiError(f"{split}: {error}; {remedy}") from error
-    print(f"  {split}: {imported.num_labelled} frames labelled")
+    print(f"  {split}: {imported.num_labelled} frames labelled, {imported.coverage}")
     for line in imported.skipped.report():
         print(f"  WARNING: {split}: {line}", flush=True)
     return imported

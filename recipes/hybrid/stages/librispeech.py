@@ -23,6 +23,7 @@ from lightning_adpsgd.asr.corpora.librispeech import (
 from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.sound.channels import ChannelError, SoundFacts, read_facts
 from lightning_adpsgd.files import write_json, written_whole
+from recipes.hybrid.data.directories import write_directories
 from recipes.hybrid.data.discs import REPORT
 from recipes.hybrid.data.selection import hold_out
 from recipes.hybrid.data.splits import say_splits, write_splits
@@ -88,6 +89,7 @@ def prepare(settings: Settings, output: Path) -> None:
     tests = {split: splits[split] for split in TEST_SPLITS if splits.get(split)}
     every = {"train": train, "dev": dev, **tests}
     write_splits(output, every)
+    write_directories(output, every)
     with written_whole(output / "sexes.txt") as file:
         file.writelines(
             f"{name} {sex}\n" for name, sex in sorted(library.sexes.items())

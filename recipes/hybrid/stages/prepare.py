@@ -40,6 +40,7 @@ from lightning_adpsgd.asr.corpora.sources import (
 from lightning_adpsgd.asr.corpora.turns import Turn, all_lines
 from lightning_adpsgd.asr.language.lexicon import read_entries
 from lightning_adpsgd.files import written_whole
+from recipes.hybrid.data.directories import write_directories
 from recipes.hybrid.data.discs import discs_of, read_recordings
 from recipes.hybrid.data.inspection import Recording
 from recipes.hybrid.data.selection import (
@@ -77,6 +78,7 @@ def prepare(settings: Settings, output: Path) -> None:
     for source, name in ((discs.stm, "eval.stm"), (discs.glm, "eval.glm")):
         if source is not None:
             _copy_text(source, output / name)
+    write_directories(output, splits)
     missing = sorted(PARTS.keys() - splits.keys())
     warnings = (
         [f"WARNING: no test utterances for {', '.join(missing)}"] if missing else []

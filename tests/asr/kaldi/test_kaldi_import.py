@@ -26,7 +26,8 @@ from lightning_adpsgd.asr.search.decoding import (
     SearchOptions,
     decode_all,
 )
-from lightning_adpsgd.asr.search.nbest import NBestOptions, word_paths
+from lightning_adpsgd.asr.search.lattice import SearchGraph
+from lightning_adpsgd.asr.search.nbest import NBestOptions, list_words
 from lightning_adpsgd.asr.sound.features import num_frames
 from tests.asr.kaldi_files import (
     NUM_PDFS,
@@ -84,7 +85,9 @@ def test_labels_are_the_pdfs_of_the_alignment(tmp_path, transitions):
     write_alignments(first, {"u2": [2, 1, 4, 3, 6, 5], "other": [1]}, text=True)
     write_alignments(second, {"u1": [2, 1, 8], "u3": [2] * 5, "u4": [2, 8, 10, 9]})
     labels = tmp_path / "labels.npy"
-    imported = import_labels([first, second], transitions, store, labels)
+    imported = import_labels(
+        [first, second], transitions, store, labels, least_coverage=0.6
+    )
     found = np.load(labels).tolist()
     assert found[0:3] == [0, 0, 1]
     assert found[3:7] == [0, 0, 1, 1]  # two labels too many are cut
@@ -92,6 +95,7 @@ def test_labels_are_the_pdfs_of_the_alignment(tmp_path, transitions):
     assert found[9:15] == [0, 0, 1, 3, 3, 3]  # two too few: one at either end
     assert found[15:20] == [IGNORE] * 5
     assert imported.num_labelled == 13
+    assert imported.coverage == "3 of 5 utterances (60.0%) have labels"
     assert imported.counts.tolist() == [6, 4, 0, 3]
     skipped = imported.skipped
     assert skipped.counts == {
@@ -236,17 +240,22 @@ def test_alternatives_are_those_of_the_graph_over_ids(graph_folder, transitions,
     found = decoder.alternatives(matrix, 0.5, wide)
     spread = np.ascontiguousarray(matrix[:, transitions.pdf[1:]] * np.float32(0.5))
     labels = {label: word for word, label in WORDS.items()}
+    listed = list_words(SearchGraph(hclg()), spread, wide)
+    assert listed is not None
     expected = {
-        tuple(labels[label] for label in path.outputs): path
-        for path in word_paths(hclg(), spread, wide)
+        tuple(labels[label] for label in words): cost for words, cost in listed.entries
     }
     assert len(found) == len(expected) > 3
     for one in found:
-        path = expected[one.hypothesis.text]
-        assert one.cost == pytest.approx(path.cost, abs=1e-3)
-        end = max((w.start_s + w.duration_s for w in one.hypothesis.words), default=0.0)
+        assert one.cost == pytest.approx(expected[one.text], abs=1e-3)
+        timed = one.timed()
+        assert timed.text == one.text
+        end = max((w.start_s + w.duration_s for w in timed.words), default=0.0)
         assert end <= 0.12 + 1e-9
-    assert found[0].hypothesis == decoder.decode(matrix, 0.5)
+    assert found[0].timed() == decoder.decode(matrix, 0.5)
+    sure = decoder.decode_confidently(matrix, 0.5)
+    assert sure.text == found[0].text
+    assert all(0 < word.confidence <= 1 for word in sure.words)
 
 
 def test_graphs_of_both_kinds_are_read(tmp_path, transitions):

@@ -214,7 +214,7 @@ def test_words_and_times_are_those_of_latgen_faster_mapped(experiment: Path):
         hypothesis = decoder.decode(matrix, SCALE)
         found = [
             (word, round(start_s * 100), round(duration_s * 100))
-            for word, start_s, duration_s in hypothesis.words
+            for word, start_s, duration_s, _ in hypothesis.words
         ]
         assert hypothesis.is_complete
         assert found == expected.get(name, [])

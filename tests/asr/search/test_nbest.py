@@ -16,8 +16,16 @@ from lightning_adpsgd.asr.search.decoding import (
     TimedWord,
 )
 from lightning_adpsgd.asr.search.graphs import decoding_graph
-from lightning_adpsgd.asr.search.nbest import NBestOptions, word_paths
-from lightning_adpsgd.asr.search.rescoring import Weighed, Weights, best, weigh
+from lightning_adpsgd.asr.search.lattice import SearchGraph
+from lightning_adpsgd.asr.search.nbest import NBestOptions, list_words
+from lightning_adpsgd.asr.search.rescoring import (
+    RescoringDecoder,
+    Weighed,
+    Weights,
+    best,
+    confidences,
+    weigh,
+)
 from tests.asr import digits
 
 WORDS = ["one", "two", "nine"]
@@ -50,12 +58,12 @@ def likelihoods(speaker) -> np.ndarray:
 
 def test_the_first_is_what_a_search_for_the_best_finds(decoder, likelihoods):
     first = decoder.alternatives(likelihoods, SCALE, NBestOptions())[0]
-    assert first.hypothesis == decoder.decode(likelihoods, SCALE)
+    assert first.timed() == decoder.decode(likelihoods, SCALE)
 
 
 def test_word_sequences_differ_and_become_dearer(decoder, likelihoods):
     found = decoder.alternatives(likelihoods, SCALE, WIDE)
-    texts = [one.hypothesis.text for one in found]
+    texts = [one.text for one in found]
     assert len(set(texts)) == len(texts) > 10
     costs = [one.cost for one in found]
     assert costs == sorted(costs)
@@ -66,15 +74,15 @@ def test_each_has_the_cost_and_the_times_of_the_best_path_of_its_words(
 ):
     found = decoder.alternatives(likelihoods, SCALE, WIDE)
     uniform = math.log(len(WORDS) + 1)  # of each word and of the end
-    by_words = {one.hypothesis.text: one for one in found}
+    by_words = {one.text: one for one in found}
     for word in WORDS:
         alone = decoder_of(speaker, [word], tmp_path)
         # With one word in the grammar only its number is open.
         for one in alone.alternatives(likelihoods, SCALE, WIDE):
-            both = by_words.get(one.hypothesis.text)
+            both = by_words.get(one.text)
             if both is not None:
-                assert both.hypothesis == one.hypothesis
-                more = (uniform - math.log(2)) * (1 + len(one.hypothesis.words))
+                assert both.timed() == one.timed()
+                more = (uniform - math.log(2)) * (1 + len(one.text))
                 assert both.cost == pytest.approx(one.cost + more, abs=1e-2)
     singles = [text for text in by_words if len(set(text)) == 1]
     assert len(singles) >= 3
@@ -88,16 +96,19 @@ def test_there_are_no_more_than_asked_for(decoder, likelihoods):
 def test_of_a_lattice_too_large_there_is_the_best_alone(decoder, likelihoods):
     options = NBestOptions(beam=200.0, lattice_beam=100.0, max_states=3)
     [only] = decoder.alternatives(likelihoods, SCALE, options)
-    assert only.hypothesis == decoder.decode(likelihoods, SCALE)
+    assert only.timed() == decoder.decode(likelihoods, SCALE)
 
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_no_words_have_the_cost_of_their_path(most):
     silence = kaldifst.compile("0 1 1 0 0.5\n1 0.25\n")
     scaled = np.array([[-2.0]], np.float32)
-    [only] = word_paths(silence, scaled, NBestOptions(most=most))
-    assert only.outputs == []
-    assert only.cost == pytest.approx(0.5 + 2.0 + 0.25)
+    found = list_words(SearchGraph(silence), scaled, NBestOptions(most=most))
+    assert found is not None
+    [(words, cost)] = found.entries
+    assert words == []
+    assert cost == pytest.approx(0.5 + 2.0 + 0.25)
+    assert found.path(0).inputs == [1]
 
 
 def test_no_frames_have_no_alternatives(speaker, decoder):
@@ -120,8 +131,9 @@ def test_options_that_cannot_be_are_refused(arguments, message):
 # --- rescoring
 
 
-def said(text: str) -> Hypothesis:
-    return Hypothesis(tuple(TimedWord(word, 0.0, 0.1) for word in text.split()), True)
+def said(text: str, cost: float) -> Alternative:
+    words = tuple(TimedWord(word, 0.0, 0.1) for word in text.split())
+    return Alternative(tuple(text.split()), cost, lambda: Hypothesis(words, True))
 
 
 def models() -> tuple[NgramModel, NgramModel]:
@@ -131,7 +143,7 @@ def models() -> tuple[NgramModel, NgramModel]:
 
 def test_the_gain_is_the_difference_of_the_models():
     small, large = models()
-    [one] = weigh([Alternative(said("a b"), 7.0)], small, large)
+    [one] = weigh([said("a b", 7.0)], small, large)
     expected = large.log10_of_sentence("ab") - small.log10_of_sentence("ab")
     assert one.cost == 7.0
     assert one.gain == pytest.approx(expected * math.log(10))
@@ -142,14 +154,14 @@ def test_the_larger_model_alone_takes_the_place_of_the_small_one(text: str):
     small, large = models()
     acoustic = 3.0
     cost = acoustic - small.log10_of_sentence(text.split()) * math.log(10)
-    [one] = weigh([Alternative(said(text), cost)], small, large)
+    [one] = weigh([said(text, cost)], small, large)
     expected = acoustic - large.log10_of_sentence(text.split()) * math.log(10)
     assert one.cost - one.gain == pytest.approx(expected)
 
 
 def test_the_weights_decide():
-    ones = [Weighed(said("a"), 10.0, 0.0), Weighed(said("a b c"), 11.0, 4.0)]
-    short, long = ones[0].hypothesis, ones[1].hypothesis
+    ones = [Weighed(("a",), 10.0, 0.0), Weighed(("a", "b", "c"), 11.0, 4.0)]
+    short, long = ones[0].text, ones[1].text
     cases = itertools.product((0.0, 0.2, 0.3, 1.0), (-1.0, 0.0, 2.0))
     for large, penalty in cases:
         is_long = -11 + 4 * large - 3 * penalty > -10 - penalty
@@ -158,11 +170,31 @@ def test_the_weights_decide():
 
 def test_a_word_that_the_larger_model_lacks_is_not_chosen():
     small, large = estimate([["a", "new"]], 1), estimate([["a"]], 2)
-    found = weigh(
-        [Alternative(said("new"), 1.0), Alternative(said("a"), 9.0)], small, large
-    )
-    assert best(found, Weights(1.0, 0.0)).text == ("a",)
+    found = weigh([said("new", 1.0), said("a", 9.0)], small, large)
+    assert best(found, Weights(1.0, 0.0)) == ("a",)
 
 
 def test_of_nothing_the_best_is_nothing():
-    assert best([], Weights(1.0, 0.0)) == Hypothesis((), False)
+    assert best([], Weights(1.0, 0.0)) == ()
+
+
+def test_a_word_is_as_sure_as_the_lists_that_have_it():
+    # Scores 0, -ln 2, -ln 4: posteriors 4/7, 2/7, 1/7.
+    ones = [
+        Weighed(("a", "b", "c"), 1.0, 0.0),
+        Weighed(("a", "c"), 1.0 + math.log(2), 0.0),
+        Weighed(("x", "b", "c"), 1.0 + math.log(4), 0.0),
+    ]
+    assert confidences(ones, Weights()) == pytest.approx([6 / 7, 5 / 7, 1.0])
+
+
+def test_the_words_of_a_rescored_list_have_confidence_and_times(decoder, likelihoods):
+    small = estimate([WORDS], 1)
+    rescoring = RescoringDecoder(decoder, NBestOptions(), small, small)
+    found = rescoring.decode(likelihoods, SCALE)
+    best = decoder.decode(likelihoods, SCALE)
+    without = [word._replace(confidence=1.0) for word in found.words]
+    assert tuple(without) == best.words
+    assert all(0 < word.confidence <= 1 for word in found.words)
+    empty = np.zeros((0, likelihoods.shape[1]), np.float32)
+    assert rescoring.decode(empty, SCALE) == Hypothesis((), False)

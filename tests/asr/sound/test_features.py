@@ -8,6 +8,7 @@ import torchaudio
 
 from lightning_adpsgd.asr.sound.features import (
     CONTEXT,
+    Normalisation,
     add_differences,
     log_mel,
     normalise_side,
@@ -134,3 +135,17 @@ def test_the_order_of_loudness_within_a_side_stays():
 def test_a_constant_side_becomes_zero_rather_than_nan():
     (frames,) = normalise_side([torch.full((10, 3), 4.0)])
     assert torch.equal(frames, torch.zeros(10, 3))
+
+
+def test_the_statistics_of_parts_are_those_of_the_whole():
+    dice = torch.Generator().manual_seed(0)
+    parts = [torch.randn(n, 5, generator=dice) * 9 + 40 for n in (3, 200, 1)]
+    whole = torch.cat(parts).double()
+    found = Normalisation.of(parts)
+    assert torch.allclose(found.mean, whole.mean(dim=0), rtol=1e-12)
+    assert torch.allclose(found.deviation, whole.std(dim=0, correction=0), rtol=1e-12)
+
+
+def test_no_frames_have_no_statistics():
+    with pytest.raises(ValueError, match="must hold a frame"):
+        Normalisation.of([torch.zeros(0, 4)])

@@ -43,3 +43,15 @@ def test_long_speech_is_cut_at_quiet_frames_without_loss(seed: int):
     assert [first for first, _ in found] == [0, *(frame + 1 for frame in quiet)]
     assert found[-1][1] == 5000
     assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
+
+
+def test_digital_silence_is_no_speech():
+    assert find_segments(np.zeros(20_000)) == []
+
+
+def test_a_word_in_a_long_digital_silence_is_found():
+    found = find_segments(level((30_000, 0.0), (60, 12.0), (30_000, 0.0)), margin=25)
+    assert len(found) == 1
+    first, last = found[0]
+    assert 29_960 <= first < 30_000
+    assert 30_060 < last <= 30_100

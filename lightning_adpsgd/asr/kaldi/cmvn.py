@@ -1,0 +1,96 @@
+"""Kaldi's normalisation of features by speaker (`cmvn.scp`), applied as they are read.
+
+    x'(t) = x(t) - m,    with variances: x'(t) = (x(t) - m) / s
+
+A speaker's statistics are a matrix [2, dims + 1]: sums and number of frames, then sums
+of squares. Those of `compute_cmvn_stats.sh --fake` leave features as they are.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from lightning_adpsgd.asr.kaldi.archives import read_matrices
+from lightning_adpsgd.asr.kaldi.errors import KaldiError
+
+_LEAST_VARIANCE = 1e-20  # as Kaldi's
+_STATISTICS = 2
+
+
+class Cmvn:
+    """The means and deviations of the speakers of a data directory.
+
+    Args:
+        folder: Holds `cmvn.scp`, and `utt2spk` where speakers are not utterances.
+        with_variance: Whether deviations are normalised too, `--norm-vars=true`.
+
+    Raises:
+        KaldiError: A file is damaged.
+    """
+
+    def __init__(self, folder: Path, *, with_variance: bool = False) -> None:
+        self._table = folder / "cmvn.scp"
+        self._speakers = dict(_speakers(folder / "utt2spk"))
+        self._with_variance = with_variance
+        self._statistics = dict(read_matrices(self._table))
+
+    def apply(self, utterance: str, features: np.ndarray) -> np.ndarray:
+        """Normalises features [frames, dims] of an utterance, float32.
+
+        Raises:
+            KaldiError: Its speaker has no statistics, or of other dimensions.
+        """
+        speaker = self._speakers.get(utterance, utterance)
+        sums = self._statistics.get(speaker)
+        if sums is None:
+            raise KaldiError(
+                f"{self._table}: no statistics of the speaker {speaker} of utterance "
+                f"{utterance}; take the table away if features are normalised"
+            )
+        if sums.shape != (_STATISTICS, features.shape[1] + 1):
+            wanted = [_STATISTICS, features.shape[1] + 1]
+            raise KaldiError(
+                f"{self._table}: statistics of {speaker} must be {wanted}, got "
+                f"{list(sums.shape)}"
+            )
+        return self._normalised(sums.astype(np.float64), features)
+
+    def _normalised(self, sums: np.ndarray, features: np.ndarray) -> np.ndarray:
+        count = max(1.0, sums[0, -1])
+        mean = sums[0, :-1] / count
+        centred = features - mean
+        if self._with_variance:
+            variance = sums[1, :-1] / count - mean**2
+            centred /= np.sqrt(np.maximum(variance, _LEAST_VARIANCE))
+        return centred.astype(np.float32)
+
+
+def cmvn_beside(source: str | Path, options: Path | None = None) -> Cmvn | None:
+    """The statistics beside a table `feats.scp`; None where there are none.
+
+    Args:
+        source: Table or archive, as for `archives.read_matrices`.
+        options: `cmvn_opts` of an experiment; without it variances stay as they are.
+
+    Raises:
+        KaldiError: A file is damaged.
+    """
+    table = Path(str(source).removeprefix("scp:"))
+    if table.name != "feats.scp" or not (table.parent / "cmvn.scp").exists():
+        return None
+    has_options = options is not None and options.exists()
+    chosen = options.read_text(encoding="utf-8") if options and has_options else ""
+    return Cmvn(table.parent, with_variance="--norm-vars=true" in chosen.split())
+
+
+def _speakers(path: Path) -> Iterator[tuple[str, str]]:
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        fields = line.split()
+        if len(fields) != 2:
+            problem = f"expected `utterance speaker`, got {line[:60]!r}"
+            raise KaldiError(f"{path}:{number}: {problem}")
+        yield fields[0], fields[1]

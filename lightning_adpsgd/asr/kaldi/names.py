@@ -1,0 +1,191 @@
+"""Which utterance a name of Kaldi's means: by recording, side and times.
+
+Kaldi's recipes build names in several ways. `sw02001-A_000098-001156` rounds halves up,
+`en_4156-A_030185-030248` cuts times off, and `fe_03_00001-A-000398-000476` also writes
+a hyphen before them. So a name that is not found as it stands is taken apart, and the
+utterance of the same recording and side is meant whose begin and end are each within
+10 ms. Names that tell no times are looked up in the `segments` of a data directory.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lightning_adpsgd.asr.kaldi.errors import KaldiError
+
+TOLERANCE_CS = 1.0
+LEAST_COVERAGE = 0.95
+NUM_NAMED = 10
+_ROUNDING = 1e-6
+_NAME = re.compile(
+    r"(sp[\d.]+-)?(.+)[-_]([AB12])[-_](\d{4,8})[-_](\d{4,8})", re.IGNORECASE
+)
+_SIDE = re.compile(r"(.+)[-_]([AB12])", re.IGNORECASE)
+_SWITCHBOARD = re.compile(r"sw0*(\d+)")
+
+
+class Side(NamedTuple):
+    """One side of a recording, at one speed.
+
+    Attributes:
+        recording: Stem in lower case, Switchboard's without leading zeros: `sw2001`.
+        channel: 0 for A, 1 for B.
+        speed: Prefix of a copy at another speed, `sp0.9-`; empty for others.
+    """
+
+    recording: str
+    channel: int
+    speed: str = ""
+
+
+class Span(NamedTuple):
+    """A stretch of a side, in hundredths of a second."""
+
+    side: Side
+    start_cs: float
+    end_cs: float
+
+    def distance_cs(self, other: "Span") -> float:
+        """The larger one of the distances between begins and between ends."""
+        start, end = self.start_cs - other.start_cs, self.end_cs - other.end_cs
+        return max(abs(start), abs(end))
+
+
+def parse_name(name: str) -> Span | None:
+    """The stretch that a name tells; None where it tells none."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    speed, recording, channel, start, end = match.groups()
+    side = side_of(recording, channel, (speed or "").lower())
+    return Span(side, int(start), int(end))
+
+
+def side_of(recording: str, channel: str, speed: str = "") -> Side:
+    """The side of a recording; channels are A and B, or 1 and 2."""
+    stem = recording.lower()
+    if match := _SWITCHBOARD.fullmatch(stem):
+        stem = f"sw{match[1]}"
+    return Side(stem, "AB12".index(channel.upper()) % 2, speed)
+
+
+class Names:
+    """The utterances of a store, by the names that Kaldi may give them.
+
+    Args:
+        ids: The names here.
+        spans: Stretches of names that tell no times, from `read_segments`.
+    """
+
+    def __init__(
+        self, ids: Iterable[str], spans: Mapping[str, Span] | None = None
+    ) -> None:
+        self._ids = {str(name) for name in ids}
+        self._spans = spans or {}
+        self._by_start: dict[tuple[Side, int], list[str]] = {}
+        for name in sorted(self._ids):
+            if span := parse_name(name):
+                key = span.side, int(span.start_cs)
+                self._by_start.setdefault(key, []).append(name)
+
+    def find(self, name: str) -> str | None:
+        """The name here of an utterance of Kaldi's; None if there is no such one."""
+        if name in self._ids:
+            return name
+        for span in (parse_name(name), self._spans.get(name)):
+            if span is not None and (found := self._nearest(span)):
+                return found
+        return None
+
+    def _nearest(self, span: Span) -> str | None:
+        near = (
+            (span.distance_cs(found), name)
+            for name in self._beginning_near(span)
+            if (found := parse_name(name))
+        )
+        distance, name = min(near, default=(math.inf, ""))
+        return name if distance <= TOLERANCE_CS + _ROUNDING else None
+
+    def _beginning_near(self, span: Span) -> Iterator[str]:
+        first = math.floor(span.start_cs - TOLERANCE_CS)
+        for start in range(first, math.ceil(span.start_cs + TOLERANCE_CS) + 1):
+            yield from self._by_start.get((span.side, start), ())
+
+
+def read_segments(folder: Path) -> dict[str, Span]:
+    """The utterances of a data directory of Kaldi's, by name.
+
+    `segments` has their times, and `reco2file_and_channel`, where there is one, tells
+    which side a recording is.
+
+    Raises:
+        KaldiError: There is no `segments`, or a line cannot be read.
+    """
+    sides = dict(_sides(folder))
+    spans = {}
+    for where, fields in _lines(folder / "segments", 4):
+        name, recording, *times = fields
+        side = sides.get(recording) or _named_side(recording, where)
+        try:
+            start_cs, end_cs = (100 * float(time) for time in times)
+        except ValueError as error:
+            raise KaldiError(f"{where}: expected two times, got {times}") from error
+        spans[name] = Span(side, start_cs, end_cs)
+    return spans
+
+
+def _named_side(recording: str, where: str) -> Side:
+    match = _SIDE.fullmatch(recording)
+    if match is None:
+        raise KaldiError(
+            f"{where}: no side in the recording {recording!r}; expected a name like "
+            "sw02001-A, or a line of reco2file_and_channel"
+        )
+    return side_of(*match.groups())
+
+
+def _sides(folder: Path) -> Iterator[tuple[str, Side]]:
+    path = folder / "reco2file_and_channel"
+    if not path.exists():
+        return
+    for where, (recording, file, channel) in _lines(path, 3):
+        if channel.upper() not in tuple("AB12"):
+            raise KaldiError(f"{where}: expected channel A or B, got {channel!r}")
+        yield recording, side_of(file, channel)
+
+
+def _lines(path: Path, num_fields: int) -> Iterator[tuple[str, list[str]]]:
+    """Place and fields of each line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise KaldiError(f"{path}: {error.strerror}; expected a Kaldi file") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        fields = line.split()
+        if len(fields) != num_fields:
+            problem = f"expected {num_fields} fields, got {line[:60]!r}"
+            raise KaldiError(f"{path}:{number}: {problem}")
+        yield f"{path}:{number}", fields
+
+
+def check_coverage(
+    what: str, missing: Sequence[str], total: int, least: float = LEAST_COVERAGE
+) -> str:
+    """The share of utterances that are not missing, in words.
+
+    Raises:
+        KaldiError: It is below `least`; the message names the first ten.
+    """
+    share = 1 - len(missing) / max(1, total)
+    said = f"{total - len(missing)} of {total} utterances ({share:.1%}) have {what}"
+    if share >= least:
+        return said
+    more = f" and {len(missing) - NUM_NAMED} more" if len(missing) > NUM_NAMED else ""
+    raise KaldiError(
+        f"{said}, at least {least:.0%} must; missing: "
+        f"{', '.join(missing[:NUM_NAMED])}{more}. kaldi.data=DIR names directories "
+        "whose `segments` has the times of other names; kaldi.least_coverage=SHARE "
+        "goes on with fewer"
+    )

@@ -1,0 +1,74 @@
+"""Statistics of speakers are applied as Kaldi's `apply-cmvn` does it."""
+
+from pathlib import Path
+
+import kaldi_native_io
+import numpy as np
+import pytest
+
+from lightning_adpsgd.asr.kaldi.cmvn import Cmvn, cmvn_beside
+from lightning_adpsgd.asr.kaldi.errors import KaldiError
+
+FEATURES = np.random.default_rng(0).normal(3, 2, (50, 4)).astype(np.float32)
+
+
+def statistics(features: np.ndarray) -> np.ndarray:
+    sums = [*features.sum(axis=0), len(features)]
+    return np.array([sums, [*(features**2).sum(axis=0), 0]], np.float32)
+
+
+def write(folder: Path, tables: dict[str, np.ndarray]) -> Path:
+    target = f"ark,scp:{folder / 'cmvn.ark'},{folder / 'cmvn.scp'}"
+    with kaldi_native_io.FloatMatrixWriter(target) as writer:
+        for speaker, sums in tables.items():
+            writer.write(speaker, sums)
+    (folder / "utt2spk").write_text("u1 s1\nu2 s2\n")
+    return folder
+
+
+@pytest.mark.parametrize("with_variance", [False, True])
+def test_a_speaker_has_mean_zero_and_deviation_one(tmp_path, with_variance):
+    folder = write(tmp_path, {"s1": statistics(FEATURES)})
+    found = Cmvn(folder, with_variance=with_variance).apply("u1", FEATURES)
+    expected = 1.0 if with_variance else FEATURES.std(axis=0)
+    assert found.mean(axis=0) == pytest.approx(0, abs=1e-5)
+    assert found.std(axis=0) == pytest.approx(expected, rel=1e-4)
+
+
+def test_fake_statistics_change_nothing(tmp_path):
+    fake = np.array([[0, 0, 0, 0, 1], [1, 1, 1, 1, 0]], np.float32)
+    cmvn = Cmvn(write(tmp_path, {"s1": fake}), with_variance=True)
+    assert np.array_equal(cmvn.apply("u1", FEATURES), FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("utterance", "features", "problem"),
+    [
+        ("u2", FEATURES, "no statistics of the speaker s2 of utterance u2"),
+        ("u1", FEATURES[:, :3], r"statistics of s1 must be \[2, 4\], got \[2, 5\]"),
+    ],
+)
+def test_statistics_that_do_not_fit_are_refused(tmp_path, utterance, features, problem):
+    cmvn = Cmvn(write(tmp_path, {"s1": statistics(FEATURES)}))
+    with pytest.raises(KaldiError, match=problem):
+        cmvn.apply(utterance, features)
+
+
+def test_they_are_found_beside_a_table_with_the_options_of_the_experiment(tmp_path):
+    write(tmp_path, {"s1": statistics(FEATURES)})
+    options = tmp_path / "cmvn_opts"
+    options.write_text("--norm-means=true --norm-vars=true\n")
+    source = f"scp:{tmp_path / 'feats.scp'}"
+    found = cmvn_beside(source, options)
+    assert found is not None
+    assert found.apply("u1", FEATURES).std(axis=0) == pytest.approx(1, rel=1e-4)
+    assert cmvn_beside(tmp_path / "ivector_online.scp", options) is None
+    (tmp_path / "cmvn.scp").unlink()
+    assert cmvn_beside(source, options) is None
+
+
+def test_a_broken_line_is_named(tmp_path):
+    folder = write(tmp_path, {"s1": statistics(FEATURES)})
+    (folder / "utt2spk").write_text("u1 s1\nu2\n")
+    with pytest.raises(KaldiError, match=r"utt2spk:2: expected `utterance speaker`"):
+        Cmvn(folder)
