@@ -311,6 +311,8 @@ def _issue_credentials(chosen: argparse.Namespace) -> None:
         f"made {chosen.out}: copy it to all machines of the job, keep it secret, and "
         f"set {FOLDER} to its path there"
     )
+
+
 # --- export
 
 
