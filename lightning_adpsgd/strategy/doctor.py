@@ -30,7 +30,6 @@ from lightning_adpsgd.transport.network_interfaces import (
 ENTRY_POINT = "lightning_adpsgd_names:install"
 SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _PATIENCE_S = 120.0
-_MALICIOUS = ("2.6.2", "2.6.3")
 _PROBE = """
 from lightning.pytorch.strategies import StrategyRegistry
 print(*StrategyRegistry)
@@ -55,7 +54,7 @@ def examine() -> Iterator[Finding]:
     yield _names(list(entry_points(group="torch.backends", name="lightning_adpsgd")))
     yield Finding("Python", f"{sys.version.split()[0]} at {sys.executable}")
     yield Finding("torch", torch.__version__, flawed_loader() or "")
-    yield _lightning(version("lightning"))
+    yield Finding("Lightning", version("lightning"))
     yield _gloo()
     yield _nccl()
     yield from _interfaces()
@@ -102,13 +101,6 @@ def _known_without_import() -> tuple[set[str], str]:
     )
     said = [line.strip() for line in ran.stderr.splitlines() if "Error" in line]
     return set(ran.stdout.split()), said[-1] if said else ""
-
-
-def _lightning(found: str) -> Finding:
-    if found in _MALICIOUS:
-        remedy = "a malicious upload (GHSA-w37p-236h-pfx3): remove it, change all keys"
-        return Finding("Lightning", found, remedy)
-    return Finding("Lightning", found)
 
 
 def _gloo() -> Finding:
