@@ -144,7 +144,7 @@ class Joining:
         Returns:
             Where those are whose weights it took; None if it keeps its own.
         """
-        judged_at = time.monotonic() + 2 * self._timeouts.heartbeat.silence_s
+        refused_since: float | None = None
         wait = self._new_wait(
             f"the weights of super-learners on the member list of {self._address}",
             "check whether this machine can reach their addresses, and what they print",
@@ -158,12 +158,23 @@ class Joining:
             if self._membership.members.by_number:
                 if (found := self._weights_for_all()) is not None:
                     return self._go_on_from(found)
-                # A dead one may still be on the list, and its port another's.
-                if self._refusal is not None and time.monotonic() > judged_at:
-                    raise self._refusal
+                refused_since = self._judge(refused_since)
             numbers = sorted(self._membership.members.by_number)
             none = f"none of {numbers} gave them" if numbers else "there is none"
             wait.go_on(self._membership.outage or none)
+
+    def _judge(self, refused_since: float | None) -> float | None:
+        """Raises a refusal that lasts; returns since when there is one.
+
+        One may pass: a dead member may still be on the list, and its port another's, or
+        two may have one number for a moment.
+        """
+        if self._refusal is None:
+            return None
+        since, now = refused_since, time.monotonic()
+        if since is not None and now - since > 2 * self._timeouts.heartbeat.silence_s:
+            raise self._refusal
+        return now if since is None else since
 
     def _is_first(self) -> bool:
         """Whether this island begins the job, as its first learner knows it.
