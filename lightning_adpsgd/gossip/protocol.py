@@ -5,9 +5,12 @@ virtual cluster (`timeline`) follow the same rules.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
+
+_MOST = 1 << 53
 
 
 class Position(NamedTuple):
@@ -22,6 +25,17 @@ class Position(NamedTuple):
     steps: int = 0
     samples: int = 0
     epochs: int = 0
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> "Position":
+        """Reads what a peer says.
+
+        Raises:
+            ValueError: A number is negative, or larger than any that is counted to.
+        """
+        if not all(0 <= number < _MOST for number in numbers):
+            raise ValueError(f"its position {[*numbers]} makes no sense")
+        return cls(*numbers)
 
 
 BEGINNING = Position()
