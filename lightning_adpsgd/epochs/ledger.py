@@ -161,11 +161,13 @@ class Ledger(NamedTuple):
         may_be_left = union(known.left, mine, *theirs.values())
         left = union(common(self.left, may_be_left), unheard)
         held_here = union(*self.held.values())
-        others = {**known.of_others(name), **self.awaited}
+        remembered, awaited = known.of_others(name), self.awaited
+        # What either remembers: whoever was there first may know of less.
         awaited = {
-            other: without(ranges, held_here)
-            for other, ranges in others.items()
-            if other not in {*self.held, name}
+            other: without(
+                union(remembered.get(other, ()), awaited.get(other, ())), held_here
+            )
+            for other in {*remembered, *awaited} - {*self.held, name}
         }
         held = {**self.held, name: common(told, mine)}
         return self._replace(left=left, held=held, awaited=awaited)

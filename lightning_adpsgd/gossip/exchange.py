@@ -209,20 +209,23 @@ class Lane:
         ]
         for value in values:
             self.channel.receive(value)
-        sums = torch.zeros(len(values) + 1, dtype=torch.int64, device="cpu")
+        sums = torch.zeros(len(values) + 2, dtype=torch.int64, device="cpu")
         self.channel.receive(sums)
-        if self.channel.open(sums) != [checksum(value) for value in values]:
-            reason = "they arrived damaged"
-            raise PeerLost(self.channel.peer, "pulling its weights", reason)
-        return Pulled(Position(*position.tolist()), values)
+        doing, came = "pulling its weights", [position, *values]
+        if self.channel.open(sums) != [checksum(tensor) for tensor in came]:
+            raise PeerLost(self.channel.peer, doing, "they arrived damaged")
+        try:
+            return Pulled(Position.of(position.tolist()), values)
+        except ValueError as error:
+            raise PeerLost(self.channel.peer, doing, str(error)) from error
 
     def give(self, position: Position) -> None:
         """Sends the weights for which the peer, just heard, has asked."""
         values = self._replica.snapshot()
         self.say(GRANT)
-        sums = torch.zeros(len(values) + 1, dtype=torch.int64, device="cpu")
-        write_seal(sums, [checksum(value) for value in values])
         numbers = torch.tensor(position, dtype=torch.int64, device="cpu")
+        sums = torch.zeros(len(values) + 2, dtype=torch.int64, device="cpu")
+        write_seal(sums, [checksum(tensor) for tensor in (numbers, *values)])
         for tensor in (numbers, *values, sums):
             self.channel.wait([self.channel.post_send(tensor)])
 

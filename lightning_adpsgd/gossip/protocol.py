@@ -5,6 +5,7 @@ virtual cluster (`timeline`) follow the same rules.
 """
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 # A median of a few is not that of an epoch's end, which takes many times a step.
 _NUM_STEPS, _SHARE_OF_STEP = 5, 0.25
+_MOST = 1 << 53
 
 
 class Position(NamedTuple):
@@ -26,6 +28,17 @@ class Position(NamedTuple):
     steps: int = 0
     samples: int = 0
     epochs: int = 0
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> "Position":
+        """Reads what a peer says.
+
+        Raises:
+            ValueError: A number is negative, or larger than any that is counted to.
+        """
+        if not all(0 <= number < _MOST for number in numbers):
+            raise ValueError(f"its position {[*numbers]} makes no sense")
+        return cls(*numbers)
 
 
 BEGINNING = Position()

@@ -41,7 +41,6 @@ from lightning_adpsgd.transport.base import PeerLost, lane_of
 from lightning_adpsgd.transport.links import (
     Address,
     LinkTransport,
-    PeerInfo,
     Refused,
     evidence_of,
     probe,
@@ -183,24 +182,15 @@ class Connections:
             return future.result(max(0.0, deadline - time.monotonic()))
         except (PeerLost, TimeoutError) as error:
             _log.info("%s gave no weights: %s", member, error)
-            self._forget_dial(number, isinstance(error, PeerLost))
+            has_broken = isinstance(error, PeerLost)
+            with self._dialing:
+                # So that the next pull dials anew: before the start no thread does.
+                if has_broken or not self._thread.is_alive():
+                    self._hang_up_on(self._dialed & {number})
             return None
         finally:
             self._temporary.discard(number)
             self.wake()
-
-    def _forget_dial(self, number: int, is_lost: bool) -> None:
-        """Lets the next pull dial a member anew; before the start no thread does."""
-        with self._dialing:
-            if number in self._dialed and (is_lost or not self._thread.is_alive()):
-                self._hang_up_on([number])
-
-    def objection(self, dialer: PeerInfo) -> str:
-        """Why a member may not ask this island; empty if it may."""
-        listed = self._membership.members.by_number.get(dialer.member)
-        if listed is None or listed.incarnation == dialer.incarnation:
-            return ""
-        return f"the member list has another incarnation as {listed}"
 
     # --- the thread
 

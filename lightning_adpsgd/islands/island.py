@@ -14,15 +14,12 @@ cannot be reached, nor for the rendezvous. The mean that is validated and saved 
 of the islands which answer within a short time.
 """
 
-import json
 import logging
-import os
 import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -33,19 +30,9 @@ from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members as LiveMembers
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position, Pulled
 from lightning_adpsgd.islands.connections import Connections
-from lightning_adpsgd.islands.mean import (
-    Mean,
-    Total,
-    consensus_of,
-    mean_of,
-)
-from lightning_adpsgd.islands.members import (
-    Heartbeat,
-    Member,
-    MemberList,
-    ahead_of,
-    furthest_origin,
-)
+from lightning_adpsgd.islands.joining import Joining, Timeouts
+from lightning_adpsgd.islands.mean import Mean, Total, consensus_of
+from lightning_adpsgd.islands.members import Member
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.membership_reader import (
     Members,
@@ -53,7 +40,6 @@ from lightning_adpsgd.islands.membership_reader import (
     MembershipReader,
 )
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
-from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
@@ -68,37 +54,11 @@ from lightning_adpsgd.transport.links import (
     PeerInfo,
     Refused,
 )
-from lightning_adpsgd.transport.links.sockets import connect
-from lightning_adpsgd.transport.network_interfaces import VARIABLE, gloo_addresses
 
 _log = logging.getLogger(__name__)
 
-# A joiner takes the mean of no more than so many of its neighbours.
-_MOST_NEIGHBOURS = 4
 _GOODBYE_S, _DRAIN_S = 2.0, 5.0
-_LOOK_S, _GLANCE_S = 0.5, 0.01
-_FIRST_NOTICE_S = 2.0
-
-
-_HEARTBEAT = Heartbeat()
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """How long an island waits, and for what.
-
-    Args:
-        start: time for the rendezvous and the weights of others, at its start.
-        pull: time for the weights of one island, by a joiner or a validation.
-        mean: time for all islands together, when their mean is taken.
-        heartbeat: interval of heartbeats, and length of a silence.
-    """
-
-    start: timedelta = timedelta(minutes=30)
-    pull: timedelta = timedelta(seconds=20)
-    mean: timedelta = timedelta(seconds=60)
-    heartbeat: Heartbeat = _HEARTBEAT
-
+_LOOK_S = 0.5
 
 _TIMEOUTS = Timeouts()
 
@@ -145,9 +105,7 @@ class Island:
         self.engine = self._connections.engine
         self._listener: Listener | None = None
         self._rejoined_at: Position | None = None
-        self._origin = ""
-        self._refusal: Refused | None = None
-        self._num_looks = 0
+        self._joining: Joining | None = None
 
     def _make_membership(self) -> Members:
         heartbeat = self._timeouts.heartbeat
@@ -185,11 +143,12 @@ class Island:
         self.engine.members.position = position
         with ended_by_sigterm():
             self.membership.start()
-            self._await_number()
+            self._joining = joining = self._make_joining()
+            joining.await_number()
             self._take_number()
             self.engine.start()
-            self._listen()
-            self.started_from = self._take_up_weights()
+            self._listen(joining)
+            self.started_from = joining.take_up_weights()
             self.membership.enter(self._timeouts.pull.total_seconds())
         self._connections.start()
 
@@ -295,21 +254,6 @@ class Island:
 
     # --- how it comes in
 
-    def _await_number(self) -> None:
-        wait = self._new_wait(
-            f"the rendezvous at {self._address}",
-            f"start it with `python -m lightning_adpsgd rendezvous --port "
-            f"{self._address.port}` on {self._address.host}, and open that port in its "
-            "firewall",
-        )
-        while self.membership.member.number < 0:
-            wait.go_on(self.membership.outage)
-            self.membership.refresh(1.0)
-
-    def _new_wait(self, whom: str, remedy: str) -> "_Wait":
-        seconds = self._timeouts.start.total_seconds()
-        return _Wait(whom, remedy, seconds, self.engine.peers.raise_if_failed)
-
     def _make_transport(self) -> LinkTransport:
         info = PeerInfo(
             member=-1,
@@ -334,150 +278,42 @@ class Island:
         vectors, transport, node = self._vectors, self._transport, self._node
         return Gossip(vectors, transport, node, members, self._options)
 
+    def _make_joining(self) -> Joining:
+        return Joining(
+            self._vectors,
+            self._address,
+            self.membership,
+            self._connections,
+            self._schedule,
+            self._node,
+            self._store,
+            self._timeouts,
+            self._options.timeout,
+            self._take_number,
+        )
+
+    def _pull(self, number: int, seconds: float) -> Pulled | None:
+        with suppress(Refused):
+            return self._connections.pull(number, seconds)
+        return None
+
     def _take_number(self) -> None:
         self._connections.take_number()
         own = self.membership.member.number
         self.engine.members.circle = LiveSchedule.of(self._schedule, (), own)
 
-    def _listen(self) -> None:
-        here, on_lane = Address(self._own_address(), 0), self._connections.on_lane
-        self._listener = self._transport.listen(
-            here, on_lane, self._connections.objection
-        )
+    def _listen(self, joining: Joining) -> None:
+        here, on_lane = Address(joining.own_address(), 0), self._connections.on_lane
+        self._listener = self._transport.listen(here, on_lane, self._objection)
         self._store.set(f"address/{self._node.index}", str(self._listener.address))
         if self._node.index == 0:
             keys = [f"address/{index}" for index in range(self._node.size)]
-            addresses = tuple(self._published(key) for key in keys)
+            addresses = tuple(joining.published(key) for key in keys)
             self.membership.describe(addresses)
 
-    def _published(self, key: str) -> str:
-        """What a learner of this island has written; looks often, for signals' sake."""
-        limit = self._options.timeout.total_seconds()
-        remedy = "see what the other learners of this island print"
-        check = self.engine.peers.raise_if_failed
-        wait = _Wait("the other learners of this island", remedy, limit, check)
-        while not self._store.check([key]):
-            wait.go_on(f"{key!r} is missing")
-            time.sleep(_GLANCE_S)
-        return self._store.get(key).decode()
-
-    def _own_address(self) -> str:
-        """The address of the chosen interface, or of that towards the rendezvous."""
-        if os.environ.get(VARIABLE) and (addresses := gloo_addresses()):
-            return addresses[0]
-        wait = self._new_wait(
-            f"a connection to the rendezvous at {self._address}",
-            f"see whether it still runs, or choose an interface with {VARIABLE}",
-        )
-        while True:
-            try:
-                with connect(Address(self._address.host, self._address.port)) as probe:
-                    return str(probe.getsockname()[0])
-            except OSError as error:
-                wait.go_on(str(error))
-                time.sleep(_LOOK_S)
-
-    def _take_up_weights(self) -> Position | None:
-        judged_at = time.monotonic() + 2 * self._timeouts.heartbeat.silence_s
-        wait = self._new_wait(
-            f"the weights of super-learners on the member list of {self._address}",
-            "check whether this machine can reach their addresses, and what they print",
-        )
-        while True:
-            self.membership.refresh(self._timeouts.pull.total_seconds())
-            self._take_number()
-            if self._is_first():
-                return None
-            self._refusal = None
-            if self.membership.members.by_number:
-                if (found := self._weights_for_all()) is not None:
-                    return self._take_up(found)
-                # A dead one may still be on the list, and its port another's.
-                if self._refusal is not None and time.monotonic() > judged_at:
-                    raise self._refusal
-            numbers = sorted(self.membership.members.by_number)
-            none = f"none of {numbers} gave them" if numbers else "there is none"
-            wait.go_on(self.membership.outage or none)
-
-    def _is_first(self) -> bool:
-        """Whether this island begins the job, as its first learner knows it.
-
-        All of its learners then know the same members.
-        """
-        self._num_looks += 1
-        key = f"others/{self._num_looks}"
-        if self._node.index == 0:
-            empty = not self.membership.members.by_number
-            wait_s = self._timeouts.heartbeat.wait_s
-            first = empty and self.membership.found(wait_s + _LOOK_S)
-            words = json.dumps([first, self.membership.members.to_json()])
-            self._store.set(key, words)
-            return first
-        is_first, members = json.loads(self._published(key))
-        self.membership.members = MemberList.from_json(members)
-        return bool(is_first)
-
-    def _weights_for_all(self) -> Pulled | None:
-        """What this learner's shard begins with, if the others have theirs as well."""
-        found = self.weights_of_neighbours()
-        position = found.position if found is not None else BEGINNING
-        news = torch.tensor([found is None, *position], dtype=torch.int64)
-        self._node.agree(news, self._options.timeout)
-        misses, *furthest = news.tolist()
-        if found is None or misses:
-            return None
-        return found._replace(position=Position(*furthest))
-
-    def _take_up(self, found: Pulled) -> Position | None:
-        self.membership.descend_from(self._origin)
-        if found.position.steps < self.position.steps:
-            _log.info("this island is further than the others, and keeps its weights")
-            return None
-        self.engine.put(found.values)
-        gather_shards(self._vectors, self._node, self._options.timeout)
-        self.engine.members.position = found.position
-        return found.position
-
-    def _leads(self) -> bool:
-        """Whether the members are all of a training that is behind this island's."""
-        members, own = self.membership.members, self.membership.member
-        others = [one for n, one in members.by_number.items() if n != own.number]
-        foreign = bool(others) and all(one.is_foreign_to(own) for one in others)
-        steps, steps_of = self.position.steps, self.membership.steps_of
-        return foreign and ahead_of(own, steps, members, steps_of) is None
-
-    def weights_of_neighbours(self) -> Pulled | None:
-        """The mean of those next to whom this island will sit, as far as they answer.
-
-        If none does, what another one gives, the furthest first; None if none gives.
-        """
-        members, own = self.membership.members, self.membership.member.number
-        steps_of = self.membership.steps_of
-        self._origin = furthest_origin(members, steps_of)
-        same = [n for n in members.after(own) if self._descends(members.by_number[n])]
-        others = sorted(same, key=lambda n: (-steps_of.get(n, 0), n))
-        circle = LiveSchedule.of(self._schedule, others, own)
-        near = [n for n in others if n in circle.peers()][:_MOST_NEIGHBOURS]
-        found = [pulled for number in near if (pulled := self._pull_finite(number))]
-        if not found:
-            rest = (n for n in others if n not in near)
-            more = (self._pull_finite(number) for number in rest)
-            found = [pulled] if (pulled := next(filter(None, more), None)) else []
-        return mean_of(found) if found else None
-
-    def _descends(self, member: Member) -> bool:
-        return member.origin in ("", self._origin)
-
-    def _pull_finite(self, number: int) -> Pulled | None:
-        pulled = self._pull(number, self._timeouts.pull.total_seconds())
-        return pulled if pulled is not None and all_finite(pulled.values) else None
-
-    def _pull(self, number: int, seconds: float) -> Pulled | None:
-        try:
-            return self._connections.pull(number, seconds)
-        except Refused as error:
-            self._refusal = error
-            return None
+    def _objection(self, dialer: PeerInfo) -> str:
+        members = self.membership.members
+        return members.objection(dialer.member, dialer.incarnation)
 
     # --- what other threads call
 
@@ -492,9 +328,10 @@ class Island:
 
     def _rejoin(self) -> None:
         """After a stop of the whole process: first the others' weights, then in."""
-        if not self._was_stopped:
+        joining = self._joining
+        if not self._was_stopped or joining is None:
             return
-        if self._leads():
+        if joining.leads():
             self._was_stopped = False
             self.membership.enter()
             return
@@ -507,10 +344,10 @@ class Island:
             )
         origin = self.membership.member.origin
         # Nobody refuses the weights of another training to who says nothing of its own.
-        self.membership.descend_from("")
+        self.membership.describe(origin="")
         self._connections.take_number()
-        found = self.weights_of_neighbours()
-        self.membership.descend_from(origin if found is None else self._origin)
+        found = joining.weights_of_neighbours()
+        self.membership.describe(origin=origin if found is None else joining.origin)
         if found is not None:
             adopted = self.engine.adopt(found.values)
             while not (adopted.wait(_LOOK_S) or self._ended):
@@ -520,36 +357,3 @@ class Island:
             return
         self._was_stopped = False
         self.membership.enter()
-
-
-class _Wait:
-    """A wait at the start: says what for, for how long and what to do, and ends."""
-
-    def __init__(
-        self, whom: str, remedy: str, seconds: float, check: Callable[[], None]
-    ) -> None:
-        self._whom, self._remedy, self._check = whom, remedy, check
-        self._begin, self._seconds = time.monotonic(), seconds
-        self._notice_s = _FIRST_NOTICE_S
-
-    def go_on(self, reason: str) -> None:
-        """Returns while there is time.
-
-        Raises:
-            RuntimeError: The time is over; says what to do.
-        """
-        self._check()
-        waited = time.monotonic() - self._begin
-        if waited > self._seconds:
-            raise RuntimeError(
-                f"{self._whom} could not be had within {self._seconds:g} s: "
-                f"{reason or 'no answer'}. To mend it, {self._remedy}"
-            )
-        if waited >= self._notice_s:
-            self._notice_s = 2 * waited
-            _log.warning(
-                "nothing is trained yet: waiting for %s, since %.0f s and for at most "
-                "%g s (%s). To mend it, %s; Ctrl-C or SIGTERM ends the wait",
-                *(self._whom, waited, self._seconds, reason or "no answer yet"),
-                self._remedy,
-            )

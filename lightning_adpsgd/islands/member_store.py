@@ -9,6 +9,7 @@ Anyone who reaches the rendezvous can write there. What makes no sense, or with 
 is not signed by a holder of it, counts as absent, for the member that it is about.
 """
 
+import logging
 import secrets
 from collections.abc import Callable, Collection
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from torch._C._distributed_c10d import Store
 from lightning_adpsgd.islands.members import Beat, Member, MemberList
 from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
 from lightning_adpsgd.islands.signatures import Signatures
+
+_log = logging.getLogger(__name__)
 
 _TRIES = 100
 _MOST_DIGITS = 9
@@ -41,7 +44,7 @@ class MemberStore:
 
     def __init__(self, store: Store, signatures: Signatures) -> None:
         self.store, self._signatures = store, signatures
-        self._have_heartbeats = set[int]()
+        self._have_heartbeats, self._told = set[int](), False
         store.compare_set("version", "", "0")
 
     # --- the list
@@ -50,9 +53,17 @@ class MemberStore:
         """The list; what makes no sense is left out and counted."""
         text = self._text("members")
         try:
-            return Found(text, MemberList.from_json(text, self._is_genuine))
+            found = MemberList.from_json(text, self._is_genuine)
         except RendezvousUnreachable:
-            return Found(text, MemberList(num_invalid=1))
+            found = MemberList(num_invalid=1)
+        if found.num_invalid and not self._told:
+            _log.warning(
+                "%d rows of the member list make no sense, or are not signed with this "
+                "job's token: they are left out",
+                found.num_invalid,
+            )
+        self._told = found.num_invalid > 0
+        return Found(text, found)
 
     def change(self, known_epoch: int, edit: Edit) -> MemberList:
         """Edits the list, as often as others are faster; returns what it is then."""

@@ -123,6 +123,13 @@ class MemberList:
         found = self.by_number.get(member.number)
         return found is not None and found.incarnation == member.incarnation
 
+    def objection(self, number: int, incarnation: str) -> str:
+        """Returns why an incarnation may not take part as a number; empty if it may."""
+        listed = self.by_number.get(number)
+        if listed is None or listed.incarnation == incarnation:
+            return ""
+        return f"the member list has another incarnation as {listed}"
+
     def after(self, number: int) -> list[int]:
         """Returns the other members, from the one after a number, wrapping around."""
         numbers = sorted(self.by_number)
@@ -226,6 +233,18 @@ class SilenceWatch:
         self._silence_s = silence_s
         self._observed_at = 0.0
         self._seen: dict[str, tuple[str, float]] = {}
+        self._numbers: dict[str, int] = {}
+
+    def look(self, beats: Mapping[str, Beat | None], now: float) -> list[str]:
+        """Observes heartbeats of which only those that rise show life.
+
+        So an old one that somebody writes once more does not.
+        """
+        before, self._numbers = self._numbers, {}
+        for name, beat in beats.items():
+            found = None if beat is None else beat.number
+            self._numbers[name] = max(before.get(name, 0), found or 0)
+        return self.observe({n: str(k) for n, k in self._numbers.items()}, now)
 
     def observe(self, heartbeats: Mapping[str, str], now: float) -> list[str]:
         """Takes note of the heartbeats of the watched members.

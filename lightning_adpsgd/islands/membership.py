@@ -34,7 +34,11 @@ from lightning_adpsgd.islands.members import (
     SilenceWatch,
     ahead_of,
 )
-from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
+from lightning_adpsgd.islands.rendezvous import (
+    Rendezvous,
+    RendezvousAddress,
+    RendezvousUnreachable,
+)
 from lightning_adpsgd.islands.service import Service
 
 _log = logging.getLogger(__name__)
@@ -99,14 +103,13 @@ class Membership:
         self._was_in, self._was_stopped, self._unread = False, False, 0
         self._version, self._num_heartbeats, self._num_turns = b"", 0, 0
         self._watch = SilenceWatch(heartbeat.silence_s)
+        self._report = _OutageReport(rendezvous.address)
         self._store: MemberStore | None = None
-        self._counts: dict[str, int] = {}
         self._founds, self._empty_since = False, 0.0
-        self._num_invalid = 0
         self._service = Service("the thread that keeps the member list", fail)
         self.services = [self._service]
         self._dead, self._evicted = set[str](), set[str]()
-        self._last_turn = self._unreachable_since = time.monotonic()
+        self._last_turn = time.monotonic()
         self.list_read_at = self._last_turn
         self._began = self._last_turn, 0
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -147,15 +150,19 @@ class Membership:
             self._founds = False
             return self.is_in
 
-    def describe(self, addresses: tuple[str, ...]) -> None:
-        """Says where this island listens, before it enters."""
-        with self._state:
-            self.member = self.member._replace(addresses=addresses)
+    def describe(
+        self, addresses: tuple[str, ...] | None = None, origin: str | None = None
+    ) -> None:
+        """Says where this island listens, or whose training it goes on with.
 
-    def descend_from(self, origin: str) -> None:
-        """Says from whose training the weights are, before it enters."""
+        It does before this island enters.
+        """
         with self._state:
-            self.member = self.member._replace(origin=origin)
+            mine = self.member
+            self.member = mine._replace(
+                addresses=mine.addresses if addresses is None else addresses,
+                origin=mine.origin if origin is None else origin,
+            )
 
     def evict(self, member: Member) -> None:
         """Lets the thread evict a member that is known to be dead, at most once."""
@@ -195,14 +202,11 @@ class Membership:
                 self._state.notify_all()
                 if not goes_on:
                     return
-                if not (self._ending or self._is_urgent()):
+                is_fine = not (self.outage or self._service.has_just_failed)
+                has_more = (self._wanted and not self._was_in) or bool(self._dead)
+                if not (self._ending or (is_fine and has_more)):
                     self._rest()
         self._service.take(self._say_goodbye)
-
-    def _is_urgent(self) -> bool:
-        enters = self._wanted and not self._was_in
-        fine = not (self.outage or self._service.has_just_failed)
-        return fine and (enters or bool(self._dead))
 
     def _take_turn(self) -> None:
         self._began = time.monotonic(), self._steps()
@@ -211,7 +215,11 @@ class Membership:
         except RendezvousUnreachable as error:
             self._note_outage(str(error))
         else:
-            self._note_end_of_outage()
+            if self.outage:
+                # What stood still meanwhile was the rendezvous.
+                self._watch.forget()
+                self._report.end(len(self.members.by_number))
+            self.outage = ""
         self._note_stop_within_turn()
         self._last_turn = time.monotonic()
         self._on_turn()
@@ -237,7 +245,9 @@ class Membership:
             self._store = MemberStore(plain, self._rendezvous.signatures)
             self._empty_since = time.monotonic()
         store = self._store
-        if self.member.number < 0 or self._has_rival():
+        listed = self.members.by_number.get(self.member.number)
+        is_taken = listed is not None and not self.members.holds(self.member)
+        if self.member.number < 0 or (is_taken and not self._wanted):
             self._draw_number(store)
         self._show_heartbeat(store)
         version, silent = self._watch_others(store)
@@ -256,12 +266,6 @@ class Membership:
         with self._state:
             self._dead -= dead
 
-    def _has_rival(self) -> bool:
-        """Whether another has the number of this island, which is on no list yet."""
-        listed = self.members.by_number.get(self.member.number)
-        other = listed is not None and listed.incarnation != self.member.incarnation
-        return other and not self._wanted
-
     def _draw_number(self, store: MemberStore) -> None:
         number = store.draw_number()
         with self._state:
@@ -278,23 +282,12 @@ class Membership:
         if version == self._version and self._unread < _TURNS_BETWEEN_READS:
             return
         text, members = store.members()
-        self._tell_of_nonsense(members)
         if (not text or members.num_invalid) and self._was_in:
             known = dict(self.members.by_number)
             self._change(store, lambda old: known | old)
         else:
             self._adopt(store, members)
         self._version, self._unread = version, 0
-
-    def _tell_of_nonsense(self, members: MemberList) -> None:
-        if members.num_invalid and not self._num_invalid:
-            _log.warning(
-                "%d rows of the member list at %s make no sense, or are not signed "
-                "with this job's token: they are left out",
-                members.num_invalid,
-                self._rendezvous.address,
-            )
-        self._num_invalid = members.num_invalid
 
     def _take_place(self, store: MemberStore) -> None:
         self._note_stop_within_turn()
@@ -357,16 +350,9 @@ class Membership:
         """Returns the version of the list, and the incarnations that are silent."""
         watched = [self.members.by_number[number] for number in self._to_watch()]
         version, beats = store.beats(watched)
-        counts = {name: self._counts.get(name, 0) for name in beats}
-        for name, beat in beats.items():
-            # An old heartbeat that somebody writes once more shows no life.
-            if beat is not None and beat.number is not None:
-                counts[name] = max(counts[name], beat.number)
-        self._counts = counts
         seen = {one.number: beats[one.incarnation] for one in watched}
         self.steps_of = {n: beat.steps for n, beat in seen.items() if beat is not None}
-        texts = {name: str(count) for name, count in counts.items()}
-        return version, self._watch.observe(texts, time.monotonic())
+        return version, self._watch.look(beats, time.monotonic())
 
     def _to_watch(self) -> list[int]:
         others, members = self.members.after(self.member.number), self.members.by_number
@@ -408,31 +394,37 @@ class Membership:
     def _note_outage(self, reason: str) -> None:
         before, self.outage = self.outage, reason
         self._empty_since = time.monotonic()
-        if before:
-            return
-        self._unreachable_since = time.monotonic()
-        if self._was_in:
+        if not before:
+            self._report.begin(reason, goes_on=self._was_in)
+            self._on_change()
+
+
+class _OutageReport:
+    """What the log says of a rendezvous that is away."""
+
+    def __init__(self, address: RendezvousAddress) -> None:
+        self._address, self._since = address, 0.0
+
+    def begin(self, reason: str, goes_on: bool) -> None:
+        """It is away; whoever only begins waits for it, and says so elsewhere."""
+        self._since = time.monotonic()
+        if goes_on:
             _log.warning(
                 "the rendezvous at %s cannot be reached (%s): training goes on with "
                 "the known super-learners, and no other can join",
-                self._rendezvous.address,
+                self._address,
                 reason,
             )
-        self._on_change()
 
-    def _note_end_of_outage(self) -> None:
-        if self.outage:
-            # What stood still meanwhile was the rendezvous.
-            self._watch.forget()
-            seconds = time.monotonic() - self._unreachable_since
-            _log.warning(
-                "the rendezvous at %s is back after %.0f s, with %d super-learners on "
-                "its member list",
-                self._rendezvous.address,
-                seconds,
-                len(self.members.by_number),
-            )
-        self.outage = ""
+    def end(self, num_members: int) -> None:
+        """It is back."""
+        _log.warning(
+            "the rendezvous at %s is back after %.0f s, with %d super-learners on its "
+            "member list",
+            self._address,
+            time.monotonic() - self._since,
+            num_members,
+        )
 
 
 def _without(members: dict[int, Member], names: Collection[str]) -> dict[int, Member]:

@@ -91,11 +91,10 @@ class MembershipReader:
             self._state.wait_for(lambda: self.is_in or self.members.by_number, seconds)
             return self.is_in
 
-    def describe(self, addresses: tuple[str, ...]) -> None:
-        """Does nothing: the first learner says where the island listens."""
-
-    def descend_from(self, origin: str) -> None:
-        """Does nothing: the first learner says whose training it goes on with."""
+    def describe(
+        self, addresses: tuple[str, ...] | None = None, origin: str | None = None
+    ) -> None:
+        """Does nothing: the first learner says so for the island."""
 
     def evict(self, member: Member) -> None:
         """Does nothing: the first learner loses the member as well, and evicts it."""

@@ -12,6 +12,7 @@ import argparse
 import faulthandler
 import gc
 import json
+import math
 import random
 import resource
 import secrets
@@ -26,11 +27,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from lightning_adpsgd.epochs.ledger import Ledger
+from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.gossip.wire import Damaged, checksum, read_seal, write_seal
+from lightning_adpsgd.islands.members import Beat, MemberList
+from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
 from lightning_adpsgd.transport.base import PeerLost
+from lightning_adpsgd.transport.links import Address
 from lightning_adpsgd.transport.links.connection import Connection, make_header
 from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.links.handshake import (
@@ -212,7 +219,123 @@ def to_chunk(draw: random.Random) -> str:
     return "judged by parts"
 
 
-READERS = (to_listener, to_dialer, to_connection, to_chunk)
+OTHERS = (None, True, -1, 1 << 70, 1e308, math.nan, math.inf, "", "x" * 999, [], {})
+OTHERS += ([[]], "1.2.3.4:99999", "[::1]:7", [[3, 1]], [[0, 1 << 60]])
+
+
+def nonsense(draw: random.Random, found: Any, depth: int = 0) -> Any:
+    """A value of JSON, of which something at any depth is another one."""
+    if draw.random() < 0.15 or not isinstance(found, list | dict) or not found:
+        return draw.choice([found, *OTHERS])
+    if isinstance(found, dict):
+        key = draw.choice(list(found))
+        return {**found, key: nonsense(draw, found[key], depth + 1)}
+    place = draw.randrange(len(found))
+    changed = nonsense(draw, found[place], depth + 1)
+    rest = found[place + 1 :] if draw.random() < 0.9 else []
+    return [*found[:place], changed, *rest]
+
+
+def written(draw: random.Random, found: object) -> str:
+    """What somebody might put into the rendezvous in the place of this."""
+    for _ in range(draw.choice((0, 1, 1, 2, 5))):
+        found = nonsense(draw, found)
+    text = json.dumps(found)
+    if draw.random() < 0.4:
+        return damaged(draw, [text.encode()]).decode("utf-8", "replace")
+    return text
+
+
+ROWS = [[n, f"start {n}", "host", [f"10.0.0.{n}:4"], "start 0", ""] for n in range(3)]
+
+
+def to_list(draw: random.Random) -> str:
+    """A member list to a member."""
+    try:
+        found = MemberList.from_json(written(draw, [7, ROWS]))
+    except RendezvousUnreachable:
+        return "no list"
+    for number, member in found.by_number.items():
+        if not (0 <= number == member.number < 1 << 31):
+            raise Broken(f"admitted {member}")
+        for address in member.addresses:
+            Address.parse(address)
+    if MemberList.from_json(found.to_json()) != found:
+        raise Broken(f"{found} does not come back from its text")
+    return "left rows out" if found.num_invalid else "accepted"
+
+
+def to_beat(draw: random.Random) -> str:
+    """A heartbeat to an observer."""
+    text = draw.choice(["12 345", "goodbye 7", "1", "0 0", "-1 2", "1 2 3", "9" * 40])
+    came = damaged(draw, [text.encode()]).decode("ascii", "replace")
+    beat = Beat.parse(came)
+    if beat is not None and not (beat.steps >= 0 and (beat.number or 0) >= 0):
+        raise Broken(f"took {beat}")
+    return "refused" if beat is None else "accepted"
+
+
+def to_ledger(draw: random.Random) -> str:
+    """A ledger to a pool."""
+    held = {"start 0": [[0, 2]], "start 1": [[4, 5], [7, 9]]}
+    whole = [
+        "life",
+        [3, [[0, 20]], "20"],
+        [[9, 20]],
+        held,
+        {"start 2": []},
+        ["start 0"],
+    ]
+    try:
+        found = Ledger.from_json(written(draw, whole))
+    except ValueError:
+        return "refused"
+    report, _ = found.report("start 1", ((4, 5),), ((7, 9),))
+    again = report.without_names({"start 0"}).claim("start 1", 2)[0].to_json()
+    if Ledger.from_json(again).to_json() != again:
+        raise Broken(f"{again} does not come back from its text")
+    return "accepted"
+
+
+def to_address(draw: random.Random) -> str:
+    """An address to whoever dials it."""
+    text = draw.choice(
+        ["10.0.0.1:80", "[fe80::1%eth0]:7", "node:1", ":", "[]:1", "a:-1"]
+    )
+    came = damaged(draw, [text.encode()]).decode("utf-8", "replace")
+    try:
+        found = Address.parse(came)
+    except ValueError:
+        return "refused"
+    if not (found.host and 0 <= found.port < 1 << 16):
+        raise Broken(f"took {found}")
+    return "accepted"
+
+
+def to_position(draw: random.Random) -> str:
+    """How far a peer has come, to one that pulls its weights."""
+    extreme = draw.choice((0, 1, -1, (1 << 63) - 1, -(1 << 63), 1 << 53))
+    numbers = [draw.choice((draw.randrange(1 << 40), extreme)) for _ in range(3)]
+    try:
+        position = Position.of(numbers)
+    except ValueError:
+        return "refused"
+    if list(position) != numbers or not all(0 <= n < 1 << 53 for n in numbers):
+        raise Broken(f"took {position}")
+    return "accepted"
+
+
+READERS = (
+    to_listener,
+    to_dialer,
+    to_connection,
+    to_chunk,
+    to_list,
+    to_beat,
+    to_ledger,
+    to_address,
+    to_position,
+)
 
 
 @contextmanager

@@ -1,0 +1,257 @@
+"""How an island comes in: as the first of a job, or with the weights of the others."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Store
+
+from lightning_adpsgd.gossip.protocol import BEGINNING, Position, Pulled
+from lightning_adpsgd.islands.connections import Connections
+from lightning_adpsgd.islands.mean import mean_of
+from lightning_adpsgd.islands.members import (
+    Heartbeat,
+    Member,
+    MemberList,
+    ahead_of,
+    furthest_origin,
+)
+from lightning_adpsgd.islands.membership_reader import Members
+from lightning_adpsgd.islands.rendezvous import RendezvousAddress
+from lightning_adpsgd.islands.waiting import Wait
+from lightning_adpsgd.mixing.averages import all_finite
+from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
+from lightning_adpsgd.topology.live import LiveSchedule
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.links import Address, Refused
+from lightning_adpsgd.transport.links.sockets import connect
+from lightning_adpsgd.transport.network_interfaces import VARIABLE, gloo_addresses
+
+_log = logging.getLogger(__name__)
+
+# A joiner takes the mean of no more than so many of its neighbours.
+_MOST_NEIGHBOURS = 4
+_LOOK_S, _GLANCE_S = 0.5, 0.01
+_HEARTBEAT = Heartbeat()
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long an island waits, and for what.
+
+    Args:
+        start: time for the rendezvous and the weights of others, at its start.
+        pull: time for the weights of one island, by a joiner or a validation.
+        mean: time for all islands together, when their mean is taken.
+        heartbeat: interval of heartbeats, and length of a silence.
+    """
+
+    start: timedelta = timedelta(minutes=30)
+    pull: timedelta = timedelta(seconds=20)
+    mean: timedelta = timedelta(seconds=60)
+    heartbeat: Heartbeat = _HEARTBEAT
+
+
+class Joining:
+    """The part of an island that asks others for their weights.
+
+    The training thread uses it until the island is in. From then on the thread of its
+    connections calls `leads` and `weights_of_neighbours`.
+
+    Args:
+        vectors: whole weights of this super-learner.
+        store: store of this island alone.
+        timeout: longest wait for the other learners of this island.
+        take_number: called when the membership may have given another number.
+
+    Attributes:
+        origin: training of which the weights were that were last asked for.
+    """
+
+    def __init__(
+        self,
+        vectors: Sequence[Tensor],
+        address: RendezvousAddress,
+        membership: Members,
+        connections: Connections,
+        schedule: Schedule,
+        node: SuperLearnerGroup,
+        store: Store,
+        timeouts: Timeouts,
+        timeout: timedelta,
+        take_number: Callable[[], None],
+    ) -> None:
+        self._vectors, self._address, self._schedule = vectors, address, schedule
+        self._membership, self._connections = membership, connections
+        self._engine, self._node, self._store = connections.engine, node, store
+        self._timeouts, self._timeout = timeouts, timeout
+        self._take_number = take_number
+        self._refusal: Refused | None = None
+        self._num_looks, self.origin = 0, ""
+
+    def await_number(self) -> None:
+        """Waits until the rendezvous has given this island a number."""
+        wait = self._new_wait(
+            f"the rendezvous at {self._address}",
+            f"start it with `python -m lightning_adpsgd rendezvous --port "
+            f"{self._address.port}` on {self._address.host}, and open that port in its "
+            "firewall",
+        )
+        while self._membership.member.number < 0:
+            wait.go_on(self._membership.outage)
+            self._membership.refresh(1.0)
+
+    def _new_wait(self, whom: str, remedy: str) -> Wait:
+        seconds = self._timeouts.start.total_seconds()
+        return Wait(whom, remedy, seconds, self._engine.peers.raise_if_failed)
+
+    def published(self, key: str) -> str:
+        """What a learner of this island has written; looks often, for signals' sake."""
+        limit = self._timeout.total_seconds()
+        remedy = "see what the other learners of this island print"
+        check = self._engine.peers.raise_if_failed
+        wait = Wait("the other learners of this island", remedy, limit, check)
+        while not self._store.check([key]):
+            wait.go_on(f"{key!r} is missing")
+            time.sleep(_GLANCE_S)
+        return self._store.get(key).decode()
+
+    def own_address(self) -> str:
+        """The address of the chosen interface, or of that towards the rendezvous."""
+        if os.environ.get(VARIABLE) and (addresses := gloo_addresses()):
+            return addresses[0]
+        wait = self._new_wait(
+            f"a connection to the rendezvous at {self._address}",
+            f"see whether it still runs, or choose an interface with {VARIABLE}",
+        )
+        while True:
+            try:
+                with connect(Address(self._address.host, self._address.port)) as probe:
+                    return str(probe.getsockname()[0])
+            except OSError as error:
+                wait.go_on(str(error))
+                time.sleep(_LOOK_S)
+
+    def take_up_weights(self) -> Position | None:
+        """Goes on from the weights of the others, or begins the job as the first.
+
+        Returns:
+            Where those are whose weights it took; None if it keeps its own.
+        """
+        refused_since: float | None = None
+        wait = self._new_wait(
+            f"the weights of super-learners on the member list of {self._address}",
+            "check whether this machine can reach their addresses, and what they print",
+        )
+        while True:
+            self._membership.refresh(self._timeouts.pull.total_seconds())
+            self._take_number()
+            if self._is_first():
+                return None
+            self._refusal = None
+            if self._membership.members.by_number:
+                if (found := self._weights_for_all()) is not None:
+                    return self._go_on_from(found)
+                refused_since = self._judge(refused_since)
+            numbers = sorted(self._membership.members.by_number)
+            none = f"none of {numbers} gave them" if numbers else "there is none"
+            wait.go_on(self._membership.outage or none)
+
+    def _judge(self, refused_since: float | None) -> float | None:
+        """Raises a refusal that lasts; returns since when there is one.
+
+        One may pass: a dead member may still be on the list, and its port another's, or
+        two may have one number for a moment.
+        """
+        if self._refusal is None:
+            return None
+        since, now = refused_since, time.monotonic()
+        if since is not None and now - since > 2 * self._timeouts.heartbeat.silence_s:
+            raise self._refusal
+        return now if since is None else since
+
+    def _is_first(self) -> bool:
+        """Whether this island begins the job, as its first learner knows it.
+
+        All of its learners then know the same members.
+        """
+        self._num_looks += 1
+        key = f"others/{self._num_looks}"
+        if self._node.index == 0:
+            empty = not self._membership.members.by_number
+            wait_s = self._timeouts.heartbeat.wait_s
+            first = empty and self._membership.found(wait_s + _LOOK_S)
+            words = json.dumps([first, self._membership.members.to_json()])
+            self._store.set(key, words)
+            return first
+        is_first, members = json.loads(self.published(key))
+        self._membership.members = MemberList.from_json(members)
+        return bool(is_first)
+
+    def _weights_for_all(self) -> Pulled | None:
+        """What this learner's shard begins with, if the others have theirs as well."""
+        found = self.weights_of_neighbours()
+        position = found.position if found is not None else BEGINNING
+        news = torch.tensor([found is None, *position], dtype=torch.int64)
+        self._node.agree(news, self._timeout)
+        misses, *furthest = news.tolist()
+        if found is None or misses:
+            return None
+        return found._replace(position=Position(*furthest))
+
+    def _go_on_from(self, found: Pulled) -> Position | None:
+        self._membership.describe(origin=self.origin)
+        if found.position.steps < self._engine.members.position.steps:
+            _log.info("this island is further than the others, and keeps its weights")
+            return None
+        self._engine.put(found.values)
+        gather_shards(self._vectors, self._node, self._timeout)
+        self._engine.members.position = found.position
+        return found.position
+
+    def leads(self) -> bool:
+        """Whether the members are all of a training that is behind this island's."""
+        members, own = self._membership.members, self._membership.member
+        others = [one for n, one in members.by_number.items() if n != own.number]
+        foreign = bool(others) and all(one.is_foreign_to(own) for one in others)
+        steps, steps_of = self._engine.members.position.steps, self._membership.steps_of
+        return foreign and ahead_of(own, steps, members, steps_of) is None
+
+    def weights_of_neighbours(self) -> Pulled | None:
+        """The mean of those next to whom this island will sit, as far as they answer.
+
+        If none does, what another one gives, the furthest first; None if none gives.
+        """
+        members, own = self._membership.members, self._membership.member.number
+        steps_of = self._membership.steps_of
+        self.origin = furthest_origin(members, steps_of)
+        same = [n for n in members.after(own) if self._descends(members.by_number[n])]
+        others = sorted(same, key=lambda n: (-steps_of.get(n, 0), n))
+        circle = LiveSchedule.of(self._schedule, others, own)
+        near = [n for n in others if n in circle.peers()][:_MOST_NEIGHBOURS]
+        found = [pulled for number in near if (pulled := self._pull_finite(number))]
+        if not found:
+            rest = (n for n in others if n not in near)
+            more = (self._pull_finite(number) for number in rest)
+            found = [pulled] if (pulled := next(filter(None, more), None)) else []
+        return mean_of(found) if found else None
+
+    def _descends(self, member: Member) -> bool:
+        return member.origin in ("", self.origin)
+
+    def _pull_finite(self, number: int) -> Pulled | None:
+        pulled = self._pull(number, self._timeouts.pull.total_seconds())
+        return pulled if pulled is not None and all_finite(pulled.values) else None
+
+    def _pull(self, number: int, seconds: float) -> Pulled | None:
+        try:
+            return self._connections.pull(number, seconds)
+        except Refused as error:
+            self._refusal = error
+            return None

@@ -1,0 +1,49 @@
+"""A wait at the start of an island that says what for, and for how long."""
+
+import logging
+import time
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+_FIRST_NOTICE_S = 2.0
+
+
+class Wait:
+    """A wait with an end, of which the log tells after 2 s, 4 s, 8 s and so on.
+
+    Args:
+        whom: what is waited for.
+        remedy: what the reader of the log can do about it.
+        seconds: longest wait.
+        check: called at each look; what it raises ends the wait.
+    """
+
+    def __init__(
+        self, whom: str, remedy: str, seconds: float, check: Callable[[], None]
+    ) -> None:
+        self._whom, self._remedy, self._check = whom, remedy, check
+        self._begin, self._seconds = time.monotonic(), seconds
+        self._notice_s = _FIRST_NOTICE_S
+
+    def go_on(self, reason: str) -> None:
+        """Returns while there is time.
+
+        Raises:
+            RuntimeError: The time is over; says what to do.
+        """
+        self._check()
+        waited = time.monotonic() - self._begin
+        if waited > self._seconds:
+            raise RuntimeError(
+                f"{self._whom} could not be had within {self._seconds:g} s: "
+                f"{reason or 'no answer'}. To mend it, {self._remedy}"
+            )
+        if waited >= self._notice_s:
+            self._notice_s = 2 * waited
+            _log.warning(
+                "nothing is trained yet: waiting for %s, since %.0f s and for at most "
+                "%g s (%s). To mend it, %s; Ctrl-C or SIGTERM ends the wait",
+                *(self._whom, waited, self._seconds, reason or "no answer yet"),
+                self._remedy,
+            )
