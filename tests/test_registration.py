@@ -271,6 +271,7 @@ def test_the_names_are_the_settings_of_the_papers() -> None:
         "adpsgd": ("ring", "async", 1),
         "adpsgd_random": ("random_ring", "async", 1),
         "d1psgd": ("complete", "delay_by_one", 1),
+        "rdpsgd": ("complete", "ready_pairs", 1),
         "hadpsgd": ("ring", "async", "node"),
     }
 

@@ -242,6 +242,8 @@ class Gossip(Communication, Exchanges):
         if self._boundary is not None:
             self._replica.updating = False
             self._threads.raise_if_failed()
+            with self._replica.guard:
+                pass  # what is queued on a GPU comes before any exchange
             if round is not None and self._boundary.meet():
                 self._merging.merge_at_once(Votes(self._quarantine.wants_reload))
                 self._reload_if_diverged()

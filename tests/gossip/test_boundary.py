@@ -245,6 +245,26 @@ def test_all_learners_of_a_super_learner_meet_or_skip_together() -> None:
     assert all(set(one.staleness) <= {0} for one in counted)
 
 
+def test_a_diverged_learner_is_refused_and_goes_on_from_its_partner() -> None:
+    rows = random_rows(2)
+    vectors, gossips = pairs_of(rows, "complete", PATIENCE_S / 2)
+
+    def learner(i: int) -> None:
+        for number in range(2):
+            gossips[i].before_update()
+            if (i, number) == (1, 0):
+                vectors[1][3] = float("nan")
+            gossips[i].after_update()
+
+    with running(gossips):
+        together([lambda i=i: learner(i) for i in range(2)])
+        counted = [gossip.statistics() for gossip in gossips]
+    assert [one.refused for one in counted] == [1, 1]
+    assert [one.reloads for one in counted] == [0, 1]
+    assert torch.equal(vectors[0], rows[0])
+    assert torch.equal(vectors[1], rows[0])
+
+
 class CutTransport(ThreadTransport):
     """A connection that breaks at a moment of the test's choice."""
 

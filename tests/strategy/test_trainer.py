@@ -72,6 +72,27 @@ from tests.learners import (
             {"communication": "delay_by_one", "order": "step_then_average"},
             r"`order` must be \"average_then_step\"",
         ),
+        (
+            {"communication": "ready_pairs", "order": "average_then_step"},
+            r"`order` must be \"step_then_average\".*got 'average_then_step'",
+        ),
+        ({"max_wait": 1.0}, r"`max_wait` applies to.*ready_pairs.*1.0 with 'async'"),
+        (
+            {"communication": "ready_pairs", "max_wait": 0.0},
+            r"`max_wait` must be positive and less than the `timeout`.*got 0.0",
+        ),
+        (
+            {"communication": "ready_pairs", "max_wait": 20.0, "timeout": 10.0},
+            r"`max_wait`.*less than the `timeout` of 10 seconds, got 20.0",
+        ),
+        (
+            {"communication": "ready_pairs", "link_budget": 1e6},
+            r"`link_budget` applies to.*\"async\".*'ready_pairs'",
+        ),
+        (
+            {"communication": "ready_pairs", "islands": "tcp://10.0.0.1:1"},
+            r"`communication` must be 'async' with `islands`.*none can be waited for",
+        ),
     ],
 )
 def test_a_dial_out_of_its_bounds_is_refused_with_bound_and_value(
@@ -123,6 +144,7 @@ def test_a_dial_out_of_its_bounds_is_refused_with_bound_and_value(
             {"max_staleness": 2.5},
             r"`max_staleness` must be a whole number or None.*2\.5",
         ),
+        ({"max_wait": "1 s"}, "`max_wait` must be a number of seconds or None, got"),
         ({"max_reloads": "3"}, "`max_reloads` must be a whole number or None, got '3'"),
     ],
     ids=str,
