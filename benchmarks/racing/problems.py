@@ -192,5 +192,5 @@ def _smeared(targets: Tensor) -> Tensor:
 
 PROBLEMS = {
     "perceptron": Problem(perceptron_layers, workload.batches, 32, 4000, 0.05),
-    "bilstm": Problem(recurrent_layers, speech, 16, 400, 0.2),
+    "bilstm": Problem(recurrent_layers, speech, 16, 400, 0.4),
 }
