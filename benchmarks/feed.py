@@ -2,10 +2,11 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 from typing_extensions import override
@@ -29,6 +30,8 @@ class Task:
         period: Steps after which what a method does repeats.
         wait_s: Of a step in the timed form; none: it computes.
         widths: Of the model.
+        annealed: Whether the rate rises and falls over `steps`, from a higher peak.
+        seed: Of the start and of the batches.
         slower: By how much each learner's timed step is longer, in seconds, by rank.
     """
 
@@ -38,6 +41,8 @@ class Task:
     period: int = 1
     wait_s: float | None = None
     widths: Sequence[int] = workload.WIDTHS
+    annealed: bool = False
+    seed: int = 0
     slower: dict[int, float] = field(default_factory=dict)
 
     def count_for(self, step_s: float) -> int:
@@ -48,11 +53,21 @@ class Task:
     def make_model(self, rank: int) -> nn.Module:
         """The model of a learner: in the timed form, one that waits for its step."""
         if self.wait_s is None:
-            return workload.make_model(widths=self.widths)
+            return workload.make_model(widths=self.widths, seed=self.seed)
         workload.keep_memory()
         return workload.make_model(
             self.wait_s + self.slower.get(rank, 0.0), self.widths
         )
+
+    def make_optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """The same for every method: no method's rate is tuned."""
+        momentum = workload.MOMENTUM if self.wait_s is None else 0.0
+        rate = workload.PEAK if self.annealed else workload.LR
+        optimizer = torch.optim.SGD(parameters, lr=rate, momentum=momentum)
+        if self.annealed:
+            assert self.steps is not None
+            workload.anneal(optimizer, rate, self.steps)
+        return optimizer
 
 
 class Reading(NamedTuple):
@@ -117,7 +132,7 @@ class Feed(IterableDataset[Batch]):
 
     @override
     def __iter__(self) -> Iterator[Batch]:
-        endless = workload.batches(seed=self._place.rank + 1)
+        endless = workload.batches(1000 * self._task.seed + self._place.rank + 1)
         if self._task.steps is not None:
             self._first, self._last = 1, self._task.steps - 1
             yield from itertools.islice(endless, self._task.steps)

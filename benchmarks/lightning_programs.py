@@ -21,10 +21,10 @@ from lightning_adpsgd import HADPSGDStrategy
 class Module(L.LightningModule):
     """The workload as Lightning wants it."""
 
-    def __init__(self, feed: Feed, model: nn.Module) -> None:
+    def __init__(self, feed: Feed, model: nn.Module, task: Task) -> None:
         super().__init__()
         self.model = model
-        self._feed = feed
+        self._feed, self._task = feed, task
         feed.counted = self._counted
         self.local: Tensor | None = None
 
@@ -43,7 +43,7 @@ class Module(L.LightningModule):
 
     @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return workload.make_optimizer(self.model)
+        return self._task.make_optimizer(self.model.parameters())
 
     def _counted(self) -> Counted:
         strategy = self.trainer.strategy
@@ -95,7 +95,7 @@ def train(
     """One fit."""
     quieten()
     feed = Feed(place, task)
-    module = Module(feed, task.make_model(place.rank))
+    module = Module(feed, task.make_model(place.rank), task)
     trainer = L.Trainer(
         accelerator="cpu",
         strategy=strategy,

@@ -2,7 +2,7 @@
 
 import site
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -37,7 +37,8 @@ class Loop(NamedTuple):
     before_shipping: Callable[[], object] = lambda: None
 
 
-Maker = Callable[[Place, nn.Module, ExitStack], Loop]
+MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+Maker = Callable[[Place, nn.Module, MakeOptimizer, ExitStack], Loop]
 
 
 def in_plain_loop(make: Maker, gloo: bool = True) -> Callable[[Place, Task], Trace]:
@@ -50,7 +51,7 @@ def in_plain_loop(make: Maker, gloo: bool = True) -> Callable[[Place, Task], Tra
             dist.init_process_group("gloo", timeout=PATIENCE)
         model = task.make_model(place.rank)
         with ExitStack() as stack:
-            loop = make(place, model, stack)
+            loop = make(place, model, task.make_optimizer, stack)
             for batch in feed:
                 feed.tick()
                 loop.step(batch)
@@ -75,27 +76,29 @@ def plain_step(model: nn.Module, optimizer: Any) -> Callable[[Batch], None]:
     return step
 
 
-def solo(place: Place, model: nn.Module, stack: ExitStack) -> Loop:
+def solo(
+    place: Place, model: nn.Module, optimizer_of: MakeOptimizer, stack: ExitStack
+) -> Loop:
     """No communication at all."""
-    step = plain_step(model, workload.make_optimizer(model))
+    step = plain_step(model, optimizer_of(model.parameters()))
     return Loop(step, lambda: workload.weights_of(model))
 
 
 def decent_dp(topology: str) -> Maker:
     """Decent-DP: exchanges with one peer a step, hidden behind the next gradient."""
 
-    def make(place: Place, model: nn.Module, stack: ExitStack) -> Loop:
+    def make(
+        place: Place, model: nn.Module, optimizer_of: MakeOptimizer, stack: ExitStack
+    ) -> Loop:
         use_peers()
         from decent_dp.ddp import DecentralizedDataParallel  # pyright: ignore
         from loguru import logger  # pyright: ignore
 
         logger.remove()
 
-        momentum = workload.momentum_of(model)
-
         def optimizer(named: list[tuple[str, Tensor]]) -> torch.optim.Optimizer:
             parameters = [parameter for _, parameter in named]
-            return torch.optim.SGD(parameters, lr=workload.LR, momentum=momentum)
+            return optimizer_of(parameters)
 
         wrapped = DecentralizedDataParallel(model, optimizer, topology=topology)
         wrapped.train()
@@ -126,7 +129,9 @@ def post_local(hierarchical: bool) -> Maker:
     )
     from torch.distributed.optim import PostLocalSGDOptimizer
 
-    def make(place: Place, model: nn.Module, stack: ExitStack) -> Loop:
+    def make(
+        place: Place, model: nn.Module, optimizer_of: MakeOptimizer, stack: ExitStack
+    ) -> Loop:
         wrapped = nn.parallel.DistributedDataParallel(model)
         nearby, _ = dist.new_subgroups(place.per_host)
         state = hook.PostLocalSGDState(
@@ -139,17 +144,19 @@ def post_local(hierarchical: bool) -> Maker:
             if hierarchical
             else averagers.PeriodicModelAverager(period=PERIOD, warmup_steps=2)
         )
-        optimizer = PostLocalSGDOptimizer(workload.make_optimizer(model), averager)
+        optimizer = PostLocalSGDOptimizer(optimizer_of(model.parameters()), averager)
         step = plain_step(wrapped, optimizer)
         return Loop(step, lambda: workload.weights_of(model))
 
     return make
 
 
-def torchft(diloco: bool) -> Maker:
-    """torchft's LocalSGD or DiLoCo: the average of all every 8 steps."""
+def torchft(diloco: bool, period: int = PERIOD) -> Maker:
+    """torchft's LocalSGD or DiLoCo: the average of all every so many steps."""
 
-    def make(place: Place, model: nn.Module, stack: ExitStack) -> Loop:
+    def make(
+        place: Place, model: nn.Module, optimizer_of: MakeOptimizer, stack: ExitStack
+    ) -> Loop:
         use_peers()
         from torchft.coordination import LighthouseServer  # pyright: ignore
         from torchft.local_sgd import DiLoCo, LocalSGD  # pyright: ignore
@@ -163,14 +170,14 @@ def torchft(diloco: bool) -> Maker:
                 join_timeout_ms=10_000,
             )
             stack.callback(server.shutdown)
-        optimizer = workload.make_optimizer(model)
+        optimizer = optimizer_of(model.parameters())
         manager = _manager(place, f"http://{place.master}:{port}", not diloco)
         stack.callback(manager.shutdown, wait=False)
         outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
         stack.enter_context(
-            DiLoCo(manager, [model], optimizer, outer, sync_every=PERIOD)
+            DiLoCo(manager, [model], optimizer, outer, sync_every=period)
             if diloco
-            else LocalSGD(manager, model, optimizer, sync_every=PERIOD)
+            else LocalSGD(manager, model, optimizer, sync_every=period)
         )
         step = plain_step(model, optimizer)
         return Loop(step, lambda: workload.weights_of(model))

@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import hosts, page, results
+from benchmarks.plain_loops import peers_missing
 from benchmarks.racing.columns import FAST, NUM_HOSTS, SLOW
 from benchmarks.racing.entrants import AT_THE_END, FLOOR
 from benchmarks.racing.problems import STEP_S
@@ -68,7 +69,8 @@ def report_of(race: Race, folder: Path) -> Report:
             cell = standing.cell
             where = f"{cell.method}, {cell.problem}, {cell.column}"
             report.skipped[where] = standing.trouble[-300:]
-    report.skipped |= dict(_ABSENT)
+    if reason := peers_missing():
+        report.skipped["Decent-DP, torchft"] = reason
     return report
 
 
@@ -83,10 +85,6 @@ _NOTES = [
     "group at once. Who is killed is drawn from the seed.",
     "s: the longest run; more than the race's length is a calibration that was wrong.",
 ]
-_ABSENT = {
-    "Decent-DP, torchft": "not entered: their optimizers take no schedule from outside "
-    "as they are called here; `overlap` and `kills` have their speeds"
-}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -19,7 +19,7 @@ from typing_extensions import override
 WIDTHS = (256, 2000, 2000, 2000, 10)
 NARROW = (256, 256, 10)  # 68,000 weights, where their exchange is not the question
 BATCH, HELD_OUT = 32, 4000
-LR, MOMENTUM = 0.02, 0.9
+LR, PEAK, MOMENTUM = 0.02, 0.05, 0.9
 
 
 class Batch(NamedTuple):
@@ -30,15 +30,16 @@ class Batch(NamedTuple):
 
 
 def make_model(
-    seconds: float | None = None, widths: Sequence[int] = WIDTHS
+    seconds: float | None = None, widths: Sequence[int] = WIDTHS, seed: int = 0
 ) -> nn.Sequential:
-    """The same weights at every call.
+    """The same weights at every call with a seed.
 
     Args:
         seconds: Of a forward and a backward pass, in the timed form; none: it computes.
         widths: From the inputs, which must be 256, to the 10 classes.
+        seed: Of torch's global generator.
     """
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     sizes = list(itertools.pairwise(widths))
     total = sum(i * o for i, o in sizes)
     layers: list[nn.Module] = []
@@ -48,16 +49,45 @@ def make_model(
     return nn.Sequential(*layers[:-1])
 
 
+def num_weights(widths: Sequence[int]) -> int:
+    """Of a model with these widths."""
+    return sum((i + 1) * o for i, o in itertools.pairwise(widths))
+
+
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """The same for every method: no method's rate is tuned."""
-    return torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum_of(model))
+    """Of a computed model, where nothing is annealed."""
+    return torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
 
 
-def momentum_of(model: nn.Module) -> float:
-    """None in the timed form, whose step is to cost no more than it must."""
-    layers = model.modules()
-    timed = any(isinstance(x, TimedLinear) and x.seconds is not None for x in layers)
-    return 0.0 if timed else MOMENTUM
+WARM_UP, AT_PEAK, FALLS = 0.1, 0.6, 8
+"""Share of the steps; share after which the rate falls; how often it does."""
+
+
+def rate_at(share: float) -> float:
+    """Of the peak rate, after a share of the steps: linear, level, then falling.
+
+    Each time by the square root of a half, as in the papers' schedule.
+    """
+    if share < WARM_UP:
+        return max(share, 0.01) / WARM_UP
+    if share < AT_PEAK:
+        return 1.0
+    return 0.5 ** ((1 + int(FALLS * (share - AT_PEAK) / (1 - AT_PEAK))) / 2)
+
+
+def anneal(
+    optimizer: torch.optim.Optimizer, peak: float, num_steps: int
+) -> torch.optim.Optimizer:
+    """Has an optimizer follow the schedule by itself, in whatever loop it steps."""
+    numbers = itertools.count()
+
+    def set_rate(stepping: torch.optim.Optimizer, *_: object) -> None:
+        rate = peak * rate_at(next(numbers) / num_steps)
+        for group in stepping.param_groups:
+            group["lr"] = rate
+
+    optimizer.register_step_pre_hook(set_rate)
+    return optimizer
 
 
 class TimedLinear(nn.Linear):
@@ -128,14 +158,17 @@ def batches(seed: int, size: int = BATCH) -> Iterator[Batch]:
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross-entropy."""
-    return nn.functional.cross_entropy(model(batch.inputs), batch.classes)
+    """Mean cross-entropy of samples, or of the frames of sequences."""
+    logits: Tensor = model(batch.inputs)
+    classes = logits.shape[-1]
+    targets = batch.classes.flatten()
+    return nn.functional.cross_entropy(logits.reshape(-1, classes), targets)
 
 
 @torch.no_grad()
-def held_out_loss(weights: Tensor) -> float:
+def held_out_loss(weights: Tensor, widths: Sequence[int] = WIDTHS) -> float:
     """Of the model with these weights, a vector, on samples that nobody trains on."""
-    model = make_model()
+    model = make_model(widths=widths)
     nn.utils.vector_to_parameters(weights, model.parameters())
     return loss(model, next(batches(seed=99, size=HELD_OUT))).item()
 

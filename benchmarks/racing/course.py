@@ -2,38 +2,24 @@
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import IterableDataset
 from typing_extensions import override
 
 from benchmarks.learners import Meetings, Place
 from benchmarks.racing.problems import MOMENTUM, PROBLEMS, STEP_S, Pace
-from benchmarks.workload import Batch
+from benchmarks.workload import Batch, anneal
 
-WARM_UP, AT_PEAK, HALVINGS = 0.1, 0.6, 4
-"""Share of the steps; share after which the rate falls; how often it is halved then."""
 SHARES_OF_TIME = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
 UNCOUNTED = 3
 FEWEST = 4
-
-
-def rate_at(share: float) -> float:
-    """Of the peak rate, after a share of the steps: linear, level, then falling.
-
-    It falls by the square root of a half, eight times, as the papers' schedule does.
-    """
-    if share < WARM_UP:
-        return max(share, 0.01) / WARM_UP
-    if share < AT_PEAK:
-        return 1.0
-    return 0.5 ** ((1 + int(2 * HALVINGS * (share - AT_PEAK) / (1 - AT_PEAK))) / 2)
 
 
 @dataclass(frozen=True)
@@ -107,10 +93,6 @@ class Course(IterableDataset[Batch]):
         self.pace = Pace(STEP_S * heat.slowness(place.rank))
         self.model = PROBLEMS[heat.problem].make_model(heat.seed, self.pace)
         self.num_steps = heat.steps[place.rank] if heat.steps else 0
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(), heat.rate, momentum=MOMENTUM
-        )
-        self.schedule = LambdaLR(self.optimizer, self._share_of_rate)
         self.exchanges = 0.0
         self.given = 0
         self._stamps: list[float] = []
@@ -128,8 +110,16 @@ class Course(IterableDataset[Batch]):
             if not self.num_steps and self.given == UNCOUNTED:
                 self.num_steps = UNCOUNTED + self._agree()
 
-    def _share_of_rate(self, step: int) -> float:
-        return rate_at(step / self.num_steps) if self.heat.steps else 1.0
+    def make_optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """The same for all methods: momentum, and a schedule over this one's steps."""
+        rate = self.heat.rate
+        optimizer = torch.optim.SGD(parameters, rate, momentum=MOMENTUM)
+        return anneal(optimizer, rate, self.num_steps) if self.heat.steps else optimizer
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Of the whole model; it stays when a method begins anew."""
+        return self.make_optimizer(self.model.parameters())
 
     def tick(self) -> None:
         """A step begins."""

@@ -3,8 +3,9 @@
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -13,14 +14,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from benchmarks import plain_loops
 from benchmarks.learners import Meetings, Place, end_with_parent
 from benchmarks.lightning_programs import quieten
+from benchmarks.plain_loops import decent_dp, torchft
 from benchmarks.racing import loops
 from benchmarks.racing.course import Course, Finish, Heat
 from benchmarks.racing.floor import train_floor
 from benchmarks.racing.loops import Program, in_loop
-from benchmarks.racing.problems import loss
-from benchmarks.workload import Batch
+from benchmarks.workload import Batch, loss
 from lightning_adpsgd import HADPSGDStrategy
 
 ISLANDS_PORT = 29500
@@ -39,6 +41,7 @@ class Entrant:
             the search begins; none: it has none.
         survives: Whether those that are left go on when a learner dies.
         own_pace: Whether learners make different numbers of steps.
+        needs_peers: Whether it is what `make peers` installs.
     """
 
     program: Program
@@ -46,6 +49,7 @@ class Entrant:
     options: tuple[float, float, float] | None = None
     survives: bool = True
     own_pace: bool = False
+    needs_peers: bool = False
 
     @property
     def has_period(self) -> bool:
@@ -82,9 +86,8 @@ class Racer(L.LightningModule):
             self._course.exchanges = 0 if found is None else found.exchanges
 
     @override
-    def configure_optimizers(self) -> Any:
-        schedule = {"scheduler": self._course.schedule, "interval": "step"}
-        return [self._course.optimizer], [schedule]
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self._course.optimizer
 
 
 def ours(**dials: Any) -> Entrant:
@@ -125,6 +128,12 @@ def _where(place: Place, heat: Heat) -> dict[str, Any]:
     own.set_environment()
     os.environ["LIGHTNING_ADPSGD_TOKEN"] = TOKEN
     return {"islands": f"tcp://{place.master}:{ISLANDS_PORT}"}
+
+
+def peer(maker: Callable[[int], plain_loops.Maker], gloo: bool, **more: Any) -> Entrant:
+    """A method of a library that `make peers` installs; a death ends its job."""
+    program = in_loop(loops.borrowed(maker), gloo)
+    return Entrant(program, survives=False, needs_peers=True, **more)
 
 
 def run(entrant: Entrant, place: Place, heat: Heat) -> Finish | None:
@@ -169,6 +178,10 @@ ENTRANTS: Mapping[str, Entrant] = {
     "local SGD": Entrant(in_loop(loops.every(loops.plain_average)), options=PERIODS),
     "DiLoCo": Entrant(in_loop(loops.every(loops.outer_step)), options=PERIODS),
     "random share": Entrant(in_loop(loops.random_share), options=(0.0025, 0.01, 0.32)),
+    "Decent-DP ring": peer(lambda _: decent_dp("ring"), gloo=True),
+    "Decent-DP one-peer-exp": peer(lambda _: decent_dp("one-peer-exp"), gloo=True),
+    "torchft LocalSGD": peer(partial(torchft, False), gloo=False, options=PERIODS),
+    "torchft DiLoCo": peer(partial(torchft, True), gloo=False, options=PERIODS),
     AT_THE_END: Entrant(in_loop(loops.solo, gloo=False), own_pace=True),
     FLOOR: Entrant(lambda place, heat: train_floor(heat)),
 }

@@ -9,11 +9,10 @@ from benchmarks.racing.course import (
     SHARES_OF_TIME,
     Finish,
     Heat,
-    rate_at,
     weights_of,
 )
-from benchmarks.racing.problems import MOMENTUM, PROBLEMS, loss
-from benchmarks.workload import Batch
+from benchmarks.racing.problems import MOMENTUM, PROBLEMS
+from benchmarks.workload import Batch, anneal, loss
 
 
 def train_floor(heat: Heat) -> Finish:
@@ -24,13 +23,13 @@ def train_floor(heat: Heat) -> Finish:
     (num_steps,), problem = heat.steps, PROBLEMS[heat.problem]
     model = problem.make_model(heat.seed)
     optimizer = torch.optim.SGD(model.parameters(), heat.rate, momentum=MOMENTUM)
+    anneal(optimizer, heat.rate, num_steps)
     feeds = [problem.batches_of(heat.seed, rank) for rank in range(NUM_HOSTS)]
     kept, curve, begin = list(SHARES_OF_TIME), [], time.monotonic()
     for step in range(num_steps):
         share = step / num_steps
         if heat.with_curve and kept and share >= kept[0]:
             curve.append((kept.pop(0) * heat.seconds, weights_of(model)))
-        optimizer.param_groups[0]["lr"] = heat.rate * rate_at(share)
         parts = [next(feed) for feed in feeds]
         batch = Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
         optimizer.zero_grad()

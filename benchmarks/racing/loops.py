@@ -22,11 +22,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks import plain_loops
 from benchmarks.learners import Place
 from benchmarks.lightning_programs import quieten
 from benchmarks.racing.course import Course, Finish, Heat, weights_of
-from benchmarks.racing.problems import MOMENTUM, loss
-from benchmarks.workload import Batch
+from benchmarks.racing.problems import MOMENTUM
+from benchmarks.workload import Batch, loss
 
 PATIENCE, UNTIL_NOTICED = timedelta(seconds=30), timedelta(seconds=3)
 OUTER_RATE = 0.7  # of DiLoCo, with Nesterov's momentum, as its authors recommend
@@ -108,14 +109,13 @@ def regroup(course: Course, victim: int) -> None:
 
 def gradient_step(course: Course, model: nn.Module) -> Callable[[Batch], None]:
     """Gradient, the rest of the step's length, and the update."""
-    optimizer, schedule = course.optimizer, course.schedule
+    optimizer = course.optimizer
 
     def step(batch: Batch) -> None:
         optimizer.zero_grad()
         loss(model, batch).backward()
         course.pace.until(1.0)
         optimizer.step()
-        schedule.step()
 
     return step
 
@@ -239,3 +239,23 @@ def random_share(course: Course, stack: ExitStack) -> Loop:
         set_weights(course.model, weights)
 
     return Loop(counted(course, with_average, share))
+
+
+def borrowed(maker: Callable[[int], plain_loops.Maker]) -> Maker:
+    """A method of another library, with this course's optimizer and pace.
+
+    Args:
+        maker: Of the method, given the steps between its averages.
+    """
+
+    def make(course: Course, stack: ExitStack) -> Loop:
+        period = max(1, round(course.heat.option))
+        loop = maker(period)(course.place, course.model, course.make_optimizer, stack)
+
+        def step(batch: Batch) -> None:
+            loop.step(batch)
+            course.pace.until(1.0)
+
+        return Loop(counted(course, step, 1 / period))
+
+    return make

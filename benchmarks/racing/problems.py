@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from benchmarks import workload
-from benchmarks.workload import Batch
+from benchmarks.workload import Batch, loss
 
 STEP_S = 0.07
 WHOLE_BYTES = 4 * 8.5e6
@@ -120,14 +120,6 @@ class Problem:
         return loss(model, next(self.batches(seed, self.held_out))).item()
 
 
-def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross-entropy of samples or frames."""
-    logits: Tensor = model(batch.inputs)
-    classes = logits.shape[-1]
-    targets = batch.classes.flatten()
-    return nn.functional.cross_entropy(logits.reshape(-1, classes), targets)
-
-
 # --- the perceptron
 
 
@@ -143,10 +135,12 @@ def perceptron_layers() -> list[nn.Module]:
 # --- generated speech
 
 
-FEATURES, PHONES, SPEAKERS, CELLS = 40, 48, 64, 192
+FEATURES, PHONES, SPEAKERS, CELLS = 40, 64, 64, 192
 FRAMES = 21  # of a chunk, as in the papers
-CHANGE, NOISE, SPEAKER, PREFERRED = 0.25, 1.5, 0.7, 4
-"""Odds that a phone ends at a frame; deviations; phones that may follow a phone."""
+CHANGE, PREFERRED = 0.25, 16
+"""Odds that a phone ends at a frame; phones that may follow a phone."""
+CONTEXT, NOISE, SPEAKER = 1.5, 1.5, 0.7
+"""Deviations, where the means of phones deviate by 1."""
 
 
 def recurrent_layers() -> list[nn.Module]:
@@ -157,28 +151,35 @@ def speech(seed: int, size: int) -> Iterator[Batch]:
     """Chunks of frames [size, FRAMES, FEATURES] with their phones [size, FRAMES]."""
     world = torch.Generator().manual_seed(4321)
     means = torch.randn(PHONES, FEATURES, generator=world)
+    # What a phone sounds like depends on the phone before it.
+    context = CONTEXT * torch.randn(PHONES, PHONES, FEATURES, generator=world)
     follows = torch.randint(PHONES, (PHONES, PREFERRED), generator=world)
     speakers = SPEAKER * torch.randn(SPEAKERS, FEATURES, generator=world)
     generator = torch.Generator().manual_seed(seed)
     while True:
-        phones = _phones(follows, size, generator)
+        before, phones = _phones(follows, size, generator)
         of_speaker = torch.randint(SPEAKERS, (size, 1), generator=generator)
-        clean = _smeared(means[phones]) + speakers[of_speaker]
+        clean = _smeared(means[phones] + context[before, phones])
+        clean += speakers[of_speaker]
         noise = NOISE * torch.randn(clean.shape, generator=generator)
         yield Batch(clean + noise, phones)
 
 
-def _phones(follows: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """A chain that stays, or goes on to one of the phones that may follow."""
-    phone = torch.randint(PHONES, (size,), generator=generator)
+def _phones(
+    follows: Tensor, size: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """The phone before and the phone of each frame: a chain that stays or goes on."""
+    before, phone = torch.randint(PHONES, (2, size), generator=generator)
     changes = torch.rand(size, FRAMES, generator=generator) < CHANGE
     choices = torch.randint(PREFERRED, (size, FRAMES), generator=generator)
     found = []
     for frame in range(FRAMES):
         successor = follows[phone, choices[:, frame]]
+        before = torch.where(changes[:, frame], phone, before)
         phone = torch.where(changes[:, frame], successor, phone)
-        found.append(phone)
-    return torch.stack(found, 1)
+        found.append((before, phone))
+    befores, phones = zip(*found, strict=True)
+    return torch.stack(befores, 1), torch.stack(phones, 1)
 
 
 def _smeared(targets: Tensor) -> Tensor:
@@ -191,5 +192,5 @@ def _smeared(targets: Tensor) -> Tensor:
 
 PROBLEMS = {
     "perceptron": Problem(perceptron_layers, workload.batches, 32, 4000, 0.05),
-    "bilstm": Problem(recurrent_layers, speech, 16, 400, 0.2),
+    "bilstm": Problem(recurrent_layers, speech, 16, 400, 0.4),
 }

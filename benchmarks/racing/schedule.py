@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.learners import LearnersFailed
+from benchmarks.plain_loops import peers_missing
 from benchmarks.racing.columns import COLUMNS, FAST, KILL
 from benchmarks.racing.entrants import ENTRANTS, FLOOR
 from benchmarks.racing.problems import PROBLEMS
@@ -155,7 +156,10 @@ def run_of(race: Race, cell: Cell, setting: Setting, seed: int, role: Role) -> R
 
 
 def _takes_part(name: str, column: str) -> bool:
-    return column != KILL or ENTRANTS[name].survives
+    entrant = ENTRANTS[name]
+    if entrant.needs_peers and peers_missing():
+        return False
+    return column != KILL or entrant.survives
 
 
 _OWN_FLOOR = tuple(

@@ -302,6 +302,9 @@ def test_a_shaped_link_is_as_fast_as_it_says() -> None:
     assert 0.33 < min(seconds) < 1.5
 
 
+FINAL = overlap.Final(loss=2.0, of_mean=1.9, distance=0.1, exchanges=0.25)
+
+
 def test_bounds_are_taken_from_the_rows_that_they_name() -> None:
     def row(table: str, name: str, steps: float, ratio: float) -> Row:
         case = {"hosts": "4 x 1", "link": "1 Gbit/s", "method": name}
@@ -313,7 +316,7 @@ def test_bounds_are_taken_from_the_rows_that_they_name() -> None:
         row(overlap.COMPUTED, "ddp", 4.0, 0.4),
         row(overlap.COMPUTED, "Decent-DP one-peer-exp", 5.0, 0.5),
         row(overlap.TIMED, "adpsgd", 9.0, 0.99),
-        row(overlap.LOSS, "adpsgd", 1.0, 1.01),
+        overlap.loss_row("adpsgd, 1 Gbit/s", [FINAL], control=2.0 / 1.01),
     ]
     found = {
         target.claim: (target.value, target.met) for target in overlap.targets(rows)
@@ -326,9 +329,35 @@ def test_bounds_are_taken_from_the_rows_that_they_name() -> None:
             ": of ddp": (2.0, True),
             ": of Decent-DP": (1.6, True),
             ", timed wait: of solo": (0.99, True),
-            ": loss, of ddp's": (1.01, True),
+            ": loss after 1200 annealed steps, of ddp's": (pytest.approx(1.01), True),
         }.items()
     }
+
+
+def test_all_losses_stand_in_one_panel_with_their_exchanges() -> None:
+    rows = [overlap.loss_row(name, [FINAL] * 3, 2.0) for name in ("ddp", "adpsgd")]
+    assert (
+        len(
+            plots.draw(
+                [row.__dict__ | {"value": row.value._asdict()} for row in rows]
+            ).axes
+        )
+        == 1
+    )
+    assert rows[0].details["exchanges a step"] == 0.25
+    assert rows[0].details["seeds"] == 3
+
+
+def test_an_annealed_optimizer_follows_the_schedule_by_itself() -> None:
+    task = Task(steps=20, annealed=True, widths=workload.NARROW)
+    model = task.make_model(rank=0)
+    optimizer, rates = task.make_optimizer(model.parameters()), []
+    for _ in range(20):
+        optimizer.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    shares = [workload.rate_at(step / 20) for step in range(20)]
+    assert rates == pytest.approx([workload.PEAK * share for share in shares])
+    assert max(rates) == workload.PEAK
 
 
 def steady(begin: float, end: float, step: float = 0.5) -> list[float]:

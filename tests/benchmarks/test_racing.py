@@ -13,13 +13,13 @@ import torch
 from benchmarks import hosts, plots, race
 from benchmarks.__main__ import has_own_options
 from benchmarks.racing import columns, report, schedule, tuning
-from benchmarks.racing.course import AT_PEAK, WARM_UP, rate_at
 from benchmarks.racing.entrants import AT_THE_END, FLOOR
-from benchmarks.racing.problems import FRAMES, PHONES, PROBLEMS, Pace, loss
+from benchmarks.racing.problems import FRAMES, PHONES, PROBLEMS, Pace
 from benchmarks.racing.runs import Cell, Run, Track
 from benchmarks.racing.schedule import Race, Standing
 from benchmarks.racing.tuning import Setting
 from benchmarks.timing import mean_with_interval
+from benchmarks.workload import AT_PEAK, WARM_UP, loss, rate_at
 
 NEEDS_HOSTS = pytest.mark.skipif(
     hosts.reason_against() is not None, reason=str(hosts.reason_against())
