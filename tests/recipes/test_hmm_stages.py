@@ -209,6 +209,24 @@ def test_the_tree_is_made_once_when_its_stage_is_interrupted(
     np.testing.assert_array_equal(*labels)
 
 
+def test_a_second_round_grows_its_tree_on_the_labels_of_the_first(
+    triphones, tmp_path, monkeypatch
+):
+    kept: list[Path] = []
+    monkeypatch.setattr(triphone_stage.shutil, "rmtree", kept.append)
+    twice = dataclasses.replace(triphones.triphone, rounds=2)
+    triphone(dataclasses.replace(triphones, triphone=twice), tmp_path)
+    [first] = kept
+    once = triphones.directory("triphone")
+    for name in ("tree.json", "train/labels.npy"):
+        assert (first / name).read_bytes() == (once / name).read_bytes()
+    labels = np.load(first / "train" / "labels.npy")
+    topology, plain = read_topology(first / "tree.json"), np.load(first / "phones.npy")
+    np.testing.assert_array_equal(plain // 3, topology.phone_of_state[labels])
+    np.testing.assert_array_equal(plain % 3, topology.position_of_state[labels])
+    assert read_topology(tmp_path / "tree.json").num_states > 3 * len(topology.phones)
+
+
 def test_fewer_leaves_than_phones_have_states_stop_the_stage(triphones, tmp_path):
     few = dataclasses.replace(triphones.triphone, num_leaves=7)
     with pytest.raises(StageError, match="`num_leaves` must be at least"):

@@ -45,7 +45,8 @@ def parser(recipe: Recipe) -> argparse.ArgumentParser:
     add = arguments.add_argument
     add("--corpus", type=Path, required=True, help=recipe.corpus)
     add("--out", type=Path, required=True, help="experiment folder, made if absent")
-    add("--run", default="hadpsgd", help="name of the training run (%(default)s)")
+    named = "name of the training run (%(default)s); torchrun takes --run for its own"
+    add("--run", "--name", default="hadpsgd", help=named)
     add("--from", dest="first", choices=names, metavar="STAGE", help="first stage")
     add("--to", dest="last", choices=names, metavar="STAGE", help="last stage")
     add("--redo", action="store_true", help="run these stages even if finished")

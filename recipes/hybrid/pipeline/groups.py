@@ -378,6 +378,8 @@ class TriphoneSettings:
     leaves for 2,000 hours.
 
     Attributes:
+        rounds: number of times that the tree is grown, from the second time on the
+            labels of the time before.
         num_leaves: largest number of leaves of the tree.
         min_frames: fewest frames of a leaf.
         min_gain: least log-likelihood that a split gains.
@@ -393,6 +395,7 @@ class TriphoneSettings:
         mllt: whether their axes are turned so that diagonal covariances fit best.
     """
 
+    rounds: int = 1
     num_leaves: int = 2000
     min_frames: float = 1000.0
     min_gain: float = 0.0
@@ -406,7 +409,7 @@ class TriphoneSettings:
     mllt: bool = True
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "num_leaves", "num_gaussians", "lda_dimension")
+        at_least(self, 1, "rounds", "num_leaves", "num_gaussians", "lda_dimension")
         at_least(self, 0, "num_iterations", "min_gain", "lda_reach")
         above_zero(self, "min_frames", "frames_per_gaussian")
 

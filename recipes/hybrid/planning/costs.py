@@ -24,6 +24,7 @@ STATISTICS, LEAVES_GROWN = "triphone: statistics", "triphone: tree"
 ALIGNING = "triphone: a realignment"
 FMLLR, IVECTORS = "adapt: a round of fMLLR", "adapt: an iteration of i-vectors"
 OCCUPANCY = "adapt: 2,048 Gaussians"
+LANGUAGE = "lm: two models of order 4, one pruned"
 NETWORK, SEARCH = "decode: the papers' network", "decode: search"
 
 

@@ -12,6 +12,7 @@ from recipes.hybrid.planning.costs import (
     FMLLR,
     FRAMES_PER_HOUR,
     IVECTORS,
+    LANGUAGE,
     LEAVES_GROWN,
     NETWORK,
     OCCUPANCY,
@@ -20,16 +21,21 @@ from recipes.hybrid.planning.costs import (
     Corpus,
     Cost,
 )
+from recipes.hybrid.planning.graph_size import projected
 
 ALIGNED = 100_000  # utterances that mixtures are trained on
 LEAVES = 32_000
-ARCS = 10e6  # of a graph with a pruned 4-gram: supposed
+WORDS = 30_000  # of the lexicon
+MAX_NGRAMS = 800_000  # of the search graph, as the recipes set it
+GAUSSIANS = 200_000  # of the mixtures that the baselines decode with
+WORDS_PER_HOUR = 10_800  # 3.1 million in 286 h of Switchboard, 21 million in Fisher
 HUB5_FRAMES = 3.7 * FRAMES_PER_HOUR  # both parts of the test
 DEV_FRAMES = 400 * 500  # utterances of 5 s, for the choice of scales
-SCALES = 6
+SCALES, GMM_SCALES = 6, 4
 UBM_FRAMES = 2e6 * 12  # as many passes at full size as 6 at each doubling come to
 IVECTOR_ITERATIONS = 10
 FMLLR_ROUNDS = 2 + 1  # of the mixtures' training, and the maps that are kept
+GRAPH = projected({1: WORDS, 2: MAX_NGRAMS - WORDS}, in_context=True)
 # One V100 trains SWB-2000 for 16 epochs in 192 hours, 64 of them in 5.2 (the papers).
 V100_HOURS, V100_64_HOURS = 192.0, 5.2
 
@@ -41,12 +47,19 @@ def stage_minutes(
     trained = min(1.0, ALIGNED / corpus.utterances)
     alone = {
         "prepare": [("prepare", corpus.utterances)],
+        "lm": [(LANGUAGE, corpus.hours * WORDS_PER_HOUR)],
         "triphone": [(LEAVES_GROWN, LEAVES)],
-        "graph": [("graph", ARCS)],
     }
+    decoded = HUB5_FRAMES + DEV_FRAMES
+    # Likelihoods of all Gaussians, in proportion to those of 2,048.
+    by_mixtures = [
+        (OCCUPANCY, decoded * GAUSSIANS / 2048),
+        (SEARCH, HUB5_FRAMES + DEV_FRAMES * GMM_SCALES),
+    ]
     shared = {
         "check": [("check", corpus.recordings)],
         "prepare": [],
+        "lm": [],
         "features": [("features", corpus.frames)],
         # 14 realignments of some, then labels for all
         "align": [("align", corpus.frames * (1 + 14 * trained))],
@@ -55,13 +68,15 @@ def stage_minutes(
             (ALIGNING, corpus.frames * (1 + 8 * trained)),
         ],
         "graph": [],
+        "adapted_baseline": by_mixtures,
+        "baseline": by_mixtures,
         "adapt": [
             (FMLLR, corpus.frames * FMLLR_ROUNDS),
             (OCCUPANCY, corpus.frames + UBM_FRAMES),
             (IVECTORS, corpus.sides * IVECTOR_ITERATIONS),
         ],
         "decode": [
-            (NETWORK, HUB5_FRAMES + DEV_FRAMES),
+            (NETWORK, decoded),
             (SEARCH, HUB5_FRAMES + DEV_FRAMES * SCALES),
         ],
     }
@@ -69,10 +84,11 @@ def stage_minutes(
     def seconds(parts: list[tuple[str, float]]) -> float:
         return sum(number / costs[name].per_second for name, number in parts)
 
-    return {
+    found = {
         stage: (seconds(parts) / cores + seconds(alone.get(stage, []))) / 60
         for stage, parts in shared.items()
     }
+    return found | {"graph": GRAPH.seconds / 60}
 
 
 def training_hours(corpus: Corpus, gpus: int) -> tuple[float, float]:

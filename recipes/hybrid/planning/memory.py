@@ -1,6 +1,7 @@
 """How much disk and memory a corpus will need, as projections."""
 
 from recipes.hybrid.planning.costs import Corpus
+from recipes.hybrid.planning.hours import GRAPH
 
 NUM_PARAMETERS = 43_154_944
 _MEL_BYTES = 40 * 2
@@ -23,6 +24,7 @@ def disk_gb(corpus: Corpus) -> dict[str, float]:
 def memory_gb(corpus: Corpus) -> dict[str, float]:
     """Gigabytes of memory, of which frames are mapped and need not be in it."""
     return {
+        "graph: composing": GRAPH.bytes / 1e9,
         "prepare: utterances": corpus.utterances * _UTTERANCE_BYTES / 1e9,
         "training, each GPU: weights, gradients, gossip": NUM_PARAMETERS * 4 * 4 / 1e9,
     }

@@ -5,6 +5,7 @@ share a state. The mixtures of these states are trained from the monophones' lab
 The stage leaves the same files as `align`.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from lightning_adpsgd.asr.frames.lda import (
     total,
 )
 from lightning_adpsgd.asr.frames.mllt import diagonalising
-from lightning_adpsgd.asr.frames.store import FrameStore
+from lightning_adpsgd.asr.frames.store import FrameStore, write_labels
 from lightning_adpsgd.asr.hmm.contexts import (
     ContextStatistics,
     context_statistics,
@@ -44,6 +45,7 @@ from recipes.hybrid.data.labels import (
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
 
+_PHONES = "phones.npy"  # a round's labels for the next one
 _SHARD = 256  # utterances whose frames are in a process's memory at a time
 
 
@@ -56,12 +58,38 @@ def triphone(settings: Settings, output: Path) -> None:
         StageError: The settings allow no tree, or no utterance can be aligned.
     """
     lexicon = read_lexicon(settings.directory("lexicon"))
+    labels = settings.directory("align") / "train" / "labels.npy"
+    last = settings.triphone.rounds
+    for number in range(1, last):
+        folder = output / f"round-{number}"
+        folder.mkdir(exist_ok=True)
+        _say_round(settings, number)
+        if not (folder / _PHONES).exists():
+            _round(settings, folder, lexicon, labels)
+            _write_phones(settings, folder)
+        labels = folder / _PHONES
+    if last > 1:
+        _say_round(settings, last)
+    _round(settings, output, lexicon, labels)
+    if settings.crew.leads:
+        for folder in output.glob("round-*"):
+            shutil.rmtree(folder)
+
+
+def _say_round(settings: Settings, number: int) -> None:
+    if settings.crew.leads:
+        print(f"  tree {number} of {settings.triphone.rounds}", flush=True)
+
+
+def _round(settings: Settings, output: Path, lexicon: Lexicon, labels: Path) -> None:
+    """Grows a tree on some labels, by phones, and labels every frame anew."""
     if not settings.crew.leads:
         await_training(settings, output)
+    store = FrameStore(settings.directory("features") / "train", labels)
     try:
         phones = read_topology(settings.directory("align") / "tree.json")
         if not (output / "tree.json").exists():
-            _grow(settings, output, lexicon, phones)
+            _grow(settings, output, lexicon, phones, store)
         topology = read_topology(output / "tree.json")
         front_end = FrontEnd.load(output / "front_end.npz")
     except ValueError as error:
@@ -70,7 +98,7 @@ def triphone(settings: Settings, output: Path) -> None:
     options = alignment_options(
         settings,
         num_iterations=settings.triphone.num_iterations,
-        num_gaussians=num_gaussians(settings, _labelled_store(settings)),
+        num_gaussians=num_gaussians(settings, store),
     )
     if not (output / "gmm.npz").exists():
         steps = train_mixtures(
@@ -78,11 +106,30 @@ def triphone(settings: Settings, output: Path) -> None:
             graphs,
             options,
             front_end=front_end,
-            start=_in_context(_labelled_store(settings), phones, topology),
+            start=_in_context(store, phones, topology),
         )
         log_training(output, steps, options.num_iterations + 1)
     scorer = mixture_scorer(GaussianMixtures.load(output / "gmm.npz"), front_end)
     label_splits(settings, output, lexicon, graphs, scorer, options)
+
+
+def _write_phones(settings: Settings, folder: Path) -> None:
+    """Writes the labels of a round as states of phones without their contexts."""
+    path = folder / _PHONES
+    if not settings.crew.leads:
+        settings.crew.await_until(path.exists, f"process 0 to write {path}")
+        return
+    found = read_topology(folder / "tree.json")
+    phones = read_topology(settings.directory("align") / "tree.json")
+    plain = phones.chains(np.arange(1, len(phones.phones) + 1)[:, None])
+    state = plain[found.phone_of_state, found.position_of_state].astype(np.int32)
+    labels = folder / "train" / "labels.npy"
+    store = FrameStore(settings.directory("features") / "train", labels)
+    places = np.flatnonzero(store.labelled).tolist()
+    names = store.ids
+    write_labels(
+        path, store, ((str(names[p]), state[store.labels(p).numpy()]) for p in places)
+    )
 
 
 def num_gaussians(settings: Settings, store: FrameStore) -> int:
@@ -97,14 +144,14 @@ def num_gaussians(settings: Settings, store: FrameStore) -> int:
     return min(settings.triphone.num_gaussians, enough)
 
 
-def _labelled_store(settings: Settings) -> FrameStore:
-    labels = settings.directory("align") / "train" / "labels.npy"
-    return FrameStore(settings.directory("features") / "train", labels)
-
-
-def _grow(settings: Settings, output: Path, lexicon: Lexicon, phones: Topology) -> None:
+def _grow(
+    settings: Settings,
+    output: Path,
+    lexicon: Lexicon,
+    phones: Topology,
+    store: FrameStore,
+) -> None:
     """Writes `front_end.npz` and `tree.json`."""
-    store = _labelled_store(settings)
     front_end = _front_end(settings, store, phones)
     front_end.save(output / "front_end.npz")
     statistics = _statistics(settings, store, phones, front_end)

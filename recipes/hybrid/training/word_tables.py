@@ -97,8 +97,8 @@ def figures_of(settings: Settings, scored: Path) -> dict[str, Any]:
     others = rates(_read(best), "score/best_epoch") if best.exists() else {}
     return {
         **others,
-        **rates(_read(scored / "score.json")),
         **intervals(segments, sides),
+        **rates(_read(scored / "score.json")),
         "score/utterances": table,
         **({"score/worst": worst_ones} if worst_ones else {}),
         "score/report": wandb.Html(_report(scored), inject=False),
@@ -111,7 +111,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def rates(score: Mapping[str, Any], group: str = "score") -> dict[str, float]:
     """The word error rate of each part, and what was best on dev."""
-    parts = {f"{group}/wer_{name}": one["wer"] for name, one in score["parts"].items()}
+    figures = {"wer": "wer_{}", "wer_low": "wer_{}_low", "wer_high": "wer_{}_high"}
+    parts = {
+        f"{group}/{written.format(part)}": one[figure]
+        for part, one in score["parts"].items()
+        for figure, written in (figures | {"cer": "cer_{}"}).items()
+        if one.get(figure) is not None
+    }
     kept = ("frame_accuracy", "acoustic_scale")
     return parts | {f"{group}/{name}": score[name] for name in kept if name in score}
 
