@@ -239,7 +239,7 @@ class GraphDecoder(ABC):
             lattice_beam=min(_LATTICE_BEAM, self._width.beam),
         )
         search = LatticeSearch(self.search_graph, width)
-        lattice = search.lattice(log_likelihoods * acoustic_scale)
+        lattice = search.lattice(log_likelihoods, acoustic_scale)
         if lattice is None:
             return Hypothesis((), False)
         graph, words_of = self.search_graph, self._words_of
