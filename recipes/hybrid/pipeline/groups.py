@@ -423,6 +423,8 @@ class DecodeSettings:
         word_penalties: penalties per word, tried on `dev`.
         export_likelihoods: whether the test sets' log-likelihoods are also written as
             Kaldi archives; needs `kaldi.experiment`.
+        export_lattices: whether the test sets' lattices are also written in Kaldi's
+            form.
     """
 
     beam: float = 13.0
@@ -435,6 +437,7 @@ class DecodeSettings:
     lm_weights: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     word_penalties: tuple[float, ...] = (-1.0, -0.5, 0.0, 0.5, 1.0)
     export_likelihoods: bool = False
+    export_lattices: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,18 @@ from tqdm import tqdm
 
 from lightning_adpsgd.asr.corpora.acronyms import letters_of
 from lightning_adpsgd.asr.corpora.corpus import Utterance
+from lightning_adpsgd.asr.kaldi.lattices import (
+    labelled_lattice,
+    lattice_text,
+    write_lattices,
+)
 from lightning_adpsgd.asr.language.ngram import read_arpa
-from lightning_adpsgd.asr.parallel import fork_map
+from lightning_adpsgd.asr.parallel import fork_map, in_order
 from lightning_adpsgd.asr.scoring import Errors, ScoringError
 from lightning_adpsgd.asr.scoring import score as score_words
 from lightning_adpsgd.asr.search.decoding import (
     ConfidentSearch,
+    GraphDecoder,
     Hypothesis,
     Lister,
     Search,
@@ -108,7 +114,28 @@ def recognise(
     report["decoded"] = {split: one._asdict() for split, one in decoded.items()}
     if settings.decode.export_likelihoods:
         _export(task, chosen)
+    if settings.decode.export_lattices:
+        _export_lattices(task, decoder, chosen)
     write_json(output / "decode.json", report)
+
+
+def _export_lattices(task: _Task, decoder: GraphDecoder, scale: float) -> None:
+    """Leaves the lattices of the test sets in Kaldi's form."""
+    for split in task.settings.splits():
+        if split not in TEST_SPLITS:
+            continue
+        spoken = spoken_inputs(task.settings, split)
+        found = _searched(
+            task,
+            [load for _, load in spoken],
+            lambda matrix: labelled_lattice(decoder, matrix, scale),
+        )
+        texts = (
+            lattice_text(utterance.id, lattice)
+            for (utterance, _), lattice in zip(spoken, in_order(found), strict=True)
+            if lattice is not None
+        )
+        write_lattices(task.output / f"{split}.lat.gz", texts)
 
 
 def _least_fit(task: _Task, scale: float) -> float | None:
