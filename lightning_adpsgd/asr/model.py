@@ -34,7 +34,7 @@ from lightning_adpsgd.asr.sound.features import (
 )
 
 _CHECK_EVERY_STEPS = 50
-_WINDOWS_AT_ONCE = 64  # with 32,000 states 170 MB of posteriors
+_MOST_POSTERIORS = 1 << 24  # computed at once: 67 MB; 24 windows of 32,000 states
 
 
 class NonFiniteLoss(FloatingPointError):
@@ -238,7 +238,7 @@ class AcousticModel(LightningModule):
         ivectors: Tensor | None = None,
     ) -> Tensor:
         """Log-posteriors minus log-priors, `[time, num_states]`: what decoders take."""
-        return self.log_posteriors(frames, fmllr, ivectors) - self.log_priors
+        return self.log_posteriors(frames, fmllr, ivectors).sub_(self.log_priors)
 
     def _windowed_log_posteriors(
         self, inputs: Tensor, fmllr: Tensor, ivectors: Tensor
@@ -248,14 +248,15 @@ class AcousticModel(LightningModule):
         reach = torch.arange(min(window, len(inputs)))
         total = inputs.new_zeros((len(inputs), self.hparams["num_states"]))
         counts = inputs.new_zeros((len(inputs), 1))
-        for some in starts.to(inputs.device).split(_WINDOWS_AT_ONCE):
+        at_once = max(1, _MOST_POSTERIORS // (len(reach) * self.hparams["num_states"]))
+        for some in starts.to(inputs.device).split(at_once):
             at = some[:, None] + reach.to(inputs.device)  # (window, time)
             windows = _joined(inputs[at], fmllr[at], ivectors[some])
             posteriors = self(windows).float().softmax(-1).flatten(0, 1)
             total.index_add_(0, at.flatten(), posteriors)
             counts.index_add_(0, at.flatten(), torch.ones_like(posteriors[:, :1]))
-        tiny = torch.finfo(total.dtype).tiny
-        return (total / counts).clamp(min=tiny).log()
+        # In place: with 32,000 states 20 s are 256 MB.
+        return total.div_(counts).clamp_(min=torch.finfo(total.dtype).tiny).log_()
 
     def _varied(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The batch as other voices and other speeds would have made it."""

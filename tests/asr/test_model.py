@@ -172,8 +172,10 @@ def test_log_posteriors_are_the_mean_over_the_windows_of_a_frame(num_frames):
 def test_windows_in_several_batches_give_what_one_batch_gives(monkeypatch):
     model, frames = small_model(), torch.randn(200, 4)
     whole = model.log_posteriors(frames)
-    monkeypatch.setattr("lightning_adpsgd.asr.model._WINDOWS_AT_ONCE", 3)
-    torch.testing.assert_close(model.log_posteriors(frames), whole)
+    most = 3 * model.hparams["window"] * model.hparams["num_states"]
+    for few in (most, 1):
+        monkeypatch.setattr("lightning_adpsgd.asr.model._MOST_POSTERIORS", few)
+        torch.testing.assert_close(model.log_posteriors(frames), whole)
 
 
 def test_a_window_over_the_whole_utterance_is_the_full_forward():

@@ -1,6 +1,7 @@
 """The recipe with the labels and the graph of a Kaldi experiment."""
 
 import dataclasses
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -77,7 +78,9 @@ def settings(tmp_path: Path) -> Settings:
         out=tmp_path / "out",
         cores=1,
         kaldi=KaldiSettings(experiment=experiment, least_coverage=0.5),
-        decode=DecodeSettings(acoustic_scales=(1.0,), export_likelihoods=True),
+        decode=DecodeSettings(
+            acoustic_scales=(1.0,), export_likelihoods=True, export_lattices=True
+        ),
     )
     settings.directory("prepare").mkdir(parents=True)
     for split in SENTENCES:
@@ -142,6 +145,13 @@ def test_kaldis_graph_is_decoded_scored_and_exported(settings, monkeypatch, caps
         (run_stage(score, settings, "score") / "score.json").read_text()
     )
     assert report["parts"]["total"]["wer"] == 0.0
+
+    lattice = gzip.decompress((decoded / "swb.lat.gz").read_bytes()).decode()
+    name, *lines = lattice.splitlines()
+    assert name == "sw_3-A_1"
+    assert {len(line.split()) for line in lines} == {0, 2, 5}
+    read = {int(line.split()[2]) for line in lines if len(line.split()) == 5}
+    assert read >= set(SENTENCES["swb"]["sw_3-A_1"])
 
     archive = decoded / "swb.loglikes.scp"
     reader = kio.RandomAccessFloatMatrixReader(f"scp:{archive}")

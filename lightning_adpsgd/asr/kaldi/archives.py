@@ -22,6 +22,7 @@ from lightning_adpsgd.asr.kaldi.parsing import parse_rows
 _MOST_VALUES = 1 << 28
 _MOST_BYTES = 1 << 32  # of a line or matrix in text
 _BLOCK = 1 << 16
+_MOST_AT_ONCE = 1 << 24
 _WIDTHS = {"FM ": "<f4", "DM ": "<f8", "FV ": "<f4", "DV ": "<f8"}
 _SIZED_INTEGER = np.dtype([("width", "u1"), ("value", "<i4")])
 _COMPRESSED = {"CM ": 1, "CM2 ": 2, "CM3 ": 3}
@@ -46,7 +47,7 @@ class _Stream:
         """The next bytes, which stay; fewer at the end."""
         if len(self._buffer) - self._used < size:
             parts, have = [self._buffer[self._used :]], len(self._buffer) - self._used
-            while have < size and (part := self._file.read(max(_BLOCK, size - have))):
+            while have < size and (part := self._file.read(_step(size - have))):
                 parts.append(part)
                 have += len(part)
             self._buffer, self._used = b"".join(parts), 0
@@ -71,6 +72,11 @@ class _Stream:
 
     def is_at_end(self) -> bool:
         return not self.ahead(1)
+
+
+def _step(missing: int) -> int:
+    # A damaged size asks for what is not there: reading reserves memory beforehand.
+    return min(max(_BLOCK, missing), _MOST_AT_ONCE)
 
 
 def read_alignments(path: str | Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -168,6 +174,11 @@ def _sized(stream: _Stream) -> int:
     return _count(stream)
 
 
+def _check_size(rows: int, columns: int) -> None:
+    if rows * columns >= _MOST_VALUES:
+        raise _Damage(f"a matrix of {rows} rows and {columns} columns cannot be")
+
+
 def _matrix(stream: _Stream) -> np.ndarray:
     if stream.ahead(2) != b"\0B":
         return _text_matrix(stream)
@@ -181,6 +192,7 @@ def _matrix(stream: _Stream) -> np.ndarray:
         raise _Damage(f"expected a matrix, found {kind!r}")
     rows = _sized(stream) if kind[1] == "M" else 1
     columns = _sized(stream)
+    _check_size(rows, columns)
     width = np.dtype(_WIDTHS[kind])
     values = np.frombuffer(stream.read(rows * columns * width.itemsize), width)
     return values.reshape(rows, columns).astype(np.float32)
@@ -206,6 +218,7 @@ def _compressed(stream: _Stream, method: int) -> np.ndarray:
     header = np.frombuffer(stream.read(8), "<f4").astype(np.float32)
     least, extent = header
     rows, columns = _count(stream), _count(stream)
+    _check_size(rows, columns)
     if method == 2:
         words = np.frombuffer(stream.read(2 * rows * columns), "<u2")
         return _linear(words, least, extent, 65535).reshape(rows, columns)

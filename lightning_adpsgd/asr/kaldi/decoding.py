@@ -15,6 +15,7 @@ from lightning_adpsgd.asr.search.decoding import (
     even_spans,
     timed_word,
 )
+from lightning_adpsgd.asr.search.lattice import Lattice
 from lightning_adpsgd.asr.search.nbest import WordPath
 
 
@@ -50,6 +51,12 @@ class KaldiDecoder(GraphDecoder):
         ids = pairs[pairs[:, 0] > 0, 0]
         words = pairs[pairs[:, 1] > 0, 1].tolist()
         return Hypothesis(self._timed(ids, words), path.is_complete)
+
+    @override
+    def link_labels(self, lattice: Lattice) -> tuple[np.ndarray, np.ndarray]:
+        """Transition-ids and words of a lattice's links."""
+        numbers, words = super().link_labels(lattice)
+        return self._pairs[numbers, 0], words
 
     @override
     def _spelling(self, label: int) -> str:

@@ -23,6 +23,7 @@ from lightning_adpsgd.asr.language.lexicon import Lexicon
 from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.search.graphs import symbols_of
 from lightning_adpsgd.asr.search.lattice import (
+    Lattice,
     LatticeOptions,
     LatticeSearch,
     SearchGraph,
@@ -213,6 +214,31 @@ class GraphDecoder(ABC):
             for place, (words, cost) in enumerate(found.entries)
         ]
 
+    def lattice(
+        self, log_likelihoods: np.ndarray, acoustic_scale: float
+    ) -> Lattice | None:
+        """The paths near the best one; None if there are no frames.
+
+        Args:
+            log_likelihoods: As for `decode`.
+            acoustic_scale: As for `decode`.
+
+        Raises:
+            ValueError: The shape is wrong, or a value is non-finite.
+        """
+        check_likelihoods(log_likelihoods, self._num_labels)
+        width = LatticeOptions(
+            beam=self._width.beam,
+            max_active=self._width.max_active,
+            lattice_beam=min(_LATTICE_BEAM, self._width.beam),
+        )
+        search = LatticeSearch(self.search_graph, width)
+        return search.lattice(log_likelihoods, acoustic_scale)
+
+    def link_labels(self, lattice: Lattice) -> tuple[np.ndarray, np.ndarray]:
+        """Input labels and words of a lattice's links, both [links], 0 for none."""
+        return link_labels(self.search_graph, lattice, self._words_of)
+
     def decode_confidently(
         self, log_likelihoods: np.ndarray, acoustic_scale: float
     ) -> Hypothesis:
@@ -232,18 +258,11 @@ class GraphDecoder(ABC):
         Raises:
             ValueError: The shape is wrong, or a value is non-finite.
         """
-        check_likelihoods(log_likelihoods, self._num_labels)
-        width = LatticeOptions(
-            beam=self._width.beam,
-            max_active=self._width.max_active,
-            lattice_beam=min(_LATTICE_BEAM, self._width.beam),
-        )
-        search = LatticeSearch(self.search_graph, width)
-        lattice = search.lattice(log_likelihoods * acoustic_scale)
+        lattice = self.lattice(log_likelihoods, acoustic_scale)
         if lattice is None:
             return Hypothesis((), False)
         graph, words_of = self.search_graph, self._words_of
-        _, words = link_labels(graph, lattice, words_of)
+        _, words = self.link_labels(lattice)
         hypothesis = self._hypothesis(best_word_path(graph, lattice, words_of))
         timed = zip(hypothesis.words, confidences(lattice, words), strict=True)
         scored = tuple(word._replace(confidence=sure) for word, sure in timed)

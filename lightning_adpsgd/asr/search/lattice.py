@@ -204,25 +204,28 @@ class LatticeSearch:
         """Place of each state among a frame's nodes; -1 outside a frame."""
         return np.full(self._graph.num_states, -1)
 
-    def lattice(self, scaled: np.ndarray) -> Lattice | None:
-        """The lattice of scaled log-likelihoods; None if there are no frames.
+    def lattice(
+        self, log_likelihoods: np.ndarray, acoustic_scale: float = 1.0
+    ) -> Lattice | None:
+        """The lattice of log-likelihoods [time, columns]; None if there are no frames.
 
-        Args:
-            scaled: Log-likelihoods times acoustic scale, [time, columns].
+        They are scaled frame by frame, without a copy of all.
         """
-        if not len(scaled):
+        if not len(log_likelihoods):
             return None
-        frames = list(self._frames(scaled))
+        frames = list(self._frames(log_likelihoods, acoustic_scale))
         return _pruned(frames, self._graph.finals, self._options.lattice_beam)
 
-    def _frames(self, scaled: np.ndarray) -> Iterator[_Frame]:
+    def _frames(
+        self, log_likelihoods: np.ndarray, acoustic_scale: float
+    ) -> Iterator[_Frame]:
         none = np.zeros(0, int)
         nothing = _links(none, none, none, np.zeros(0))
         start = np.array([self._graph.start])
         frame = self._settled(start, np.zeros(1), nothing)
         yield frame
-        for row in scaled:
-            frame = self._advanced(frame, row)
+        for row in log_likelihoods:
+            frame = self._advanced(frame, row.astype(float) * acoustic_scale)
             yield frame
 
     def _advanced(self, frame: _Frame, row: np.ndarray) -> _Frame:
@@ -230,7 +233,7 @@ class LatticeSearch:
         reading = self._graph.reading
         rows, places = reading.of(frame.states)
         arcs = reading.number[rows]
-        cost = reading.weight[rows] - row[self._graph.inputs[arcs] - 1].astype(float)
+        cost = reading.weight[rows] - row[self._graph.inputs[arcs] - 1]
         total = frame.costs[places] + cost
         near = total <= total.min(initial=np.inf) + self._options.beam
         states = reading.target[rows[near]]

@@ -24,6 +24,10 @@ _SWAPPED = (
     "noise, but speech with the two bytes of each sample exchanged: its header names "
     "the wrong byte order; make `sample_byte_format` 01 there if it is 10, else 10"
 )
+# Beyond these a header is damaged, and its sizes would ask for more than the memory.
+_MOST_HEADER_BYTES = 1 << 20
+_MOST_SECONDS = 7 * 24 * 3600.0
+_MOST_CHANNELS = 256
 _CODINGS = ("pcm", "ulaw", "mu-law", "alaw")
 
 
@@ -95,7 +99,12 @@ def _parse_header(path: Path, file: io.BufferedReader) -> SphereHeader:
         )
     try:
         header_bytes = int(file.readline(16))
-        fields = _fields(file.read(header_bytes - file.tell()))
+        if not 0 < header_bytes <= _MOST_HEADER_BYTES:
+            raise ValueError(
+                f"its size must lie in 1 to {_MOST_HEADER_BYTES} bytes, got "
+                f"{header_bytes}"
+            )
+        fields = _fields(file.read(max(0, header_bytes - file.tell())))
         header = SphereHeader(
             num_samples=int(fields["sample_count"]),
             num_channels=int(fields.get("channel_count", "1")),
@@ -116,6 +125,16 @@ def _plausible(header: SphereHeader) -> SphereHeader:
     for name in positive:
         if getattr(header, name) <= 0:
             raise ValueError(f"`{name}` must be positive, got {getattr(header, name)}")
+    if header.duration_s > _MOST_SECONDS:
+        raise ValueError(
+            f"`sample_count` must be at most {_MOST_SECONDS / 3600:g} hours, got "
+            f"{header.num_samples} samples at {header.sample_rate} Hz"
+        )
+    if header.num_channels > _MOST_CHANNELS:
+        raise ValueError(
+            f"`channel_count` must be at most {_MOST_CHANNELS}, got "
+            f"{header.num_channels}"
+        )
     if header.coding.split(",")[0] not in _CODINGS:
         raise ValueError(
             f"`sample_coding` must be of {_CODINGS}, got {header.coding!r}"

@@ -514,6 +514,8 @@ class DecodeSettings:
             it is not the last one.
         export_likelihoods: whether the test sets' log-likelihoods are also written as
             Kaldi archives; needs `kaldi.experiment`.
+        export_lattices: whether the test sets' lattices are also written in Kaldi's
+            form.
     """
 
     beam: float = 13.0
@@ -527,6 +529,7 @@ class DecodeSettings:
     word_penalties: tuple[float, ...] = (-1.0, -0.5, 0.0, 0.5, 1.0)
     best_epoch: bool = True
     export_likelihoods: bool = False
+    export_lattices: bool = False
 
     def __post_init__(self) -> None:
         above_zero(self, "beam", "lattice_beam")

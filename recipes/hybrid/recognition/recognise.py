@@ -8,10 +8,10 @@ does not see.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product, starmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from rapidfuzz.distance import Levenshtein
@@ -19,17 +19,23 @@ from tqdm import tqdm
 
 from lightning_adpsgd.asr.corpora.acronyms import letters_of
 from lightning_adpsgd.asr.corpora.corpus import Utterance
+from lightning_adpsgd.asr.kaldi.lattices import (
+    labelled_lattice,
+    lattice_text,
+    write_lattices,
+)
 from lightning_adpsgd.asr.language.ngram import read_arpa
-from lightning_adpsgd.asr.parallel import fork_map
+from lightning_adpsgd.asr.parallel import fork_map, in_order
 from lightning_adpsgd.asr.scoring import Errors, ScoringError
 from lightning_adpsgd.asr.scoring import score as score_words
 from lightning_adpsgd.asr.search.decoding import (
     ConfidentSearch,
+    GraphDecoder,
     Hypothesis,
     Lister,
     Search,
     TimedWord,
-    decode_all,
+    hear,
 )
 from lightning_adpsgd.asr.search.nbest import NBestOptions
 from lightning_adpsgd.asr.search.output import ctm_line, json_line
@@ -50,6 +56,9 @@ from recipes.hybrid.recognition.scoring import read_rules
 
 _MOST_WIDENINGS = 4
 _LOST_SHARE = 0.01
+_MATRICES_PER_CORE = 4
+
+Result = TypeVar("Result")
 
 
 class _Task(NamedTuple):
@@ -105,7 +114,28 @@ def recognise(
     report["decoded"] = {split: one._asdict() for split, one in decoded.items()}
     if settings.decode.export_likelihoods:
         _export(task, chosen)
+    if settings.decode.export_lattices:
+        _export_lattices(task, decoder, chosen)
     write_json(output / "decode.json", report)
+
+
+def _export_lattices(task: _Task, decoder: GraphDecoder, scale: float) -> None:
+    """Leaves the lattices of the test sets in Kaldi's form."""
+    for split in task.settings.splits():
+        if split not in TEST_SPLITS:
+            continue
+        spoken = spoken_inputs(task.settings, split)
+        found = _searched(
+            task,
+            [load for _, load in spoken],
+            lambda matrix: labelled_lattice(decoder, matrix, scale),
+        )
+        texts = (
+            lattice_text(utterance.id, lattice)
+            for (utterance, _), lattice in zip(spoken, in_order(found), strict=True)
+            if lattice is not None
+        )
+        write_lattices(task.output / f"{split}.lat.gz", texts)
 
 
 def _least_fit(task: _Task, scale: float) -> float | None:
@@ -169,14 +199,28 @@ def _hypotheses(
 ) -> list[list[Hypothesis]]:
     """A hypothesis per scale of each utterance, in the order of `spoken`."""
     loads = [load for _, load in spoken]
-
-    def log_likelihoods(load: Load) -> np.ndarray:
-        return task.scorer(load())
-
-    cores = task.settings.cores
-    found = decode_all(loads, log_likelihoods, task.decoder, scales, cores)
+    found = _searched(task, loads, lambda matrix: hear(matrix, task.decoder, scales))
     bar = tqdm(found, desc=f"decode {name}", total=len(loads), unit="utt")
     return [hypotheses for _, hypotheses in sorted(bar, key=lambda pair: pair[0])]
+
+
+def _searched(
+    task: _Task, loads: Sequence[Load], search: Callable[[np.ndarray], Result]
+) -> Iterator[tuple[int, Result]]:
+    """What a search finds in the log-likelihoods of each utterance, with its index.
+
+    Processes share the searches. A network on a GPU is of this process alone, which
+    computes for some utterances before they are searched.
+    """
+    scorer, cores = task.scorer, task.settings.cores
+    if not getattr(scorer, "needs_this_process", False):
+        yield from fork_map(lambda load: search(scorer(load())), loads, cores)
+        return
+    block = cores * _MATRICES_PER_CORE
+    for first in range(0, len(loads), block):
+        matrices = [scorer(load()) for load in loads[first : first + block]]
+        for index, found in fork_map(search, matrices, cores):
+            yield first + index, found
 
 
 def _widening_sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
@@ -255,11 +299,11 @@ def _with_larger_model(
     rescoring = RescoringDecoder(decoder, options, small, large)
     spoken = _dev(task.settings)
 
-    def weighed(load: Load) -> list[Weighed]:
-        return rescoring.weighed(task.scorer(load()), scale)
+    def weighed(matrix: np.ndarray) -> list[Weighed]:
+        return rescoring.weighed(matrix, scale)
 
     loads = [load for _, load in spoken]
-    found = fork_map(weighed, loads, task.settings.cores)
+    found = _searched(task, loads, weighed)
     bar = tqdm(found, desc="n-best dev", total=len(loads), unit="utt")
     several = [one for _, one in sorted(bar, key=lambda pair: pair[0])]
     errors = {
@@ -290,7 +334,9 @@ def _frame_accuracy(task: _Task) -> float:
         found = (likelihoods + priors).argmax(axis=1)
         return int((found == store.labels(position).numpy()).sum()), len(found)
 
-    pairs = [pair for _, pair in fork_map(num_right, positions, task.settings.cores)]
+    alone = getattr(task.scorer, "needs_this_process", False)
+    cores = 1 if alone else task.settings.cores
+    pairs = [pair for _, pair in fork_map(num_right, positions, cores)]
     return sum(right for right, _ in pairs) / sum(total for _, total in pairs)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from lightning_adpsgd.asr.frames.front_end import FrontEnd
 from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
@@ -41,15 +42,36 @@ def read_network(path: Path) -> AcousticModel:
     return model.eval()
 
 
-def network(path: Path) -> Scorer:
-    """The log-likelihoods of a trained network.
+class NetworkScorer:
+    """The log-likelihoods of a trained network, on the device where it lies.
+
+    Args:
+        model: The network.
+        device: "cpu" or "cuda". On a GPU its layers compute in bfloat16.
+    """
+
+    def __init__(self, model: AcousticModel, device: str = "cpu") -> None:
+        self._model = model.to(device).eval()
+        self._device = torch.device(device)
+
+    @property
+    def needs_this_process(self) -> bool:
+        """Whether forked processes cannot compute: a GPU is of one process."""
+        return self._device.type != "cpu"
+
+    def __call__(self, inputs: Inputs) -> np.ndarray:
+        """Log-likelihoods [time, num_states] of an utterance."""
+        there = (part.to(self._device) for part in inputs)
+        is_gpu = self._device.type != "cpu"
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=is_gpu):
+            return self._model.log_likelihoods(*there).cpu().numpy()
+
+
+def network(path: Path) -> NetworkScorer:
+    """The log-likelihoods of a trained network, on a GPU where there is one.
 
     Raises:
         StageError: There is no network at `path`.
     """
-    model = read_network(path)
-
-    def log_likelihoods(inputs: Inputs) -> np.ndarray:
-        return model.log_likelihoods(*inputs).numpy()
-
-    return log_likelihoods
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return NetworkScorer(read_network(path), device)

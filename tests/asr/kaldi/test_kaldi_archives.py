@@ -1,4 +1,5 @@
 import gzip
+import tracemalloc
 from pathlib import Path
 
 import kaldi_native_io as kio
@@ -173,6 +174,27 @@ def test_archives_of_another_kind_are_told_apart(tmp_path):
 def test_an_impossible_size_is_no_reason_to_ask_for_memory(tmp_path):
     (tmp_path / "ali.1").write_bytes(b"u1 \0B\x04\xff\xff\xff\x7f" + b"\x04" * 50)
     assert "2147483647 values" in damaged(tmp_path / "ali.1")[1]
+
+
+@pytest.mark.parametrize("kind", ["FM ", "CM ", "CM2 "])
+def test_a_matrix_that_cannot_be_is_no_reason_to_ask_for_memory(tmp_path, kind):
+    number = (1 << 27).to_bytes(4, "little")
+    sizes = (b"\x04" + number) * 2 if kind == "FM " else bytes(8) + number * 2
+    data = b"u1 \0B" + kind.encode() + sizes + bytes(50)
+    (tmp_path / "feats.ark").write_bytes(data)
+    with pytest.raises(KaldiError, match="134217728 rows and 134217728 columns cannot"):
+        read_all(tmp_path / "feats.ark")
+
+
+def test_a_matrix_larger_than_its_file_takes_no_memory(tmp_path):
+    tracemalloc.start()
+    sizes = b"\x04" + (1 << 13).to_bytes(4, "little")
+    (tmp_path / "feats.ark").write_bytes(b"u1 \0BFM " + 2 * sizes + bytes(50))
+    with pytest.raises(KaldiError, match="the archive ends 268435406 bytes too early"):
+        read_all(tmp_path / "feats.ark")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 26
 
 
 def test_rows_of_a_period_are_spread_over_frames():

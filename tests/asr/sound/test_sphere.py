@@ -67,6 +67,29 @@ def test_something_else_than_sphere_is_refused(tmp_path: Path):
         read_channel(path, 0)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (b"   1024\n", b"9999999999999\n", "its size must lie in 1 to 1048576 bytes"),
+        (b"   1024\n", b"  -1\n", "its size must lie in 1 to 1048576 bytes, got -1"),
+        (
+            b"sample_count -i 16000",
+            b"sample_count -i 99999999999999",
+            "`sample_count` must be at most 168 hours",
+        ),
+        (
+            b"channel_count -i 2",
+            b"channel_count -i 2000000000",
+            "`channel_count` must be at most 256, got 2000000000",
+        ),
+    ],
+)
+def test_a_damaged_size_is_no_reason_to_ask_for_memory(call: Path, old, new, problem):
+    _relabel(call, old, new)
+    with pytest.raises(SphereError, match=f"broken SPHERE header.*{problem}"):
+        read_channel(call, 0)
+
+
 def test_another_sampling_rate_is_refused(tmp_path: Path):
     path = write_sphere(tmp_path / "a.sph", noise(0.5), rate=16000)
     with pytest.raises(SphereError, match="expected 8000 Hz, the header says 16000"):
