@@ -70,7 +70,10 @@ def test_all_learners_go_by_the_epoch_of_learner_0() -> None:
         assert checkpoint["loops"] == (rank, 0)
 
 
-@pytest.mark.parametrize("loops", [{}, {"fit_loop": {}}])
+PROGRESS = {"epoch_loop.batch_progress": {"current": {"ready": 3}}}
+
+
+@pytest.mark.parametrize("loops", [{}, {"fit_loop": {}}, {"fit_loop": PROGRESS}])
 def test_a_checkpoint_without_loops_is_of_no_epoch(loops: dict[str, Any]) -> None:
     assert not resumed_from({"loops": loops}, 0, 1, 1).is_within_epoch
     assert not resumed_from({}, 0, 1, 1).is_within_epoch
