@@ -192,7 +192,7 @@ def _is_abandoned(path: Path) -> bool:
             now = os.fstat(probe.fileno()).st_mtime
             return now - path.stat().st_mtime > _ABANDONED_S
         finally:
-            Path(probe.name).unlink(missing_ok=True)
+            os.unlink(probe.name)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -30,35 +30,36 @@ _EQUAL = (
 )
 
 
-def shares_by_default(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> bool:
-    """Whether the learners of this job share their epochs if the loader allows it."""
+def may_share(trainer: pl.Trainer, dials: Dials) -> bool:
+    """Whether the learners of this job may share their epochs; the same in all."""
     if dials.communication != "async" or dials.islands is not None:
         return False
-    # Then Lightning deals nothing: the program does.
-    if not trainer._accelerator_connector.use_distributed_sampler:
-        return False
-    problem = next(problems_with_work_sharing(trainer), None)
+    # If it does not, Lightning deals nothing: the program does.
+    return trainer._accelerator_connector.use_distributed_sampler
+
+
+def problem_of(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> str:
+    """Why a learner keeps to equal shares whatever the loader is; empty: it need not.
+
+    Learners may differ: a program may give a callback to one of them.
+    """
     if dials.save_learners:
-        problem = "`save_learners` keeps the place of each learner in its own share"
+        return "`save_learners` keeps the place of each learner in its own share"
     if resumed.epoch is None and resumed.is_within_epoch:
-        problem = "the checkpoint is within an epoch of equal shares"
-    if problem is not None:
-        rank_zero_info(_EQUAL, problem)
-    return problem is None
+        return "the checkpoint is within an epoch of equal shares"
+    return next(problems_with_work_sharing(trainer), "")
 
 
 class DefaultSharing:
     """Decides, for all learners alike, once the training loader is there.
 
     Args:
-        num_learners: number of learners in the job.
+        problem: what this learner knows beforehand against it; empty: nothing.
     """
 
-    def __init__(
-        self, trainer: pl.Trainer, num_learners: int, overrides: Overrides
-    ) -> None:
-        self._trainer, self._num_learners = trainer, num_learners
-        self._num_loaders, self._too_early, self._problem = 1, True, ""
+    def __init__(self, trainer: pl.Trainer, problem: str, overrides: Overrides) -> None:
+        self._trainer, self._problem = trainer, problem
+        self._num_loaders, self._too_early = 1, True
         source = trainer.fit_loop._data_source
         self._load = source.dataloader
         overrides.replace("default_sharing", source, "dataloader", self._count)
@@ -69,7 +70,7 @@ class DefaultSharing:
         module, configs = self._trainer.lightning_module, self._trainer.strategy
         manual = not module.automatic_optimization
         for config in configs.lr_scheduler_configs:
-            if manual or config.interval == "step":
+            if not self._problem and (manual or config.interval == "step"):
                 self._problem = "a learning rate is scheduled by steps"
 
     def allows(self, loader: Any) -> bool:
@@ -85,7 +86,9 @@ class DefaultSharing:
             rank_zero_info(_SHARED)
             return True
         if is_dealt:
-            rank_zero_info(_EQUAL, problem or "the loaders of learners differ")
+            rank_zero_info(
+                _EQUAL, problem or "learners have other loaders or callbacks"
+            )
         return False
 
     def _count(self) -> Any:
@@ -95,15 +98,17 @@ class DefaultSharing:
         return loaders
 
     def _problem_with(self, loader: DataLoader[Any]) -> str:
+        if self._problem:
+            return self._problem
         if self._too_early:
             return "`configure_optimizers` asks how many steps there will be"
         if self._num_loaders > 1:
             return "there are several training loaders"
         if type(loader.batch_sampler) is not BatchSampler or not _is_plain(loader):
             return "the loader has a sampler of its own"
-        if len(loader) < 2 * _batches_held(loader) * self._num_learners:
+        if len(loader) < 2 * _batches_held(loader) * self._trainer.world_size:
             return "an epoch has few batches beside those that learners hold"
-        return self._problem
+        return ""
 
 
 def _batches_held(loader: DataLoader[Any]) -> int:

@@ -23,7 +23,8 @@ from lightning_adpsgd.strategy.clocks import Boundary, follow_clocks
 from lightning_adpsgd.strategy.compatibility import refuse_with_work_sharing
 from lightning_adpsgd.strategy.default_sharing import (
     DefaultSharing,
-    shares_by_default,
+    may_share,
+    problem_of,
 )
 from lightning_adpsgd.strategy.fast_forward import batch_size, catch_up
 from lightning_adpsgd.strategy.job import Job, set_up_job
@@ -169,25 +170,26 @@ def set_up_run(
 ) -> TrainingRun:
     """Brings all learners together; a collective."""
     size: int = trainer.strategy.super_learner_size  # pyright: ignore
-    asked, sharing = _shares_work(trainer, dials, resumed), None
+    asked, sharing = _shares_work(trainer, dials), None
     job = set_up_job(model, dials, size, on_reload)
     if asked is not False:
         super_learner, learner = divmod(trainer.global_rank, size)
         num_super_learners = trainer.world_size // size
         index = LearnerIndex(super_learner, num_super_learners, learner, size)
-        decides = DefaultSharing(trainer, trainer.world_size, overrides)
+        problem = problem_of(trainer, dials, resumed)
+        decides = None if asked else DefaultSharing(trainer, problem, overrides)
         sharing = WorkSharing(
             trainer,
             job,
             index,
             resumed.epoch,
             dials.islands,
-            None if asked else decides,
+            decides,
         )
     return TrainingRun(trainer, job, dials, size, sharing)
 
 
-def _shares_work(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> bool | None:
+def _shares_work(trainer: pl.Trainer, dials: Dials) -> bool | None:
     """Whether the learners share their epochs; None: the loader decides."""
     # A `fast_dev_run` is a fixed number of batches for each learner.
     if getattr(trainer, "fast_dev_run", False):
@@ -196,7 +198,7 @@ def _shares_work(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> bool | 
         refuse_with_work_sharing(trainer)
     if dials.work_sharing is not None:
         return dials.work_sharing
-    return None if shares_by_default(trainer, dials, resumed) else False
+    return None if may_share(trainer, dials) else False
 
 
 def _save(trainer: pl.Trainer, name: str) -> Path:

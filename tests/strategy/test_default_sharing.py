@@ -15,6 +15,7 @@ from typing_extensions import override
 from lightning_adpsgd.strategy import default_sharing
 from tests.learners import Linear, Rows, gossip, learners, trainer_of, values
 
+HOUR = {"hours": 1}
 SHARED, EQUAL = "SharedBatches", "BatchSampler"
 
 
@@ -73,11 +74,13 @@ class Case:
         loader: Callable[[int], Any] = lambda rank: rows(shuffle=True),
         module: type[Linear] = Linear,
         dials: dict[str, Any] | None = None,
+        arguments_of: Callable[[int], dict[str, Any]] = lambda rank: {},
         **arguments: Any,
     ) -> None:
         self.expected, self.told = expected, told
         self.loader, self.module = loader, module
         self.dials, self.arguments = dials or {}, arguments
+        self.arguments_of = arguments_of
 
     def fit(self, rank: int, ckpt_path: Any = None) -> tuple[str, list[str], Any]:
         told: list[str] = []
@@ -88,6 +91,7 @@ class Case:
         default_sharing.rank_zero_info = say  # pyright: ignore
         strategy = gossip(**self.dials)
         arguments = {"use_distributed_sampler": True, **self.arguments}
+        arguments |= self.arguments_of(rank)
         trainer = trainer_of(strategy, 2, **arguments)
         trainer.fit(self.module(), self.loader(rank), ckpt_path=ckpt_path)
         loaders: Any = trainer.train_dataloader
@@ -109,9 +113,17 @@ CASES = {
     "dealt by the program": Case(EQUAL, "", use_distributed_sampler=False),
     "a few batches": Case(EQUAL, "", fast_dev_run=2),
     "steps": Case(EQUAL, "`max_steps` must be -1", max_steps=2),
-    "time": Case(EQUAL, "`max_time` must not be set", max_time={"hours": 1}),
+    "time": Case(EQUAL, "`max_time` must not be set", max_time=HOUR),
     "validation by time": Case(
         EQUAL, "`val_check_interval` must not be set", val_check_interval="00:01:00:00"
+    ),
+    "something of one learner": Case(
+        EQUAL, "`min_steps`", arguments_of=lambda r: {"min_steps": 1} if not r else {}
+    ),
+    "something of another learner": Case(
+        EQUAL,
+        "other loaders or",
+        arguments_of=lambda r: {"min_steps": 1} if r else {},
     ),
     "averages": Case(
         EQUAL, "`StochasticWeight", callbacks=[StochasticWeightAveraging(0.1)]
@@ -127,7 +139,7 @@ CASES = {
     "own sampler": Case(EQUAL, "a sampler of its own", lambda rank: weighted()),
     "short": Case(EQUAL, "few batches", lambda rank: rows(batch_size=3)),
     "held ahead": Case(EQUAL, "few batches", lambda rank: rows(num_workers=1)),
-    "unlike": Case(EQUAL, "loaders of learners differ", lambda r: rows(8 + 2 * r)),
+    "unlike": Case(EQUAL, "learners have other loaders", lambda r: rows(8 + 2 * r)),
     "a stream": Case(EQUAL, "", lambda rank: DataLoader(Stream(), batch_size=2)),
 }
 

@@ -47,6 +47,8 @@ def resumed_from(
     checkpoint: dict[str, Any], rank: int, num_learners: int, super_learner_size: int
 ) -> Resumed:
     """Reads a checkpoint, and gives Lightning this learner's own state to restore."""
+    # As learner 0 was, which all learners read alike; below, each takes up its own.
+    is_within_epoch = _is_within_epoch(checkpoint.get("loops", {}))
     saved, learner = checkpoint.get(NAMESPACE), None
     if saved:
         learner = learner_of(saved, rank, num_learners, super_learner_size)
@@ -57,7 +59,7 @@ def resumed_from(
         learner,
         checkpoint.get(_EPOCH),
         checkpoint.get(_SAMPLES, 0),
-        _is_within_epoch(checkpoint.get("loops", {})),
+        is_within_epoch,
     )
 
 

@@ -160,6 +160,16 @@ def test_an_object_that_could_run_code_is_refused_by_name() -> None:
         assert read(content)["hyper_parameters"].lr == 1.0
 
 
+def test_the_plugin_runs_no_code_unless_it_is_told_to(tmp_path: Path) -> None:
+    path, plugin = tmp_path / "a.ckpt", WholeCheckpointIO()
+    plugin.save_checkpoint({"hyper_parameters": Namespace(lr=1.0)}, path)
+    for options in ({}, {"weights_only": None}, {"weights_only": True}):
+        with pytest.raises(UnsafeCheckpoint, match=r"argparse\.Namespace"):
+            plugin.load_checkpoint(path, **options)
+    loaded = plugin.load_checkpoint(path, weights_only=False)
+    assert loaded["hyper_parameters"].lr == 1.0
+
+
 # --- the writer
 
 
