@@ -29,6 +29,8 @@ from lightning_adpsgd.epochs.pool import IslandPool, PoolTimeouts
 from lightning_adpsgd.epochs.work_units import Terms
 from lightning_adpsgd.islands.membership import Member, MemberList
 from lightning_adpsgd.islands.rendezvous import serve
+from lightning_adpsgd.islands.signatures import Signatures
+from lightning_adpsgd.transport.links import Credentials
 
 COUNTER, LEDGER, NUMBER = "counter", "ledger", "bare number, compare-and-set"
 CLAIMANTS = (4, 16, 64)
@@ -118,7 +120,7 @@ class Direct:
     """A rendezvous without time limits: the ledger's best case."""
 
     def __init__(self, store: CountedStore) -> None:
-        self._store = store
+        self._store, self.signatures = store, Signatures(Credentials(), "job")
 
     def ask(self, action: Callable[[Any], Any]) -> Any:
         """What an action on the store gives."""
@@ -134,6 +136,7 @@ class FixedMembers:
     def __init__(self, number: int, num: int) -> None:
         live = {n: Member(n, f"{n:032x}", "", ()) for n in range(num)}
         self.member, self.members, self.is_in = live[number], MemberList(1, live), True
+        self.services: list[object] = []
 
 
 def from_ledger(store: CountedStore, number: int, num: int) -> Claimant:

@@ -138,12 +138,15 @@ class Lease:
         """
         name = self._name
         self._note_finished()
+        out, finished = as_ranges(self.out), as_ranges(self._finished)
+        if found.life != self.ledger.life and not self.is_fresh:
+            mine = union(out, as_ranges(self.ahead), finished)
+            found = found.joined(self.ledger, name, mine)
+        # Only then: what it gives back must have been known to be its own.
         if found.another_waits(name) and not self.is_awaited:
             self._give_back(self.ahead)
-        ahead, finished = as_ranges(self.ahead), as_ranges(self._finished)
-        holds = union(as_ranges(self.out), ahead)
-        if found.life != self.ledger.life and not self.is_fresh:
-            found = found.joined(self.ledger, name, union(holds, finished))
+        ahead = as_ranges(self.ahead)
+        holds = union(out, ahead)
         ledger, twice = found.report(name, holds, finished)
         lost, claimed = common(ahead, twice), ()
         ledger = ledger.without_names(gone | ({name} if self.is_leaving else set()))

@@ -161,15 +161,18 @@ class Ledger(NamedTuple):
         may_be_left = union(known.left, mine, *theirs.values())
         left = union(common(self.left, may_be_left), unheard)
         held_here = union(*self.held.values())
+        # Nobody knows better who has a unit than one that has it.
+        contested = common(mine, union(*self.awaited.values()))
+        settled = union(held_here, contested)
         remembered, awaited = known.of_others(name), self.awaited
         # What either remembers: whoever was there first may know of less.
         awaited = {
             other: without(
-                union(remembered.get(other, ()), awaited.get(other, ())), held_here
+                union(remembered.get(other, ()), awaited.get(other, ())), settled
             )
             for other in {*remembered, *awaited} - {*self.held, name}
         }
-        held = {**self.held, name: common(told, mine)}
+        held = {**self.held, name: union(common(told, mine), contested)}
         return self._replace(left=left, held=held, awaited=awaited)
 
     # --- as text

@@ -173,8 +173,11 @@ def judged(reader: Callable[[], PeerInfo]) -> str:
         info = reader()
     except (Refused, Malformed, OSError) as error:
         return type(error).__name__
-    # One with the token may call its start what it likes, and nothing else.
-    if replace(info, incarnation=f"start {info.member}") not in (DIALER, LISTENER):
+    # One with the token may call its start and origin what it likes, and nothing else.
+    if replace(info, incarnation=f"start {info.member}", origin="") not in (
+        DIALER,
+        LISTENER,
+    ):
         raise Broken(f"admitted {info}")
     return "accepted"
 
