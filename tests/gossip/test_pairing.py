@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_adpsgd.gossip.pairing import Pair, Pairing
+from lightning_adpsgd.gossip.pairing import READY, Pair, Pairing
 
 Edges = dict[int, list[int]]
 
@@ -177,3 +177,45 @@ def test_an_offer_that_is_under_way_is_waited_for_and_kept() -> None:
     world.deliver_all(random.Random(0))
     world.exchange()
     assert world.pairs == [(0, 1)]
+
+
+def test_offers_that_cross_are_each_others_answer() -> None:
+    world = World(complete(2))
+    world.arrive(0)
+    world.give_up(0)
+    world.leave(0)
+    world.deliver(0, 1)  # READY; the news that 0 is gone is still on its way
+    world.arrive(1)  # and offers
+    world.ends[0].hear(1, READY)  # of an earlier boundary of 1
+    world.arrive(0)  # and offers
+    for edge in ((1, 0), (0, 1), (0, 1)):
+        world.deliver(*edge)
+    assert not any(world.channels.values())
+    world.exchange()
+    assert world.pairs == [(0, 1)]
+
+
+def test_one_that_has_refused_says_again_that_it_is_ready() -> None:
+    """Both would wait for the other's offer if it did not."""
+    world = World(complete(3))
+    world.arrive(1)
+    world.deliver(1, 0)
+    world.arrive(2)
+    world.deliver(2, 1)  # 1 offers to 2, which is about to give up
+    world.give_up(2)
+    world.arrive(0)  # offers to 1
+    world.deliver(0, 1)  # which refuses
+    world.deliver_all(random.Random(0))
+    world.exchange()
+    assert world.pairs == [(0, 1)]
+
+
+def test_a_partner_is_not_taken_for_ready_after_the_exchange() -> None:
+    world = World(complete(2))
+    world.arrive(0)
+    world.arrive(1)
+    world.deliver_all(random.Random(0))
+    world.exchange()
+    for i in (0, 1):
+        world.arrive(i)
+        assert list(world.channels[i, 1 - i]) == [READY]

@@ -359,3 +359,17 @@ def test_impossible_clusters_are_refused_when_they_are_made() -> None:
     with pytest.raises(ValueError, match="`num_super_learners` must be at least 1"):
         virtual(0)
     assert math.isfinite(virtual(1)._scenario.compute.seconds)
+
+
+def test_ready_pairs_train_a_plain_module_and_count_who_waited_in_vain() -> None:
+    compute = Compute(spread=0.3, slow={0: 5.0})
+    strategy = virtual(3, 1, "complete", "ready_pairs", compute=compute, max_wait=0.1)
+    module, trainer = Classifier(), trainer_of(strategy, max_epochs=2)
+    trainer.fit(module, data(480, 1, shuffle=True), data(160, 2))
+    found = strategy.gossip_statistics()
+    assert found is not None
+    # The run ends with some of them at a boundary.
+    assert 0 <= trainer.global_step - found.exchanges - found.skipped <= 3
+    assert min(found.exchanges, found.skipped) > 0
+    assert found.partner_seconds > 0
+    assert float(trainer.callback_metrics["val_loss"]) < math.log(3)
