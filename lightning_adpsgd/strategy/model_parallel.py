@@ -34,7 +34,7 @@ from typing_extensions import override
 from lightning_adpsgd.coordination.groups import make_mesh
 from lightning_adpsgd.strategy.checkpoints.sharded import (
     check_sums,
-    has_optimizers,
+    has_optimizer,
     is_folder,
     read_rest,
     read_shards,
@@ -51,7 +51,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
     _mesh: DeviceMesh | None = None
     _source: Path | Mapping[str, Any] | None = None
-    _is_strict = True
+    _is_strict, _is_prepared = True, False
 
     @property
     def is_sharded(self) -> bool:
@@ -113,6 +113,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         if self.is_sharded:
             check_sharding(model, self.super_learner_size)
             self._load_weights()
+            self._is_prepared = True
 
     # --- checkpoints
 
@@ -150,6 +151,11 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
                 "shards can be asked. Resume from the last checkpoint before it"
             )
             return
+        if "://" in str(filepath):
+            raise ValueError(
+                "a checkpoint in shards must be on a mounted file system, got "
+                f"{filepath}"
+            )
         path = Path(self.broadcast(str(filepath)))
         # The consensus is the same in all: the first super-learner writes it.
         if self.global_rank < self.super_learner_size:
@@ -165,13 +171,15 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     ) -> dict[str, Any]:
         """What a checkpoint holds beside tensors; these come when there is a model."""
         if not (self.is_sharded and is_folder(checkpoint_path)):
-            checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+            # Before 2.6 Lightning has no such argument.
+            options = {} if weights_only is None else {"weights_only": weights_only}
+            checkpoint = super().load_checkpoint(checkpoint_path, **options)
             self._source = checkpoint if self.is_sharded else None
             return checkpoint
         self._source = Path(checkpoint_path)
         check_sums(self._source, self.global_rank, self.world_size)
         rest = read_rest(self._source, weights_only)
-        if has_optimizers(self._source):
+        if has_optimizer(self._source, 0):
             rest["optimizer_states"] = []  # Lightning asks whether there are any
         return rest
 
@@ -179,10 +187,12 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     def load_model_state_dict(
         self, checkpoint: Mapping[str, Any], strict: bool = True
     ) -> None:
-        if self.is_sharded:
-            self._is_strict = strict
-        else:
+        if not self.is_sharded:
             super().load_model_state_dict(checkpoint, strict)
+            return
+        self._is_strict = strict
+        if self._is_prepared:  # a callback goes back to what it saved
+            self._load_weights()
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -195,7 +205,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
     @override
     def teardown(self) -> None:
-        self._source = None
+        self._source, self._is_prepared = None, False
         if not self.is_sharded:
             super().teardown()
             return
@@ -223,8 +233,11 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         assert self.model is not None
         if isinstance(self._source, Path):
             key = f"optimizer_{number}"
+            if not has_optimizer(self._source, number):
+                raise KeyError(f"{self._source} has no state of optimizer {number}")
             state = {key: get_optimizer_state_dict(self.model, optimizer)}
-            read_shards(state, self._source)
+            # Not strict: a scheduler may have given it options since.
+            read_shards(state, self._source, strict=False)
             set_optimizer_state_dict(self.model, optimizer, state[key])
         elif self._source is not None:
             whole = self._source["optimizer_states"][number]
