@@ -139,7 +139,7 @@ def make_engine(
         DistributedTransport(groups.counterparts),
         _super_learner(flat, groups),
         Members.fixed(schedule, dist.get_rank(groups.counterparts)),
-        replace(_options(dials), chunk_elements=_chunk_elements(flat)),
+        replace(_options(dials), chunk_elements=chunk_elements(flat)),
         lost_peer,
     )
     return Engine(gossip, gossip)
@@ -176,7 +176,7 @@ def _make_island(
     )
 
 
-def _chunk_elements(weights: Weights) -> int:
+def chunk_elements(weights: Weights) -> int:
     """Elements of a message; of shards few enough that they take little beside them."""
     if not isinstance(weights, LocalShards):
         return GossipOptions.chunk_elements

@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.init import _materialize_distributed_module
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -32,6 +33,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_adpsgd.coordination.groups import make_mesh
+from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.sharded import (
     check_sums,
     has_optimizer,
@@ -101,12 +103,14 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
         Raises:
             TypeError: It has no `configure_model`, or shards itself by FSDP1.
-        ValueError: It is not sharded over the learners of the super-learner.
+        ValueError: It is not sharded over the learners of the super-learner, or a
+            plugin is to write its checkpoints.
         """
         model = self.model
         assert model is not None
         if self.is_sharded:
             _check_module(model)
+            _check_plugin(self._checkpoint_io)
             _materialize_distributed_module(model, self.root_device)
         self.model = self.precision_plugin.convert_module(model)
         self.model_to_device()
@@ -261,6 +265,15 @@ def _check_module(model: torch.nn.Module) -> None:
                 f"`{name}` must not be a `FullyShardedDataParallel`: use "
                 "`torch.distributed.fsdp.fully_shard`"
             )
+
+
+def _check_plugin(checkpoint_io: CheckpointIO | None) -> None:
+    if not isinstance(checkpoint_io, BackgroundCheckpointIO | None):
+        raise ValueError(
+            '`plugins` must hold no CheckpointIO with `inside="model_parallel"`, got '
+            f"{type(checkpoint_io).__name__}: torch's distributed checkpoint writes "
+            "the shards"
+        )
 
 
 def _without_wrapper(optimizer: Optimizer) -> Optimizer:
