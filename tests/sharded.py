@@ -68,7 +68,7 @@ class Transformer(pl.LightningModule):
         **options: Any,
     ) -> None:
         super().__init__()
-        self.prepare = prepare
+        self.prepare, self.lr = prepare, LR
         self.sizes, self.seed, self.options = (width, depth), seed, options
         self.network: Network | None = None
 
@@ -106,7 +106,7 @@ class Transformer(pl.LightningModule):
 
     @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), LR, momentum=0.5)
+        return torch.optim.SGD(self.parameters(), self.lr, momentum=0.5)
 
     def whole(self) -> dict[str, Tensor]:
         """The weights of all learners of a super-learner; a collective of these."""
@@ -114,6 +114,25 @@ class Transformer(pl.LightningModule):
             name: value.full_tensor() if hasattr(value, "full_tensor") else value
             for name, value in self.state_dict().items()
         }
+
+
+class FromMeta(Transformer):
+    """A network that has no weights before its shards have memory."""
+
+    @override
+    def configure_model(self) -> None:
+        with torch.device("meta"):
+            layers = nn.Linear(3, 7), nn.LayerNorm(7), nn.Linear(7, 5)
+            network = nn.Sequential(*layers).double()
+        assert self.device_mesh is not None
+        mesh = self.device_mesh["data_parallel"]
+        fully_shard(network[0], mesh=mesh)
+        fully_shard(network, mesh=mesh)
+        self.linear = network
+
+    @override
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.linear(batch).mean(1)
 
 
 class Sequences(Dataset[Tensor]):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -31,6 +32,9 @@ from lightning_adpsgd.transport.process_group import (
 )
 from lightning_adpsgd.weights.flat import FlatParameters, Weights
 from lightning_adpsgd.weights.shards import LocalShards, is_sharded
+
+# Two exchanges at a time have twelve messages in memory: an eighth of the shards.
+_MESSAGES_OF_SHARDS, _SHORTEST_MESSAGE = 96, 1 << 15
 
 
 class Engine(NamedTuple):
@@ -135,7 +139,7 @@ def make_engine(
         DistributedTransport(groups.counterparts),
         _super_learner(flat, groups),
         Members.fixed(schedule, dist.get_rank(groups.counterparts)),
-        _options(dials),
+        replace(_options(dials), chunk_elements=chunk_elements(flat)),
         lost_peer,
     )
     return Engine(gossip, gossip)
@@ -170,6 +174,15 @@ def _make_island(
         SuperLearnerGroup(groups.shards),
         PrefixStore("island", store),
     )
+
+
+def chunk_elements(weights: Weights) -> int:
+    """Elements of a message; of shards few enough that they take little beside them."""
+    if not isinstance(weights, LocalShards):
+        return GossipOptions.chunk_elements
+    in_all = sum(len(vector) for vector in weights.vectors)
+    fitting = max(in_all // _MESSAGES_OF_SHARDS, _SHORTEST_MESSAGE)
+    return min(fitting, GossipOptions.chunk_elements)
 
 
 def _options(dials: Dials) -> GossipOptions:

@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.init import _materialize_distributed_module
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -32,9 +33,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_adpsgd.coordination.groups import make_mesh
+from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.sharded import (
     check_sums,
-    has_optimizers,
+    has_optimizer,
     is_folder,
     read_rest,
     read_shards,
@@ -51,7 +53,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
     _mesh: DeviceMesh | None = None
     _source: Path | Mapping[str, Any] | None = None
-    _is_strict = True
+    _is_strict, _is_prepared = True, False
 
     @property
     def is_sharded(self) -> bool:
@@ -101,18 +103,21 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
         Raises:
             TypeError: It has no `configure_model`, or shards itself by FSDP1.
-        ValueError: It is not sharded over the learners of the super-learner.
+        ValueError: It is not sharded over the learners of the super-learner, or a
+            plugin is to write its checkpoints.
         """
         model = self.model
         assert model is not None
         if self.is_sharded:
             _check_module(model)
+            _check_plugin(self._checkpoint_io)
             _materialize_distributed_module(model, self.root_device)
         self.model = self.precision_plugin.convert_module(model)
         self.model_to_device()
         if self.is_sharded:
             check_sharding(model, self.super_learner_size)
             self._load_weights()
+            self._is_prepared = True
 
     # --- checkpoints
 
@@ -150,6 +155,11 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
                 "shards can be asked. Resume from the last checkpoint before it"
             )
             return
+        if "://" in str(filepath):
+            raise ValueError(
+                "a checkpoint in shards must be on a mounted file system, got "
+                f"{filepath}"
+            )
         path = Path(self.broadcast(str(filepath)))
         # The consensus is the same in all: the first super-learner writes it.
         if self.global_rank < self.super_learner_size:
@@ -165,13 +175,15 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     ) -> dict[str, Any]:
         """What a checkpoint holds beside tensors; these come when there is a model."""
         if not (self.is_sharded and is_folder(checkpoint_path)):
-            checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+            # Before 2.6 Lightning has no such argument.
+            options = {} if weights_only is None else {"weights_only": weights_only}
+            checkpoint = super().load_checkpoint(checkpoint_path, **options)
             self._source = checkpoint if self.is_sharded else None
             return checkpoint
         self._source = Path(checkpoint_path)
         check_sums(self._source, self.global_rank, self.world_size)
         rest = read_rest(self._source, weights_only)
-        if has_optimizers(self._source):
+        if has_optimizer(self._source, 0):
             rest["optimizer_states"] = []  # Lightning asks whether there are any
         return rest
 
@@ -179,10 +191,12 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     def load_model_state_dict(
         self, checkpoint: Mapping[str, Any], strict: bool = True
     ) -> None:
-        if self.is_sharded:
-            self._is_strict = strict
-        else:
+        if not self.is_sharded:
             super().load_model_state_dict(checkpoint, strict)
+            return
+        self._is_strict = strict
+        if self._is_prepared:  # a callback goes back to what it saved
+            self._load_weights()
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -195,7 +209,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
     @override
     def teardown(self) -> None:
-        self._source = None
+        self._source, self._is_prepared = None, False
         if not self.is_sharded:
             super().teardown()
             return
@@ -223,8 +237,11 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         assert self.model is not None
         if isinstance(self._source, Path):
             key = f"optimizer_{number}"
+            if not has_optimizer(self._source, number):
+                raise KeyError(f"{self._source} has no state of optimizer {number}")
             state = {key: get_optimizer_state_dict(self.model, optimizer)}
-            read_shards(state, self._source)
+            # Not strict: a scheduler may have given it options since.
+            read_shards(state, self._source, strict=False)
             set_optimizer_state_dict(self.model, optimizer, state[key])
         elif self._source is not None:
             whole = self._source["optimizer_states"][number]
@@ -248,6 +265,15 @@ def _check_module(model: torch.nn.Module) -> None:
                 f"`{name}` must not be a `FullyShardedDataParallel`: use "
                 "`torch.distributed.fsdp.fully_shard`"
             )
+
+
+def _check_plugin(checkpoint_io: CheckpointIO | None) -> None:
+    if not isinstance(checkpoint_io, BackgroundCheckpointIO | None):
+        raise ValueError(
+            '`plugins` must hold no CheckpointIO with `inside="model_parallel"`, got '
+            f"{type(checkpoint_io).__name__}: torch's distributed checkpoint writes "
+            "the shards"
+        )
 
 
 def _without_wrapper(optimizer: Optimizer) -> Optimizer:

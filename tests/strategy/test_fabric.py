@@ -36,7 +36,7 @@ def arguments_of(strategy: type) -> dict[str, tuple[Any, Any]]:
 def test_fabric_and_trainer_have_the_same_dials() -> None:
     trainer = arguments_of(HADPSGDStrategy)
     assert arguments_of(HADPSGDFabricStrategy) == trainer
-    assert len(trainer) <= 18
+    assert len(trainer) <= 19
 
 
 def test_epochs_are_the_programs_own() -> None:
@@ -50,6 +50,7 @@ def test_epochs_are_the_programs_own() -> None:
         ({"topology": "star"}, r"`topology` must be one of 'ring'.*got 'star'"),
         ({"communication": "later"}, r"`communication`.*'sync'.*got 'later'"),
         ({"mixing_gain": 1.5}, r"`mixing_gain` must be in \(0, 1\], got 1.5"),
+        ({"inside": "model_parallel"}, r"`inside` must be \"ddp\" in Fabric, got"),
     ],
 )
 def test_a_dial_out_of_its_bounds_is_refused_with_bound_and_value(

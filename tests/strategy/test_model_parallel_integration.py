@@ -3,12 +3,16 @@
 One launch of four learners makes all trainings; the tests look at what came of them.
 """
 
+import importlib.util
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import LearningRateFinder
 from torch import Tensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
@@ -20,7 +24,7 @@ from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.mixing.statistics import Statistics
 from tests.helpers import PATIENCE, PROGRAM_S, engine_threads
 from tests.learners import learners, trainer_of, values
-from tests.sharded import Block, Network, Transformer, sequences
+from tests.sharded import Block, FromMeta, Network, Transformer, sequences
 
 NUM_SEQUENCES = 32
 
@@ -72,7 +76,8 @@ def fit(
     rank: int, strategy: Any, module: Transformer | None = None, **arguments: Any
 ) -> Run:
     module, trajectory = module or Transformer(), Trajectory()
-    trainer = trainer_of(strategy, 4, callbacks=[trajectory], **arguments)
+    callbacks = [trajectory, *arguments.pop("callbacks", ())]
+    trainer = trainer_of(strategy, 4, callbacks=callbacks, **arguments)
     training, validation = (sequences(n, rank, 4) for n in (NUM_SEQUENCES, 8))
     trainer.fit(module, training, validation)
     assert engine_threads() == []
@@ -84,6 +89,34 @@ def fit(
         getattr(trainer.strategy, "gossip_statistics", lambda: None)(),
         last.distance if last is not None else None,
     )
+
+
+class Counted(Transformer):
+    num_samples = 0
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.num_samples += len(batch)
+        return super().training_step(batch, batch_idx)
+
+
+def num_shared(rank: int) -> int:
+    """The samples of this learner out of an epoch that all share."""
+    shards = strategy("model_parallel", "complete", "async", work_sharing=True)
+    trainer = trainer_of(shards, 4, use_distributed_sampler=True)
+    trainer.fit(module := Counted(), sequences(NUM_SEQUENCES, 0, 1))
+    return module.num_samples
+
+
+def example(folder: Path) -> float:
+    """The loss of the program in examples/."""
+    path = Path(__file__).parents[2] / "examples" / "large_model.py"
+    spec = importlib.util.spec_from_file_location("large_model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main(folder, max_epochs=1)
 
 
 def both(*dials: Any, **options: Any) -> dict[str, Callable[[], Any]]:
@@ -124,8 +157,8 @@ FEATURES["mixed precision"] = {"mp_policy": MIXED}
 CLIPPED = {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2, "max_epochs": 2}
 
 
-def program(rank: int) -> dict[Any, Run]:
-    runs: dict[Any, Run] = {}
+def program(folder: Path, rank: int) -> dict[Any, Any]:
+    runs: dict[Any, Any] = {}
     for name, kinds in PAIRS.items():
         for kind, make in kinds.items():
             runs[name, kind] = fit(rank, make())
@@ -143,6 +176,12 @@ def program(rank: int) -> dict[Any, Run]:
     runs["clipped"] = fit(rank, shards, **CLIPPED)
     for name, options in FEATURES.items():
         runs[name] = fit(rank, half(), Transformer(**options))
+    complete = strategy("model_parallel", "complete", "sync")
+    runs["meta"] = fit(rank, complete, FromMeta())
+    finder = LearningRateFinder(num_training_steps=3, update_attr=False)
+    runs["found"] = fit(rank, half(), callbacks=[finder], default_root_dir=folder)
+    runs["shared"] = num_shared(rank)
+    runs["example"] = example(folder)
     for wire_dtype in (None, torch.int8):
         asynchronous = strategy(
             "model_parallel", "complete", "async", wire_dtype=wire_dtype, cpu_share=1.0
@@ -152,8 +191,9 @@ def program(rank: int) -> dict[Any, Run]:
 
 
 @pytest.fixture(scope="module")
-def results() -> list[dict[Any, Run]]:
-    return values(learners(4, program, PROGRAM_S))
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+    folder = tmp_path_factory.mktemp("example")
+    return values(learners(4, partial(program, folder), PROGRAM_S))
 
 
 def assert_same(one: Tensor, other: Tensor) -> None:
@@ -233,3 +273,27 @@ def test_compute_in_half_precision_leaves_whole_shards(results: Any) -> None:
         expected = runs["half-sync", "model_parallel"].end
         error = (runs["mixed precision"].end - expected).abs().max()
         assert 1e-6 < error < 0.05
+
+
+def test_shards_that_begin_without_memory_are_those_of_the_first(results: Any) -> None:
+    first = results[0]["meta"].steps
+    assert first.isfinite().all()
+    assert first.abs().max() > 0.1
+    for runs in results:
+        assert_same(runs["meta"].steps, first)
+
+
+def test_a_callback_can_go_back_to_what_it_has_saved(results: Any) -> None:
+    """It has trained three steps with other rates."""
+    for runs in results:
+        assert_same(runs["found"].steps, runs["half-sync", "model_parallel"].steps)
+
+
+def test_an_epoch_that_is_shared_has_each_sample_once(results: Any) -> None:
+    assert sum(runs["shared"] for runs in results) == NUM_SEQUENCES
+
+
+def test_the_example_learns(results: Any) -> None:
+    """A guess has log(16)."""
+    for runs in results:
+        assert runs["example"] == results[0]["example"] < 2.5

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import StochasticWeightAveraging
-from lightning.pytorch.plugins import LayerSync
+from lightning.pytorch.plugins import LayerSync, TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core import rank_zero
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -291,6 +291,12 @@ class Lazy(Linear):
         ),
         (
             {"inside": "model_parallel"},
+            {"plugins": [TorchCheckpointIO()]},
+            Unsharded,
+            "`plugins` must hold no CheckpointIO with `inside=",
+        ),
+        (
+            {"inside": "model_parallel"},
             {"sync_batchnorm": True},
             Unsharded,
             "`sync_batchnorm` must be False with `inside=",
@@ -298,7 +304,7 @@ class Lazy(Linear):
     ],
     ids=[
         *("size", "period", "hook", "plugin", "norm", "shard", "lazy"),
-        *("unsharded", "average", "sync_batchnorm"),
+        *("unsharded", "average", "checkpoint_io", "sync_batchnorm"),
     ],
 )
 def test_what_cannot_work_is_refused_at_set_up(

@@ -112,10 +112,10 @@ def check_folder(path: Path) -> None:
     read_rest(path)
 
 
-def has_optimizers(path: Path) -> bool:
-    """Whether a checkpoint holds states of optimizers beside weights."""
+def has_optimizer(path: Path, number: int) -> bool:
+    """Whether a checkpoint holds the state of an optimizer beside weights."""
     names = _Reader(path).read_metadata().state_dict_metadata
-    return any(name.startswith("optimizer_0.") for name in names)
+    return any(name.startswith(f"optimizer_{number}.") for name in names)
 
 
 def export(folder: Path, file: Path) -> None:

@@ -22,7 +22,7 @@ from lightning_adpsgd.strategy.checkpoints.sharded import (
     META,
     check_folder,
     check_sums,
-    has_optimizers,
+    has_optimizer,
     read_rest,
     read_shards,
     write_shards,
@@ -61,7 +61,8 @@ def test_what_is_written_is_read(folder: Path) -> None:
     for name, value in weights(1.0).items():
         assert torch.equal(found["state_dict"][name], value)
     assert read_rest(folder) == {"epoch": 5}
-    assert has_optimizers(folder)
+    assert has_optimizer(folder, 0)
+    assert not has_optimizer(folder, 1)
     check_folder(folder)
     check_sums(folder, 0, 1)
     assert [path.name for path in folder.parent.iterdir()] == ["last.ckpt"]
@@ -163,7 +164,7 @@ class Evil:
 def test_an_index_that_runs_code_is_refused(folder: Path) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(pickle.UnpicklingError, match=r"a posix\.system, which can run"):
-        has_optimizers(folder)
+        has_optimizer(folder, 0)
 
 
 def test_a_model_of_another_shape_is_told_so(folder: Path) -> None:
