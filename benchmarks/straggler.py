@@ -2,8 +2,8 @@
 
 It takes a second more for each step, or 2, 5 and 10 times as long. All steps are timed
 waits of a small model: otherwise the four would share the cores of this machine, and a
-waiting learner would make the others faster. One figure is the speed of the learners that
-share no super-learner with the straggler, against their speed without one.
+waiting learner would make the others faster. One figure is the speed of the learners
+that share no super-learner with the straggler, against their speed without one.
 
 The other is what a user waits for: the time of an epoch, which is over when the last
 learner has made its last step. The ideal is total work over total speed: the batches of
