@@ -91,21 +91,31 @@ class Run:
         )
 
 
+class NotRun(RuntimeError):
+    """What was asked for has not been run."""
+
+
 class Track:
     """Runs what has no file yet.
 
     Args:
-        hosts: That are emulated.
+        hosts: That are emulated; none: nothing is run, only what is there is found.
         folder: Of one file for each run, and of the speeds that they have shown.
     """
 
-    def __init__(self, hosts: Hosts, folder: Path) -> None:
+    def __init__(self, hosts: Hosts | None, folder: Path) -> None:
         self._hosts, self._folder = hosts, folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def result(self, run: Run) -> Result:
-        """What it left, or leaves."""
+        """What it left, or leaves.
+
+        Raises:
+            NotRun: It left nothing, and there are no hosts.
+        """
         path = self._folder / f"{run.name}.json"
+        if not path.exists() and self._hosts is None:
+            raise NotRun(f"{run.name} has not been run")
         if not path.exists():
             found = self._perform(run)
             write_json(path, found)
@@ -179,6 +189,7 @@ class Track:
 
     def _train(self, run: Run, heat: Heat) -> list[Finish | None]:
         column, problem = COLUMNS[run.cell.column], PROBLEMS[run.cell.problem]
+        assert self._hosts is not None
         self._hosts.shape(column.rate(problem), column.burst(problem))
 
         def program(place: Place) -> Finish | None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import hosts, plots, race
-from benchmarks.__main__ import has_own_options
+from benchmarks import __main__ as runner
+from benchmarks import hosts, plots
 from benchmarks.racing import columns, report, runs, schedule, tuning
 from benchmarks.racing.entrants import AT_THE_END, FLOOR
 from benchmarks.racing.problems import FRAMES, PHONES, PROBLEMS, Pace
@@ -131,12 +131,15 @@ def test_periods_are_searched_within_their_bounds() -> None:
 # --- what is run
 
 
+ANYTHING: Any = object()
+
+
 class PaperTrack(Track):
     """Runs nothing: losses are a formula, and speeds are given."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self.performed = folder, list[Run]()
-        folder.mkdir(exist_ok=True)
+        super().__init__(ANYTHING, folder)
+        self.performed = list[Run]()
 
     def _perform(self, run: Run) -> dict[str, Any]:
         self.performed.append(run)
@@ -172,6 +175,18 @@ def test_a_second_call_goes_on_where_the_first_one_ended(tmp_path: Path) -> None
     # A fourth seed of three methods in two columns.
     assert len(track.performed) == num + 6
     assert all(len(standing.results) == 4 for standing in standings)
+
+
+def test_what_a_race_has_left_so_far_is_reported_without_running(
+    tmp_path: Path,
+) -> None:
+    one = Race(RACE.problems, (columns.FAST,), RACE.methods, 4, num_seeds=1)
+    ran = [*schedule.run_all(one, PaperTrack(tmp_path))]
+    found = [*schedule.run_all(RACE, Track(None, tmp_path))]
+    assert [s.results for s in found[:3]] == [s.results for s in ran]
+    # In the other column nothing has been run.
+    assert all(not s.results and "no seed" in s.trouble for s in found[3:])
+    assert [s.trouble for s in found[:3]] == [""] * 3
 
 
 def test_rates_are_chosen_by_seeds_that_are_not_reported(tmp_path: Path) -> None:
@@ -299,13 +314,16 @@ def test_an_interval_lies_within_the_values_and_shrinks_with_their_number() -> N
     assert mean_with_interval([5.0]) == (5.0, 5.0, 5.0)
 
 
-def test_options_of_a_benchmark_s_own_are_handed_to_it() -> None:
-    assert has_own_options(["race", "--columns", "fast"])
-    for words in ([], ["race"], ["race", "--quick"], ["merge", "--columns", "fast"]):
-        assert not has_own_options(words)
-    options = race.parse(["--methods", "ddp", "local SGD", "--seconds", "3"])
-    assert options.methods == ["ddp", "local SGD"]
-    assert options.columns == Race().columns
+def test_the_race_has_options_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["race", "--estimate", "--columns", "fast", "--methods", "ddp", "local SGD"]
+    assert runner.main(words) == 0
+    few = capsys.readouterr().out
+    assert runner.main(["race", "--estimate"]) == 0
+    minutes = [float(said.split()[1]) for said in (few, capsys.readouterr().out)]
+    assert 0 < minutes[0] < minutes[1]
+    with pytest.raises(SystemExit):
+        runner.main(["race", "--columns", "none"])
+    assert "race" not in runner.names()
 
 
 # --- processes
