@@ -5,8 +5,9 @@
     python -m benchmarks merge overlap   these
     python -m benchmarks --page          only the page, from the files in results/
 
-A benchmark is any module of this folder that defines `measure`. One that also defines
-`main` has options of its own: `python -m benchmarks race --columns fast --seeds 1`.
+    python -m benchmarks race --help     the race takes a night, and has own options
+
+A benchmark is any module of this folder that defines `measure`.
 """
 
 import argparse
@@ -33,13 +34,8 @@ def names() -> list[str]:
 
 
 def _measures(path: Path) -> bool:
-    return "measure" in functions_of(path)
-
-
-def functions_of(path: Path) -> set[str]:
-    """Names of the functions that a module defines."""
     body = ast.parse(path.read_text(encoding="utf-8")).body
-    return {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    return any(isinstance(n, ast.FunctionDef) and n.name == "measure" for n in body)
 
 
 def run(name: str, quick: bool) -> str | None:
@@ -69,14 +65,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def has_own_options(given: Sequence[str]) -> bool:
-    """Whether the words are one benchmark's name and options that it knows itself."""
-    first, second = [*given, "", ""][:2]
-    if first not in names() or second == "--quick" or not second.startswith("-"):
-        return False
-    return "main" in functions_of(FOLDER / f"{first}.py")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit code is the number of benchmarks that failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
@@ -84,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--page", action="store_true", help="only write the page")
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if has_own_options(given):
-        return importlib.import_module(f"benchmarks.{given[0]}").main(given[1:]) or 0
+    if given[:1] == ["race"]:
+        return importlib.import_module("benchmarks.race").main(given[1:])
     chosen = parser.parse_args(given)
     if unknown := set(chosen.names) - set(names()):
         parser.error(f"no benchmark {sorted(unknown)}; there are {names()}")

@@ -1,9 +1,9 @@
 """Held-out loss after equal wall-clock time, every method at its best rate.
 
-    python -m benchmarks race                            a brief one, in half an hour
-    python -m benchmarks race --all                      many hours on two cores
+    python -m benchmarks race                            all: a night on two cores
     python -m benchmarks race --columns fast --seeds 1   some of it
-    python -m benchmarks race --all --estimate           only how long it will take
+    python -m benchmarks race --estimate                 only how long it will take
+    python -m benchmarks race --report                   only what has been run so far
 
 Each of four emulated hosts has a learner. The schedule, warm-up and decay, is fitted to
 the steps that a method makes in the time, which short calibrations and earlier runs
@@ -19,34 +19,24 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from benchmarks import hosts, page, results
 from benchmarks.plain_loops import peers_missing
-from benchmarks.racing.columns import FAST, NUM_HOSTS, SLOW
-from benchmarks.racing.entrants import AT_THE_END, FLOOR
+from benchmarks.racing.columns import NUM_HOSTS
 from benchmarks.racing.problems import STEP_S
 from benchmarks.racing.report import curves_of, means_of, rows_of, targets_of
 from benchmarks.racing.runs import Track
-from benchmarks.racing.schedule import Race, run_all
+from benchmarks.racing.schedule import Race, Standing, run_all
 from benchmarks.results import Report
 
 FOLDER = results.ROOT / "runs" / "race"
-ESSENTIAL = ("adpsgd_random", "local SGD", "ddp", AT_THE_END, FLOOR)
-BRIEF = Race(("perceptron",), (FAST, SLOW), ESSENTIAL, 20.0, 1, 2)
-TINY = replace(BRIEF, columns=(FAST,), seconds=5.0, most_trials=1)
 
 
-def measure(quick: bool = False) -> Report:
-    """A brief race that fits into a round of all benchmarks; see the command line."""
-    return report_of(TINY if quick else BRIEF, FOLDER)
-
-
-def report_of(race: Race, folder: Path) -> Report:
-    """Runs what is missing, and reports."""
+def report_of(race: Race, folder: Path, only_found: bool = False) -> Report:
+    """Runs what is missing, unless only what is there is asked for, and reports."""
     report = Report(
         f"Held-out loss of {NUM_HOSTS} hosts after {race.seconds:g} s, each method at "
         f"its best rate; mean over {race.num_seeds} seeds, 95 % of a bootstrap over "
@@ -54,13 +44,8 @@ def report_of(race: Race, folder: Path) -> Report:
         limit="the floor",
         notes=_NOTES,
     )
-    if reason := hosts.reason_against():
-        report.skipped["everything"] = reason
-        return report
     torch.set_num_threads(1)
-    print(f"at most about {race.estimated_s() / 60:.0f} minutes", flush=True)
-    with hosts.emulated(NUM_HOSTS) as emulated:
-        standings = list(run_all(race, Track(emulated, folder)))
+    standings = found(race, folder) if only_found else run(race, folder)
     report.rows += rows_of(standings)
     report.targets += targets_of(means_of(standings))
     report.curves += curves_of(standings, race.seconds)
@@ -72,6 +57,18 @@ def report_of(race: Race, folder: Path) -> Report:
     if reason := peers_missing():
         report.skipped["Decent-DP, torchft"] = reason
     return report
+
+
+def found(race: Race, folder: Path) -> list[Standing]:
+    """What earlier calls have left."""
+    return list(run_all(race, Track(None, folder)))
+
+
+def run(race: Race, folder: Path) -> list[Standing]:
+    """What earlier calls have left, and the rest anew."""
+    print(f"at most about {race.estimated_s() / 60:.0f} minutes", flush=True)
+    with hosts.emulated(NUM_HOSTS) as emulated:
+        return list(run_all(race, Track(emulated, folder)))
 
 
 _NOTES = [
@@ -98,12 +95,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     ):
         help_ = "; ".join(known)
         add(f"--{name}", nargs="+", choices=known, default=known, help=help_)
-    add("--all", action="store_true", help="what is not chosen otherwise: all")
     add("--seconds", type=float, default=race.seconds, help="of a run (%(default)s)")
     add("--seeds", type=int, default=race.num_seeds, help="reported (%(default)s)")
     add("--choosing-seeds", type=int, default=race.choosing_seeds, help="(%(default)s)")
     add("--most-trials", type=int, default=race.most_trials, help="(%(default)s)")
     add("--folder", type=Path, default=FOLDER, help="of finished runs (runs/race)")
+    add("--report", action="store_true", help="run nothing; report what is there")
     add("--estimate", action="store_true", help="only say how long it will take")
     return parser.parse_args(arguments)
 
@@ -123,7 +120,10 @@ def main(arguments: Sequence[str]) -> int:
     if options.estimate:
         print(f"about {race.estimated_s() / 60:.0f} minutes if nothing has been run")
         return 0
-    report = report_of(race, options.folder)
+    if not options.report and (reason := hosts.reason_against()):
+        print(f"cannot race: {reason}", file=sys.stderr)
+        return 1
+    report = report_of(race, options.folder, options.report)
     command = " ".join(["python -m benchmarks race", *map(_quoted, arguments)])
     results.write("race", report, command, time.perf_counter() - begin)
     print(f"results: {page.write().relative_to(results.ROOT)}")

@@ -252,10 +252,10 @@ def _draw_panel(ax: Any, title: str, by_name: dict[str, dict[str, Spread]]) -> N
     ax.grid(alpha=0.3)
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.topologies")
     parser.add_argument("--draw", action="store_true", help=f"also write {IMAGE.name}")
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = measure()
     for sizes in (SIZES, ODD_SIZES):

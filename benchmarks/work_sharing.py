@@ -34,6 +34,7 @@ SPEED_OF_WAITS = (LEARNERS - 1) / STEP_S + 1 / (TIMES_SLOWER * STEP_S)
 """Batches per second of all learners together, if nothing but the waits took time."""
 
 SHARED, EQUAL, DDP = "work_sharing=True", "work_sharing=False", "ddp"
+DEFAULT = "adpsgd, default settings"
 NUM_BATCHES = (16, 32, 64, 128, 256, 1024)
 CONTROL_BATCHES = 64
 BOUND = 1.1
@@ -57,12 +58,14 @@ class Learner(L.LightningModule):
 
     Args:
         folder: Where each learner leaves its figures of each epoch.
+        slow_s: Length of the slow learner's steps.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, slow_s: float) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(32, 2)
-        self._folder, self._begin, self._num_steps = folder, 0.0, 0
+        self._folder, self._slow_s = folder, slow_s
+        self._begin, self._num_steps = 0.0, 0
         self._figures: list[tuple[float, float]] = []
 
     @override
@@ -72,8 +75,7 @@ class Learner(L.LightningModule):
 
     @override
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        slower = TIMES_SLOWER if self.global_rank == SLOW else 1
-        time.sleep(STEP_S * slower)
+        time.sleep(self._slow_s if self.global_rank == SLOW else STEP_S)
         self._num_steps += 1
         return self.layer(batch).square().mean()
 
@@ -91,7 +93,12 @@ class Learner(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def train(setting: str, num_batches: int, num_epochs: int) -> Epochs:
+def train(
+    setting: str,
+    num_batches: int,
+    num_epochs: int,
+    slow_s: float = TIMES_SLOWER * STEP_S,
+) -> Epochs:
     """One fit of all learners."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -106,7 +113,7 @@ def train(setting: str, num_batches: int, num_epochs: int) -> Epochs:
             enable_model_summary=False,
         )
         loader = DataLoader(RandomDataset(32, num_batches), shuffle=True)
-        trainer.fit(Learner(folder), loader)
+        trainer.fit(Learner(folder, slow_s), loader)
         files = [folder / f"{rank}.json" for rank in range(LEARNERS)]
         figures = [json.loads(file.read_text()) for file in files]
     by_epoch = list(zip(*figures, strict=True))
@@ -117,10 +124,10 @@ def train(setting: str, num_batches: int, num_epochs: int) -> Epochs:
 def make_strategy(setting: str) -> Any:
     if setting == DDP:
         return "ddp_fork"
-    sharing = setting == SHARED
-    return HADPSGDStrategy(
-        super_learner_size=1, work_sharing=sharing, start_method="fork"
+    sharing: dict[str, Any] = (
+        {} if setting == DEFAULT else {"work_sharing": setting == SHARED}
     )
+    return HADPSGDStrategy(super_learner_size=1, start_method="fork", **sharing)
 
 
 def measure(quick: bool = False) -> Report:

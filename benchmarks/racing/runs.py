@@ -91,21 +91,31 @@ class Run:
         )
 
 
+class NotRun(RuntimeError):
+    """What was asked for has not been run."""
+
+
 class Track:
     """Runs what has no file yet.
 
     Args:
-        hosts: That are emulated.
+        hosts: That are emulated; none: nothing is run, only what is there is found.
         folder: Of one file for each run, and of the speeds that they have shown.
     """
 
-    def __init__(self, hosts: Hosts, folder: Path) -> None:
+    def __init__(self, hosts: Hosts | None, folder: Path) -> None:
         self._hosts, self._folder = hosts, folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def result(self, run: Run) -> Result:
-        """What it left, or leaves."""
+        """What it left, or leaves.
+
+        Raises:
+            NotRun: It left nothing, and there are no hosts.
+        """
         path = self._folder / f"{run.name}.json"
+        if not path.exists() and self._hosts is None:
+            raise NotRun(f"{run.name} has not been run")
         if not path.exists():
             found = self._perform(run)
             write_json(path, found)
@@ -114,7 +124,7 @@ class Track:
 
     def speeds(self, run: Run) -> list[float]:
         """Steps per second of each learner, as this setting has last shown them."""
-        path = self._folder / f"{_setting(run)}.speed.json"
+        path = self._speed_file(run)
         if path.exists():
             return json.loads(path.read_text())
         if run.cell.column == KILL:
@@ -123,6 +133,14 @@ class Track:
         if run.cell.entrant.has_period:
             return self._speeds_with_period(run)
         return self._calibrated(run)
+
+    def keep_speeds(self, run: Run, speeds: Sequence[float]) -> None:
+        """For the next run of this setting, at whatever rate and seed."""
+        write_json(self._speed_file(run), list(speeds))
+
+    def _speed_file(self, run: Run) -> Path:
+        setting = replace(run, rate=0, seed=0, seconds=0, role="calibrate")
+        return self._folder / f"{setting.name}.speed.json"
 
     def _speeds_with_period(self, run: Run) -> list[float]:
         """A step alone, and an average divided by the steps between two of them.
@@ -163,7 +181,7 @@ class Track:
                 speeds = [min(speeds)] * len(speeds)
             steps = [max(2, round(run.seconds * speed)) for speed in speeds]
             finishes = self._train(run, run.heat(steps))
-            write_json(self._folder / f"{_setting(run)}.speed.json", _speeds(finishes))
+            self.keep_speeds(run, _speeds(finishes))
             took = max(finish.seconds for finish in finishes if finish is not None)
             if abs(took / run.seconds - 1) <= FAR_FROM_ITS_TIME:
                 break
@@ -171,6 +189,7 @@ class Track:
 
     def _train(self, run: Run, heat: Heat) -> list[Finish | None]:
         column, problem = COLUMNS[run.cell.column], PROBLEMS[run.cell.problem]
+        assert self._hosts is not None
         self._hosts.shape(column.rate(problem), column.burst(problem))
 
         def program(place: Place) -> Finish | None:
@@ -190,12 +209,6 @@ class Track:
         heat = run.heat([num_steps])
         program = run.cell.entrant.program
         return _result(run, learners.run(lambda p: program(p, heat), 1, limit_s))
-
-
-def _setting(run: Run) -> str:
-    """The name of a cell with its option, whose speed does not depend on the rate."""
-    unlike = replace(run, rate=0, seed=0, seconds=0, role="calibrate")
-    return unlike.name
 
 
 def _speeds(finishes: Sequence[Finish | None]) -> list[float]:

@@ -7,6 +7,7 @@ seed, so that whatever else the machine does meets all alike.
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from benchmarks.plain_loops import peers_missing
 from benchmarks.racing.columns import COLUMNS, FAST, KILL
 from benchmarks.racing.entrants import ENTRANTS, FLOOR
 from benchmarks.racing.problems import PROBLEMS
-from benchmarks.racing.runs import CALIBRATION_S, Cell, Result, Role, Run, Track
+from benchmarks.racing.runs import CALIBRATION_S, Cell, NotRun, Result, Role, Run, Track
 from benchmarks.racing.tuning import (
     Setting,
     best,
@@ -93,19 +94,22 @@ def run_all(race: Race, track: Track) -> Iterator[Standing]:
         for cell in cells:
             try:
                 settings[cell] = tune(race, track, cell)
-            except LearnersFailed as error:
+            except (LearnersFailed, NotRun) as error:
                 yield Standing(cell, None, (), str(error))
         found: dict[Cell, list[Result]] = {cell: [] for cell in settings}
         for seed, (cell, setting) in itertools.product(
             range(1, race.num_seeds + 1), settings.items()
         ):
             run = run_of(race, cell, setting, seed, "report")
-            found[cell].append(track.result(run))
+            with suppress(NotRun):
+                found[cell].append(track.result(run))
         for cell, results in found.items():
             yield _standing(cell, settings[cell], results)
 
 
 def _standing(cell: Cell, setting: Setting, results: Sequence[Result]) -> Standing:
+    if not results:
+        return Standing(cell, setting, (), "no seed has been run at the rate chosen")
     failed = [result["failed"] for result in results if "failed" in result]
     if failed:
         return Standing(cell, setting, (), failed[0])

@@ -21,6 +21,7 @@ from benchmarks import (
     plots,
     results,
     straggler,
+    work_sharing,
     workload,
 )
 from benchmarks.__main__ import names
@@ -93,6 +94,15 @@ def test_a_stragglers_super_learner_takes_fewer_steps() -> None:
     assert alone[0] == alone[2] > alone[3]
     assert paired[0] == paired[1] > paired[2] == paired[3]
     assert len(set(straggler.counts("ddp", 1.0))) == 1
+
+
+def test_the_time_of_an_epoch_is_that_of_later_ones_against_the_ideal() -> None:
+    row = straggler.epoch_row("5 x", work_sharing.DEFAULT, [9.0, 1.9, 2.1], ideal=1.6)
+    assert (row.value.median, row.ratio) == (2.0, 1.25)
+    assert row.details == {"first epoch, s": 9.0}
+    (target,) = straggler.targets([row])
+    assert (target.bound, target.met) == (1.1, False)
+    assert "5 x" in target.claim
 
 
 def test_consensus_distance_is_that_of_the_definition() -> None:
