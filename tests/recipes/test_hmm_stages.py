@@ -1,6 +1,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 from unittest.mock import create_autospec
 
@@ -213,7 +214,8 @@ def test_a_second_round_grows_its_tree_on_the_labels_of_the_first(
     triphones, tmp_path, monkeypatch
 ):
     kept: list[Path] = []
-    monkeypatch.setattr(triphone_stage.shutil, "rmtree", kept.append)
+    keeping = SimpleNamespace(rmtree=kept.append)
+    monkeypatch.setattr(triphone_stage, "shutil", keeping)
     twice = dataclasses.replace(triphones.triphone, rounds=2)
     triphone(dataclasses.replace(triphones, triphone=twice), tmp_path)
     [first] = kept

@@ -8,7 +8,7 @@ import pytest
 
 from recipes.hybrid.planning.__main__ import main
 from recipes.hybrid.planning.costs import CORPORA, Cost, measured, read_costs
-from recipes.hybrid.planning.hours import stage_minutes, training_hours
+from recipes.hybrid.planning.hours import GRAPH, stage_minutes, training_hours
 from recipes.hybrid.planning.tables import with_tables
 
 PAGE = Path(__file__).parents[2] / "docs/switchboard.md"
@@ -21,10 +21,10 @@ UNIT_COSTS = {
 PART_COSTS = UNIT_COSTS | {
     name: Cost("units", 1.0)
     for name in (
+        "lm: two models of order 4, one pruned",
         "triphone: statistics",
         "triphone: tree",
         "triphone: a realignment",
-        "graph",
         "adapt: a round of fMLLR",
         "adapt: an iteration of i-vectors",
         "adapt: 2,048 Gaussians",
@@ -53,7 +53,11 @@ def test_minutes_are_units_by_speed_and_cores():
     tree, rest = 32_000 / 60, frames * (2 + 8 * some) / 60
     assert one["triphone"] == pytest.approx(tree + rest)
     assert four["triphone"] == pytest.approx(tree + rest / 4)
-    assert one["graph"] == four["graph"] == pytest.approx(10e6 / 60)
+    assert one["lm"] == four["lm"] == pytest.approx(286 * 10_800 / 60)
+    assert one["graph"] == four["graph"] == pytest.approx(GRAPH.seconds / 60)
+    gaussians, searched = (3.7 * 360_000 + 200_000) * 200_000 / 2048, 4 * 200_000
+    mixtures = gaussians + 3.7 * 360_000 + searched
+    assert one["baseline"] == pytest.approx(mixtures / 60)
     adapted = 4 * frames + 24e6 + 10 * 2 * 2438
     assert one["adapt"] == pytest.approx(adapted / 60)
     test, dev = 3.7 * 360_000, 200_000

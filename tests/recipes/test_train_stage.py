@@ -24,6 +24,14 @@ def test_ddp_is_lightnings_own():
     assert type(make_strategy(TrainSettings(strategy="ddp"))) is DDPStrategy
 
 
+def test_ddp_that_is_saved_within_epochs_is_one_super_learner_and_keeps_its_place():
+    train = TrainSettings(strategy="ddp", checkpoint_minutes=30, num_nodes=2)
+    strategy = make_strategy(train)
+    assert isinstance(strategy, HADPSGDStrategy)
+    assert strategy.super_learner_size == train.all_learners == 8
+    assert strategy.dials.save_learners
+
+
 def test_a_name_that_is_no_strategy_is_refused_with_those_that_are():
     with pytest.raises(ValueError, match=r"`strategy` must be one of ddp, .*got 'dpd'"):
         make_strategy(TrainSettings(strategy="dpd"))

@@ -84,7 +84,7 @@ def _publish(settings: Settings, output: Path) -> None:
     summary = {
         "run": settings.run,
         "strategy": settings.train.strategy,
-        "num_learners": settings.train.num_learners,
+        "num_learners": settings.train.all_learners,
         **summarize_run(rows),
         **best_epoch(output),
     }

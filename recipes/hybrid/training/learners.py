@@ -38,6 +38,8 @@ from recipes.hybrid.training.saving import last_checkpoint, make_savers
 from recipes.hybrid.training.tracking import make_tracker
 from recipes.hybrid.training.word_errors import NAME, announced, word_error_monitor
 
+_StartMethod = Literal["popen", "fork", "spawn"]
+
 
 def make_strategy(train: TrainSettings) -> Strategy:
     """The strategy of that name, for learners of this machine.
@@ -47,7 +49,7 @@ def make_strategy(train: TrainSettings) -> Strategy:
     """
     start_method = _start_method(train)
     if train.strategy == "ddp":
-        return DDPStrategy(start_method=start_method)
+        return _ddp(train, start_method)
     if train.strategy not in NAMES:
         names = ", ".join(["ddp", *NAMES])
         raise ValueError(f"`strategy` must be one of {names}, got {train.strategy!r}")
@@ -64,7 +66,24 @@ def make_strategy(train: TrainSettings) -> Strategy:
     return HADPSGDStrategy(**options, start_method=start_method)
 
 
-def _start_method(train: TrainSettings) -> Literal["popen", "fork", "spawn"]:
+def _ddp(train: TrainSettings, start_method: _StartMethod) -> Strategy:
+    """Lightning's DDP, or one super-learner of all, which is the same gradients.
+
+    Lightning's resumes within an epoch with its first batches. A super-learner keeps
+    its place.
+    """
+    if not train.checkpoint_minutes or train.all_learners == 1:
+        return DDPStrategy(start_method=start_method)
+    return HADPSGDStrategy(
+        "ring",
+        "sync",
+        super_learner_size=train.all_learners,
+        save_learners=True,
+        start_method=start_method,
+    )
+
+
+def _start_method(train: TrainSettings) -> _StartMethod:
     if train.num_nodes > 1:
         return "popen"  # which leaves it to torchrun or srun that have begun them
     # Learners on GPUs must not be forked, and "popen" would start this recipe again.
