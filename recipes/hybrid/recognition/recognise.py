@@ -54,6 +54,7 @@ from recipes.hybrid.recognition.written import Decoded, say, told_of, write_word
 
 _MOST_WIDENINGS = 4
 _LOST_SHARE = 0.01
+_MARGIN = 2.0
 _MATRICES_PER_CORE = 4
 
 Result = TypeVar("Result")
@@ -139,8 +140,9 @@ def _export_lattices(task: _Task, decoder: GraphDecoder, scale: float) -> None:
 def _least_fit(task: _Task, scale: float) -> float | None:
     """The fit below which words are taken for noise.
 
-    Utterances of dev below it have at most 1 % of the words that are right there. None
-    if none is right.
+    It lies twice as far from 0 as the fit below which utterances of dev have at most
+    1 % of the words that are right there: other calls fit worse than those of dev. None
+    if no word is right.
     """
     spoken = _dev(task.settings)
     found = [several[0] for several in _hypotheses(task, "dev", spoken, [scale])]
@@ -150,7 +152,8 @@ def _least_fit(task: _Task, scale: float) -> float | None:
         for (utterance, _), one in pairs
         if one.fit is not None
     ]
-    return least_fit(fits)
+    of_dev = least_fit(fits)
+    return None if of_dev is None else _MARGIN * of_dev
 
 
 def num_right(said: Sequence[str], meant: Sequence[str]) -> int:
