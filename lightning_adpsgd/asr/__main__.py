@@ -28,6 +28,12 @@ def parser() -> argparse.ArgumentParser:
         "--model", type=Path, default=DEFAULT, help="exported folder (%(default)s)"
     )
     transcribe.add_argument(
+        "--least-fit",
+        type=float,
+        help="fit below which a stretch of sound has no words (of the model); "
+        "-1000 keeps the words of noise as well",
+    )
+    transcribe.add_argument(
         "--format",
         choices=("ctm", "json", "textgrid"),
         default="ctm",
@@ -45,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     from lightning_adpsgd.asr.sound.audio import AudioError
 
     try:
-        recogniser = Recogniser(options.model)
+        recogniser = Recogniser(options.model, least_fit=options.least_fit)
     except RecogniserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -317,12 +317,15 @@ class Recogniser:
 
     Args:
         folder: Folder that `export` has written.
+        least_fit: Fit below which a segment has no words; None takes that of the
+            folder, negative infinity keeps all words.
 
     Raises:
         RecogniserError: A file is missing, broken, or of another format.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, least_fit: float | None = None) -> None:
+        self._least_fit = least_fit
         if not (folder / "recogniser.json").is_file():
             raise RecogniserError(
                 f"{folder}: no recogniser: recogniser.json is missing; export a "
@@ -347,9 +350,9 @@ class Recogniser:
         else:
             decoder = _read_decoder(folder, search)
             self._adapter = _read_adapter(folder, told.get("adaptation"), decoder)
-        least_fit = told.get("least_fit")
-        worst = float("-inf") if least_fit is None else float(least_fit)
-        self._search = ConfidentSearch(decoder, worst)
+        chosen = (self._least_fit, told.get("least_fit"), float("-inf"))
+        least_fit = next(float(fit) for fit in chosen if fit is not None)
+        self._search = ConfidentSearch(decoder, least_fit)
 
     def transcribe(self, path: Path) -> Iterator[SaidWord]:
         """The words of a sound file, channel by channel, as they are found.

@@ -157,6 +157,15 @@ def test_segments_that_fit_worse_than_on_dev_say_nothing(parts, call, tmp_path):
     export(dataclasses.replace(parts, least_fit=0.0), tmp_path / "none")
     assert list(Recogniser(tmp_path / "all").transcribe(call))
     assert not list(Recogniser(tmp_path / "none").transcribe(call))
+    assert list(Recogniser(tmp_path / "none", least_fit=-1e9).transcribe(call))
+
+
+def test_words_of_noise_are_kept_where_that_is_asked_for(exported, call, capsys):
+    command = ["transcribe", str(call), "--model", str(exported)]
+    assert main([*command, "--least-fit", "0"]) == 0
+    assert capsys.readouterr().out == ""
+    assert main([*command, "--least-fit", "-1000"]) == 0
+    assert capsys.readouterr().out
 
 
 def test_a_file_that_cannot_be_used_does_not_keep_others_back(exported, call, capsys):

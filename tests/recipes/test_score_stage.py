@@ -10,6 +10,7 @@ from lightning_adpsgd.asr.scoring.nist import find_hubscr
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.recognition import scoring
+from recipes.hybrid.recognition.figures import hub5_size
 from recipes.hybrid.stages.score import score
 
 STM = """;; LABEL "O" "Overall" "Overall"
@@ -161,5 +162,5 @@ def test_a_run_is_compared_with_those_scored_before(settings, monkeypatch, capsy
 
 
 def test_the_whole_test_set_is_known():
-    said = scoring.hub5_size({"num_segments": 4458, "num_words": 42_989})
+    said = hub5_size({"num_segments": 4458, "num_words": 42_989})
     assert said == "all of Hub5'00: 4,458 segments, 42,989 words"

@@ -31,10 +31,10 @@ from lightning_adpsgd.asr.search.lattice import (
 from lightning_adpsgd.asr.search.nbest import (
     NBestOptions,
     WordPath,
-    best_columns,
-    best_word_path,
+    columns_of,
     link_labels,
     list_words,
+    path_of,
 )
 from lightning_adpsgd.asr.search.posteriors import confidences
 
@@ -261,12 +261,13 @@ class GraphDecoder(ABC):
         lattice = self.lattice(log_likelihoods, acoustic_scale)
         if lattice is None:
             return Hypothesis((), False)
-        graph, words_of = self.search_graph, self._words_of
+        graph, best = self.search_graph, lattice.best()
         _, words = self.link_labels(lattice)
-        hypothesis = self._hypothesis(best_word_path(graph, lattice, words_of))
-        timed = zip(hypothesis.words, confidences(lattice, words), strict=True)
-        scored = tuple(word._replace(confidence=sure) for word, sure in timed)
-        fit = _fit(log_likelihoods, best_columns(graph, lattice), scored)
+        hypothesis = self._hypothesis(path_of(graph, lattice, best, self._words_of))
+        sure = confidences(lattice, words, best)
+        timed = zip(hypothesis.words, sure, strict=True)
+        scored = tuple(word._replace(confidence=one) for word, one in timed)
+        fit = _fit(log_likelihoods, columns_of(graph, lattice, best), scored)
         return hypothesis._replace(words=scored, fit=fit)
 
 

@@ -143,12 +143,14 @@ def link_labels(
     return outputs, np.asarray(words_of)[outputs]
 
 
-def best_word_path(
-    graph: SearchGraph, lattice: Lattice, words_of: Sequence[int] | None = None
+def path_of(
+    graph: SearchGraph,
+    lattice: Lattice,
+    links: np.ndarray,
+    words_of: Sequence[int] | None = None,
 ) -> WordPath:
-    """The best path of a lattice."""
+    """The path of a lattice that these links make, for instance `lattice.best()`."""
     inputs, words = link_labels(graph, lattice, words_of)
-    links = lattice.best()
     last = int(lattice.target[links[-1]])
     cost = float(lattice.cost[links].sum() + lattice.finals[last])
     said = words[links][words[links] > 0].tolist()
@@ -156,9 +158,8 @@ def best_word_path(
     return WordPath(read, said, cost, lattice.is_complete)
 
 
-def best_columns(graph: SearchGraph, lattice: Lattice) -> np.ndarray:
-    """The column of the likelihoods that the best path reads at each frame, [time]."""
-    links = lattice.best()
+def columns_of(graph: SearchGraph, lattice: Lattice, links: np.ndarray) -> np.ndarray:
+    """The column of the likelihoods that a path reads at each frame, [time]."""
     return graph.inputs[lattice.arc[links[lattice.reads[links]]]] - 1
 
 

@@ -58,15 +58,15 @@ def _levels(lattice: Lattice) -> np.ndarray:
     raise ValueError("`lattice` has a circle of links that read no frame")
 
 
-def confidences(lattice: Lattice, words: np.ndarray) -> list[float]:
-    """The confidence of each word along the best path, in [0, 1].
+def confidences(lattice: Lattice, words: np.ndarray, path: np.ndarray) -> list[float]:
+    """The confidence of each word along a path, in [0, 1].
 
     Args:
         lattice: The lattice.
         words: Word of each link, 0 for none.
+        path: Links of the path, for instance `lattice.best()`.
     """
-    best = lattice.best()
-    spoken = best[words[best] > 0]
+    spoken = path[words[path] > 0]
     says = np.flatnonzero(words)
     posteriors = link_posteriors(lattice)[says]
     frames, said = lattice.frame[says], words[says]

@@ -17,7 +17,6 @@ import numpy as np
 from rapidfuzz.distance import Levenshtein
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.corpora.acronyms import letters_of
 from lightning_adpsgd.asr.corpora.corpus import Utterance
 from lightning_adpsgd.asr.kaldi.lattices import (
     labelled_lattice,
@@ -34,18 +33,16 @@ from lightning_adpsgd.asr.search.decoding import (
     Hypothesis,
     Lister,
     Search,
-    TimedWord,
     hear,
 )
 from lightning_adpsgd.asr.search.nbest import NBestOptions
-from lightning_adpsgd.asr.search.output import ctm_line, json_line
 from lightning_adpsgd.asr.search.rescoring import (
     RescoringDecoder,
     Weighed,
     Weights,
     best,
 )
-from lightning_adpsgd.files import write_json, written_whole
+from lightning_adpsgd.files import write_json
 from recipes.hybrid.data.inputs import Load, StoredInputs, evenly, spoken_inputs
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
@@ -53,9 +50,11 @@ from recipes.hybrid.recognition import kaldi
 from recipes.hybrid.recognition.decoder import make_decoder
 from recipes.hybrid.recognition.scorers import Scorer
 from recipes.hybrid.recognition.scoring import read_rules
+from recipes.hybrid.recognition.written import Decoded, say, told_of, write_words
 
 _MOST_WIDENINGS = 4
 _LOST_SHARE = 0.01
+_MARGIN = 2.0
 _MATRICES_PER_CORE = 4
 
 Result = TypeVar("Result")
@@ -141,8 +140,9 @@ def _export_lattices(task: _Task, decoder: GraphDecoder, scale: float) -> None:
 def _least_fit(task: _Task, scale: float) -> float | None:
     """The fit below which words are taken for noise.
 
-    Utterances of dev below it have at most 1 % of the words that are right there. None
-    if none is right.
+    It lies twice as far from 0 as the fit below which utterances of dev have at most
+    1 % of the words that are right there: other calls fit worse than those of dev. None
+    if no word is right.
     """
     spoken = _dev(task.settings)
     found = [several[0] for several in _hypotheses(task, "dev", spoken, [scale])]
@@ -152,7 +152,8 @@ def _least_fit(task: _Task, scale: float) -> float | None:
         for (utterance, _), one in pairs
         if one.fit is not None
     ]
-    return least_fit(fits)
+    of_dev = least_fit(fits)
+    return None if of_dev is None else _MARGIN * of_dev
 
 
 def num_right(said: Sequence[str], meant: Sequence[str]) -> int:
@@ -340,101 +341,14 @@ def _frame_accuracy(task: _Task) -> float:
     return sum(right for right, _ in pairs) / sum(total for _, total in pairs)
 
 
-class _Decoded(NamedTuple):
-    """What is told of the decoding of a test set.
-
-    Attributes:
-        utterances: number of them.
-        incomplete: hypotheses that end in no sentence.
-        short_lists: those with fewer alternatives than `decode.nbest`.
-        single_lists: those with one alternative.
-        confidence: mean confidence of the words.
-        real_time_factor: seconds of one core for a second of speech, scores included.
-    """
-
-    utterances: int
-    incomplete: int
-    short_lists: int
-    single_lists: int
-    confidence: float
-    real_time_factor: float
-
-
-def _decode_split(task: _Task, split: str, scale: float) -> _Decoded:
+def _decode_split(task: _Task, split: str, scale: float) -> Decoded:
     """Writes words and times; returns what is told of them."""
     spoken = spoken_inputs(task.settings, split)
     begin = time.perf_counter()
     found = [several[0] for several in _hypotheses(task, split, spoken, [scale])]
     seconds = (time.perf_counter() - begin) * min(task.settings.cores, len(spoken))
-    _write_words(task, split, [utterance for utterance, _ in spoken], found)
+    write_words(task.output, split, [one for one, _ in spoken], found)
     speech_s = sum(utterance.duration_s for utterance, _ in spoken)
-    decoded = _told(found, task.settings.decode.nbest, seconds / speech_s)
-    _say_decoded(split, decoded)
+    decoded = told_of(found, task.settings.decode.nbest, seconds / speech_s)
+    say(split, decoded)
     return decoded
-
-
-def _write_words(
-    task: _Task, split: str, spoken: Sequence[Utterance], found: Sequence[Hypothesis]
-) -> None:
-    texts, times, objects = [], [], []
-    for utterance, hypothesis in zip(spoken, found, strict=True):
-        words = _letters(utterance, hypothesis)
-        texts.append(" ".join((utterance.id, *(word.word for word in words))))
-        side = utterance.conversation, "AB"[utterance.channel]
-        times += [ctm_line(*side, word) for word in words]
-        objects.append(json_line(utterance.id, words))
-    _write_lines(task.output / f"{split}.txt", texts)
-    _write_lines(task.output / f"{split}.ctm", times)
-    _write_lines(task.output / f"{split}.words.jsonl", objects)
-
-
-def _told(found: Sequence[Hypothesis], nbest: int, factor: float) -> _Decoded:
-    sure = [word.confidence for hypothesis in found for word in hypothesis.words]
-    listed = [hypothesis.num_listed for hypothesis in found] if nbest else []
-    return _Decoded(
-        utterances=len(found),
-        incomplete=sum(not hypothesis.is_complete for hypothesis in found),
-        short_lists=sum(number < nbest for number in listed),
-        single_lists=sum(number == 1 for number in listed),
-        confidence=float(np.mean(sure)) if sure else 0.0,
-        real_time_factor=factor,
-    )
-
-
-def _say_decoded(split: str, decoded: _Decoded) -> None:
-    print(
-        f"  {split}: real-time factor {decoded.real_time_factor:.2g} of one core, mean "
-        f"confidence {decoded.confidence:.1%}",
-        flush=True,
-    )
-    if decoded.short_lists:
-        print(
-            f"  {split}: {decoded.short_lists} of {decoded.utterances} lists are "
-            f"shorter than decode.nbest, {decoded.single_lists} hold one entry; a "
-            "larger decode.lattice_beam lists more",
-            flush=True,
-        )
-    if decoded.incomplete:
-        print(
-            f"  WARNING: {split}: no sentence ends with the last frame in "
-            f"{decoded.incomplete} of {decoded.utterances} utterances; their best "
-            "unfinished path is taken. A larger decode.beam may help",
-            flush=True,
-        )
-
-
-def _letters(utterance: Utterance, hypothesis: Hypothesis) -> list[TimedWord]:
-    """The words with times in the recording; those of `i._b._m.` are its letters."""
-    words = []
-    for word in hypothesis.words:
-        letters = letters_of(word.word)  # references have them apart too
-        duration_s = word.duration_s / len(letters)
-        for place, letter in enumerate(letters):
-            start_s = utterance.start_s + word.start_s + place * duration_s
-            words.append(TimedWord(letter, start_s, duration_s, word.confidence))
-    return words
-
-
-def _write_lines(path: Path, lines: Sequence[str]) -> None:
-    with written_whole(path) as file:
-        file.writelines(f"{line}\n" for line in lines)

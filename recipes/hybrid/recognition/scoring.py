@@ -10,11 +10,10 @@ that were scored before on the same reference are compared with this one.
 """
 
 import json
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lightning_adpsgd.asr.corpora.corpus import Utterance, read_utterances
 from lightning_adpsgd.asr.scoring import (
@@ -26,7 +25,6 @@ from lightning_adpsgd.asr.scoring import (
     score_files,
     total_of,
 )
-from lightning_adpsgd.asr.scoring.characters import character_errors
 from lightning_adpsgd.asr.scoring.glm import NO_RULES
 from lightning_adpsgd.asr.scoring.nist import (
     NistError,
@@ -35,16 +33,13 @@ from lightning_adpsgd.asr.scoring.nist import (
     run_hubscr,
 )
 from lightning_adpsgd.asr.scoring.reports import alignments, confusions, table
-from lightning_adpsgd.asr.scoring.significance import compare, interval
 from lightning_adpsgd.asr.scoring.utterances import reference_text, written_words
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
+from recipes.hybrid.recognition.figures import compared_with, figures_of, say
 
 PART_NAMES = {"swb": "SWB", "ch": "CH"}
-# Results of Kaldi and ESPnet print 4,459 segments, 1,831 of SWB and 2,628 of CH; others
-# count 4,458 utterances. The words are 42,989 with all of them: 21,395 and 21,594.
-HUB5_SEGMENTS, HUB5_WORDS = (4458, 4459), 42_989
 _ASIDE = re.compile(r"<[be]_aside>", re.IGNORECASE)
 _LABEL = re.compile(r';;\s*LABEL\s+"([^"]*)"', re.IGNORECASE)
 _LABELS = re.compile(r"\s*\S+\s+\S+\s+\S+\s+\S+\s+\S+\s+<([^>]*)>")
@@ -95,112 +90,15 @@ def score_decoded(settings: Settings, decoded: Path, output: Path, name: str) ->
     summary = {
         "name": name,
         "scorer": counted.by,
-        "parts": _figures(errors, counted.errors, spoken, scores),
-        "compared": _compared(settings, output, name, scores),
+        "parts": figures_of(errors, counted.errors, _part_of(spoken), scores),
+        "compared": compared_with(
+            settings.directory("score").parent, output, name, scores
+        ),
     }
     write_json(output / "score.json", {**summary, **report})
     print(f"  counted by {counted.by}")
     print(_indented(table(name, errors, "total")), flush=True)
-    _say(summary, spoken)
-
-
-def _figures(
-    errors: dict[str, Errors], by_speaker: BySpeaker, spoken: Spoken, scores: Scores
-) -> dict[str, dict[str, Any]]:
-    """Rates of each part: of words with their interval, and of characters."""
-    part_of = _part_of(spoken)
-    figures = {}
-    for part, sums in errors.items():
-        is_total = part == "total"
-        own = [
-            one
-            for (_, file), one in by_speaker.items()
-            if is_total or part_of[file] == part
-        ]
-        aligned = (
-            scored.pairs
-            for scored in scores.segments
-            if is_total or part_of[scored.segment.side[0]] == part
-        )
-        low, high = (_json_number(end) for end in interval(own))
-        figures[part] = {
-            "wer": sums.wer,
-            "wer_low": low,
-            "wer_high": high,
-            "cer": _json_number(character_errors(aligned).cer),
-            **sums._asdict(),
-        }
-    return figures
-
-
-def _json_number(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def _part_of(spoken: Spoken) -> dict[str, str]:
-    """The name of the part that each file belongs to."""
-    return {
-        _side(one)[0]: PART_NAMES.get(split, split)
-        for split in spoken
-        for one in spoken[split]
-    }
-
-
-def _compared(
-    settings: Settings, output: Path, name: str, scores: Scores
-) -> dict[str, dict[str, float | None]]:
-    """The matched-pairs tests against runs that were scored before."""
-    mine = _by_segment(scores)
-    written = {segment: list(errors) for segment, errors in mine.items()}
-    write_json(output / "segments.json", written)
-    compared = {}
-    for path in sorted(settings.directory("score").parent.glob("*/segments.json")):
-        if path.parent.name == name or path.parent == output:
-            continue
-        theirs = json.loads(path.read_text())
-        try:
-            found = compare({k: Errors(*v) for k, v in theirs.items()}, mine)
-        except ScoringError:  # another reference
-            continue
-        told = {key: _json_number(value) for key, value in found._asdict().items()}
-        compared[path.parent.name] = told
-    return compared
-
-
-def _by_segment(scores: Scores) -> dict[str, Errors]:
-    """The errors of each segment, by its side, begin and line of the reference."""
-    return {
-        f"{' '.join(one.segment.side)} {one.segment.start_s:.2f} "
-        f"{one.segment.line}": one.errors
-        for one in scores.segments
-    }
-
-
-def _say(summary: dict[str, Any], spoken: Spoken) -> None:
-    for part, figures in summary["parts"].items():
-        line = f"  {part}: WER {figures['wer']:.1%}"
-        if figures["wer_low"] is not None:
-            ends = f"{figures['wer_low']:.1%} to {figures['wer_high']:.1%}"
-            line += f" ({ends}, 95 % by a bootstrap over speakers)"
-        if figures["cer"] is not None:
-            line += f", CER {figures['cer']:.1%}"
-        print(line)
-    for run, test in summary["compared"].items():
-        p = "" if test["p"] is None else f", p = {test['p']:.2g} by matched pairs"
-        print(f"  against {run}: {test['difference']:+.1%} WER{p}")
-    if spoken.keys() >= PART_NAMES.keys():
-        print(f"  {hub5_size(summary['parts']['total'])}", flush=True)
-
-
-def hub5_size(total: Mapping[str, Any]) -> str:
-    """The size of the scored test set beside that of all of Hub5'00."""
-    found = total["num_segments"], total["num_words"]
-    if found[0] in HUB5_SEGMENTS and found[1] == HUB5_WORDS:
-        return f"all of Hub5'00: {found[0]:,} segments, {found[1]:,} words"
-    return (
-        f"NOT all of Hub5'00: {found[0]:,} segments of {HUB5_SEGMENTS[0]:,} and "
-        f"{found[1]:,} words of {HUB5_WORDS:,}; the figures of papers are of all"
-    )
+    say(summary)
 
 
 def _spoken(settings: Settings) -> Spoken:
@@ -339,6 +237,15 @@ def _counted(settings: Settings, stm: Path, ctm: Path, scores: Scores) -> _Count
         )
         return _Counted(errors, f"NIST's {hubscr}; the own scorer DIFFERS")
     return _Counted(errors, f"NIST's {hubscr}; the own scorer agrees")
+
+
+def _part_of(spoken: Spoken) -> dict[str, str]:
+    """The name of the part that each file belongs to."""
+    return {
+        _side(one)[0]: PART_NAMES.get(split, split)
+        for split in spoken
+        for one in spoken[split]
+    }
 
 
 def _by_part(errors: BySpeaker, spoken: Spoken) -> dict[str, Errors]:

@@ -208,6 +208,6 @@ def test_the_same_word_twice_is_counted_for_each(graph):
     lattice = LatticeSearch(graph, WIDE).lattice(scaled(5))
     assert lattice is not None
     words = graph.outputs[lattice.arc]
-    sure = confidences(lattice, words)
+    sure = confidences(lattice, words, lattice.best())
     assert len(sure) == (words[lattice.best()] > 0).sum()
     assert all(0 < one <= 1 for one in sure)
