@@ -125,7 +125,9 @@ def draw(rows: Rows) -> Figure:
     for axes, (name, part) in zip(figure.axes, panels.items(), strict=True):
         _draw_panel(axes, name, part)
     # All share the first one's axis, and a marker at either end is whole.
-    figure.axes[0].set_xlim(left=0, right=1.04 * max(map(_end_of, rows)))
+    end = max(map(_end_of, rows))
+    begin = _begin_of(rows, end)
+    figure.axes[0].set_xlim(begin, end + 0.04 * (end - begin))
     colours = {colour for row in rows for _, colour in _dots(row)}
     _explain(figure, [colour for colour in _MEANINGS if colour in colours])
     return figure
@@ -203,6 +205,14 @@ def _dots(row: Row) -> list[tuple[float, str]]:
     if (predicted := row["details"].get("predicted")) is not None:
         dots.append((predicted, PREDICTED))
     return dots
+
+
+def _begin_of(rows: Rows, end: float) -> float:
+    """Zero, but for losses, which differ by little and mean nothing at zero."""
+    if not rows[0]["unit"].startswith("nats"):
+        return 0.0
+    least = min(row["value"]["low"] for row in rows)
+    return least - 0.04 * (end - least)
 
 
 def _end_of(row: Row) -> float:

@@ -161,6 +161,9 @@ class Course(IterableDataset[Batch]):
         if self.place.rank == 0:
             stamps = [*self._stamps, time.monotonic()]
             step_s = min(b - a for a, b in itertools.pairwise(stamps))
+            if not self.heat.own_pace:
+                # They may not have waited for the slowest yet.
+                step_s = max(step_s, STEP_S * max(self.heat.times_slower, default=1))
             store.set("count", str(self.heat.seconds / step_s))
         self.meetings.meet("agreed")
         slower = self.heat.slowness(self.place.rank) / self.heat.slowness(0)

@@ -207,6 +207,16 @@ def test_a_plot_has_room_for_all_that_it_marks(tmp_path: Path) -> None:
     assert plots.write(rows, "Some plot", tmp_path).name == "some-plot.svg"
 
 
+def test_losses_are_drawn_from_the_least_and_other_values_from_zero() -> None:
+    def begin(unit: str) -> float:
+        rows = [Row({"method": str(v)}, Spread(v, v, v), unit) for v in (1.0, 1.1)]
+        (axes,) = plots.draw(Report("What?", "", rows).as_dict()["rows"]).axes
+        return axes.get_xlim()[0]
+
+    assert begin("steps/s") == 0
+    assert begin("nats") == pytest.approx(0.996)
+
+
 def test_the_runner_finds_the_modules_that_measure() -> None:
     known = {"exchange", "overlap", "merge", "overhead", "scaling", "straggler"}
     assert known <= set(names())
