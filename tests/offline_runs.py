@@ -3,6 +3,7 @@
 import importlib
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,12 +39,8 @@ class OfflineRun(NamedTuple):
 
 
 def read_offline_run(folder: Path) -> OfflineRun:
-    """The run in a folder `offline-run-*`."""
-    # Its types are made when it is imported.
-    Record: Any = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
-
-    [path] = folder.glob("*.wandb")
-    records = [Record.FromString(record) for record in _records(path.read_bytes())]
+    """The finished run in a folder `offline-run-*`."""
+    records = _finished(folder)
     run = next(record.run for record in records if record.HasField("run"))
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
     for record in records:
@@ -62,13 +59,27 @@ def read_offline_run(folder: Path) -> OfflineRun:
     )
 
 
+def _finished(folder: Path) -> list[Any]:
+    """The messages of a run, when a process of wandb has written the last one."""
+    # Its types are made when it is imported.
+    Record: Any = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
+    deadline = time.monotonic() + 30
+    while True:
+        contents = [path.read_bytes() for path in folder.glob("*.wandb")]
+        records = [Record.FromString(r) for c in contents for r in _records(c)]
+        if any(record.HasField("exit") for record in records):
+            return records
+        assert time.monotonic() < deadline, f"{folder}: {len(records)} messages"
+        time.sleep(0.2)
+
+
 def _name(item: Any) -> str:
     return item.key or "/".join(item.nested_key)
 
 
 def _records(content: bytes) -> Iterator[bytes]:
     """The records of LevelDB's log format, of which blocks hold whole or cut ones."""
-    assert content[:4] == b":W&B"
+    assert content[:4] == b":W&B"[: len(content)]
     at, parts = _HEAD, bytearray()
     while at + _HEAD <= len(content):
         left = _BLOCK - at % _BLOCK
@@ -78,6 +89,8 @@ def _records(content: bytes) -> Iterator[bytes]:
         _, length, kind = struct.unpack("<IHB", content[at : at + _HEAD])
         begin = at + _HEAD
         at = begin + length
+        if at > len(content):
+            return  # being written
         parts += content[begin:at]
         if kind in (_WHOLE, _LAST):
             yield bytes(parts)

@@ -44,6 +44,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> OfflineRun:
     folder = tmp_path_factory.mktemp("wandb")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WANDB_API_KEY", raising=False)
+        patch.delenv("WANDB_MODE", raising=False)
         patch.setenv("NETRC", str(folder / "none"))
         logger = loggers.make_wandb_logger(
             folder, "run", id="someid", group="corpus", tags=["a"], config={"x/y": 1}

@@ -1,7 +1,8 @@
-"""The discs that tests of recipes share, generated once for all workers."""
+"""What tests of recipes share: discs, generated once for all workers; no W&B."""
 
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ DISCS = {
     "callhome_minutes": 0.2,
 }
 SEED = 3
+
+
+@pytest.fixture(scope="session", autouse=True)
+def without_weights_and_biases() -> Iterator[None]:
+    """Each of its runs takes seconds; tests that are about them switch it on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "disabled")
+        yield
 
 
 @pytest.fixture(scope="session")

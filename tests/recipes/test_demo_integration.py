@@ -58,7 +58,8 @@ def settings(folder: Path, run: str, **changes: Any) -> Settings:
     return override(chosen, *(f"{name}={value}" for name, value in values.items()))
 
 
-def test_a_finished_demo_is_only_reported_again(finished, capsys):
+def test_a_finished_demo_is_only_reported_again(finished, capsys, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
     models = [settings(finished, r).directory("train") for r in ("ddp", "hadpsgd")]
     before = [(model / "model.ckpt").stat().st_mtime_ns for model in models]
     (finished / "report.html").unlink()

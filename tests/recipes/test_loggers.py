@@ -56,7 +56,9 @@ def test_figures_go_to_a_csv_file_of_the_folder(tmp_path, monkeypatch):
     assert read_rows(tmp_path / "metrics.csv") == [{"loss": 0.5, "step": 3}]
 
 
-def test_without_weights_and_biases_the_csv_file_remains(tmp_path, monkeypatch):
+def test_without_weights_and_biases_the_csv_file_remains(
+    tmp_path, monkeypatch, offline
+):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     made = learners.make_loggers(settings_in(tmp_path), tmp_path, tmp_path)
     assert [type(one) for one in made] == [CSVLogger]
