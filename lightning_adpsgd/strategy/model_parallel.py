@@ -78,8 +78,9 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     def setup_environment(self) -> None:
         super().setup_environment()
         if self.is_sharded:
-            self.check_peers()
             size, timeout = self.super_learner_size, self._dials.timeout
+            if self.world_size % size:
+                self.check_peers()  # raises
             self._mesh = make_mesh(self.root_device.type, size, timeout)
             assert self.lightning_module is not None
             self.lightning_module._device_mesh = self._mesh
@@ -103,8 +104,8 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
         Raises:
             TypeError: It has no `configure_model`, or shards itself by FSDP1.
-        ValueError: It is not sharded over the learners of the super-learner, or a
-            plugin is to write its checkpoints.
+            ValueError: It is not sharded over the learners of the super-learner, or a
+                plugin is to write its checkpoints.
         """
         model = self.model
         assert model is not None

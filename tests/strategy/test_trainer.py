@@ -284,6 +284,12 @@ class Lazy(Linear):
             "`weight` must be sharded over the 2 learners of its super-learner",
         ),
         (
+            {"inside": "model_parallel", "super_learner_size": 3},
+            {},
+            Unsharded,
+            "`super_learner_size` must divide the number of learners 2, got 3",
+        ),
+        (
             {"inside": "model_parallel"},
             {"callbacks": [StochasticWeightAveraging(0.1)]},
             Unsharded,
@@ -304,7 +310,7 @@ class Lazy(Linear):
     ],
     ids=[
         *("size", "period", "hook", "plugin", "norm", "shard", "lazy"),
-        *("unsharded", "average", "checkpoint_io", "sync_batchnorm"),
+        *("unsharded", "shards", "average", "checkpoint_io", "sync_batchnorm"),
     ],
 )
 def test_what_cannot_work_is_refused_at_set_up(
