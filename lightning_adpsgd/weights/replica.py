@@ -202,7 +202,8 @@ class Replica:
         self.device = shards[0].device if shards else torch.device("cpu")
         # The launch of a kernel costs more than a cache could save.
         whole = has_streams(self.device)
-        self.part_elements = chunk_elements if whole else PART_ELEMENTS
+        longest = chunk_elements if whole else PART_ELEMENTS
+        self.part_elements = min(longest, chunk_elements)
         self.guard = Guard(state, self.device)
         self._scratch: dict[torch.dtype, Tensor] = {}
         self.chunks: list[Chunk] = []

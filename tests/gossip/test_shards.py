@@ -1,5 +1,6 @@
 """The asynchronous engine where the learners of a super-learner hold shards."""
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
+from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import ThreadTransport
@@ -17,6 +19,7 @@ from tests.helpers import (
     random_rows,
     running,
     together,
+    until,
 )
 
 pytestmark = pytest.mark.usefixtures("engine_device")
@@ -100,3 +103,37 @@ def test_all_shards_of_a_super_learner_go_on_from_one_peer_at_one_step() -> None
             reloads = together([lambda g=gossip: step(g) for gossip in everyone])
     assert reloads == [0, 0, 1, 1, 0, 0]
     assert values_of(learners).isfinite().all()
+
+
+def test_a_learner_takes_at_most_a_third_of_its_shards_beside_the_changes() -> None:
+    """All tensors of two learners who exchange, but for their weights."""
+    elements = 96 << 15
+    shards = [[torch.zeros(elements // 4) for _ in range(4)] for _ in range(2)]
+    before = memory_of_tensors()
+    schedule = Schedule(find_topology("complete"), 2)
+    options = GossipOptions(timeout=PATIENCE, chunk_elements=elements // 96)
+    gossips = [
+        Gossip(
+            shards[transport.index],
+            transport,
+            SuperLearnerGroup(),
+            Members.fixed(schedule, transport.index),
+            options,
+        )
+        for transport in ThreadTransport.connect(2)
+    ]
+    with running(gossips):
+        for _ in range(4):
+            for gossip in gossips:
+                gossip.before_update()
+                gossip.after_update()
+            until(lambda: gossips[0].statistics().exchanges > 0, "an exchange")
+        taken = memory_of_tensors() - before
+    assert 1.0 <= taken / (2 * 4 * elements) <= 1.3
+
+
+def memory_of_tensors() -> int:
+    """Bytes of all tensors of this process, those that share memory once."""
+    tensors = [one for one in gc.get_objects() if type(one) is Tensor]
+    storages = [tensor.untyped_storage() for tensor in tensors if not tensor.is_meta]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
