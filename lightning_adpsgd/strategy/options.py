@@ -69,6 +69,7 @@ class HADPSGDOptions(_DDPStrategy):
         mixing_gain: float = 1.0,
         gossip_every: int = 1,
         wire_dtype: torch.dtype | None = None,
+        max_wait: float | None = None,
         link_budget: float | None = None,
         cpu_share: float = 0.01,
         work_sharing: bool | None = None,
@@ -79,7 +80,6 @@ class HADPSGDOptions(_DDPStrategy):
         timeout: timedelta | float | None = None,
         max_staleness: int | None = None,
         max_reloads: int | None = 3,
-        max_wait: float | None = None,
         **ddp: Any,
     ) -> None:
         """Sets the strategy up; nothing communicates before training.

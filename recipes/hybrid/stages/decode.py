@@ -11,26 +11,27 @@ import torch
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.recognition.recognise import recognise
-from recipes.hybrid.recognition.scorers import network
+from recipes.hybrid.recognition.scorers import NetworkScorer, network
 from recipes.hybrid.training.saving import BEST, best_is_another
 
 
 def decode(settings: Settings, output: Path) -> None:
     """Recognises dev and the test sets with the network of `settings.run`."""
+    trained = settings.directory("train")
+    scorer = network(trained / "model.ckpt")
     _check_outputs(settings)
     if settings.decode.nbest and not settings.lm.large_order:
         raise StageError("`decode.nbest` needs a larger model: set `lm.large_order`")
-    trained = settings.directory("train")
-    _recognise(settings, output, trained / "model.ckpt")
+    _recognise(settings, output, scorer)
     if settings.decode.best_epoch and best_is_another(trained):
         print("  the epoch with the lowest held-out loss:", flush=True)
         (output / BEST).mkdir(exist_ok=True)
-        _recognise(settings, output / BEST, trained / "best.ckpt")
+        _recognise(settings, output / BEST, network(trained / "best.ckpt"))
 
 
-def _recognise(settings: Settings, output: Path, model: Path) -> None:
+def _recognise(settings: Settings, output: Path, scorer: NetworkScorer) -> None:
     scales, nbest = settings.decode.acoustic_scales, settings.decode.nbest
-    recognise(settings, output, network(model), scales, nbest=nbest)
+    recognise(settings, output, scorer, scales, nbest=nbest)
 
 
 def _check_outputs(settings: Settings) -> None:
