@@ -74,11 +74,19 @@ def _transcribe(recogniser: "Recogniser", path: Path, style: str) -> None:
     sides: dict[str, list[TimedWord]] = {
         channel_name(number): [] for number in range(sound.num_channels)
     }
+    before = recogniser.num_poor
     for said in recogniser.transcribe(path):
         name = channel_name(said.channel)
         sides[name].append(said.timed)
         if style == "ctm":
             print(ctm_line(path.stem, name, said.timed), flush=True)
+    if poor := recogniser.num_poor - before:
+        print(
+            f"{path}: {poor} stretches of sound have no words, because they fit the "
+            f"model worse than {recogniser.least_fit:.2f}: noise, or speech unlike "
+            "that of the training; `--least-fit -1000` keeps their words",
+            file=sys.stderr,
+        )
     if style == "json":
         for name, words in sides.items():
             print(json_line(f"{path.stem} {name}", words), flush=True)

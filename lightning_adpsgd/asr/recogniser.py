@@ -354,6 +354,16 @@ class Recogniser:
         least_fit = next(float(fit) for fit in chosen if fit is not None)
         self._search = ConfidentSearch(decoder, least_fit)
 
+    @property
+    def least_fit(self) -> float:
+        """Fit of a stretch of sound below which it has no words."""
+        return self._search.least_fit
+
+    @property
+    def num_poor(self) -> int:
+        """How many stretches of sound have lost their words so, in all files so far."""
+        return self._search.num_poor
+
     def transcribe(self, path: Path) -> Iterator[SaidWord]:
         """The words of a sound file, channel by channel, as they are found.
 

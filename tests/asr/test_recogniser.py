@@ -163,7 +163,9 @@ def test_segments_that_fit_worse_than_on_dev_say_nothing(parts, call, tmp_path):
 def test_words_of_noise_are_kept_where_that_is_asked_for(exported, call, capsys):
     command = ["transcribe", str(call), "--model", str(exported)]
     assert main([*command, "--least-fit", "0"]) == 0
-    assert capsys.readouterr().out == ""
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert "have no words, because they fit the model worse than 0.00" in found.err
     assert main([*command, "--least-fit", "-1000"]) == 0
     assert capsys.readouterr().out
 

@@ -483,16 +483,22 @@ class ConfidentSearch:
     Args:
         decoder: The search that it makes use of.
         least_fit: Hypotheses that fit worse have no words.
+
+    Attributes:
+        num_poor: how many hypotheses had words and lost them so.
     """
 
     def __init__(self, decoder: GraphDecoder, least_fit: float = float("-inf")) -> None:
-        self._decoder, self._least_fit = decoder, least_fit
+        self._decoder, self.least_fit = decoder, least_fit
+        self.num_poor = 0
 
     def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
         """The most likely words, as of `Search.decode`."""
         found = self._decoder.decode_confidently(log_likelihoods, acoustic_scale)
-        is_poor = found.fit is not None and found.fit < self._least_fit
-        return found._replace(words=()) if is_poor else found
+        if found.fit is None or found.fit >= self.least_fit:
+            return found
+        self.num_poor += bool(found.words)
+        return found._replace(words=())
 
 
 def write_graph(graph: kaldifst.StdVectorFst, path: str | Path) -> None:
