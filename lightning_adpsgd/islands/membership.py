@@ -195,18 +195,19 @@ class Membership:
     # --- the thread
 
     def _work(self) -> None:
-        while not self._ending:
+        goes_on = True
+        while goes_on and not self._ending:
             goes_on = self._service.take(self._take_turn)
             with self._state:
                 self._num_turns += 1
                 self._state.notify_all()
-                if not goes_on:
-                    return
                 is_fine = not (self.outage or self._service.has_just_failed)
                 has_more = (self._wanted and not self._was_in) or bool(self._dead)
-                if not (self._ending or (is_fine and has_more)):
+                if goes_on and not (self._ending or (is_fine and has_more)):
                     self._rest()
-        self._service.take(self._say_goodbye)
+        if goes_on:
+            self._service.take(self._say_goodbye)
+        self._rendezvous.close()
 
     def _take_turn(self) -> None:
         self._began = time.monotonic(), self._steps()
@@ -374,7 +375,6 @@ class Membership:
                 self._rendezvous.ask(leave)
         except RendezvousUnreachable:
             _log.info("left without a goodbye: the rendezvous is unreachable")
-        self._rendezvous.close()
 
     def _change(
         self,

@@ -9,7 +9,7 @@ import pytest
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.islands.service import MOST_ERRORS, Service
-from tests.helpers import PATIENCE_S, random_rows, until
+from tests.helpers import PATIENCE_S, engine_threads, random_rows, until
 from tests.islands.archipelago import archipelago, rendezvous
 
 
@@ -86,6 +86,7 @@ def test_a_membership_that_fails_on_and_on_ends_its_learner_loudly(
         until(has_ended, "the end")
         with pytest.raises(RuntimeError, match="keeps the member list has failed 20"):
             one.step()
+    until(lambda: engine_threads() == [], "the end of all threads")
 
 
 @pytest.mark.parametrize("beat", ["", "nonsense", "1", "1 x", "-1 5", "9" * 999 + " 1"])
