@@ -6,10 +6,8 @@ started again, and the cable is pulled out and put in again. The ring is closed 
 every survivor has said at a step that it knows of so many and no more.
 """
 
-import multiprocessing
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,9 +19,9 @@ import torch
 from benchmarks import hosts, soak, step_journal
 from benchmarks.hosts import Hosts
 from benchmarks.killable import Crowd, Killable
+from benchmarks.meeting_place import meeting_place
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
-from lightning_adpsgd.islands import rendezvous
 
 LEARNERS, PORT = 6, 29_800
 HALVES = range(3), range(3, LEARNERS)  # of the first host, and of the second
@@ -150,7 +148,7 @@ def islands() -> Iterator[Archipelago]:
     """All of them on one ring; ended in the end."""
     with hosts.emulated(2) as two, tempfile.TemporaryDirectory() as name:
         begin, folder = time.monotonic(), Path(name)
-        with meeting_place(two):
+        with meeting_place(two, PORT):
             first = Killable(0, LEARNERS, 0, PORT, folder, begin + 1e6)
             crowd = Crowd(partial(live, two), first)
             try:
@@ -159,24 +157,6 @@ def islands() -> Iterator[Archipelago]:
                 yield made
             finally:
                 crowd.kill_all()
-
-
-@contextmanager
-def meeting_place(two: Hosts) -> Iterator[None]:
-    """The rendezvous, on the first host."""
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=serve, args=(two,), daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        process.kill()
-        process.join()
-
-
-def serve(two: Hosts) -> None:
-    two.enter(0)
-    rendezvous.serve(two.addresses[0], PORT, threading.Event())
 
 
 def live(two: Hosts, life: Killable) -> None:

@@ -5,6 +5,7 @@ import math
 import re
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -16,12 +17,18 @@ from torch import Tensor
 from benchmarks import learners
 from benchmarks.hosts import Hosts
 from benchmarks.learners import LearnersFailed, Place
+from benchmarks.meeting_place import meeting_place
 from benchmarks.racing import entrants
 from benchmarks.racing.columns import COLUMNS, FAST, KILL, NUM_HOSTS
 from benchmarks.racing.course import Finish, Heat
-from benchmarks.racing.entrants import AT_THE_END, ENTRANTS, FLOOR, SHORTEST_PERIOD
+from benchmarks.racing.entrants import (
+    AT_THE_END,
+    ENTRANTS,
+    FLOOR,
+    ISLANDS_PORT,
+    SHORTEST_PERIOD,
+)
 from benchmarks.racing.problems import PROBLEMS, STEP_S, TO_CHOOSE_BY, TO_REPORT
-from benchmarks.racing.rendezvous import around
 from lightning_adpsgd.files import write_json
 
 Role = Literal["calibrate", "choose", "report"]
@@ -196,7 +203,10 @@ class Track:
             return entrants.run(run.cell.entrant, place, heat)
 
         limit_s = 2 * run.seconds + PATIENCE_S
-        with around(self._hosts, heat.victim is not None and run.cell.entrant.is_ours):
+        # Where one is killed, learners of this package are islands.
+        are_islands = heat.victim is not None and run.cell.entrant.is_ours
+        meeting = meeting_place(self._hosts, ISLANDS_PORT)
+        with meeting if are_islands else nullcontext():
             return learners.run(program, NUM_HOSTS, limit_s, self._hosts)
 
     def _floor(self, run: Run) -> Result:

@@ -441,7 +441,6 @@ class Merging:
     @torch.no_grad()
     def merge_all(self) -> None:
         """Merges all that was averaged; no exchange is under way."""
-        self.finish()
         self._merge_all(Votes())
         self._count()
 

@@ -12,14 +12,16 @@ at once, and only the votes go around.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_adpsgd.coordination.failures import SuperLearnerBroken
 from lightning_adpsgd.weights.flat import shard
@@ -32,6 +34,8 @@ from lightning_adpsgd.weights.streams import (
     to_host,
 )
 from lightning_adpsgd.weights.worker import BackgroundWorker, InlineWorker
+
+T = TypeVar("T")
 
 
 class SuperLearnerGroup:
@@ -115,15 +119,14 @@ def gather_shards(
             own.copy_(values)
 
 
-class ShardGather:
-    """Takes what the shards received and merges it later, in all learners of a node.
+class MergeTogether(ABC, Generic[T]):
+    """How the learners of a node merge: what they share meanwhile, and wait for.
 
     `begin` and `finish` belong to the training thread. The collectives of the node run
     in a thread of their own, in the same order in all its learners. They are Gloo's, on
     the host: a second communicator of NCCL beside that of the gradients may deadlock.
 
     Args:
-        vectors: w, whole and real.
         replica: x and d of this learner's shards.
         node: learners of the super-learner.
         timeout: longest wait for each collective.
@@ -136,6 +139,57 @@ class ShardGather:
             same in all of them.
     """
 
+    steps_late: int
+
+    def __init__(
+        self,
+        replica: Replica,
+        node: SuperLearnerGroup,
+        timeout: timedelta,
+        worker: BackgroundWorker | InlineWorker | None = None,
+    ) -> None:
+        self._replica, self._node, self._timeout = replica, node, timeout
+        self.seconds, self.agreed = 0.0, _NOTHING
+        self._worker = worker or BackgroundWorker("adpsgd-node", replica.device)
+        self._sharing: Future[T] | None = None
+
+    @abstractmethod
+    def begin(self, votes: Votes = _NOTHING) -> None:
+        """Starts to share what the learners must know of one another."""
+
+    @abstractmethod
+    def finish(self) -> bool:
+        """Waits for what `begin` started, and merges; whether there was any."""
+
+    def merge_all(self, votes: Votes = _NOTHING) -> None:
+        """Merges all that was averaged, in all learners; no exchange is under way."""
+        self.finish()
+        self.begin(votes)
+        self.finish()
+
+    def stop(self, seconds: float) -> None:
+        """Ends the thread, or leaves it behind after this time."""
+        self._worker.stop(seconds)
+
+    def _shared(self) -> T | None:
+        """What `begin` has started to share; None: nothing."""
+        if self._sharing is None:
+            return None
+        begin = time.perf_counter()
+        shared = self._sharing.result()
+        self.seconds += time.perf_counter() - begin
+        self._sharing = None
+        return shared
+
+
+class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
+    """Takes what the shards received and merges it later, in all learners of a node.
+
+    Args:
+        vectors: w, whole and real.
+        replica, node, timeout, worker: as in `MergeTogether`.
+    """
+
     steps_late = 1
 
     def __init__(
@@ -146,10 +200,7 @@ class ShardGather:
         timeout: timedelta,
         worker: BackgroundWorker | InlineWorker | None = None,
     ) -> None:
-        self._replica, self._node, self._timeout = replica, node, timeout
-        self.seconds, self.agreed = 0.0, _NOTHING
-        self._worker = worker or BackgroundWorker("adpsgd-node", replica.device)
-        self._sharing: Future[tuple[list[_Changed], Votes]] | None = None
+        super().__init__(replica, node, timeout, worker)
         self._taken, self._arrived = Mark(replica.device), Mark(replica.device)
         self._mine = [_zeros_like(chunk, replica.device) for chunk in replica.chunks]
         of_shards = (
@@ -170,34 +221,23 @@ class ShardGather:
             for chunk, mine in zip(replica.chunks, self._mine, strict=True)
         ]
 
+    @override
     def begin(self, votes: Votes = _NOTHING) -> None:
         """Takes d of the changed chunks and starts to share it."""
         taken = self._replica.take([change.here for change in self._mine])
         self._taken.set()
         self._sharing = self._worker.submit(lambda: self._share_all(taken, votes))
 
+    @override
     def finish(self) -> bool:
         """Waits for what `begin` started and adds it to w; whether there was any."""
-        if self._sharing is None:
+        if (shared := self._shared()) is None:
             return False
-        begin = time.perf_counter()
-        changed, self.agreed = self._sharing.result()
-        self.seconds += time.perf_counter() - begin
-        self._sharing = None
+        changed, self.agreed = shared
         self._arrived.follow()
         for number, owner in changed:
             self._add(number, owner)
         return bool(changed)
-
-    def merge_all(self, votes: Votes = _NOTHING) -> None:
-        """Merges all that was averaged, in all learners; no exchange is under way."""
-        self.finish()
-        self.begin(votes)
-        self.finish()
-
-    def stop(self, seconds: float) -> None:
-        """Ends the thread, or leaves it behind after this time."""
-        self._worker.stop(seconds)
 
     def _share_all(
         self, taken: list[int], votes: Votes
@@ -233,59 +273,30 @@ class ShardGather:
             weights.add_(change.here)
 
 
-class ShardMerge:
+class ShardMerge(MergeTogether[Votes]):
     """Merges what the shards of a learner received, and counts the votes of all.
 
-    Called as `ShardGather` is. A learner that holds no other shards merges its own at
-    once: the next forward gathers them as they are.
-
-    Args:
-        replica: x and d of this learner's shards.
-        node: learners of the super-learner.
-        timeout: longest wait for each collective.
-        worker: what runs the collectives; None: a thread of its own.
-
-    Attributes:
-        steps_late, seconds, agreed: as in `ShardGather`.
+    A learner that holds no other shards merges its own at once: the next forward
+    gathers them as they are.
     """
 
     steps_late = 0
 
-    def __init__(
-        self,
-        replica: Replica,
-        node: SuperLearnerGroup,
-        timeout: timedelta,
-        worker: BackgroundWorker | InlineWorker | None = None,
-    ) -> None:
-        self._replica, self._node, self._timeout = replica, node, timeout
-        self.seconds, self.agreed = 0.0, _NOTHING
-        self._worker = worker or BackgroundWorker("adpsgd-node", replica.device)
-        self._counting: Future[Votes] | None = None
-
+    @override
     def begin(self, votes: Votes = _NOTHING) -> None:
         """Starts to count votes."""
-        self._counting = self._worker.submit(lambda: self._count(votes))
+        self._sharing = self._worker.submit(lambda: self._count(votes))
 
+    @override
     def finish(self) -> bool:
         """Waits for the votes that `begin` gave, and merges; whether there was any."""
-        if self._counting is not None:
-            begin = time.perf_counter()
-            counting, self._counting = self._counting, None
-            self.agreed = counting.result()
-            self.seconds += time.perf_counter() - begin
+        self.agreed = self._shared() or self.agreed
         return self._replica.merge()
 
+    @override
     def merge_all(self, votes: Votes = _NOTHING) -> None:
-        """Merges all that was averaged; no exchange is under way."""
-        self.finish()
-        self.begin(votes)
-        self.finish()
+        super().merge_all(votes)
         self._replica.merge_all()
-
-    def stop(self, seconds: float) -> None:
-        """Ends the thread, or leaves it behind after this time."""
-        self._worker.stop(seconds)
 
     def _count(self, votes: Votes) -> Votes:
         flags = torch.tensor(votes, dtype=torch.uint8, device="cpu")
