@@ -172,6 +172,7 @@ ENTRANTS: Mapping[str, Entrant] = {
     "adpsgd_random, int8": ours(topology="random_ring", wire_dtype=torch.int8),
     "adpsgd_random, bf16": ours(topology="random_ring", wire_dtype=torch.bfloat16),
     "adpsgd_random, cpu_share=1": ours(topology="random_ring", cpu_share=1.0),
+    "rdpsgd": ours(topology="complete", communication="ready_pairs"),
     "ddp": Entrant(in_loop(loops.ddp())),
     "ddp, bf16": Entrant(in_loop(loops.ddp(loops.with_bf16))),
     "ddp, PowerSGD": Entrant(
