@@ -48,12 +48,21 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
 _DIALS: tuple[tuple[str, Callable[[str], object], str], ...] = (
-    ("algorithms", _names, f"default {','.join(ALGORITHMS)}; also {','.join(EXTRA)}"),
+    (
+        "algorithms",
+        _names,
+        f"default {','.join(ALGORITHMS)}; also rdpsgd, {','.join(EXTRA)}; "
+        "+clip at the end of a name searches a norm too",
+    ),
     ("baseline_batch", int, "global batch of SSGD that all are compared with"),
     ("batches", _numbers, "global batches, 128,256 say"),
     ("seeds", int, "how many"),
@@ -62,7 +71,11 @@ _DIALS: tuple[tuple[str, Callable[[str], object], str], ...] = (
     ("num_learners", int, "of each algorithm"),
     ("epochs", int, "passes over the samples"),
     ("warmup_epochs", float, "of them"),
-    ("gradient_clip", float, "largest norm of a gradient"),
+    ("rise", int, "peak rate over the first; 1: no warm-up"),
+    ("min_clip", float, "lowest norm of clipped algorithms"),
+    ("max_clip", float, "highest norm of clipped algorithms"),
+    ("decay", float, "of the rate, an epoch"),
+    ("margins", _rates, "parts by which a loss may be larger, 0.1,0.2 say"),
     ("mixing_gain", float, "part of each average that is taken, if asynchronous"),
     ("exchange", float, "time for the weights to cross a link, in steps"),
     ("spread", float, "of the logarithm of the time of a step"),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lightning_adpsgd import VirtualCluster
 from lightning_adpsgd.virtual.report import Point
-from recipes.batch_size.settings import CLASSIFIER, Cell, Run, Settings
+from recipes.batch_size.settings import CLASSIFIER, Cell, Run, Setting, Settings
 from recipes.batch_size.training import make_cluster, schedule_of
 from recipes.batch_size.workloads import Samples, Workload, batches_of, classifier
 
@@ -79,7 +79,7 @@ def shares_of(run: Run, workload: Workload, settings: Settings) -> Shares:
         batches_of(workload.train, run.cell.batch, cluster.num_learners, run.seed),
         samples,
         lr_schedule=schedule_of(run, corpus, settings).rate,
-        evaluate=lambda model: float(workload.loss(model, workload.held_out)),
+        evaluate=lambda model: float(workload.loss(model, workload.to_report)),
         every_samples=samples // settings.points,
         on_point=look,
     )
@@ -94,7 +94,10 @@ def table(workload: Workload, settings: Settings) -> str:
     ]
     for batch, step in STEPS.items():
         for name in ALGORITHMS:
-            runs = [Run(Cell(name, batch), step, s) for s in range(settings.seeds)]
+            runs = [
+                Run(Cell(name, batch), Setting(step), seed)
+                for seed in range(settings.seeds)
+            ]
             found = [shares_of(run, workload, settings) for run in runs]
             figures = " | ".join(map(_spread, zip(*found, strict=True)))
             lines.append(f"| {batch} | {name} | {figures} |")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from recipes.batch_size.search import Best
-from recipes.batch_size.settings import BASELINE, Cell
+from recipes.batch_size.settings import Cell
 
 
 class Limit(NamedTuple):
@@ -55,55 +55,61 @@ def limit(curve: Mapping[int, float], largest_loss: float) -> Limit:
 
 
 def limits(
-    bests: Mapping[Cell, Best], baseline: Cell, margin: float, seeds: Sequence[int]
+    bests: Mapping[Cell, Best], batch: int, margin: float, seeds: Sequence[int]
 ) -> dict[str, Limit]:
     """The limit of each algorithm, its losses the means over these seeds.
 
+    The loss that may be exceeded by the margin is SSGD's at the baseline's batch,
+    clipped where the algorithm is.
+
     Args:
-        bests: cells, each at its best learning rate.
-        baseline: cell whose loss may be exceeded by the margin.
+        bests: cells, each at its best setting.
+        batch: the baseline's.
         margin: 0.05 for 5 %.
         seeds: seeds, each as often as it counts.
     """
-    largest_loss = (1 + margin) * _mean(bests[baseline], seeds)
     curves: dict[str, dict[int, float]] = {}
     for cell, best in bests.items():
         curves.setdefault(cell.algorithm, {})[cell.batch] = _mean(best, seeds)
-    return {name: limit(curve, largest_loss) for name, curve in curves.items()}
+    largest = {
+        name: (1 + margin) * _mean(bests[Cell(Cell(name, 0).control, batch)], seeds)
+        for name in curves
+    }
+    return {name: limit(curve, largest[name]) for name, curve in curves.items()}
 
 
 def ratio(
     bests: Mapping[Cell, Best],
-    baseline: Cell,
+    batch: int,
     margin: float,
     algorithm: str,
     draws: int = 1000,
 ) -> Interval:
-    """An algorithm's limit over SSGD's, with its interval.
+    """An algorithm's limit over that of SSGD, clipped as it is, with its interval.
 
     Args:
-        bests: cells, each at its best learning rate.
-        baseline: cell whose loss may be exceeded by the margin.
+        bests: cells, each at its best setting.
+        batch: the baseline's.
         margin: 0.05 for 5 %.
         algorithm: algorithm whose limit is estimated.
         draws: number of draws of the bootstrap.
     """
-    seeds = sorted(bests[baseline].losses)
+    seeds = sorted(bests[Cell(Cell(algorithm, 0).control, batch)].losses)
     dice = np.random.default_rng(0)
     drawn = [
         _ratio(
-            limits(bests, baseline, margin, list(dice.choice(seeds, len(seeds)))),
+            limits(bests, batch, margin, list(dice.choice(seeds, len(seeds)))),
             algorithm,
         )
         for _ in range(draws)
     ]
-    value = _ratio(limits(bests, baseline, margin, seeds), algorithm)
+    value = _ratio(limits(bests, batch, margin, seeds), algorithm)
     low, high = np.quantile(drawn, [0.025, 0.975])
     return Interval(value, float(low), float(high))
 
 
 def _ratio(found: Mapping[str, Limit], algorithm: str) -> float:
-    return found[algorithm].batch / found[BASELINE].batch
+    return found[algorithm].batch / found[Cell(algorithm, 0).control].batch
 
 
 def _mean(best: Best, seeds: Sequence[int]) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_adpsgd.files import written_whole
-from recipes.batch_size.settings import Cell, Run
+from recipes.batch_size.settings import Cell, Run, Setting
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class Outcome:
         seed: seed of the run.
         rate: peak learning rate.
         loss: held-out loss of the final consensus model; infinite after divergence.
+        choice: the same on the samples by which settings are chosen.
+        clip: step of the grid of norms; None: gradients are not clipped.
         diverged: reason why the run counts as diverged; empty otherwise.
         staleness: mean staleness of the merges, in optimizer steps.
         distance: largest relative consensus distance on the curve.
@@ -38,6 +40,8 @@ class Outcome:
     seed: int
     rate: float
     loss: float
+    choice: float
+    clip: int | None = None
     diverged: str = ""
     staleness: float = math.nan
     distance: float = math.nan
@@ -49,7 +53,8 @@ class Outcome:
     @property
     def run(self) -> Run:
         """The run that had this outcome."""
-        return Run(Cell(self.algorithm, self.batch), self.step, self.seed)
+        cell, setting = Cell(self.algorithm, self.batch), Setting(self.step, self.clip)
+        return Run(cell, setting, self.seed)
 
 
 def save(folder: Path, outcome: Outcome) -> None:
@@ -61,7 +66,9 @@ def save(folder: Path, outcome: Outcome) -> None:
 def load(folder: Path) -> list[Outcome]:
     """All that are in the folder, in the order of batch, algorithm, rate, seed."""
     outcomes = [_from_json(path) for path in folder.glob("*.json")]
-    return sorted(outcomes, key=lambda o: (o.batch, o.algorithm, o.step, o.seed))
+    return sorted(
+        outcomes, key=lambda o: (o.batch, o.algorithm, o.clip or 0, o.step, o.seed)
+    )
 
 
 def write_table(path: Path, outcomes: Iterable[Outcome]) -> None:
@@ -111,6 +118,9 @@ def _from_text(row: dict[str, str]) -> Outcome:
         values[name] = float(row[name])
     for name in ("simulated_seconds", "wall_seconds"):
         values[name] = float(row[name])
+    # Sweeps of before chose by the samples that they reported, and did not clip.
+    values["choice"] = float(row.get("choice", row["loss"]))
+    values["clip"] = int(row["clip"]) if row.get("clip") else None
     values["samples"] = tuple(map(int, row["samples"].split()))
     values["losses"] = tuple(map(float, row["losses"].split()))
     return Outcome(**values)

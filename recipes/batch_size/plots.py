@@ -13,7 +13,7 @@ from matplotlib.ticker import NullLocator
 
 from recipes.batch_size.outcomes import Outcome
 from recipes.batch_size.search import Best
-from recipes.batch_size.settings import Cell
+from recipes.batch_size.settings import BASELINE, CLIPPED, Cell, without_clip
 from recipes.batch_size.sweep import Sweep
 
 # By algorithm: colour, dashes, marker.
@@ -25,7 +25,18 @@ STYLES = {
     "d1psgd": ("#009E73", ":", "v"),
     "hadpsgd": ("#CC79A7", "--", "P"),
     "sdpsgd_random": ("#56B4E9", "-.", "X"),
+    "sdpsgd_pairs": ("#56B4E9", "-", "<"),
+    "adpsgd_pairs": ("#0072B2", "--", ">"),
+    "rdpsgd": ("#F0E442", "-", "*"),
 }
+
+
+def style_of(algorithm: str) -> tuple[str, str, str]:
+    """Clipped algorithms have their colour, and dots of their own."""
+    colour, dash, marker = STYLES[without_clip(algorithm)]
+    return (
+        (colour, ":", marker) if algorithm.endswith(CLIPPED) else (colour, dash, marker)
+    )
 
 
 def loss_against_batch(sweep: Sweep, cells: Mapping[Cell, Best]) -> Figure:
@@ -57,13 +68,14 @@ def curves(sweep: Sweep, batch: int) -> Figure:
     for algorithm in sweep.settings.algorithms:
         cell = Cell(algorithm, batch)
         if cell in sweep.bests:
-            _draw_curve(axes, algorithm, sweep.at_best_rate(cell))
+            _draw_curve(axes, algorithm, sweep.at_best_setting(cell))
     axes.legend(frameon=False)
     return figure
 
 
 def _draw_margins(axes: Axes, sweep: Sweep) -> None:
-    loss = sweep.bests[sweep.baseline].mean
+    baseline = Cell(BASELINE, sweep.settings.baseline_batch)
+    loss = sweep.bests[baseline].mean
     for margin in (0.0, *sweep.settings.margins):
         axes.axhline(loss * (1 + margin), color="#888888", linewidth=0.8, alpha=0.7)
         text = f"+{margin:.0%}" if margin else "baseline"
@@ -109,7 +121,7 @@ def _name_diverged(axes: Axes, cells: Mapping[Cell, Best]) -> None:
 def _draw_spread(
     axes: Axes, algorithm: str, points: Sequence[tuple[int, Best]]
 ) -> None:
-    colour, dash, marker = STYLES[algorithm]
+    colour, dash, marker = style_of(algorithm)
     means = [best.mean for _, best in points]
     below = [best.mean - min(best.losses.values()) for _, best in points]
     above = [max(best.losses.values()) - best.mean for _, best in points]
@@ -128,7 +140,7 @@ def _draw_spread(
 
 def _draw_curve(axes: Axes, algorithm: str, outcomes: Sequence[Outcome]) -> None:
     """The mean over the seeds, and their range as a band."""
-    colour, dash, marker = STYLES[algorithm]
+    colour, dash, marker = style_of(algorithm)
     rows = list(zip(*(outcome.losses for outcome in outcomes), strict=False))
     samples = outcomes[0].samples[: len(rows)]
     means = [sum(row) / len(row) for row in rows]

@@ -7,7 +7,7 @@ from recipes.batch_size import plots
 from recipes.batch_size.limits import Limit, limits, ratio
 from recipes.batch_size.outcomes import write_whole
 from recipes.batch_size.search import Best
-from recipes.batch_size.settings import BASELINE, Cell, Settings
+from recipes.batch_size.settings import CLIPPED, Cell, Setting, Settings
 from recipes.batch_size.sweep import Sweep
 from recipes.batch_size.workloads import Workload
 from recipes.hybrid.pipeline.provenance import provenance
@@ -56,12 +56,14 @@ def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
 
 _READING = """\
 Losses are held-out cross-entropies of the consensus model, mean [least, greatest] over
-the seeds, at the learning rate after the @, which was best for that algorithm and
-batch; `!` marks a best rate at an edge of the grid, "diverged" a cell in which some
-seed did at every rate. A limit is the batch at which the mean loss over the seeds
-leaves the margin above the baseline's, linear in the logarithm of the batch between two
-that were trained; `>=` where it never does, `<` where the smallest batch already has.
-The ratio is that to SSGD's limit, with the central 95 % of a bootstrap over seeds."""
+the seeds, at the learning rate and norm after the @, which were best for that algorithm
+and batch on other held-out samples; `!` marks a best setting at an edge of the grid,
+"diverged" a cell in which some seed did at every rate. A limit is the batch at which
+the mean loss over the seeds leaves the margin above the baseline's, linear in the
+logarithm of the batch between two that were trained; `>=` where it never does, `<`
+where the smallest batch already has. The baseline of clipped algorithms (`+clip`) is
+clipped SSGD. The ratio is that to SSGD's limit, clipped as the algorithm is, with the
+central 95 % of a bootstrap over seeds."""
 
 
 def loss_table(sweep: Sweep, cells: Mapping[Cell, Best]) -> str:
@@ -98,20 +100,20 @@ def limit_table(sweep: Sweep, cells: Mapping[Cell, Best]) -> str:
 def _limit(
     sweep: Sweep, cells: Mapping[Cell, Best], algorithm: str, margin: float
 ) -> tuple[str, str]:
-    baseline, seeds = sweep.baseline, range(sweep.settings.seeds)
-    found = limits(cells, baseline, margin, seeds)
+    batch, control = sweep.settings.baseline_batch, Cell(algorithm, 0).control
+    found = limits(cells, batch, margin, range(sweep.settings.seeds))
     if algorithm not in found:
         return "", ""
-    if algorithm == BASELINE:
+    if algorithm == control:
         return _bound(found[algorithm]), "1"
-    if not found[algorithm].batch or not found[BASELINE].batch:
+    if not found[algorithm].batch or not found[control].batch:
         smallest = min(cell.batch for cell in cells if cell.algorithm == algorithm)
         return f"< {smallest}", ""
     bound = _bound(found[algorithm])
-    if found[algorithm].open and found[BASELINE].open:
+    if found[algorithm].open and found[control].open:
         return bound, ""
-    interval = ratio(cells, baseline, margin, algorithm)
-    sign = ">= " * found[algorithm].open + "<= " * found[BASELINE].open
+    interval = ratio(cells, batch, margin, algorithm)
+    sign = ">= " * found[algorithm].open + "<= " * found[control].open
     return (
         bound,
         f"{sign}{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]",
@@ -127,9 +129,15 @@ def _loss(best: Best | None) -> str:
         return ""
     losses = best.losses.values()
     if max(losses) == float("inf"):
-        return f"diverged @ {best.rate:.3g}"
+        return f"diverged @ {_setting(best.setting)}"
     spread = f"[{min(losses):.3f}, {max(losses):.3f}]"
-    return f"{best.mean:.3f} {spread} @ {best.rate:.3g}{'!' if best.at_edge else ''}"
+    edge = "!" if best.at_edge else ""
+    return f"{best.mean:.3f} {spread} @ {_setting(best.setting)}{edge}"
+
+
+def _setting(setting: Setting) -> str:
+    clipped = "" if setting.norm is None else f", clip {setting.norm:.3g}"
+    return f"{setting.rate:.3g}{clipped}"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:
@@ -162,7 +170,8 @@ def _schedule(settings: Settings) -> str:
     return (
         f"{settings.epochs} epochs; from 1/{settings.rise} of the peak rate to all of "
         f"it in {settings.warmup_epochs:g}, then x {settings.decay:.3g} per epoch; "
-        f"momentum 0; gradient clip {settings.gradient_clip}"
+        f"momentum 0; clipped at norms from {settings.min_clip:g} to "
+        f"{settings.max_clip:g} where a name ends in {CLIPPED}"
     )
 
 

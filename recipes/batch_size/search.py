@@ -1,11 +1,11 @@
-"""Which run is next: the best learning rate of each cell, then all seeds around it.
+"""Which run is next: the best setting of each cell, then all seeds around it.
 
-A cell (an algorithm at a batch) begins at one learning rate and one seed and goes on
-until the best rate of those tried has both its neighbours of the grid tried and, like
-those of its neighbours that are close behind, all seeds. The papers' own rule is
-trained too: a rate in proportion to the batch, from the baseline's best. Nothing but
-the outcomes decides what is next, so that a sweep which was interrupted goes on as if
-it had not been.
+A cell (an algorithm at a batch) begins at one setting and one seed and goes on until
+the best of those tried has all its neighbours of the grid tried and, like those of
+other rates that are close behind, all seeds. Settings are chosen by held-out samples
+other than those whose loss is reported. The papers' own rule is trained too: a rate in
+proportion to the batch, from the baseline's best. Nothing but the outcomes decides what
+is next, so that a sweep which was interrupted goes on as if it had not been.
 """
 
 import math
@@ -14,134 +14,179 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from recipes.batch_size.outcomes import Outcome
-from recipes.batch_size.settings import BASELINE, Cell, Run, Settings
+from recipes.batch_size.settings import Cell, Run, Setting, Settings
 
-Losses = dict[int, dict[int, float]]
-"""Losses of one cell, by step of the grid and by seed."""
+
+class Score(NamedTuple):
+    """What a run reached on both halves of the held-out samples.
+
+    Attributes:
+        choice: loss by which settings are chosen; infinite where the run diverged.
+        loss: loss that is reported.
+    """
+
+    choice: float
+    loss: float
+
+
+Scores = dict[Setting, dict[int, Score]]
+"""Those of one cell, by setting and by seed."""
 
 # A neighbour whose loss is larger than this times the best is not trained further.
 _CLOSE = 1.03
 
 
 class Best(NamedTuple):
-    """A cell at its best learning rate.
+    """A cell at its best setting.
 
     Attributes:
-        step: step of the grid.
+        setting: point of the grid.
         losses: loss by seed; infinite where a run diverged.
-        at_edge: whether the grid ends there, so that a better rate may lie beyond it.
+        at_edge: whether the grid ends there, so that a better one may lie beyond it.
     """
 
-    step: int
+    setting: Setting
     losses: Mapping[int, float]
     at_edge: bool
 
     @property
-    def rate(self) -> float:
-        """Peak learning rate."""
-        return 2 ** (self.step / 2)
-
-    @property
     def mean(self) -> float:
         """Loss, mean over the seeds; infinite if one of them diverged."""
-        return _mean(self.losses)
+        return sum(self.losses.values()) / len(self.losses)
 
 
-def by_cell(outcomes: Iterable[Outcome]) -> dict[Cell, Losses]:
-    """The losses of all runs."""
-    cells: dict[Cell, Losses] = defaultdict(dict)
+def by_cell(outcomes: Iterable[Outcome]) -> dict[Cell, Scores]:
+    """The scores of all runs."""
+    cells: dict[Cell, Scores] = defaultdict(dict)
     for outcome in outcomes:
-        losses = cells[outcome.run.cell].setdefault(outcome.step, {})
-        losses[outcome.seed] = math.inf if outcome.diverged else outcome.loss
+        run = outcome.run
+        score = Score(outcome.choice, outcome.loss)
+        if outcome.diverged:
+            score = Score(math.inf, math.inf)
+        cells[run.cell].setdefault(run.setting, {})[run.seed] = score
     return dict(cells)
 
 
-def missing(cell: Cell, cells: Mapping[Cell, Losses], settings: Settings) -> list[Run]:
+def missing(cell: Cell, cells: Mapping[Cell, Scores], settings: Settings) -> list[Run]:
     """Runs that a cell needs next, given those of all cells so far; none: finished."""
-    losses, grid = cells.get(cell, {}), settings.grid
-    if not losses:
-        return [Run(cell, first_step(cell, cells, settings), 0)]
-    best = _best_step(losses)
-    around = [step for step in (best, best + 1, best - 1) if step in grid]
-    untried = [Run(cell, step, 0) for step in around if step not in losses]
-    if untried:
-        return untried[:1]
-    close = [step for step in around if _is_close(losses[step], losses[best])]
+    scores = cells.get(cell, {})
+    if not scores:
+        return [Run(cell, first_setting(cell, cells, settings), 0)]
+    best = _best_setting(scores)
+    for setting in (best, *neighbours(best, settings)):
+        if setting not in scores:
+            return [Run(cell, setting, 0)]
+    other_rates = [best._replace(step=best.step + by) for by in (1, -1)]
+    close = [s for s in other_rates if s in scores and _is_close(scores, s, best)]
     todo = [
-        Run(cell, step, seed)
-        for step in close
+        Run(cell, setting, seed)
+        for setting in (best, *close)
         for seed in range(settings.seeds)
-        if seed not in losses[step]
+        if seed not in scores[setting] and math.isfinite(_mean(scores[setting]))
     ]
     return todo or _by_the_rule(cell, cells, settings)
 
 
-def rule_step(
-    cell: Cell, cells: Mapping[Cell, Losses], settings: Settings
-) -> int | None:
-    """The rate that the papers' rule gives a cell: in proportion to the batch.
+def neighbours(setting: Setting, settings: Settings) -> list[Setting]:
+    """Settings one step away.
 
-    It starts from the baseline's best rate; none where the grid does not reach it.
+    Where the norm of most gradients is clipped, rate and norm count by their product
+    alone. So those on the diagonal, of the same product, are neighbours too.
     """
-    baseline = next(settings.cells())
-    best = best_of(cells[baseline], settings).step
-    step = best + round(2 * math.log2(cell.batch / baseline.batch))
-    return step if step in settings.grid else None
+    step, clip = setting
+    found = [Setting(step + 1, clip), Setting(step - 1, clip)]
+    if clip is not None:
+        found += [Setting(step + 2, clip - 1), Setting(step - 2, clip + 1)]
+        found += [Setting(step, clip - 1), Setting(step, clip + 1)]
+    return [s for s in found if s.step in settings.grid and _has_clip(s, settings)]
 
 
-def first_step(cell: Cell, cells: Mapping[Cell, Losses], settings: Settings) -> int:
+def rule_setting(
+    cell: Cell, cells: Mapping[Cell, Scores], settings: Settings
+) -> Setting | None:
+    """What the papers' rule gives a cell: a rate in proportion to the batch.
+
+    It starts from its baseline's best setting; none where the grid does not reach it.
+    """
+    baseline = Cell(cell.control, settings.baseline_batch)
+    best = best_of(cells[baseline], settings).setting
+    step = best.step + round(2 * math.log2(cell.batch / baseline.batch))
+    return best._replace(step=step) if step in settings.grid else None
+
+
+def first_setting(
+    cell: Cell, cells: Mapping[Cell, Scores], settings: Settings
+) -> Setting:
     """Where a cell begins: at what was best for the batch before it, or for SSGD."""
-    grid = settings.grid
-    batches = settings.all_batches
+    grid, batches = settings.grid, settings.all_batches
     before = batches[max(0, batches.index(cell.batch) - 1)]
     for other in (
         Cell(cell.algorithm, before),
-        Cell(BASELINE, cell.batch),
-        Cell(BASELINE, before),
+        Cell(cell.control, cell.batch),
+        Cell(cell.control, before),
     ):
         if other in cells:
-            return min(max(_best_step(cells[other]), grid[0]), grid[-1])
-    return grid[len(grid) // 2]
+            best = _best_setting(cells[other])
+            return best._replace(step=min(max(best.step, grid[0]), grid[-1]))
+    clips = settings.clips
+    return Setting(
+        grid[len(grid) // 2], clips[len(clips) // 2] if cell.is_clipped else None
+    )
 
 
-def best_of(losses: Losses, settings: Settings) -> Best:
-    """The rate with the least mean loss, of those that all seeds were trained at.
+def best_of(scores: Scores, settings: Settings) -> Best:
+    """The setting of the least mean, of those that all seeds were trained at.
 
-    A rate at which a seed diverged is worse than any at which none did.
+    A setting at which a seed diverged is worse than any at which none did.
     """
-    complete = {k: v for k, v in losses.items() if len(v) >= settings.seeds}
-    step = _best_step(complete or losses)
-    return Best(step, losses[step], step in (settings.grid[0], settings.grid[-1]))
+    complete = {k: v for k, v in scores.items() if len(v) >= settings.seeds}
+    setting = _best_setting(complete or scores)
+    losses = {seed: score.loss for seed, score in scores[setting].items()}
+    at_edge = setting.step in _ends(settings.grid) or (
+        setting.clip in _ends(settings.clips)
+    )
+    return Best(setting, losses, at_edge)
 
 
-def at_rule(cells: Mapping[Cell, Losses], settings: Settings) -> dict[Cell, Best]:
+def at_rule(cells: Mapping[Cell, Scores], settings: Settings) -> dict[Cell, Best]:
     """Each cell at the rate that the papers' rule gives it, where it was trained."""
-    steps = {cell: rule_step(cell, cells, settings) for cell in cells}
-    return {
-        cell: Best(step, cells[cell][step], at_edge=False)
-        for cell, step in steps.items()
-        if step is not None and len(cells[cell].get(step, {})) >= settings.seeds
-    }
+    found = {}
+    for cell, scores in cells.items():
+        setting = rule_setting(cell, cells, settings)
+        of_seeds = scores.get(setting, {}) if setting else {}
+        if setting and len(of_seeds) >= settings.seeds:
+            losses = {seed: score.loss for seed, score in of_seeds.items()}
+            found[cell] = Best(setting, losses, at_edge=False)
+    return found
 
 
 def _by_the_rule(
-    cell: Cell, cells: Mapping[Cell, Losses], settings: Settings
+    cell: Cell, cells: Mapping[Cell, Scores], settings: Settings
 ) -> list[Run]:
-    step = rule_step(cell, cells, settings)
-    if step is None:
+    setting = rule_setting(cell, cells, settings)
+    if setting is None:
         return []
-    done = cells[cell].get(step, {})
-    return [Run(cell, step, n) for n in range(settings.seeds) if n not in done]
+    done = cells[cell].get(setting, {})
+    return [Run(cell, setting, n) for n in range(settings.seeds) if n not in done]
 
 
-def _is_close(losses: Mapping[int, float], best: Mapping[int, float]) -> bool:
-    return math.isfinite(_mean(losses)) and _mean(losses) <= _CLOSE * _mean(best)
+def _has_clip(setting: Setting, settings: Settings) -> bool:
+    return setting.clip is None or setting.clip in settings.clips
 
 
-def _best_step(losses: Losses) -> int:
-    """The best step; the lowest of equal ones, as when all diverge."""
-    return min(losses, key=lambda step: (_mean(losses[step]), step))
+def _ends(grid: range) -> tuple[int, int]:
+    return grid[0], grid[-1]
 
 
-def _mean(losses: Mapping[int, float]) -> float:
-    return sum(losses.values()) / len(losses)
+def _is_close(scores: Scores, setting: Setting, best: Setting) -> bool:
+    mean = _mean(scores[setting])
+    return math.isfinite(mean) and mean <= _CLOSE * _mean(scores[best])
+
+
+def _best_setting(scores: Scores) -> Setting:
+    """The best; the lowest rate of equal ones, as when all diverge."""
+    return min(scores, key=lambda setting: (_mean(scores[setting]), setting.step))
+
+
+def _mean(scores: Mapping[int, Score]) -> float:
+    return sum(score.choice for score in scores.values()) / len(scores)

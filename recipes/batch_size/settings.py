@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from lightning_adpsgd.strategy.names import NAMES
 
 BASELINE = "ssgd"
+CLIPPED = "+clip"
+"""At the end of a name: the largest norm of a gradient is searched beside the rate."""
 ALGORITHMS = (
     BASELINE,
     "sdpsgd",
@@ -17,10 +19,17 @@ ALGORITHMS = (
     "d1psgd",
     "hadpsgd",
 )
-# Beside the papers' own: a random ring whose learners wait for one another.
+# Beside the papers' own: rings and pairs drawn anew in each round, with waiting or not.
 EXTRA: dict[str, dict[str, Any]] = {
-    "sdpsgd_random": {"topology": "random_ring", "communication": "sync"}
+    "sdpsgd_random": {"topology": "random_ring", "communication": "sync"},
+    "sdpsgd_pairs": {"topology": "random_pairs", "communication": "sync"},
+    "adpsgd_pairs": {"topology": "random_pairs", "communication": "async"},
 }
+
+
+def without_clip(algorithm: str) -> str:
+    """The name of the strategy."""
+    return algorithm.removesuffix(CLIPPED)
 
 
 class Cell(NamedTuple):
@@ -29,19 +38,27 @@ class Cell(NamedTuple):
     algorithm: str
     batch: int
 
+    @property
+    def is_clipped(self) -> bool:
+        """Whether it has a best norm too."""
+        return self.algorithm.endswith(CLIPPED)
 
-class Run(NamedTuple):
-    """One training.
+    @property
+    def control(self) -> str:
+        """Name of the baseline that it is compared with: clipped as it is itself."""
+        return BASELINE + CLIPPED * self.is_clipped
+
+
+class Setting(NamedTuple):
+    """A point of the grid that a cell is searched on.
 
     Attributes:
-        cell: algorithm and global batch.
-        step: peak learning rate as a step of the grid: the rate is 2^(step / 2).
-        seed: seed of start, order of samples, times and topology.
+        step: the peak learning rate is 2^(step / 2).
+        clip: the largest norm of a gradient is 2^clip; None: any.
     """
 
-    cell: Cell
     step: int
-    seed: int
+    clip: int | None = None
 
     @property
     def rate(self) -> float:
@@ -49,9 +66,30 @@ class Run(NamedTuple):
         return 2 ** (self.step / 2)
 
     @property
+    def norm(self) -> float | None:
+        """Largest norm of a super-learner's gradient."""
+        return None if self.clip is None else 2.0**self.clip
+
+
+class Run(NamedTuple):
+    """One training.
+
+    Attributes:
+        cell: algorithm and global batch.
+        setting: learning rate and norm.
+        seed: seed of start, order of samples, times and topology.
+    """
+
+    cell: Cell
+    setting: Setting
+    seed: int
+
+    @property
     def key(self) -> str:
         """Name of its file."""
-        return f"{self.cell.algorithm}-{self.cell.batch}-{self.step}-{self.seed}"
+        step, clip = self.setting
+        clipped = "" if clip is None else f"-clip{clip}"
+        return f"{self.cell.algorithm}-{self.cell.batch}-{step}{clipped}-{self.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +98,7 @@ class Settings:
 
     Args:
         algorithms: names of the strategies, "ssgd" (one super-learner of all) among
-            them.
+            them; "+clip" at the end of one searches its largest norm of a gradient.
         baseline_batch: global batch at which SSGD alone is trained: the loss that the
             others are held against.
         batches: global batches of all algorithms, from small to large.
@@ -71,11 +109,13 @@ class Settings:
         super_learner_size: number of learners per super-learner of "hadpsgd".
         epochs: number of passes over the training samples, for every batch.
         warmup_epochs: number of these epochs until the peak rate.
-        rise: peak rate divided by the rate at the start.
+        rise: peak rate divided by the rate at the start; 1: no warm-up, the peak for
+            `warmup_epochs`.
         decay: factor on the rate per epoch afterwards.
         spread: deviation of the logarithm of a learner's computing time per step.
         exchange: time in which the weights of a model cross a link, in steps.
-        gradient_clip: largest norm of a super-learner's gradient; none: any.
+        min_clip: lowest norm that clipped algorithms are tried at.
+        max_clip: highest such norm; the grid goes by factors of 2.
         mixing_gain: share of each average that the asynchronous algorithms take.
         points: number of points of a learning curve, without the start.
         margins: parts by which a loss may exceed the baseline's at a usable batch.
@@ -98,17 +138,21 @@ class Settings:
     decay: float = 2**-0.5
     spread: float = 0.2
     exchange: float = 0.1
-    gradient_clip: float | None = None
+    min_clip: float = 1 / 16
+    max_clip: float = 4.0
     mixing_gain: float = 0.5
     points: int = 6
-    margins: tuple[float, ...] = (0.05, 0.10)
+    margins: tuple[float, ...] = (0.05, 0.10, 0.15, 0.20)
 
     def __post_init__(self) -> None:
-        unknown = set(self.algorithms) - {BASELINE, *NAMES, *EXTRA}
-        if unknown or BASELINE not in self.algorithms:
+        names = set(map(without_clip, self.algorithms))
+        if names - {BASELINE, *NAMES, *EXTRA} or not set(self.controls) <= {
+            *self.algorithms
+        }:
             raise ValueError(
-                f"`algorithms` must hold {BASELINE!r} and names of {[*NAMES, *EXTRA]}, "
-                f"got {self.algorithms}"
+                f"`algorithms` must hold {BASELINE!r}, {BASELINE + CLIPPED!r} if one "
+                f"ends in {CLIPPED!r}, and names of {[*NAMES, *EXTRA]}, got "
+                f"{self.algorithms}"
             )
         for batch in self.all_batches:
             if batch % self.num_learners or self.largest_batch % batch:
@@ -135,17 +179,32 @@ class Settings:
         """Steps of the learning rates."""
         return range(_step(self.min_rate), _step(self.max_rate) + 1)
 
+    @property
+    def clips(self) -> range:
+        """Steps of the norms."""
+        low, high = (round(math.log2(norm)) for norm in (self.min_clip, self.max_clip))
+        return range(low, high + 1)
+
+    @property
+    def controls(self) -> list[str]:
+        """SSGD, and clipped SSGD if any algorithm is clipped."""
+        clipped = any(Cell(name, 0).is_clipped for name in self.algorithms)
+        return [BASELINE, BASELINE + CLIPPED][: 1 + clipped]
+
     def cells(self) -> Iterator[Cell]:
         """The cells in the order of work: small batches first, SSGD before others."""
-        yield (baseline := Cell(BASELINE, self.baseline_batch))
+        baselines = [Cell(name, self.baseline_batch) for name in self.controls]
+        yield from baselines
+        order = sorted(self.algorithms, key=lambda name: name not in self.controls)
         for batch in self.batches:
-            for algorithm in sorted(self.algorithms, key=lambda name: name != BASELINE):
-                if (cell := Cell(algorithm, batch)) != baseline:
+            for algorithm in order:
+                if (cell := Cell(algorithm, batch)) not in baselines:
                     yield cell
 
     def in_common(self) -> dict[str, Any]:
         """The settings that runs must share to be comparable."""
-        varied = ("algorithms", "batches", "seeds", "min_rate", "max_rate", "margins")
+        varied = ("algorithms", "batches", "seeds", "margins")
+        varied += ("min_rate", "max_rate", "min_clip", "max_clip")
         named = {k: v for k, v in asdict(self).items() if k not in varied}
         return {**named, "largest_batch": self.largest_batch}
 

@@ -33,13 +33,8 @@ class Sweep(NamedTuple):
     outcomes: Sequence[Outcome]
 
     @property
-    def baseline(self) -> Cell:
-        """SSGD at the small batch."""
-        return next(self.settings.cells())
-
-    @property
     def bests(self) -> dict[Cell, Best]:
-        """Each cell that is finished, at its best learning rate."""
+        """Each cell that is finished, at its best setting."""
         cells = by_cell(self.outcomes)
         return {
             cell: best_of(cells[cell], self.settings)
@@ -52,10 +47,10 @@ class Sweep(NamedTuple):
         """Each cell at the rate of the papers' rule, where the grid holds it."""
         return at_rule(by_cell(self.outcomes), self.settings)
 
-    def at_best_rate(self, cell: Cell) -> list[Outcome]:
-        """The runs of a cell at its best learning rate, all seeds."""
-        step = self.bests[cell].step
-        return [o for o in self.outcomes if o.run.cell == cell and o.step == step]
+    def at_best_setting(self, cell: Cell) -> list[Outcome]:
+        """The runs of a cell at its best setting, all seeds."""
+        at = cell, self.bests[cell].setting
+        return [o for o in self.outcomes if (o.run.cell, o.run.setting) == at]
 
 
 def run_sweep(workload: Workload, settings: Settings, out: Path) -> Sweep:

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import torch
+from torch import nn
 
 from lightning_adpsgd import VirtualCluster
 from lightning_adpsgd.asr.schedule import PaperSchedule
@@ -12,7 +13,7 @@ from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.report import Point, Report
 from recipes.batch_size.outcomes import Outcome
-from recipes.batch_size.settings import BASELINE, EXTRA, Run, Settings
+from recipes.batch_size.settings import BASELINE, EXTRA, Run, Settings, without_clip
 from recipes.batch_size.workloads import Workload, batches_of
 
 _CHANCE_MARGIN = 0.05
@@ -32,18 +33,20 @@ def train(run: Run, workload: Workload, settings: Settings) -> Outcome:
         workload: data and model; its training samples are a multiple of the batch.
         settings: settings that all runs have in common.
     """
-    points: list[Point] = []
+    points, choices = list[Point](), list[float]()
     begin = time.perf_counter()
-    report = _fit(run, workload, settings, points)
+    report = _fit(run, workload, settings, points, choices)
     losses = [point.held_out_loss for point in points]
     diverged = _why_diverged(report, losses[-1], workload.num_classes)
     return Outcome(
         run.cell.algorithm,
         run.cell.batch,
-        run.step,
+        run.setting.step,
         run.seed,
-        run.rate,
+        run.setting.rate,
         math.inf if diverged else losses[-1],
+        math.inf if diverged else choices[-1],
+        run.setting.clip,
         diverged,
         _mean_staleness(report),
         max(point.relative_distance for point in points),
@@ -72,13 +75,14 @@ def make_cluster(run: Run, workload: Workload, settings: Settings) -> VirtualClu
         compute=Compute(spread=settings.spread),
         link=Link(bandwidth),
         inner_link=Link(_INNER_LINK * bandwidth),
-        gradient_clip=settings.gradient_clip,
+        gradient_clip=run.setting.norm,
         seed=run.seed,
     )
 
 
 def options_of(algorithm: str, settings: Settings) -> dict[str, Any]:
     """Sizes and options of an algorithm."""
+    algorithm = without_clip(algorithm)
     if algorithm == BASELINE:
         return {"num_super_learners": 1}
     options = {**NAMES, **EXTRA}[algorithm]
@@ -100,14 +104,18 @@ def schedule_of(run: Run, corpus: int, settings: Settings) -> PaperSchedule:
         corpus,
         global_batch=rise,
         base_batch=1,
-        base_rate=run.rate / rise,
+        base_rate=run.setting.rate / rise,
         warmup_epochs=settings.warmup_epochs,
         decay=settings.decay,
     )
 
 
 def _fit(
-    run: Run, workload: Workload, settings: Settings, points: list[Point]
+    run: Run,
+    workload: Workload,
+    settings: Settings,
+    points: list[Point],
+    choices: list[float],
 ) -> Report | None:
     cluster, corpus = make_cluster(run, workload, settings), len(workload.train[0])
     samples = corpus * settings.epochs
@@ -118,12 +126,16 @@ def _fit(
         if point.held_out_loss > hopeless:
             raise _Hopeless
 
+    def evaluate(model: nn.Module) -> float:
+        choices.append(float(workload.loss(model, workload.to_choose_by)))
+        return float(workload.loss(model, workload.to_report))
+
     try:
         return cluster.fit(
             batches_of(workload.train, run.cell.batch, cluster.num_learners, run.seed),
             samples,
             lr_schedule=schedule_of(run, corpus, settings).rate,
-            evaluate=lambda model: float(workload.loss(model, workload.held_out)),
+            evaluate=evaluate,
             every_samples=samples // settings.points,
             on_point=keep,
         )

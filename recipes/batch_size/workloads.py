@@ -38,6 +38,16 @@ class Workload:
     loss: Callable[[nn.Module, Samples], Tensor]
     num_classes: int
 
+    @property
+    def to_choose_by(self) -> Samples:
+        """Every second of the held-out samples, by which settings are chosen."""
+        return self.held_out[0][::2], self.held_out[1][::2]
+
+    @property
+    def to_report(self) -> Samples:
+        """The other held-out samples, whose loss is reported."""
+        return self.held_out[0][1::2], self.held_out[1][1::2]
+
     def cut(self, multiple: int) -> "Workload":
         """The same with a number of training samples that this number divides.
 

@@ -21,8 +21,17 @@ from recipes.batch_size.outcomes import (
     write_table,
 )
 from recipes.batch_size.report import loss_table
-from recipes.batch_size.search import Best, at_rule, best_of, by_cell, missing
-from recipes.batch_size.settings import QUICK, Cell, Run, Settings
+from recipes.batch_size.search import (
+    Best,
+    Score,
+    Scores,
+    at_rule,
+    best_of,
+    by_cell,
+    missing,
+    neighbours,
+)
+from recipes.batch_size.settings import QUICK, Cell, Run, Setting, Settings
 from recipes.batch_size.sweep import SettingsChanged, Sweep, next_runs, run_sweep
 from recipes.batch_size.training import make_cluster, options_of, schedule_of, train
 from recipes.batch_size.workloads import Workload, batches_of, classifier
@@ -48,11 +57,20 @@ def tiny_workload() -> Workload:
 
 def outcome(run: Run, loss: float) -> Outcome:
     why = "" if math.isfinite(loss) else "made up"
-    return Outcome(*run.cell, run.step, run.seed, run.rate, loss, why)
+    step, clip = run.setting
+    return Outcome(*run.cell, step, run.seed, run.setting.rate, loss, loss, clip, why)
 
 
 def best(*losses: float) -> Best:
-    return Best(0, dict(enumerate(losses)), at_edge=False)
+    return Best(Setting(0), dict(enumerate(losses)), at_edge=False)
+
+
+def scores(losses: Mapping[int, Mapping[int, float]]) -> Scores:
+    """By rate and seed, the same on both halves of the held-out samples."""
+    return {
+        Setting(step): {seed: Score(loss, loss) for seed, loss in of_seeds.items()}
+        for step, of_seeds in losses.items()
+    }
 
 
 # --- the search
@@ -62,7 +80,7 @@ def search(settings: Settings, loss_of: Mapping[int, float]) -> list[Run]:
     """The runs of the baseline, if losses depend on the rate alone."""
     outcomes: list[Outcome] = []
     while todo := missing(BASELINE, by_cell(outcomes), settings):
-        outcomes += [outcome(run, loss_of[run.step]) for run in todo]
+        outcomes += [outcome(run, loss_of[run.setting.step]) for run in todo]
     return [o.run for o in outcomes]
 
 
@@ -70,7 +88,9 @@ def test_the_best_rate_gets_all_seeds_and_its_neighbours_one() -> None:
     settings = Settings(baseline_batch=64, min_rate=0.5, max_rate=8.0)
     loss_of = {step: 1 + abs(step - 5) for step in settings.grid}  # best: 2^(5/2)
     runs = search(settings, loss_of)
-    seeds = {step: {r.seed for r in runs if r.step == step} for step in settings.grid}
+    seeds = {
+        step: {r.seed for r in runs if r.setting.step == step} for step in settings.grid
+    }
     assert seeds[5] == {0, 1, 2}
     assert seeds[4] == seeds[6] == {0}
     assert len(runs) == len(set(runs))
@@ -79,21 +99,21 @@ def test_the_best_rate_gets_all_seeds_and_its_neighbours_one() -> None:
 def test_a_neighbour_that_is_close_behind_gets_all_seeds() -> None:
     settings = Settings(baseline_batch=64, min_rate=1.0, max_rate=4.0)
     runs = search(settings, {0: 9.0, 1: 1.02, 2: 1.0, 3: 1.04, 4: 9.0})
-    assert sum(run.step == 1 for run in runs) == 3
-    assert sum(run.step == 3 for run in runs) == 1
+    steps = [run.setting.step for run in runs]
+    assert (steps.count(1), steps.count(3)) == (3, 1)
 
 
 def test_the_search_leaves_rates_that_diverge_downwards() -> None:
     settings = Settings(baseline_batch=64, min_rate=0.5, max_rate=8.0, seeds=1)
     loss_of = {step: math.inf if step > -1 else 1.0 for step in settings.grid}
-    assert -1 in {run.step for run in search(settings, loss_of)}
+    assert -1 in {run.setting.step for run in search(settings, loss_of)}
 
 
 def test_a_cell_begins_within_the_grid() -> None:
     settings = Settings(baseline_batch=64, batches=(128,), min_rate=2, max_rate=4)
-    cells = {BASELINE: {-4: {0: 1.0}}}
+    cells = {BASELINE: scores({-4: {0: 1.0}})}
     (first,) = missing(Cell("adpsgd", 128), cells, settings)
-    assert first.rate == 2.0
+    assert first.setting.rate == 2.0
 
 
 def test_the_best_rate_is_that_of_the_mean_over_the_seeds() -> None:
@@ -105,9 +125,11 @@ def test_the_best_rate_is_that_of_the_mean_over_the_seeds() -> None:
         3: {0: 0.1},
     }
     settings = Settings(seeds=2, min_rate=1.0, max_rate=4.0)
-    chosen = best_of(losses, settings)
-    assert (chosen.step, chosen.mean, chosen.at_edge) == (0, 1.1, True)
-    assert not best_of(losses, Settings(seeds=2, min_rate=0.5, max_rate=4.0)).at_edge
+    chosen = best_of(scores(losses), settings)
+    assert (chosen.setting.step, chosen.mean, chosen.at_edge) == (0, 1.1, True)
+    assert not best_of(
+        scores(losses), Settings(seeds=2, min_rate=0.5, max_rate=4.0)
+    ).at_edge
 
 
 def test_the_rule_is_a_rate_in_proportion_to_the_batch() -> None:
@@ -115,10 +137,48 @@ def test_the_rule_is_a_rate_in_proportion_to_the_batch() -> None:
         baseline_batch=64, batches=(256,), seeds=1, min_rate=0.5, max_rate=8.0
     )
     wide = Cell("adpsgd", 256)
-    four_times = {1: {0: 1.0}, 5: {0: 2.0}}  # 2^(1/2) and 2^(5/2)
-    found = at_rule({BASELINE: {1: {0: 1.0}}, wide: four_times}, settings)
-    assert found[wide].rate == pytest.approx(4 * found[BASELINE].rate)
+    four_times = scores({1: {0: 1.0}, 5: {0: 2.0}})  # 2^(1/2) and 2^(5/2)
+    found = at_rule({BASELINE: scores({1: {0: 1.0}}), wide: four_times}, settings)
+    assert found[wide].setting.rate == pytest.approx(4 * found[BASELINE].setting.rate)
     assert found[wide].mean == 2.0
+
+
+def test_a_setting_is_chosen_by_samples_that_are_not_reported() -> None:
+    found = {Setting(0): {0: Score(1.0, 1.5)}, Setting(1): {0: Score(1.1, 1.2)}}
+    chosen = best_of(found, Settings(seeds=1))
+    assert (chosen.setting, chosen.mean) == (Setting(0), 1.5)
+
+
+def test_a_clipped_cell_finds_rate_and_norm_along_a_valley() -> None:
+    """Rate and norm count by their product, and a little by themselves."""
+    settings = Settings(
+        algorithms=("ssgd", "ssgd+clip"),
+        baseline_batch=64,
+        seeds=1,
+        min_rate=0.25,
+        max_rate=64.0,
+    )
+    cell, outcomes = Cell("ssgd+clip", 64), list[Outcome]()
+    while todo := missing(cell, by_cell(outcomes), settings):
+        for run in todo:
+            step, clip = run.setting
+            assert clip is not None
+            valley = 1 + abs(step / 2 + clip - 1) + 0.1 * abs(clip + 3)
+            outcomes.append(outcome(run, valley))
+    assert best_of(by_cell(outcomes)[cell], settings).setting == Setting(8, -3)
+
+
+def test_unclipped_cells_have_no_norms_around_them() -> None:
+    around = neighbours(Setting(2), Settings())
+    assert around == [Setting(3), Setting(1)]
+
+
+def test_clipped_algorithms_need_clipped_ssgd_to_compare_with() -> None:
+    with pytest.raises(ValueError, match=r"'ssgd\+clip' if one"):
+        Settings(algorithms=("ssgd", "adpsgd+clip"))
+    settings = Settings(algorithms=("ssgd", "ssgd+clip", "adpsgd+clip"))
+    first = [cell.algorithm for cell in settings.cells()][:2]
+    assert first == ["ssgd", "ssgd+clip"]
 
 
 # --- limits
@@ -147,25 +207,39 @@ def made_up_cells(wide: Best) -> dict[Cell, Best]:
 
 def test_limits_are_of_the_mean_over_the_seeds() -> None:
     cells = made_up_cells(best(1.1, 1.3))
-    found = limits(cells, BASELINE, 0.10, [0, 1])
+    found = limits(cells, BASELINE.batch, 0.10, [0, 1])
     assert found["ssgd"].batch == pytest.approx(128)
     assert found["adpsgd"].batch == pytest.approx(256)
 
 
+def test_a_clipped_limit_is_held_against_clipped_ssgd() -> None:
+    clipped = {
+        Cell("ssgd+clip", 64): best(0.5, 0.5),
+        Cell("ssgd+clip", 256): best(0.6, 0.6),
+        Cell("adpsgd+clip", 64): best(0.5, 0.5),
+        Cell("adpsgd+clip", 256): best(0.55, 0.55),
+    }
+    cells = made_up_cells(best(1.1, 1.1)) | clipped
+    found = limits(cells, 64, 0.10, [0, 1])
+    assert found["ssgd+clip"].batch == pytest.approx(128)
+    assert found["adpsgd+clip"].batch == pytest.approx(256)
+    assert ratio(cells, 64, 0.10, "adpsgd+clip").value == pytest.approx(2)
+
+
 def test_a_batch_at_which_all_rates_diverge_is_beyond_the_limit() -> None:
     """Such a cell has one seed alone: no more are trained."""
-    interval = ratio(made_up_cells(best(math.inf)), BASELINE, 0.10, "adpsgd")
+    interval = ratio(made_up_cells(best(math.inf)), BASELINE.batch, 0.10, "adpsgd")
     assert interval == pytest.approx((1.0, 1.0, 1.0))
 
 
 def test_seeds_that_agree_leave_no_interval() -> None:
-    interval = ratio(made_up_cells(best(1.2, 1.2)), BASELINE, 0.10, "adpsgd")
+    interval = ratio(made_up_cells(best(1.2, 1.2)), BASELINE.batch, 0.10, "adpsgd")
     assert interval == pytest.approx((2.0, 2.0, 2.0))
 
 
 def test_the_interval_spans_the_seeds() -> None:
     """Alone, seed 0 gives 512 (4 times SSGD's limit) and seed 1 128 * 4^(1/4)."""
-    interval = ratio(made_up_cells(best(1.1, 1.4)), BASELINE, 0.10, "adpsgd")
+    interval = ratio(made_up_cells(best(1.1, 1.4)), BASELINE.batch, 0.10, "adpsgd")
     assert interval.low == pytest.approx(4**0.25)
     assert interval.high == pytest.approx(4.0)
     assert interval.value == pytest.approx(4**0.4)
@@ -200,7 +274,7 @@ def test_all_algorithms_begin_at_the_same_weights() -> None:
         row
         for algorithm in settings.algorithms
         for row in make_cluster(
-            Run(Cell(algorithm, 128), 0, 5), workload, settings
+            Run(Cell(algorithm, 128), Setting(0), 5), workload, settings
         ).weights()[0]
     ]
     assert all(torch.equal(row, rows[0]) for row in rows)
@@ -222,7 +296,10 @@ def test_the_baseline_s_batch_is_one_column_wherever_it_is_named() -> None:
 
 
 def test_the_rate_rises_from_a_part_of_the_peak_to_it() -> None:
-    run, settings = Run(BASELINE, 4, 0), Settings(warmup_epochs=2.0, rise=8, decay=0.5)
+    run, settings = (
+        Run(BASELINE, Setting(4), 0),
+        Settings(warmup_epochs=2.0, rise=8, decay=0.5),
+    )
     schedule = schedule_of(run, 100, settings)
     assert [schedule.rate(n) for n in (0, 200, 201, 301)] == [0.5, 4.0, 2.0, 1.0]
 
@@ -233,21 +310,33 @@ def test_the_rate_rises_from_a_part_of_the_peak_to_it() -> None:
 def test_a_run_that_diverges_is_marked_and_does_not_raise() -> None:
     workload = tiny_workload()
     for step in (10, 40):  # hopeless after a while; not finite at once
-        done = train(Run(Cell("adpsgd_random", 128), step, 0), workload, TINY)
+        done = train(Run(Cell("adpsgd_random", 128), Setting(step), 0), workload, TINY)
         assert done.diverged
         assert done.loss == math.inf
 
 
 def test_a_run_is_the_same_twice() -> None:
-    run, workload = Run(Cell("adpsgd_random", 128), -2, 1), tiny_workload()
+    run, workload = Run(Cell("adpsgd_random", 128), Setting(-2), 1), tiny_workload()
     first, second = (train(run, workload, TINY) for _ in range(2))
     assert first.losses == second.losses
     assert first.staleness == second.staleness > 0
 
 
+def test_a_clipped_run_is_another_one() -> None:
+    """At a rate at which steps are far too large, smaller ones learn."""
+    cell, workload = Cell("adpsgd_random", 128), tiny_workload()
+    assert train(Run(cell, Setting(10), 0), workload, TINY).diverged
+    clipped = train(Run(cell, Setting(10, -4), 0), workload, TINY)
+    assert not clipped.diverged
+    assert clipped.choice != clipped.loss
+
+
 def test_outcomes_survive_their_files(tmp_path: Path) -> None:
-    run = Run(Cell("adpsgd", 128), 3, 1)
-    done = Outcome("adpsgd", 128, 3, 1, run.rate, 1.25, "", 1.5, 0.25, 8.0, 0.5)
+    run = Run(Cell("adpsgd+clip", 128), Setting(3, -1), 1)
+    rate = run.setting.rate
+    done = Outcome(
+        "adpsgd+clip", 128, 3, 1, rate, 1.25, 1.5, -1, "", 1.5, 0.25, 8.0, 0.5
+    )
     done = Outcome(**{**vars(done), "samples": (0, 128), "losses": (3.5, 1.25)})
     save(tmp_path, done)
     assert load(tmp_path) == [done]
@@ -318,7 +407,7 @@ def test_a_folder_without_speech_is_named(
 
 def test_of_equal_weights_the_whole_learning_rate_is_effective() -> None:
     workload = classifier(num_train=64, num_held_out=32)
-    run = Run(Cell("sdpsgd", 16), step=0, seed=0)
+    run = Run(Cell("sdpsgd", 16), Setting(0), seed=0)
     cluster = make_cluster(run, workload, QUICK)
     cluster.learners.consensus()
     assert effective_share(cluster, workload) == pytest.approx(1.0, abs=1e-6)
