@@ -1,5 +1,6 @@
 """What several test files of the engine share: sizes, threads, small worlds."""
 
+import gc
 import itertools
 import json
 import multiprocessing
@@ -453,3 +454,10 @@ def _end(process: Any, deadline: float) -> int:
         process.kill()
         process.join()
     return process.exitcode
+
+
+def memory_of_tensors() -> int:
+    """Bytes of all tensors of this process, those that share memory once."""
+    tensors = [one for one in gc.get_objects() if type(one) is Tensor]
+    storages = [tensor.untyped_storage() for tensor in tensors if not tensor.is_meta]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())

@@ -65,7 +65,8 @@ class RoundMixer:
 
     Each learner of a super-learner mixes its shard. Then the super-learner gathers the
     shards, unless each learner holds its own alone. A round goes chunk by chunk: while
-    one is averaged, the next one crosses.
+    one is averaged, the next one crosses. What a chunk changes takes the place of its
+    copy, so that beside the shard's copy there are messages alone.
 
     Weights on a GPU are mixed there if the transport takes tensors of a GPU, as NCCL
     does, and on the host otherwise, by way of one staging copy on the GPU, so that the
@@ -96,15 +97,13 @@ class RoundMixer:
         self._shards = node.own(self._vectors)
         self.device = self._vectors[0].device if vectors else torch.device("cpu")
         self._where = self.device if transport.on_device else torch.device("cpu")
+        # First copies of the weights, then what a round changes.
         self._snapshots = self._packed(self._shards)
-        self._mixed = self._packed(self._shards)
         self._chunks = [
-            _Chunk(*pair)
-            for both in zip(self._snapshots, self._mixed, strict=True)
-            for pair in zip(*(v.split(chunk_elements) for v in both), strict=True)
+            chunk for copy in self._snapshots for chunk in copy.split(chunk_elements)
         ]
         self._gathers = node.size > 1 and node.holds_all
-        self._whole = self._packed(self._vectors) if self._gathers else self._mixed
+        self._whole = self._packed(self._vectors) if self._gathers else self._snapshots
         self._staged = self._whole if self._where == self.device else self._stage()
         self._taken, self._mixed_mark = Mark(self.device), Mark(self.device)
         self._buffers: dict[tuple[torch.dtype, int, int], Tensor] = {}
@@ -156,59 +155,63 @@ class RoundMixer:
             return self._snapshots
         return self._node.own(self._staged)
 
-    def _post_mean(self, number: int, chunk: "_Chunk", part: Part) -> "_Crossing":
-        chunk.mixed.copy_(chunk.snapshot)
+    def _post_mean(self, number: int, chunk: Tensor, part: Part) -> "_Crossing":
+        mixed = self._buffer(chunk, number % 2, self._transport.index).copy_(chunk)
         # A ring all-reduce sends each element twice, but for those of its own share.
         self.tally.bytes_sent += (
-            2 * chunk.mixed.nbytes * (len(part.takes) - 1) // len(part.takes)
+            2 * chunk.nbytes * (len(part.takes) - 1) // len(part.takes)
         )
-        return _Crossing(chunk, {}, [self._transport.post_mean(chunk.mixed)])
+        return _Crossing(chunk, mixed, {}, [self._transport.post_mean(mixed)])
 
-    def _post(self, number: int, chunk: "_Chunk", part: Part) -> "_Crossing":
+    def _post(self, number: int, chunk: Tensor, part: Part) -> "_Crossing":
         me = self._transport.index
         sources = [j for j in part.takes if j != me]
         targets = [j for j in part.gives if j != me]
-        incoming = {j: self._buffer(chunk, number % 2, j) for j in sources}
-        outgoing = dict.fromkeys(targets, chunk.snapshot)
-        pending = self._transport.post_all(SYNCHRONOUS_LANE, incoming, outgoing)
-        self.tally.bytes_sent += chunk.snapshot.nbytes * len(targets)
-        return _Crossing(chunk, incoming, pending)
+        own, *incoming = (self._buffer(chunk, number % 2, j) for j in (me, *sources))
+        received = dict(zip(sources, incoming, strict=True))
+        outgoing = dict.fromkeys(targets, chunk)
+        pending = self._transport.post_all(SYNCHRONOUS_LANE, received, outgoing)
+        self.tally.bytes_sent += chunk.nbytes * len(targets)
+        return _Crossing(chunk, own, received, pending)
 
     def _land(self, crossing: "_Crossing", part: Part) -> Tensor:
-        """Computes the change of one chunk; returns whether it was refused."""
+        """Leaves the change of one chunk in its place; returns whether it was refused.
+
+        Its own copy is free for that: all that was sent of it has gone.
+        """
         for pending in crossing.pending:
             pending.wait(self._timeout)
-        chunk, me = crossing.chunk, self._transport.index
+        chunk, mixed, me = crossing.chunk, crossing.mixed, self._transport.index
         if crossing.incoming or len(part.takes) == 1:
-            rows = {**crossing.incoming, me: chunk.snapshot}
-            average(rows, part.takes, chunk.mixed)
+            average({**crossing.incoming, me: chunk}, part.takes, mixed)
         # To ask a GPU would stop the thread.
-        if self._where.type == "cpu" and not all_finite([chunk.mixed]):
-            return self._land_without_the_diverged(crossing, part)
-        return keep_change(chunk.mixed, chunk.snapshot, self._schedule.gain)
+        are_finite = self._where.type != "cpu" or all_finite([mixed])
+        if not are_finite:
+            self._average_without_the_diverged(crossing, part)
+        refused = keep_change(mixed, chunk, self._schedule.gain)
+        chunk.copy_(mixed)
+        return refused if are_finite else torch.ones_like(refused)
 
-    def _land_without_the_diverged(self, crossing: "_Crossing", part: Part) -> Tensor:
-        """Does the same where some weights are non-finite; it counts as refused."""
+    def _average_without_the_diverged(self, crossing: "_Crossing", part: Part) -> None:
+        """Averages anew where some weights are non-finite."""
         chunk, me = crossing.chunk, self._transport.index
-        if not crossing.incoming and len(part.takes) > 1:
-            self._average_the_finite(chunk)
-        elif all_finite([chunk.snapshot]):
-            rows = {**crossing.incoming, me: chunk.snapshot}
-            average(rows, finite_shares(rows, part.takes, me), chunk.mixed)
-        keep_change(chunk.mixed, chunk.snapshot, self._schedule.gain)
         self._warn_once(chunk)
-        return torch.ones((), dtype=torch.bool, device=self._where)
+        if not crossing.incoming and len(part.takes) > 1:
+            self._average_the_finite(chunk, crossing.mixed)
+        elif all_finite([chunk]):
+            rows = {**crossing.incoming, me: chunk}
+            average(rows, finite_shares(rows, part.takes, me), crossing.mixed)
 
-    def _average_the_finite(self, chunk: "_Chunk") -> None:
+    def _average_the_finite(self, chunk: Tensor, into: Tensor) -> None:
         """Takes a second mean; all come, for all have seen that the first is NaN."""
-        counted = torch.nn.functional.pad(torch.zeros_like(chunk.snapshot), (0, 1))
-        if all_finite([chunk.snapshot]):
-            counted[:-1], counted[-1] = chunk.snapshot, 1.0
+        counted = torch.nn.functional.pad(torch.zeros_like(chunk), (0, 1))
+        if all_finite([chunk]):
+            counted[:-1], counted[-1] = chunk, 1.0
         self._transport.post_mean(counted).wait(self._timeout)
-        torch.div(counted[:-1], counted[-1], out=chunk.mixed)
+        torch.div(counted[:-1], counted[-1], out=into)
 
-    def _warn_once(self, chunk: "_Chunk") -> None:
-        if self._has_warned or all_finite([chunk.snapshot]):
+    def _warn_once(self, chunk: Tensor) -> None:
+        if self._has_warned or all_finite([chunk]):
             return
         self._has_warned = True
         _log.warning(
@@ -219,9 +222,9 @@ class RoundMixer:
 
     def _gather(self) -> None:
         if self._gathers:
-            for mixed, whole in zip(self._mixed, self._whole, strict=True):
+            for change, whole in zip(self._snapshots, self._whole, strict=True):
                 into = list(whole.chunk(self._node.size))
-                self._node.gather(mixed, into, self._timeout)
+                self._node.gather(change, into, self._timeout)
 
     def _packed(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """Memory for these vectors, those of one dtype one after another."""
@@ -238,20 +241,17 @@ class RoundMixer:
     def _stage(self) -> list[Tensor]:
         return [torch.zeros_like(v, device=self.device) for v in self._whole]
 
-    def _buffer(self, chunk: "_Chunk", turn: int, peer: int) -> Tensor:
-        key = (chunk.snapshot.dtype, turn, peer)
+    def _buffer(self, chunk: Tensor, turn: int, peer: int) -> Tensor:
+        """Memory for what comes from a peer, or for the average by the own number."""
+        key = (chunk.dtype, turn, peer)
         if key not in self._buffers:
-            longest = max(len(c.snapshot) for c in self._chunks)
-            self._buffers[key] = self._memory(longest, chunk.snapshot.dtype)
-        return self._buffers[key][: len(chunk.snapshot)]
-
-
-class _Chunk(NamedTuple):
-    snapshot: Tensor
-    mixed: Tensor
+            longest = max(map(len, self._chunks))
+            self._buffers[key] = self._memory(longest, chunk.dtype)
+        return self._buffers[key][: len(chunk)]
 
 
 class _Crossing(NamedTuple):
-    chunk: _Chunk
+    chunk: Tensor
+    mixed: Tensor
     incoming: dict[int, Tensor]
     pending: list[Pending]

@@ -155,6 +155,7 @@ def _make_rounds(
         _super_learner(flat, groups),
         schedule,
         dials.timeout,
+        chunk_elements(flat),
     )
     if dials.communication == "sync":
         return synchronous(mixer, dials.effective_order, dials.gossip_every)

@@ -1,6 +1,5 @@
 """The asynchronous engine where the learners of a super-learner hold shards."""
 
-import gc
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +15,7 @@ from lightning_adpsgd.transport.base import ThreadTransport
 from tests.helpers import (
     PATIENCE,
     ThreadSuperLearner,
+    memory_of_tensors,
     random_rows,
     running,
     together,
@@ -130,10 +130,3 @@ def test_a_learner_takes_at_most_a_third_of_its_shards_beside_the_changes() -> N
             until(lambda: gossips[0].statistics().exchanges > 0, "an exchange")
         taken = memory_of_tensors() - before
     assert 1.0 <= taken / (2 * 4 * elements) <= 1.3
-
-
-def memory_of_tensors() -> int:
-    """Bytes of all tensors of this process, those that share memory once."""
-    tensors = [one for one in gc.get_objects() if type(one) is Tensor]
-    storages = [tensor.untyped_storage() for tensor in tensors if not tensor.is_meta]
-    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())

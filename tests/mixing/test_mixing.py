@@ -10,6 +10,7 @@ from torch import Tensor
 from lightning_adpsgd import reference
 from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.rounds import RoundMixer
+from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import Order, delay_by_one, synchronous
 from lightning_adpsgd.topology.named import Topology, find_topology
 from lightning_adpsgd.topology.schedule import Schedule
@@ -19,6 +20,7 @@ from tests.helpers import (
     PATIENCE,
     DeviceThreadTransport,
     ThreadSuperLearner,
+    memory_of_tensors,
     mixing_of,
     random_rows,
     round_mixers,
@@ -158,6 +160,28 @@ def test_shards_are_mixed_where_they_lie(name: str) -> None:
     oracle = reference.synchronous(rows, sine, mixing_of(name, 4), lr=0.0)
     expected = take_first(oracle, 3)[-1]
     torch.testing.assert_close(result, expected, atol=1e-12, rtol=0)
+
+
+def test_rounds_take_their_shard_once_beside_messages() -> None:
+    """All tensors of three learners on a ring, but for their weights."""
+    elements, num_messages = 96 << 12, 96
+    shards = [[torch.ones(elements // 4) for _ in range(4)] for _ in range(3)]
+    before, schedule = memory_of_tensors(), Schedule(find_topology("ring"), 3)
+    mixers = [
+        RoundMixer(
+            shards[transport.index],
+            transport,
+            SuperLearnerGroup(),
+            schedule,
+            PATIENCE,
+            elements // num_messages,
+        )
+        for transport in ThreadTransport.connect(3)
+    ]
+    together([mixer.take_snapshot for mixer in mixers])
+    together([mixer.mix for mixer in mixers])
+    taken = memory_of_tensors() - before
+    assert 1.0 <= taken / (3 * 4 * elements) <= 1.1
 
 
 Mode = Literal["step_then_average", "average_then_step", "delay_by_one"]
