@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.asr.frames.augmentation import (
     random_factors,
+    random_masks,
     random_warp,
     stretch_labels,
     stretch_time,
@@ -66,6 +67,9 @@ class AcousticModel(LightningModule):
             factor drawn from 1 - max_warp to 1 + max_warp; for log-mel frames.
         max_stretch: In training, the time axis of each chunk is stretched by a factor
             drawn from 1 - max_stretch to 1 + max_stretch.
+        mask_bands: In training, a stretch of up to so many bands of each chunk is set
+            to the mean; for log-mel frames that are normalised.
+        mask_frames: In training, a stretch of up to so many frames of each chunk is.
         global_batch: Chunks of one step of all learners together.
         corpus_chunks: Chunks of one epoch of all learners together.
         base_rate: Learning rate at the start, see `schedule`.
@@ -91,6 +95,8 @@ class AcousticModel(LightningModule):
         dropout: float = 0.0,
         max_warp: float = 0.0,
         max_stretch: float = 0.0,
+        mask_bands: int = 0,
+        mask_frames: int = 0,
         global_batch: int = 256,
         corpus_chunks: int = 1,
         base_rate: float = 0.1,
@@ -106,6 +112,9 @@ class AcousticModel(LightningModule):
         for name, most in (("max_warp", max_warp), ("max_stretch", max_stretch)):
             if not 0 <= most < 1:
                 raise ValueError(f"`{name}` must lie in [0, 1), got {most}")
+        for name, widest in (("mask_bands", mask_bands), ("mask_frames", mask_frames)):
+            if widest < 0:
+                raise ValueError(f"`{name}` must not be negative, got {widest}")
         self.save_hyperparameters()
         self.schedule = PaperSchedule(
             corpus_chunks, global_batch, base_rate, base_batch, warmup_epochs, decay
@@ -275,7 +284,8 @@ class AcousticModel(LightningModule):
                 stretch_time(part.float(), factors) if moves else part
                 for part, moves in zip(beside, along, strict=True)
             ]
-        return (frames, labels, *beside)
+        bands, length = self.hparams["mask_bands"], self.hparams["mask_frames"]
+        return (random_masks(frames, bands, length), labels, *beside)
 
     def _evaluate(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         frames, labels, *beside = batch

@@ -262,6 +262,20 @@ def test_time_is_stretched_in_training_only():
     assert model.training_step(batch, 0).item() != losses[0]
 
 
+def test_bands_and_frames_are_masked_in_training_only():
+    model = small_model(mask_bands=2, mask_frames=5)
+    batch = learnable_batches(8).tensors
+    losses = [frame_cross_entropy(*model._evaluate(batch)).item() for _ in range(2)]
+    assert losses[0] == losses[1]
+    assert model.training_step(batch, 0).item() != losses[0]
+
+
+@pytest.mark.parametrize("name", ["mask_bands", "mask_frames"])
+def test_a_negative_mask_is_refused(name: str):
+    with pytest.raises(ValueError, match=f"`{name}` must not be negative, got -1"):
+        small_model(**{name: -1})
+
+
 def test_streams_of_a_stretched_chunk_stay_with_their_frames():
     model = small_model(max_stretch=0.3)
     ramp = torch.arange(29.0)[None, :, None].repeat(4, 1, 2)

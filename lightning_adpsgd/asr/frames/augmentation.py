@@ -5,11 +5,13 @@ axis. Stretching it at random gives the model voices that the corpus does not ha
 (vocal tract length perturbation, Jaitly and Hinton 2013), here on log-mel energies.
 They also speak at different speeds; stretching time as well as frequency is what
 playing a recording faster or slower does (speed perturbation, Ko and others 2015), but
-at no cost in storage and anew in each epoch.
+at no cost in storage and anew in each epoch. Masks over bands and over frames
+(SpecAugment, Park and others 2019) make the model use all that it hears.
 """
 
 import torch
 from torch import Tensor
+from torchaudio.functional import mask_along_axis_iid
 
 from lightning_adpsgd.asr.frames.store import IGNORE
 
@@ -84,6 +86,24 @@ def stretch_labels(labels: Tensor, factors: Tensor) -> Tensor:
     places = _stretched(last, factors).round().long()
     moved = labels.gather(1, places.clamp(0, last))
     return moved.masked_fill((places < 0) | (places > last), IGNORE)
+
+
+def random_masks(frames: Tensor, bands: int, length: int) -> Tensor:
+    """Sets a stretch of bands and one of frames to 0, which is the mean, in each chunk.
+
+    Args:
+        frames: [batch, time, feature].
+        bands: width of the widest mask over features; each width is as likely.
+        length: the same over frames.
+
+    Returns:
+        [batch, time, feature].
+    """
+    # The library draws a width below its bound.
+    for axis, widest in ((2, bands), (1, length)):
+        if widest:
+            frames = mask_along_axis_iid(frames, widest + 1, 0.0, axis)
+    return frames
 
 
 def _stretched(last: int, factors: Tensor) -> Tensor:

@@ -203,6 +203,9 @@ class TrainSettings:
         max_warp: largest part by which training stretches the frequency axis.
         max_stretch: largest part by which training stretches time, to mimic other
             speeds.
+        mask_bands: widest stretch of bands that training masks in a chunk
+            (SpecAugment); 0 masks none.
+        mask_frames: longest stretch of frames that it masks.
         clip: largest norm of the gradient of a step; 0 does not clip.
         precision: precision in Lightning's words: "32-true", "bf16-mixed", ...; none:
             "bf16-mixed" on GPUs and "32-true" on the CPU. GPUs before Ampere, such as
@@ -240,6 +243,8 @@ class TrainSettings:
     dropout: float = 0.0
     max_warp: float = 0.15
     max_stretch: float = 0.0
+    mask_bands: int = 0
+    mask_frames: int = 0
     clip: float = 0.0
     precision: str | None = None
     checkpoint_minutes: float = 0.0
@@ -256,7 +261,7 @@ class TrainSettings:
         at_least(self, 1, "epochs", "validate_every", "base_batch")
         at_least(self, 1, "num_layers", "hidden_size", "bottleneck_size")
         at_least(self, 0, "num_workers", "wer_utterances", "warmup_epochs", "clip")
-        at_least(self, 0, "checkpoint_minutes")
+        at_least(self, 0, "checkpoint_minutes", "mask_bands", "mask_frames")
         above_zero(self, "base_rate", "decay", "cpu_share", "mixing_gain", "wer_scale")
         within(self, 0, 1, "cpu_share", "mixing_gain", "momentum", "dropout")
         within(self, 0, 0.9, "max_warp", "max_stretch")

@@ -104,6 +104,8 @@ def make_model(settings: Settings, corpus_chunks: int) -> AcousticModel:
         dropout=train.dropout,
         max_warp=train.max_warp,
         max_stretch=train.max_stretch,
+        mask_bands=train.mask_bands,
+        mask_frames=train.mask_frames,
         global_batch=train.batch_size * train.all_learners,
         corpus_chunks=corpus_chunks,
         base_rate=train.base_rate,

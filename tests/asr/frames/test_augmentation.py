@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lightning_adpsgd.asr.frames.augmentation import (
+    random_masks,
     random_warp,
     stretch_labels,
     stretch_time,
@@ -66,3 +67,19 @@ def test_labels_move_with_their_frames():
 def test_few_frames_can_be_stretched_too(num_frames):
     frames = torch.ones(2, num_frames, 3)
     torch.testing.assert_close(stretch_time(frames, torch.tensor([0.7, 1.3])), frames)
+
+
+def test_masks_are_stretches_of_each_chunk_within_their_widths():
+    masked = random_masks(torch.ones(400, 21, 40), bands=8, length=4)
+    bands = (masked == 0).all(1).sum(1)  # of each chunk: those that are 0 in all frames
+    frames = (masked == 0).all(2).sum(1)
+    assert set(bands.tolist()) == set(range(9))
+    assert set(frames.tolist()) == set(range(5))
+    # Each mask is one stretch: at most one run of zeros begins.
+    begins = ((masked == 0).all(1).int().diff(dim=1) == 1).sum(1)
+    assert begins.max() == 1
+
+
+def test_no_masks_leave_the_frames_as_they_are():
+    frames = torch.randn(3, 5, 40)
+    assert torch.equal(random_masks(frames, 0, 0), frames)
