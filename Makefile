@@ -25,7 +25,7 @@ PYTHON ?= $(shell for name in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-core mutants lint ci bench soak notebooks peers clean
+.PHONY: help demo test test-core mutants lint ci bench soak notebooks docs peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s%s\n", $$1, $$2}' Makefile
@@ -63,10 +63,14 @@ soak: $(STAMP) ## random kills, stops and NaN among 6 super-learners; MINUTES=30
 notebooks: $(STAMP) ## runs all notebooks and writes their outputs; ONLY="00 05" for some
 	OMP_NUM_THREADS=1 $(BIN)/python -m notebooks.run $(ONLY)
 
+docs: $(STAMP) ## the documentation site, into site/; needs no network
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "written: site/index.html; to search it: $(BIN)/python -m mkdocs serve"
+
 peers: $(PEERS_STAMP) ## other libraries to compare with, in an environment of their own
 
 clean: ## caches and logs; keeps .venv and runs/
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis lightning_logs
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis lightning_logs site
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
 # It sees the packages of .venv, so that both sides run on the same torch.
