@@ -1,4 +1,4 @@
-"""What adaptive optimizers make of local gradients: a small transformer under each mode.
+"""What adaptive optimizers make of local gradients, on a small transformer.
 
 Momentum and AdamW's moments stay in each super-learner and are never averaged. A local
 second moment has seen a learner's own gradients, which are noisier than their mean over
@@ -285,7 +285,7 @@ def measure(quick: bool = False) -> Report:
         notes=[
             "second moment: mean root of AdamW's second moments at the end, at a "
             f"learning rate of {FIRST_RATE['AdamW']:g}, of that under ddp.",
-            f"EMA: of the exponential average of the learners' mean, decay {EMA_DECAY} a step.",
+            f"EMA: exponential average of the learners' mean, decay {EMA_DECAY} a step.",
             "SGD is with momentum 0.9. Rates that gave the least mean loss, of a grid "
             "of factors of two, chosen on the text that is reported.",
         ],
