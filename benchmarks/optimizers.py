@@ -285,7 +285,7 @@ def measure(quick: bool = False) -> Report:
         notes=[
             "second moment: mean root of AdamW's second moments at the end, at a "
             f"learning rate of {FIRST_RATE['AdamW']:g}, of that under ddp.",
-            f"EMA: exponential average of the learners' mean, decay {EMA_DECAY} a step.",
+            f"EMA: of the learners' mean, decay {EMA_DECAY} a step.",
             "SGD is with momentum 0.9. Rates that gave the least mean loss, of a grid "
             "of factors of two, chosen on the text that is reported.",
         ],
