@@ -65,7 +65,7 @@ notebooks: $(STAMP) ## runs all notebooks and writes their outputs; ONLY="00 05"
 
 docs: $(STAMP) ## the documentation site, into site/; needs no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "written: site/index.html; to search it: $(BIN)/python -m mkdocs serve"
+	@echo "written: site/index.html"
 
 peers: $(PEERS_STAMP) ## other libraries to compare with, in an environment of their own
 

@@ -51,6 +51,10 @@ def _run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_the_readmes_program_trains_in_an_empty_folder(tmp_path: Path) -> None:
     done = _run(_first_block("README.md"), tmp_path)
     assert "`max_epochs=5` reached" in done.stderr
+    exchanges = re.findall(r"learner (\d): (\d+) exchanges", done.stdout)
+    assert sorted(index for index, _ in exchanges) == ["0", "1", "2", "3"]
+    assert all(int(number) > 0 for _, number in exchanges)
+    assert len(re.findall(r"mean model: (\d\.\d+)", done.stdout)) == 1
 
 
 @pytest.mark.slow

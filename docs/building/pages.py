@@ -22,7 +22,8 @@ FIRST = ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "examples/**/*.md")
 FIRST += ("notebooks/*.md", "notebooks/*.ipynb", "recipes/**/*.md")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)(?=[)#])")
 # A browser shows these itself, or has to save them.
-AS_IT_IS = (".svg", ".png", ".json", ".csv", ".html", ".wav")
+AS_IT_IS = (".svg", ".png", ".json", ".csv", ".html", ".css", ".js", ".wav")
+ASSETS = ("docs/building/iframe-worker.js", "docs/building/site.css")
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 
 
@@ -40,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Replaces the files of docs/ by all pages, and by what they link to."""
     for file in [file for file in files if file.src_dir == config.docs_dir]:
         files.remove(file)
-    for path in _with_what_they_link_to(_first_pages()):
+    for path in [*ASSETS, *_with_what_they_link_to(_first_pages())]:
         files.append(_file(path, config))
     return files
 

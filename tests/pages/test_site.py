@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -108,6 +109,23 @@ def test_every_page_of_the_docs_is_in_the_navigation(site: Path) -> None:
     for page in ROOT.glob("docs/**/*.md"):
         name = page.relative_to(ROOT / "docs").with_suffix(".html")
         assert (site / name).resolve() in places, name
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs a browser")
+def test_a_page_that_is_opened_as_a_file_can_be_searched(
+    site: Path, tmp_path: Path
+) -> None:
+    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    words += ["--disable-background-networking", "--disable-sync", "--no-first-run"]
+    words += [f"--user-data-dir={tmp_path}", "--timeout=10000"]
+    done = subprocess.run(
+        [*words, f"{(site / 'index.html').as_uri()}?q=staleness"],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+    )
+    (found,) = re.findall(r"(\d+) matching documents", done.stdout)
+    assert int(found) > 5
 
 
 def test_tables_of_the_pages_are_tables(site: Path) -> None:
