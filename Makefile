@@ -64,7 +64,7 @@ notebooks: $(STAMP) ## runs all notebooks and writes their outputs; ONLY="00 05"
 	OMP_NUM_THREADS=1 $(BIN)/python -m notebooks.run $(ONLY)
 
 docs: $(STAMP) ## the documentation site, into site/; needs no network
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "written: site/index.html"
 
 peers: $(PEERS_STAMP) ## other libraries to compare with, in an environment of their own
