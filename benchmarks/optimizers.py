@@ -189,11 +189,10 @@ def learner_batches(seed: int) -> Callable[[int], Iterator[Tensor]]:
 
 
 def schedule(warm_up: float) -> Callable[[int], float]:
-    """A linear rise, then half a cosine down to a tenth."""
-    total = LEARNERS * BATCH * STEPS
+    """A linear rise, then half a cosine to a tenth; equal for all of a round."""
 
     def factor(samples: int) -> float:
-        done = samples / total
+        done = samples // (LEARNERS * BATCH) / STEPS
         if done < warm_up:
             return max(done / warm_up, 1 / (warm_up * STEPS))
         fallen = (1 + math.cos(math.pi * (done - warm_up) / (1 - warm_up))) / 2
