@@ -25,7 +25,7 @@ PYTHON ?= $(shell for name in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-core mutants lint ci bench soak notebooks docs peers clean
+.PHONY: help demo test test-core mutants lint ci bench soak notebooks peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s%s\n", $$1, $$2}' Makefile
@@ -63,6 +63,7 @@ soak: $(STAMP) ## random kills, stops and NaN among 6 super-learners; MINUTES=30
 notebooks: $(STAMP) ## runs all notebooks and writes their outputs; ONLY="00 05" for some
 	OMP_NUM_THREADS=1 $(BIN)/python -m notebooks.run $(ONLY)
 
+.PHONY: docs
 docs: $(STAMP) ## the documentation site, into site/; needs no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "written: site/index.html"
