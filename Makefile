@@ -63,10 +63,15 @@ soak: $(STAMP) ## random kills, stops and NaN among 6 super-learners; MINUTES=30
 notebooks: $(STAMP) ## runs all notebooks and writes their outputs; ONLY="00 05" for some
 	OMP_NUM_THREADS=1 $(BIN)/python -m notebooks.run $(ONLY)
 
+.PHONY: docs
+docs: $(STAMP) ## the documentation site, into site/; needs no network
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "written: site/index.html"
+
 peers: $(PEERS_STAMP) ## other libraries to compare with, in an environment of their own
 
 clean: ## caches and logs; keeps .venv and runs/
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis lightning_logs
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis lightning_logs site
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
 # It sees the packages of .venv, so that both sides run on the same torch.

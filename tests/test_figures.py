@@ -1,4 +1,4 @@
-"""Figures of the README and of docs/evidence.md are those of the committed results."""
+"""Figures of the README and of pages with results are those of the committed files."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from tests.figures import ROOT, Marked, complaint, figures_in, is_rounded, marked
 
-README, EVIDENCE = ROOT / "README.md", ROOT / "docs" / "evidence.md"
+README = ROOT / "README.md"
 
 
 def results_of(readme: str) -> tuple[str, int]:
@@ -29,8 +29,9 @@ def test_every_figure_among_the_results_of_the_readme_is_in_a_committed_file() -
     assert complaints(*results_of(README.read_text())) == []
 
 
-def test_every_figure_of_the_evidence_is_in_a_committed_file() -> None:
-    assert complaints(EVIDENCE.read_text()) == []
+@pytest.mark.parametrize("page", ["evidence", "results"])
+def test_every_figure_of_a_page_with_results_is_in_a_committed_file(page: str) -> None:
+    assert complaints((ROOT / "docs" / f"{page}.md").read_text()) == []
 
 
 # --- what a mark can say

@@ -51,6 +51,10 @@ def _run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_the_readmes_program_trains_in_an_empty_folder(tmp_path: Path) -> None:
     done = _run(_first_block("README.md"), tmp_path)
     assert "`max_epochs=5` reached" in done.stderr
+    exchanges = re.findall(r"learner (\d): (\d+) exchanges", done.stdout)
+    assert sorted(index for index, _ in exchanges) == ["0", "1", "2", "3"]
+    assert all(int(number) > 0 for _, number in exchanges)
+    assert len(re.findall(r"mean model: (\d\.\d+)", done.stdout)) == 1
 
 
 @pytest.mark.slow
@@ -93,12 +97,24 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-def test_the_readmes_tree_is_the_tree_on_disk() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_tree_of_the_contributors_is_the_tree_on_disk() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tree = text.partition("## The tree\n")[2].partition("\n## ")[0]
     top = set(re.findall(r"^    ([\w.]+)/", tree, re.M))
-    inside = set(re.findall(r"^      ([\w.]+/?)", tree, re.M))
+    assert top
     assert {name for name in top if not (ROOT / name).is_dir()} == set()
-    assert {name for name in inside if not (PACKAGE / name).exists()} == set()
-    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert {name.rstrip("/") for name in inside if name.endswith("/")} == rooms
+    rooms = set(re.findall(r"^\| \d+ \| `(\w+)`", text, re.M))
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} <= rooms
+    assert {name for name in rooms if not list(PACKAGE.glob(f"{name}*"))} == set()
+
+
+def test_the_readme_fits_on_three_screens() -> None:
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 150
+
+
+def test_every_entry_of_the_log_is_in_its_index() -> None:
+    text = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
+    index, _, entries = text.partition("\n## Index\n")[2].partition("\n## ")
+    titles = re.findall(r"^(?:## )?[\d-]{10}: (.*)$", entries, re.M)
+    listed = [title.lower() for title in re.findall(r"^- \[(.*)\]\(#", index, re.M)]
+    assert sorted(listed) == sorted(title.lower() for title in titles)

@@ -84,9 +84,10 @@ class HADPSGDOptions(_DDPStrategy):
     ) -> None:
         """Sets the strategy up; nothing communicates before training.
 
-        Args:
-            What a user sets first:
+        Up to `inside` stands what a user sets first, then what to tune, and from
+        `timeout` on what to set when something breaks.
 
+        Args:
             topology: name of a topology (`lightning_adpsgd.topology.TOPOLOGIES`), or
                 one of your own: a mixing matrix, several matrices or matchings that
                 take turns, or a function (`find_topology`).
@@ -96,15 +97,11 @@ class HADPSGDOptions(_DDPStrategy):
                 with one that is at its own, if there is one in time.
             super_learner_size: number of learners that allreduce gradients; "node" for
                 those of one machine. It must divide the number of learners.
-
             inside: how the learners of a super-learner share the work. "ddp": each
                 holds the model, and they allreduce gradients. "model_parallel": they
                 hold one model together, which its `configure_model` shards with
                 `fully_shard` over ``self.device_mesh["data_parallel"]``
                 (docs/large-models.md); under a Trainer.
-
-            What a user sets to tune:
-
             order: whether the average comes after the optimizer step or between
                 gradient and step; by default after. "delay_by_one" has the latter.
             mixing_gain: gamma, 0 < gamma <= 1: how much of each average is taken.
@@ -135,9 +132,6 @@ class HADPSGDOptions(_DDPStrategy):
                 environment's LIGHTNING_ADPSGD_ISLANDS; None: all super-learners are in
                 one job.
             seed: seed of topologies that are drawn at random; the same in all learners.
-
-            What a user sets when something breaks:
-
             timeout: how long a peer may say nothing before it counts as lost, and the
                 bound of each collective: a timedelta, or a number of seconds. By
                 default 5 minutes, and 30 for the collectives of Lightning.
@@ -148,7 +142,6 @@ class HADPSGDOptions(_DDPStrategy):
                 its peers with a fresh optimizer, before it ends with an error; it waits
                 for longer each time. None: it continues as it is, and its peers leave
                 it out.
-
             **ddp: what Lightning's `DDPStrategy` takes, such as `start_method`. Options
                 of DDP itself apply inside a super-learner.
 

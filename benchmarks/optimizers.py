@@ -1,0 +1,399 @@
+"""What adaptive optimizers make of local gradients, on a small transformer.
+
+Momentum and AdamW's moments stay in each super-learner and are never averaged. A local
+second moment has seen a learner's own gradients, which are noisier than their mean over
+all. So it is larger, and the steps that are divided by its root are shorter than under
+`ddp` at the same learning rate. Each method is therefore measured at its own best rate,
+which is searched by factors of two until both neighbours are worse.
+
+A causal transformer reads the bytes of Python's reference manual, as it comes with the
+interpreter. Eight learners train on a simulated clock, with the engine's own arithmetic
+(docs/virtual-cluster.md); an exchange takes half a step. `sync, complete` averages all
+weights after each step: with SGD that is `ddp`, to rounding, so that what differs with
+AdamW is what local moments do. Rates are chosen on the held-out text that is reported.
+"""
+
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pydoc_data.topics import topics
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import vector_to_parameters
+from typing_extensions import override
+
+from benchmarks.results import Report, Row
+from benchmarks.timing import print_row, spread
+from lightning_adpsgd.virtual.clock import Compute, Link
+from lightning_adpsgd.virtual.cluster import VirtualCluster
+
+LEARNERS, STEPS, WARM_UP = 8, 100, 0.1
+CONTEXT, WIDTH, HEADS, LAYERS, SYMBOLS = 48, 48, 4, 2, 128
+BATCH, HELD_OUT, SEEDS = 8, 128, 3
+EMA_DECAY = 0.98
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "ddp": {"num_super_learners": 1, "super_learner_size": LEARNERS},
+    "sync, complete": {"topology": "complete", "communication": "sync"},
+    "d1psgd": {"topology": "complete", "communication": "delay_by_one"},
+    "adpsgd": {"topology": "ring"},
+    "adpsgd_random": {"topology": "random_ring"},
+}
+FIRST_RATE = {"AdamW": 4e-3, "SGD": 0.1}
+WITH_SGD = BY_RATE = ("ddp", "sync, complete", "adpsgd")
+DECAY = 0.01
+
+
+class Transformer(nn.Module):
+    """Logits of the next byte: [batch, time] -> [batch, time, 128]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.symbols = nn.Embedding(SYMBOLS, WIDTH)
+        self.places = nn.Parameter(0.02 * torch.randn(CONTEXT, WIDTH))
+        self.layers = nn.ModuleList(self._layer() for _ in range(LAYERS))
+        self.out = nn.Linear(WIDTH, SYMBOLS)
+
+    @staticmethod
+    def _layer() -> nn.Module:
+        return nn.TransformerEncoderLayer(
+            *(WIDTH, HEADS, 4 * WIDTH, 0.0, "gelu"), batch_first=True, norm_first=True
+        )
+
+    @override
+    def forward(self, text: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(text.shape[1])
+        hidden = self.symbols(text) + self.places
+        for layer in self.layers:
+            hidden = layer(hidden, mask, is_causal=True)
+        return self.out(hidden)
+
+
+def loss(module: nn.Module, batch: Tensor) -> Tensor:
+    """Cross-entropy of the next byte in nats; a batch is [sequences, CONTEXT + 1]."""
+    return cross_entropy(module(batch[:, :-1]).transpose(1, 2), batch[:, 1:])
+
+
+def text(held_out: bool) -> Tensor:
+    """Bytes of the manual's sections, every tenth of which is held out."""
+    chosen = [n for i, n in enumerate(sorted(topics)) if (i % 10 == 9) == held_out]
+    written = "\n".join(topics[name] for name in chosen)
+    return torch.tensor(list(written.encode("ascii", "replace")))
+
+
+def sequences(source: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Pieces of a text, drawn with replacement: [count, CONTEXT + 1]."""
+    begins = torch.randint(len(source) - CONTEXT, (count,), generator=generator)
+    return source[begins[:, None] + torch.arange(CONTEXT + 1)]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Attributes:
+        method: name in `METHODS`.
+        rate: peak of the learning rate.
+        seed: of the start, the samples and the simulated times.
+        optimizer: "AdamW" or "SGD" with momentum.
+        decay: weight decay.
+        warm_up: share of the steps in which the rate rises.
+        options: further arguments of the cluster.
+    """
+
+    method: str
+    rate: float
+    seed: int
+    optimizer: str = "AdamW"
+    decay: float = DECAY
+    warm_up: float = WARM_UP
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Outcome(NamedTuple):
+    """What a training came to.
+
+    Attributes:
+        loss: of the consensus model on held-out text, nats a byte; infinite if the
+            training diverged.
+        ema: the same of the exponential average of the learners' mean.
+        second: mean root of AdamW's second moments; NaN with SGD.
+        distance: relative consensus distance at the end.
+    """
+
+    loss: float
+    ema: float
+    second: float
+    distance: float
+
+
+def train(run: Run) -> Outcome:
+    """Trains once; the same run gives the same outcome."""
+    torch.set_num_threads(1)
+    torch.manual_seed(run.seed)
+    made: list[torch.optim.Optimizer] = []
+    cluster = make_cluster(run, made)
+    average: list[Tensor] = []
+    report = cluster.fit(
+        learner_batches(run.seed),
+        LEARNERS * BATCH * STEPS,
+        lr_schedule=schedule(run.warm_up),
+        every_samples=LEARNERS * BATCH,
+        on_point=lambda _: keep_average(average, cluster),
+    )
+    if report.diverged:
+        return Outcome(*[math.inf] * 4)
+    held_out = held_out_loss(cluster.module)
+    vector_to_parameters(average[0], cluster.module.parameters())
+    distance = report.points[-1].relative_distance
+    return Outcome(held_out, held_out_loss(cluster.module), second(made), distance)
+
+
+def make_cluster(run: Run, made: list[torch.optim.Optimizer]) -> VirtualCluster:
+    """The learners of a run; their optimizers are entered into `made`."""
+    module = Transformer()
+    num_bytes = 4 * sum(p.numel() for p in module.parameters())
+
+    def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        kind: Any = torch.optim.AdamW if run.optimizer == "AdamW" else torch.optim.SGD
+        options = {} if run.optimizer == "AdamW" else {"momentum": 0.9}
+        made.append(kind(parameters, run.rate, weight_decay=run.decay, **options))
+        return made[-1]
+
+    return VirtualCluster(
+        module,
+        loss=loss,
+        optimizer=optimizer,
+        compute=Compute(1.0, spread=0.2),
+        link=Link(bandwidth=2.0 * num_bytes, latency=1e-3),
+        samples_in=len,
+        seed=run.seed,
+        **{"num_super_learners": LEARNERS, **METHODS[run.method], **run.options},
+    )
+
+
+def learner_batches(seed: int) -> Callable[[int], Iterator[Tensor]]:
+    """A function from the number of a learner to its endless batches."""
+    source = text(held_out=False)
+
+    def batches(learner: int) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(1000 * seed + learner)
+        while True:
+            yield sequences(source, BATCH, generator)
+
+    return batches
+
+
+def schedule(warm_up: float) -> Callable[[int], float]:
+    """A linear rise, then half a cosine to a tenth; equal for all of a round."""
+
+    def factor(samples: int) -> float:
+        done = samples // (LEARNERS * BATCH) / STEPS
+        if done < warm_up:
+            return max(done / warm_up, 1 / (warm_up * STEPS))
+        fallen = (1 + math.cos(math.pi * (done - warm_up) / (1 - warm_up))) / 2
+        return 0.1 + 0.9 * fallen
+
+    return factor
+
+
+def keep_average(average: list[Tensor], cluster: VirtualCluster) -> None:
+    """Moves the exponential average of the learners' mean on by a point."""
+    (rows,) = cluster.weights()
+    mean = rows.mean(0)
+    if average:
+        average[0].lerp_(mean, 1 - EMA_DECAY)
+    else:
+        average.append(mean.clone())
+
+
+@torch.no_grad()
+def held_out_loss(module: nn.Module) -> float:
+    """On text that nobody trains on."""
+    source = text(held_out=True)
+    return loss(module, sequences(source, HELD_OUT, torch.Generator())).item()
+
+
+def second(made: Sequence[torch.optim.Optimizer]) -> float:
+    """Mean root of the second moments, over all weights of all super-learners."""
+    states = [state for optimizer in made for state in optimizer.state.values()]
+    found = [s["exp_avg_sq"].flatten() for s in states if "exp_avg_sq" in s]
+    return torch.cat(found).sqrt().mean().item() if found else math.nan
+
+
+# --- the search, and what is reported
+
+
+class Trials:
+    """Trainings over seeds, each done once, in processes beside one another."""
+
+    def __init__(self, seeds: int) -> None:
+        self._seeds = seeds
+        self._known: dict[str, list[Outcome]] = {}
+        self._pool = multiprocessing.get_context("fork").Pool(os.cpu_count())
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._pool.terminate()
+
+    def of(self, *runs: Run) -> list[list[Outcome]]:
+        """The outcomes of runs over all seeds."""
+        wanted = [run for run in runs if repr(run) not in self._known]
+        seeded = [replace(run, seed=s) for run in wanted for s in range(self._seeds)]
+        found = iter(self._pool.map(train, seeded, chunksize=1))
+        for run in wanted:
+            self._known[repr(run)] = [next(found) for _ in range(self._seeds)]
+        return [self._known[repr(run)] for run in runs]
+
+    def best_rates(self, runs: Sequence[Run]) -> list[Run]:
+        """Each run at the rate at which both neighbours are worse."""
+        best = list(runs)
+        while True:
+            around = [around_of(run) for run in best]
+            flat = self.of(*(run for three in around for run in three))
+            losses = [mean_loss(outcomes) for outcomes in flat]
+            better = [
+                three[min(range(3), key=losses[3 * n : 3 * n + 3].__getitem__)]
+                for n, three in enumerate(around)
+            ]
+            if better == best:
+                return best
+            best = better
+
+
+def around_of(run: Run) -> tuple[Run, Run, Run]:
+    """The run at its rate, and at the two beside it."""
+    return run, replace(run, rate=run.rate / 2), replace(run, rate=run.rate * 2)
+
+
+def mean_loss(outcomes: Sequence[Outcome]) -> float:
+    """Over seeds; infinite if one diverged."""
+    return sum(outcome.loss for outcome in outcomes) / len(outcomes)
+
+
+def measure(quick: bool = False) -> Report:
+    """Each method at its best rate, and variants of the asynchronous one there."""
+    report = Report(
+        f"A causal transformer on {LEARNERS} simulated learners, {STEPS} steps each, "
+        "with AdamW and with SGD.",
+        limit="the loss of ddp with AdamW at its best rate",
+        notes=[
+            "second moment: mean root of AdamW's second moments at the end, at a "
+            f"learning rate of {FIRST_RATE['AdamW']:g}, of that under ddp.",
+            f"EMA: of the learners' mean, decay {EMA_DECAY} a step.",
+            "SGD is with momentum 0.9. Rates that gave the least mean loss, of a grid "
+            "of factors of two, chosen on the text that is reported.",
+        ],
+    )
+    trials = Trials(1 if quick else SEEDS)
+    try:
+        report.rows += method_rows(trials)
+        report.rows += rate_rows(trials)
+        report.rows += variant_rows(trials)
+    finally:
+        trials.close()
+    return report
+
+
+def starts() -> list[Run]:
+    """Each method with each of its optimizers, at the first rate."""
+    runs = [Run(method, FIRST_RATE["AdamW"], 0) for method in METHODS]
+    sgd = (Run(m, FIRST_RATE["SGD"], 0, "SGD", decay=0.0) for m in WITH_SGD)
+    return [*runs, *sgd]
+
+
+def method_rows(trials: Trials) -> list[Row]:
+    """Each method at its best rate."""
+    best = trials.best_rates(starts())
+    control = mean_loss(trials.of(best[0])[0])
+    return [method_row(trials, run, control) for run in best]
+
+
+def method_row(trials: Trials, run: Run, control: float) -> Row:
+    """One method at its best rate, with what explains it."""
+    (found,) = trials.of(run)
+    details = {
+        "rate": run.rate,
+        "loss with EMA": spread(o.ema for o in found).median,
+        "relative consensus distance": spread(o.distance for o in found).median,
+    }
+    if run.optimizer == "AdamW":
+        details["second moment"] = second_of_ddp(trials, run.method)
+    case = {"method": run.method, "optimizer": run.optimizer}
+    return row(case, found, control, "best rates", details)
+
+
+def second_of_ddp(trials: Trials, method: str) -> float:
+    """Second moments of a method, of those under `ddp` at the same rate."""
+    rate = FIRST_RATE["AdamW"]
+    mine, theirs = trials.of(Run(method, rate, 0), Run("ddp", rate, 0))
+    pairs = zip(mine, theirs, strict=True)
+    return spread(m.second / t.second for m, t in pairs).median
+
+
+def rate_rows(trials: Trials) -> list[Row]:
+    """Loss against the rate, AdamW."""
+    rates = [FIRST_RATE["AdamW"] * factor for factor in (0.5, 1, 2, 4)]
+    runs = [Run(method, rate, 0) for method in BY_RATE for rate in rates]
+    found = trials.of(*runs)
+    control = min(mean_loss(o) for o in found[: len(rates)])
+    return [
+        row({"method": run.method, "rate": run.rate}, o, control, "by rate", {})
+        for run, o in zip(runs, found, strict=True)
+    ]
+
+
+def variant_rows(trials: Trials) -> list[Row]:
+    """`adpsgd` with AdamW at its best rate, with one thing changed at a time."""
+    (best,) = trials.best_rates([Run("adpsgd", FIRST_RATE["AdamW"], 0)])
+    variants = {
+        "as it is": best,
+        "gossip_every=4": replace(best, options={"gossip_every": 4}),
+        "gossip_every=16": replace(best, options={"gossip_every": 16}),
+        "wire_dtype=int8": replace(best, options={"wire_dtype": torch.int8}),
+        "no weight decay": replace(best, decay=0.0),
+        "weight decay 0.1": replace(best, decay=0.1),
+        "no warm-up": replace(best, warm_up=0.0),
+        "clipped at norm 1": replace(best, options={"gradient_clip": 1.0}),
+    }
+    found = trials.of(*variants.values())
+    control = mean_loss(found[0])
+    return [
+        row(
+            {"adpsgd, AdamW": name},
+            outcomes,
+            control,
+            "one thing changed",
+            {"relative consensus distance": spread(o.distance for o in outcomes)[0]},
+            ratio_to="as it is",
+        )
+        for name, outcomes in zip(variants, found, strict=True)
+    ]
+
+
+def row(
+    case: Mapping[str, str | float],
+    found: Sequence[Outcome],
+    control: float,
+    table: str,
+    details: Mapping[str, float],
+    ratio_to: str = "",
+) -> Row:
+    """One line of a table: losses over seeds, and what they are beside a control."""
+    value = spread(min(outcome.loss, 99.0) for outcome in found)
+    ratio = mean_loss(found) / control
+    diverged = sum(math.isinf(outcome.loss) for outcome in found)
+    print_row(", ".join(map(str, case.values())), f"{value:.3f}", f"{ratio:.3f}")
+    return Row(
+        case,
+        value,
+        "nats a byte",
+        None if diverged else ratio,
+        ratio_to,
+        table,
+        {**details, "diverged": diverged} if diverged else details,
+    )

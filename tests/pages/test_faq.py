@@ -1,0 +1,62 @@
+"""Every message that docs/faq.md quotes is one that the code can say."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.pages.messages import is_said
+
+PAGE = Path(__file__).parents[2] / "docs" / "faq.md"
+CODE = re.compile(r"(`+)(.+?)\1(?!`)", re.S)
+# What Lightning says, and where.
+FOREIGN = {
+    "You selected an invalid strategy name": (
+        "lightning.pytorch",
+        "trainer/connectors/accelerator_connector.py",
+    )
+}
+
+
+def quotes(page: str) -> list[str]:
+    """What headings of messages, and the paragraphs "Also:" below them, quote."""
+    found = re.findall(r"^### (.+)$|^Also: ((?:.+\n)+)", page, re.M)
+    return [
+        " ".join(code.split())
+        for heading, also in found
+        for _, code in CODE.findall(heading or also)
+    ]
+
+
+QUOTES = quotes(PAGE.read_text(encoding="utf-8"))
+
+
+def test_the_page_has_quotes_in_headings_and_below_them() -> None:
+    text = "### `` a `b` c ``\n\nAlso: `d`,\n`e`\n\nText `f`.\n"
+    assert quotes(text) == ["a `b` c", "d", "e"]
+    assert len(QUOTES) > 80
+
+
+def test_no_message_is_explained_twice() -> None:
+    assert len(QUOTES) == len(set(QUOTES))
+
+
+@pytest.mark.parametrize("quote", [q for q in QUOTES if q not in FOREIGN])
+def test_a_quoted_message_is_one_of_the_codes(quote: str) -> None:
+    assert is_said(quote), quote
+
+
+@pytest.mark.parametrize("quote", FOREIGN)
+def test_a_message_of_lightnings_is_one_of_its_own(quote: str) -> None:
+    package, name = FOREIGN[quote]
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    assert is_said(quote, iter([Path(spec.origin).parent / name]))
+
+
+def test_a_text_that_no_module_has_is_not_said() -> None:
+    assert not is_said("this sentence is in no module")
+    assert not is_said("got ... lost ... zebra")
+    assert not is_said("...")
