@@ -25,7 +25,7 @@ PYTHON ?= $(shell for name in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-core mutants lint ci bench soak notebooks peers clean
+.PHONY: help demo test test-core matrix mutants lint ci bench soak notebooks peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s%s\n", $$1, $$2}' Makefile
@@ -43,6 +43,9 @@ test: $(STAMP) ## all tests; WORKERS=3 processes, of which a third of the time w
 
 test-core: $(STAMP) ## all tests but those of speech and of its recipes
 	$(PYTEST) --ignore tests/asr --ignore tests/recipes
+
+matrix: $(STAMP) ## a part of the tests with other versions; ONLY="floor newest" for some
+	$(BIN)/python -m tests.matrix $(ONLY)
 
 mutants: $(STAMP) ## do tests notice changes of the code? NUMBER=320 SEED=0; up to an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants --number $(NUMBER) --seed $(SEED)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lightning_adpsgd.topology.named import Topology as Topology
     from lightning_adpsgd.virtual.cluster import VirtualCluster as VirtualCluster
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "HADPSGDFabricStrategy": "strategy.fabric",

@@ -1,12 +1,14 @@
 """The command line: looks at a machine, predicts a cluster's speed, lets islands meet,
 and makes one file of a checkpoint in shards.
 
-python -m lightning_adpsgd doctor
-python -m lightning_adpsgd calibrate --out machine.json
-python -m lightning_adpsgd predict --calibration machine.json --learners 64
-python -m lightning_adpsgd rendezvous --port 29400
-python -m lightning_adpsgd credentials --out credentials
-python -m lightning_adpsgd export run/last.ckpt --out whole.ckpt
+lightning-adpsgd doctor
+lightning-adpsgd calibrate --out machine.json
+lightning-adpsgd predict --calibration machine.json --learners 64
+lightning-adpsgd rendezvous --port 29400
+lightning-adpsgd credentials --out credentials
+lightning-adpsgd export run/last.ckpt --out whole.ckpt
+
+`python -m lightning_adpsgd` is the same command, for where no scripts are installed.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
+from lightning_adpsgd import __version__
 from lightning_adpsgd.islands import rendezvous
 from lightning_adpsgd.prediction import calibration
 from lightning_adpsgd.prediction.calibration import Calibration
@@ -58,10 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m lightning_adpsgd",
+        prog="lightning-adpsgd",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    version = f"lightning-adpsgd {__version__}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_doctor(commands)
     _add_calibrate(commands)

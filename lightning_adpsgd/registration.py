@@ -1,10 +1,11 @@
 """Makes the strategies known to Lightning by name, in any order of imports.
 
 `install` hooks the imports of Lightning's two registries, the Trainer's and Fabric's,
-and registers the names in each as soon as it exists. It runs when this package is
-imported, and also when torch is, by way of `installation/lightning_adpsgd_names.py`, an
-entry point of the group `torch.backends`: `Trainer(strategy="hadpsgd")` then needs no
-import. `TORCH_DEVICE_BACKEND_AUTOLOAD=0` turns the entry point off.
+under both of its import names, and registers the strategies in each as soon as it
+exists. It runs when this package is imported, and also when torch is, by way of
+`installation/lightning_adpsgd_names.py`, an entry point of the group `torch.backends`:
+`Trainer(strategy="hadpsgd")` then needs no import. `TORCH_DEVICE_BACKEND_AUTOLOAD=0`
+turns the entry point off.
 
 This module is loaded in the middle of torch's own import. It and what it imports use
 the standard library alone, and it never raises.
@@ -12,14 +13,17 @@ the standard library alone, and it never raises.
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
+from lightning_adpsgd.import_names import ROOTS, import_names, refusal
 from lightning_adpsgd.strategy.names import NAMES
 
 # This name is for the Trainer alone, and has no launcher: it runs in one process.
@@ -30,6 +34,7 @@ _LAUNCHERS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "for
 def install() -> None:
     """Registers the names now or when Lightning is imported; can be called again."""
     try:
+        import_names()
         for name in _REGISTRIES:
             if name in sys.modules:
                 _register(sys.modules[name])
@@ -45,49 +50,46 @@ def _warn(error: Exception) -> None:
 
 
 def _register(module: ModuleType) -> None:
-    attribute, make_strategy = _REGISTRIES[module.__name__]
+    attribute, kind = _REGISTRIES[module.__name__]
     registry = getattr(module, attribute, None)
     if registry is None:  # the module is still being imported; the finder will be back
         return
+    root = ROOTS[module.__name__.partition(".")[0]]
+    chosen = import_names().chosen
+    if chosen not in (None, root) and attribute == _FABRIC[0]:  # the Trainer needs it
+        warnings.warn(refusal(chosen, root), stacklevel=2)
     for name, dials in NAMES.items():
         for suffix, start_method in _LAUNCHERS.items():
             if name + suffix not in registry:
                 registry.register(
                     name + suffix,
-                    make_strategy,
+                    partial(_make, root, kind),
                     description=f"{name} of lightning_adpsgd, by {start_method}",
                     start_method=start_method,
                     **dials,
                 )
-    if attribute == "StrategyRegistry" and VIRTUAL not in registry:
+    if attribute == _TRAINER[0] and VIRTUAL not in registry:
         registry.register(
             VIRTUAL,
-            _make_virtual_strategy,
+            partial(_make, root, "virtual.strategy:VirtualHADPSGDStrategy"),
             description="hadpsgd of lightning_adpsgd, simulated on one device",
         )
 
 
-def _make_strategy(**dials: Any) -> Any:
-    from lightning_adpsgd.strategy.trainer import HADPSGDStrategy
-
-    return HADPSGDStrategy(**dials)
-
-
-def _make_virtual_strategy(**dials: Any) -> Any:
-    from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
-
-    return VirtualHADPSGDStrategy(**dials)
+def _make(root: str, kind: str, **dials: Any) -> Any:
+    """Makes a strategy for a Trainer or Fabric of this import name."""
+    import_names().choose(root)
+    return resolve_name(f"lightning_adpsgd.{kind}")(**dials)
 
 
-def _make_fabric_strategy(**dials: Any) -> Any:
-    from lightning_adpsgd.strategy.fabric import HADPSGDFabricStrategy
-
-    return HADPSGDFabricStrategy(**dials)
-
-
-_REGISTRIES: dict[str, tuple[str, Callable[..., Any]]] = {
-    "lightning.pytorch.strategies": ("StrategyRegistry", _make_strategy),
-    "lightning.fabric.strategies": ("STRATEGY_REGISTRY", _make_fabric_strategy),
+# The attribute of a registry, and what its names make.
+_TRAINER = ("StrategyRegistry", "strategy.trainer:HADPSGDStrategy")
+_FABRIC = ("STRATEGY_REGISTRY", "strategy.fabric:HADPSGDFabricStrategy")
+_REGISTRIES = {
+    "lightning.pytorch.strategies": _TRAINER,
+    "lightning.fabric.strategies": _FABRIC,
+    "pytorch_lightning.strategies": _TRAINER,
+    "lightning_fabric.strategies": _FABRIC,
 }
 
 

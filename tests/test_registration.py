@@ -6,7 +6,7 @@ import sys
 import zipfile
 from base64 import urlsafe_b64encode
 from hashlib import sha256
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -82,7 +82,8 @@ def wheel(folder: Path) -> Path:
     """What an editable wheel of this clone puts into an environment."""
     clone, site = folder / "clone", folder / "site"
     (clone / "lightning_adpsgd").mkdir(parents=True)
-    (clone / "lightning_adpsgd" / "__init__.py").touch()
+    version = '__version__ = "7.8.9"\n'
+    (clone / "lightning_adpsgd" / "__init__.py").write_text(version)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, clone)
     shutil.copytree(ROOT / "installation", clone / "installation")
@@ -115,8 +116,31 @@ def test_every_wheel_lists_the_module_that_torch_calls(site: Path) -> None:
     content = (site / name).read_bytes()
     expected = urlsafe_b64encode(sha256(content).digest()).decode().rstrip("=")
     assert (digest, int(size)) == (f"sha256={expected}", len(content))
-    (entry,) = site.glob("*.dist-info/entry_points.txt")
-    assert f"lightning_adpsgd = {doctor.ENTRY_POINT}" in entry.read_text()
+    points = points_of(site)
+    assert points["torch.backends"].module == doctor.ENTRY_POINT.partition(":")[0]
+
+
+def points_of(site: Path) -> dict[str, EntryPoint]:
+    """The entry points of what is installed in a folder, by their groups."""
+    (installed,) = distributions(path=[str(site)])
+    return {point.group: point for point in installed.entry_points}
+
+
+def test_the_package_and_its_wheel_have_one_version(site: Path) -> None:
+    (installed,) = distributions(path=[str(site)])
+    assert installed.version == "7.8.9"
+
+
+def test_the_console_script_is_the_command_line(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = points_of(site)["console_scripts"]
+    assert script.name == "lightning-adpsgd"
+    with pytest.raises(SystemExit) as ended:
+        script.load()(["--version"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert said == f"lightning-adpsgd {lightning_adpsgd.__version__}\n"
 
 
 LIKE_TORCH = """
@@ -125,12 +149,17 @@ for point in entry_points(group="torch.backends", name="lightning_adpsgd"):
     point.load()()
 """
 MOVED = "import sys; sys.modules['lightning_adpsgd'] = None\n"
+# The clone that this environment itself was installed from would be found as well.
+ALONE = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if "__editable__" not in f.__module__]
+"""
 
 
 def in_environment(site: Path, folder: Path, program: str, filters: str) -> str:
     """What a program says where the package is installed; it must end well."""
     ran = subprocess.run(
-        [sys.executable, "-W", f"{filters}::RuntimeWarning", "-c", program],
+        [sys.executable, "-W", f"{filters}::RuntimeWarning", "-c", ALONE + program],
         capture_output=True,
         text=True,
         timeout=PROGRAM_S,

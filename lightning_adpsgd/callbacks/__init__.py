@@ -9,6 +9,7 @@ each validation, which all learners reach anyway:
 - `ConsensusMonitor`: how the super-learners differ, and what that does to the learning
   rate.
 
+`ProgressLine` shows the speed and the gossip of all learners in the progress bar.
 `AllreduceWait` measures the wait for DDP's gradient allreduce, and `SaveWithinEpoch`
 writes checkpoints within a shared epoch. All of them work under every strategy, and
 leave out figures that the strategy lacks.
@@ -20,6 +21,7 @@ from lightning_adpsgd.callbacks.consensus import ConsensusMonitor
 from lightning_adpsgd.callbacks.convergence import ConvergenceMonitor
 from lightning_adpsgd.callbacks.curve import TrainingCurve
 from lightning_adpsgd.callbacks.gossip import GossipMonitor
+from lightning_adpsgd.callbacks.progress_line import ProgressLine
 from lightning_adpsgd.callbacks.within_epoch import SaveWithinEpoch
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "ConvergenceMonitor",
     "GossipMonitor",
     "Monitor",
+    "ProgressLine",
     "SaveWithinEpoch",
     "TrainingCurve",
 ]

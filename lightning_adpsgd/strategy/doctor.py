@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch.cuda import nccl
 
 import lightning_adpsgd
+from lightning_adpsgd.import_names import LIGHTNING, OTHER, import_names
 from lightning_adpsgd.strategy.checkpoints.io import flawed_loader
 from lightning_adpsgd.strategy.names import NAMES
 from lightning_adpsgd.transport.network_interfaces import (
@@ -31,7 +33,7 @@ ENTRY_POINT = "lightning_adpsgd_names:install"
 SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _PATIENCE_S = 120.0
 _PROBE = """
-from lightning.pytorch.strategies import StrategyRegistry
+from {}.strategies import StrategyRegistry
 print(*StrategyRegistry)
 """
 
@@ -54,7 +56,7 @@ def examine() -> Iterator[Finding]:
     yield _names(list(entry_points(group="torch.backends", name="lightning_adpsgd")))
     yield Finding("Python", f"{sys.version.split()[0]} at {sys.executable}")
     yield Finding("torch", torch.__version__, flawed_loader() or "")
-    yield Finding("Lightning", version("lightning"))
+    yield Finding("Lightning", ", ".join(_lightnings()))
     yield _gloo()
     yield _nccl()
     yield from _interfaces()
@@ -64,6 +66,13 @@ def examine() -> Iterator[Finding]:
 def _package() -> Finding:
     place = Path(lightning_adpsgd.__file__).parent
     return Finding("package", f"{lightning_adpsgd.__version__} at {place}")
+
+
+def _lightnings() -> Iterator[str]:
+    """The import names of Lightning that are installed, with their versions."""
+    for name in (LIGHTNING, OTHER):
+        if find_spec(name) is not None:
+            yield f"{version(name.replace('_', '-'))} as {name}"
 
 
 def _names(installed: list[EntryPoint]) -> Finding:
@@ -93,8 +102,10 @@ def _why_unknown(installed: list[EntryPoint], complaint: str) -> str:
 
 def _known_without_import() -> tuple[set[str], str]:
     """The names in Lightning's registry, and the last words of a new process."""
+    name = import_names().choose()
+    probe = _PROBE.format("lightning.pytorch" if name == LIGHTNING else name)
     ran = subprocess.run(
-        [sys.executable, "-c", _PROBE],
+        [sys.executable, "-c", probe],
         capture_output=True,
         text=True,
         timeout=_PATIENCE_S,

@@ -32,6 +32,7 @@ from lightning_adpsgd.strategy.checkpoints.rng_state import (
     set_generator_states,
 )
 from lightning_adpsgd.strategy.compatibility import check_device
+from lightning_adpsgd.strategy.evaluation_watch import EvaluationWatch
 from lightning_adpsgd.strategy.job import NAMESPACE, Job, set_up_job
 from lightning_adpsgd.strategy.module_jobs import ModuleJobs
 from lightning_adpsgd.strategy.options import HADPSGDOptions
@@ -139,6 +140,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         reset = partial(self.jobs.reset_optimizers, module)
         job = set_up_job(module, self._dials, self.super_learner_size, reset)
         self.jobs.add(module, job)
+        if job.asynchronous:
+            EvaluationWatch(module, job)
         if self.super_learner_size == 1:
             return module
         return job.wrap(module, self._determine_ddp_device_ids(), self._ddp_kwargs)

@@ -3,7 +3,9 @@
 Inside an epoch, asynchronous learners are at different steps. No learner but those of
 the same super-learner is known to come to a collective there, whatever hook asks for
 it. There are two exceptions, to which all learners come: an evaluation, and hooks of a
-checkpoint. Everywhere else a collective is over all learners.
+checkpoint. Everywhere else a collective is over all learners. The first collective of
+each kind that has fewer learners than under `ddp` is told, because its value alone does
+not show it.
 """
 
 from functools import partial
@@ -11,12 +13,20 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch.distributed as dist
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
 
 ALONE = object()
 """The scope of a collective in a super-learner of one."""
+
+_REMEDIES = {
+    "reduce": "Log a metric with `self.log(..., on_step=False, on_epoch=True, "
+    "sync_dist=True)`: its mean over an epoch is over all learners",
+    "all_gather": "Gather in `on_train_epoch_end` or in a validation, to which all "
+    "learners come",
+}
 
 
 class CollectiveScope:
@@ -25,6 +35,7 @@ class CollectiveScope:
     def __init__(self, trainer: pl.Trainer, job: Job) -> None:
         self._trainer, self._job = trainer, job
         self._in_epoch = False
+        self._told: set[str] = set()
 
     def follow(self, overrides: Overrides) -> None:
         """Takes note of the epochs of the Trainer's loop until it is undone."""
@@ -32,11 +43,16 @@ class CollectiveScope:
         run = partial(type(loop).run, loop)
         overrides.replace("scope", loop, "run", partial(self._run_epoch, run))
 
-    def __call__(self, group: Any) -> Any:
-        """Who takes part: the group asked for, `ALONE`, or none for all learners."""
+    def __call__(self, group: Any, operation: str) -> Any:
+        """Who takes part: the group asked for, `ALONE`, or none for all learners.
+
+        Args:
+            operation: what is asked for, "reduce" or "all_gather".
+        """
         if group is not None and group is not dist.group.WORLD:
             return group
         if self._apart():
+            self._tell(operation)
             return self._job.groups.gradients or ALONE
         return None
 
@@ -53,3 +69,16 @@ class CollectiveScope:
         module = self._trainer.lightning_module
         saves = module._current_fx_name == "on_save_checkpoint"
         return self._trainer.training and not saves
+
+    def _tell(self, operation: str) -> None:
+        """Warns once of a value that is not over all learners."""
+        size, world_size = self._job.super_learner_size, self._trainer.world_size
+        if operation in self._told or size == world_size:
+            return
+        self._told.add(operation)
+        hook = self._trainer.lightning_module._current_fx_name or "a hook of a step"
+        rank_zero_warn(
+            f"`{operation}` in `{hook}` is over {size} of the {world_size} learners, "
+            "those of one super-learner: the others are at other steps and are not "
+            f"waited for. {_REMEDIES[operation]}. This is said once."
+        )

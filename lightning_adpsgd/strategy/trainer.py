@@ -303,7 +303,7 @@ class HADPSGDStrategy(ModelParallelInside):
     def reduce(
         self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean"
     ) -> Tensor:
-        group = self._scope(group)
+        group = self._scope(group, "reduce")
         if group is ALONE:
             return tensor
         if group is None and isinstance(tensor, Tensor):
@@ -314,7 +314,7 @@ class HADPSGDStrategy(ModelParallelInside):
     def all_gather(
         self, tensor: Tensor, group: Any = None, sync_grads: bool = False
     ) -> Tensor:
-        group = self._scope(group)
+        group = self._scope(group, "all_gather")
         if group is ALONE:
             return tensor.unsqueeze(0)
         if group is None:
@@ -339,10 +339,10 @@ class HADPSGDStrategy(ModelParallelInside):
         if self._run is not None:
             self._run.job.meet_if_asynchronous(name)
 
-    def _scope(self, group: Any) -> Any:
+    def _scope(self, group: Any, operation: str) -> Any:
         if self._run is None or self._decides:
             return group
-        return self._run.scope(group)
+        return self._run.scope(group, operation)
 
     # --- private
 

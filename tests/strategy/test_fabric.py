@@ -1,8 +1,10 @@
 """What Fabric's strategy takes and refuses, without peers."""
 
+import copy
 import inspect
 import logging
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.registration import NAMES
+from lightning_adpsgd.strategy.evaluation_watch import EvaluationWatch
 from tests.learners import consensus_after, learners, loader, values
 from tests.strategy.fabric_learners import (
     Slope,
@@ -68,8 +71,8 @@ def test_the_strategy_is_one_of_fabrics_own_kind() -> None:
 
 def test_a_strategy_travels_to_a_spawned_process() -> None:
     strategy = HADPSGDFabricStrategy("random_ring", super_learner_size=2)
-    copy = pickle.loads(pickle.dumps(strategy))
-    assert copy._dials == strategy._dials
+    travelled = pickle.loads(pickle.dumps(strategy))
+    assert travelled._dials == strategy._dials
 
 
 def test_nothing_communicates_before_training() -> None:
@@ -153,3 +156,75 @@ def test_statistics_are_those_of_each_module_and_outlive_the_training() -> None:
     for exchanges, bytes_sent, distance in values(learners(2, program)):
         assert (exchanges, bytes_sent) == (4, 4 * 3 * 8)
         assert distance == pytest.approx(0, abs=1e-12)
+
+
+# --- an evaluation of local weights
+
+
+def said_of(strategy: Any, evaluate: Any) -> list[str]:
+    """What learner 0 is told about an evaluation, in a program of two learners."""
+
+    def program(rank: int) -> list[str]:
+        fabric, module = launched(strategy, 2), Slope()
+        model, optimizer = fabric.setup(module, sgd(module))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train(fabric, model, optimizer, loader(4, rank, 2))
+            evaluate(fabric, model)
+        strategy_of(fabric).finish()
+        said = [str(warning.message) for warning in caught]
+        return [words for words in said if "own weights" in words]
+
+    first, second = values(learners(2, program))
+    assert second == []
+    return first
+
+
+@torch.no_grad()
+def evaluate_twice(fabric: Fabric, model: nn.Module) -> None:
+    model.eval()
+    for batch in loader(2):
+        model(batch)
+    model.train()
+
+
+def evaluate_in_consensus(fabric: Fabric, model: nn.Module) -> None:
+    with strategy_of(fabric).consensus():
+        evaluate_twice(fabric, model)
+
+
+def test_an_evaluation_of_local_weights_is_told_once() -> None:
+    (words,) = said_of(gossip(), evaluate_twice)
+    assert "`Slope` is evaluated with this learner's own weights" in words
+    assert "`with fabric.strategy.consensus():`" in words
+
+
+@pytest.mark.parametrize(
+    ("communication", "evaluate"),
+    [("async", evaluate_in_consensus), ("sync", evaluate_twice)],
+)
+def test_an_evaluation_of_the_consensus_or_in_lockstep_is_told_nothing(
+    communication: str, evaluate: Any
+) -> None:
+    assert said_of(gossip("complete", communication), evaluate) == []
+
+
+class Running:
+    """What the watch asks of a job."""
+
+    running, in_consensus = True, False
+
+
+def test_a_copy_of_a_watched_module_has_no_watch(tmp_path: Any) -> None:
+    module: Any = Slope()
+    job: Any = Running()
+    EvaluationWatch(module, job)
+    torch.save(module, tmp_path / "module.pt")
+    loaded = torch.load(tmp_path / "module.pt", weights_only=False)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for copied in (loaded, copy.deepcopy(module)):
+            copied.eval()(torch.zeros(1, 3))
+        module(torch.zeros(1, 3))  # in training
+    with torch.no_grad(), pytest.warns(UserWarning, match="own weights"):
+        module.eval()(torch.zeros(1, 3))

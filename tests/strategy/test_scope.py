@@ -1,5 +1,6 @@
 """Who takes part in a collective, whatever the hook is called that asks for it."""
 
+import warnings
 from typing import Any
 
 import lightning.pytorch as pl
@@ -73,3 +74,43 @@ def test_a_hook_of_no_list_is_local_inside_an_epoch_and_common_elsewhere(
             "validation": [0.0, 1.0],
             "checkpoint": [0.0, 1.0],
         }
+
+
+class LogsEachStep(Linear):
+    """Reduces and gathers in every step and at the end of every epoch."""
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("step_loss", loss, on_step=True, on_epoch=True, sync_dist=True)
+        self.all_gather(loss.detach())
+        return loss
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        self.all_gather(torch.zeros(1))
+
+
+def said_of_collectives(strategy: Any, num: int) -> list[list[str]]:
+    def program(rank: int) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer_of(strategy, num).fit(LogsEachStep(), loader(4))
+        said = [str(warning.message) for warning in caught]
+        return [words for words in said if "of one super-learner" in words]
+
+    return values(learners(num, program))
+
+
+def test_a_step_is_told_once_that_its_collectives_are_over_one_super_learner() -> None:
+    first, second = said_of_collectives(gossip(), 2)
+    reduced, gathered = first
+    assert "`reduce` in `training_step` is over 1 of the 2 learners" in reduced
+    assert "`self.log(..., on_step=False, on_epoch=True, sync_dist=True)`" in reduced
+    assert "`all_gather` in `training_step` is over 1 of the 2" in gathered
+    assert "`on_train_epoch_end`" in gathered
+    assert second == []  # learner 0 speaks for all
+
+
+def test_learners_that_step_together_are_told_nothing() -> None:
+    assert said_of_collectives(gossip("ring", "sync"), 2) == [[], []]

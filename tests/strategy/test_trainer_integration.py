@@ -329,7 +329,7 @@ def test_training_resumes_from_a_checkpoint(
     def second(rank: int) -> Any:
         module, trajectory = Linear(), Trajectory()
         trainer = trainer_of(strategy(), 2, max_epochs=2, callbacks=[trajectory])
-        trainer.fit(module, loader(8, rank, 2), ckpt_path=str(path), weights_only=False)
+        trainer.fit(module, loader(8, rank, 2), ckpt_path=str(path))
         return trajectory.weights, module.weight.detach(), trainer.global_step
 
     values(learners(2, first))

@@ -8,13 +8,13 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
-from importlib.metadata import version
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
 from lightning_adpsgd import __version__
 from lightning_adpsgd.coordination.startup.reachability import LearnerLocation
+from lightning_adpsgd.import_names import lightning_version
 from lightning_adpsgd.topology.named import Topology
 
 _MOST_HOSTS = 8
@@ -80,7 +80,7 @@ def settings_of(
         "version": {
             "python": ".".join(platform.python_version_tuple()[:2]),
             "torch": torch.__version__.partition("+")[0],
-            "lightning": version("lightning"),
+            "lightning": lightning_version(),
             "lightning_adpsgd": __version__,
         },
         "dial": {name: _text(value) for name, value in values},

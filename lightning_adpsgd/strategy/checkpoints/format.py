@@ -260,7 +260,8 @@ def _refuse_unsafe(file: BinaryIO, name: str, cause: Exception) -> None:
             f"checkpoint {name} holds objects of {', '.join(sorted(unsafe))}, and to "
             "load these can run code; if you trust the file, allow them with "
             "`torch.serialization.add_safe_globals([...])`, or all of it with "
-            "`weights_only=False`"
+            "`weights_only=False`; before Lightning 2.6, which has no such argument, "
+            "with the Trainer's `plugins=[TorchCheckpointIO()]`"
         ) from cause
 
 

@@ -156,7 +156,15 @@ STAGES = (
     _stage(
         "export",
         "put the model and all that it needs to transcribe into one folder",
-        inputs=("lexicon", "mixtures", "graph", "streams", "train", "decode"),
+        inputs=(
+            *SPOKEN,
+            "mixtures",
+            "graph",
+            "streams",
+            "train",
+            "decode",
+            "score",
+        ),
         depends=("adapt", "decode", "export"),
         wanted=lambda settings: settings.finds_streams_itself,
     ),

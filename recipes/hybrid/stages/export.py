@@ -1,6 +1,7 @@
 """Stage `export`: a trained model with all that turns sound into words, in one folder.
 
-`lightning_adpsgd.asr.recogniser` describes what is in it.
+`lightning_adpsgd.asr.recogniser` describes what is in it; `MODEL_CARD.md` says of
+what speech it was made and how often it errs.
 """
 
 import json
@@ -15,9 +16,11 @@ from lightning_adpsgd.asr.recogniser import (
     write_files,
 )
 from lightning_adpsgd.asr.speakers.adaptation import AdaptationOptions
+from lightning_adpsgd.files import written_whole
 from recipes.hybrid.adaptation.fmllr import fmllr_options
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.recognition import model_card
 from recipes.hybrid.recognition.decoder import search_options
 
 
@@ -39,6 +42,8 @@ def export(settings: Settings, output: Path) -> None:
         adaptation=adaptation_of(settings),
         least_fit=decoded.get("least_fit"),
     )
+    with written_whole(output / model_card.NAME) as card:
+        card.write(model_card.model_card(settings))
     try:
         write_files(parts, output, settings.export.onnx)
     except ModuleNotFoundError as error:

@@ -1,5 +1,6 @@
 """Checkpoints as files: whole or not at all, checked, readable by torch alone."""
 
+import inspect
 import io
 import os
 import pickle
@@ -16,8 +17,11 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from typing_extensions import override
 
 from lightning_adpsgd import files
 from lightning_adpsgd.files import (
@@ -39,7 +43,9 @@ from lightning_adpsgd.strategy.checkpoints.io import (
     check_file,
     flawed_loader,
 )
+from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
 from tests.helpers import PATIENCE_S
+from tests.learners import Linear, loader, trainer_of
 
 
 def checkpoint(value: float = 1.0) -> dict[str, Any]:
@@ -168,6 +174,39 @@ def test_the_plugin_runs_no_code_unless_it_is_told_to(tmp_path: Path) -> None:
             plugin.load_checkpoint(path, **options)
     loaded = plugin.load_checkpoint(path, weights_only=False)
     assert loaded["hyper_parameters"].lr == 1.0
+
+
+class Keeps(Linear):
+    """Has an object in its checkpoints that is no plain data."""
+
+    found: Any = None
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["mine"] = Namespace(lr=1.0)
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.found = checkpoint["mine"]
+
+
+def test_a_training_resumes_with_an_object_by_the_remedy_of_the_message(
+    tmp_path: Path,
+) -> None:
+    """Before 2.6 `fit` takes no `weights_only`, and a plugin is the way."""
+    path = str(tmp_path / "a.ckpt")
+    first = trainer_of("adpsgd", 1)
+    first.fit(Keeps(), loader(2))
+    first.save_checkpoint(path)
+    finish_saves(first.strategy.checkpoint_io, interrupted=False)
+    with pytest.raises(UnsafeCheckpoint, match=r"TorchCheckpointIO\(\)"):
+        trainer_of("adpsgd", 1).fit(Keeps(), loader(2), ckpt_path=path)
+    module, plugins, trusts = Keeps(), [TorchCheckpointIO()], dict[str, Any]()
+    if "weights_only" in inspect.signature(pl.Trainer.fit).parameters:
+        plugins, trusts = [], {"weights_only": False}
+    second = trainer_of("adpsgd", 1, plugins=plugins)
+    second.fit(module, loader(2), ckpt_path=path, **trusts)
+    assert module.found == Namespace(lr=1.0)
 
 
 # --- the writer

@@ -1,0 +1,143 @@
+"""A live line in Lightning's progress bar: what all learners do, as they do it."""
+
+import math
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+import torch.distributed as dist
+from lightning.pytorch import LightningModule, Trainer
+from torch._C._distributed_c10d import PrefixStore
+from typing_extensions import override
+
+from lightning_adpsgd.callbacks.clock import Monitor, Outputs
+from lightning_adpsgd.callbacks.gossip import statistics_of
+
+_KEY = "lightning_adpsgd/progress"
+_WINDOW = 8  # looks; a learner whose steps are long counts in lumps
+
+
+class ProgressLine(Monitor):
+    """Shows the speed and the gossip of all learners in the progress bar, tqdm or rich.
+
+    Shown are, over the last eight looks:
+
+    - `samples/s`: of all learners together; with islands, of this island times the
+      number of islands present.
+    - `exchanges/step`: averages with a peer in each optimizer step of learner 0.
+    - `distance`: relative consensus distance when the mean was last taken, for a
+      validation or a checkpoint.
+    - `members`: number of islands present.
+
+    Figures that a strategy lacks are left out. A look costs each learner one addition
+    in the job's store and waits for no other learner.
+
+    Args:
+        every_s: seconds between two looks; 0: look after every batch.
+
+    Raises:
+        ValueError: The time is negative or no number.
+    """
+
+    def __init__(self, every_s: float = 2.0) -> None:
+        if not 0 <= every_s < math.inf:
+            raise ValueError(f"`every_s` must be 0 or more seconds, got {every_s!r}")
+        super().__init__()
+        self._every_s, self._due = every_s, 0.0
+        self._total = GlobalCount()
+        self._looks = deque[Look](maxlen=_WINDOW)
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._total, self._due = GlobalCount(self.clock.samples), 0.0
+        self._looks.clear()
+
+    @override
+    def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
+        now = time.perf_counter()
+        if trainer.progress_bar_callback is None or now < self._due:
+            return
+        self._due = now + self._every_s
+        self._looks.append(self._look(trainer))
+        if trainer.is_global_zero and len(self._looks) > 1:
+            trainer.lightning_module.log_dict(
+                self._figures(trainer),
+                prog_bar=True,
+                logger=False,
+                on_step=True,
+                on_epoch=False,
+                rank_zero_only=True,
+            )
+
+    def _look(self, trainer: Trainer) -> "Look":
+        total = self._total.up_to(self.clock.samples)
+        done = statistics_of(trainer)
+        return Look(
+            self.clock.seconds, total, self.clock.steps, done.exchanges, done.members
+        )
+
+    def _figures(self, trainer: Trainer) -> dict[str, float]:
+        figures = self._looks[-1].figures_since(self._looks[0])
+        if (consensus := getattr(trainer.strategy, "last_consensus", None)) is not None:
+            figures["distance"] = consensus.relative_distance
+        return figures
+
+
+class Look(NamedTuple):
+    """Totals at one moment; `samples` are those of all learners."""
+
+    seconds: float
+    samples: int
+    steps: int
+    exchanges: int
+    members: int
+
+    def figures_since(self, first: "Look") -> dict[str, float]:
+        """What the line shows of the time between two looks."""
+        rate = (self.samples - first.samples) / (self.seconds - first.seconds)
+        figures = {"samples/s": max(self.members, 1) * rate}
+        if self.exchanges:
+            num_steps = max(self.steps - first.steps, 1)  # batches may share a step
+            exchanges = self.exchanges - first.exchanges
+            figures["exchanges/step"] = exchanges / num_steps
+        if self.members:
+            figures["members"] = float(self.members)
+        return figures
+
+
+class _Counters(Protocol):
+    def add(self, key: str, amount: int, /) -> int: ...
+
+
+class GlobalCount:
+    """A number to which all learners add, without waiting for one another.
+
+    Args:
+        begin: own part that counts as told already.
+        store: where it is kept; None: the store of torch.distributed, and without a
+            process group nowhere.
+    """
+
+    def __init__(self, begin: int = 0, store: _Counters | None = None) -> None:
+        self._told, self._store = begin, store or _store_of_the_job()
+        self._total = 0
+
+    def up_to(self, own: int) -> int:
+        """Adds what this learner's own part has grown by, and gives the sum of all.
+
+        The sum stays as it was where the store is gone: others tell that better.
+        """
+        if self._store is None:
+            return own
+        with suppress(RuntimeError):
+            self._total = self._store.add("samples", own - self._told)
+            self._told = own
+        return self._total
+
+
+def _store_of_the_job() -> _Counters | None:
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    return PrefixStore(_KEY, dist.distributed_c10d._get_default_store())

@@ -1,0 +1,158 @@
+"""Which of Lightning's import names this package uses: `lightning` or its other one.
+
+Lightning is published twice, as `lightning` and as `pytorch_lightning` with
+`lightning_fabric`. The code is the same, but a Trainer of the one takes no strategy of
+the other, so a process has strategies of one of them. The modules of this package say
+`lightning`. Where a program uses the other, they are compiled with its names instead.
+`ImportNames` chooses when the first of them is imported.
+
+This module is loaded in the middle of torch's own import, and uses the standard library
+alone.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.metadata import version
+from importlib.util import find_spec
+from types import CodeType, ModuleType
+from typing import Any
+
+LIGHTNING, OTHER = "lightning", "pytorch_lightning"
+ROOTS = {LIGHTNING: LIGHTNING, OTHER: OTHER, "lightning_fabric": OTHER}
+"""Packages that a program may import, and the name that each belongs to."""
+
+_RENAMED = (
+    ("lightning.pytorch", OTHER),
+    ("lightning.fabric", "lightning_fabric"),
+    (LIGHTNING, OTHER),
+)
+_PACKAGE = __name__.partition(".")[0]
+_INSIDE = (_PACKAGE, "importlib", "_frozen_importlib", "pkgutil")
+_IMPORTS_LIGHTNING = re.compile(rb"^\s*(?:from|import) lightning\b", re.MULTILINE)
+
+
+class ImportNames(MetaPathFinder):
+    """Chooses once, and then finds the modules that import Lightning.
+
+    Attributes:
+        chosen: `LIGHTNING` or `OTHER`; None: no module has needed it.
+    """
+
+    chosen: str | None = None
+
+    def choose(self, asked: str | None = None) -> str:
+        """The name that this process uses.
+
+        It is the one asked for, or named in the file that imports this package, or
+        imported already. Where that leaves both, it is `lightning` if installed.
+
+        Raises:
+            ImportError: Another one is in use, or neither is installed.
+        """
+        if self.chosen is None:
+            self.chosen = asked or _only(_named_by_the_importer()) or _only(_imported())
+            self.chosen = self.chosen or _installed()
+        if asked not in (None, self.chosen):
+            raise ImportError(refusal(self.chosen, asked))
+        return self.chosen
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        """What imports ask; None: the module is found as any other."""
+        if self.chosen == LIGHTNING or not fullname.startswith(f"{_PACKAGE}."):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or type(spec.loader) is not SourceFileLoader:
+            return None
+        loader = _RenamingLoader(fullname, spec.loader.path)
+        if not loader.imports_lightning() or self.choose() == LIGHTNING:
+            return None
+        spec.loader = loader
+        return spec
+
+
+def import_names() -> ImportNames:
+    """The one of this process, which imports ask first."""
+    for finder in sys.meta_path:
+        if isinstance(finder, ImportNames):
+            return finder
+    sys.meta_path.insert(0, finder := ImportNames())
+    return finder
+
+
+def lightning_version() -> str:
+    """The version of Lightning under the name that this process uses."""
+    return version(import_names().choose().replace("_", "-"))
+
+
+def refusal(chosen: str | None, other: str | None) -> str:
+    """Why strategies do not fit a Trainer, and what to do."""
+    return (
+        f"lightning_adpsgd uses `{chosen}` in this process, and its strategies do not "
+        f"fit a Trainer or Fabric of `{other}`: use one of both in a program, and "
+        "import it before lightning_adpsgd"
+    )
+
+
+class _RenamingLoader(SourceFileLoader):
+    """Compiles a module with the other import names; keeps no bytecode of it."""
+
+    def imports_lightning(self) -> bool:
+        """Whether the module names Lightning in an import."""
+        return bool(_IMPORTS_LIGHTNING.search(self.get_data(self.path)))
+
+    def get_code(self, fullname: str) -> CodeType:
+        tree = ast.parse(self.get_data(self.path), self.path)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                node.module = _renamed(node.module)
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    alias.name = _renamed(alias.name)
+        return compile(tree, self.path, "exec", dont_inherit=True)
+
+
+def _renamed(module: str) -> str:
+    for old, new in _RENAMED:
+        if module == old or module.startswith(f"{old}."):
+            return new + module[len(old) :]
+    return module
+
+
+def _only(names: Iterator[str]) -> str | None:
+    found = {ROOTS[name] for name in names if name in ROOTS}
+    return found.pop() if len(found) == 1 else None
+
+
+def _named_by_the_importer() -> Iterator[str]:
+    """What the file that imports this package imports as well, above or below.
+
+    Sorted imports have this package before `pytorch_lightning`.
+    """
+    frame: Any = sys._getframe()
+    while frame and str(frame.f_globals.get("__name__")).partition(".")[0] in _INSIDE:
+        frame = frame.f_back
+    names = frame.f_code.co_names if frame else ()
+    return (name.partition(".")[0] for name in names)
+
+
+def _imported() -> Iterator[str]:
+    return (name for name in ROOTS if name in sys.modules)
+
+
+def _installed() -> str:
+    for name in (LIGHTNING, OTHER):
+        if find_spec(name) is not None:
+            return name
+    raise ImportError(
+        "lightning_adpsgd needs Lightning, which is not installed: `pip install "
+        "lightning`"
+    )
