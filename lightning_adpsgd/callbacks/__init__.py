@@ -10,9 +10,10 @@ each validation, which all learners reach anyway:
   rate.
 
 `ProgressLine` shows the speed and the gossip of all learners in the progress bar.
-`AllreduceWait` measures the wait for DDP's gradient allreduce, and `SaveWithinEpoch`
-writes checkpoints within a shared epoch. All of them work under every strategy, and
-leave out figures that the strategy lacks.
+`AllreduceWait` measures the wait for DDP's gradient allreduce, `Timeline` writes what
+each learner did in its last steps, and `SaveWithinEpoch` writes checkpoints within a
+shared epoch. All of them work under every strategy, and leave out figures that the
+strategy lacks.
 """
 
 from lightning_adpsgd.callbacks.allreduce import AllreduceWait
@@ -22,6 +23,7 @@ from lightning_adpsgd.callbacks.convergence import ConvergenceMonitor
 from lightning_adpsgd.callbacks.curve import TrainingCurve
 from lightning_adpsgd.callbacks.gossip import GossipMonitor
 from lightning_adpsgd.callbacks.progress_line import ProgressLine
+from lightning_adpsgd.callbacks.timeline import Timeline
 from lightning_adpsgd.callbacks.within_epoch import SaveWithinEpoch
 
 __all__ = [
@@ -32,5 +34,6 @@ __all__ = [
     "Monitor",
     "ProgressLine",
     "SaveWithinEpoch",
+    "Timeline",
     "TrainingCurve",
 ]
