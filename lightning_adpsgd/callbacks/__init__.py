@@ -9,9 +9,10 @@ each validation, which all learners reach anyway:
 - `ConsensusMonitor`: how the super-learners differ, and what that does to the learning
   rate.
 
-`AllreduceWait` measures the wait for DDP's gradient allreduce, and `SaveWithinEpoch`
-writes checkpoints within a shared epoch. All of them work under every strategy, and
-leave out figures that the strategy lacks.
+`AllreduceWait` measures the wait for DDP's gradient allreduce, `Timeline` writes what
+each learner did in its last steps, and `SaveWithinEpoch` writes checkpoints within a
+shared epoch. All of them work under every strategy, and leave out figures that the
+strategy lacks.
 """
 
 from lightning_adpsgd.callbacks.allreduce import AllreduceWait
@@ -20,6 +21,7 @@ from lightning_adpsgd.callbacks.consensus import ConsensusMonitor
 from lightning_adpsgd.callbacks.convergence import ConvergenceMonitor
 from lightning_adpsgd.callbacks.curve import TrainingCurve
 from lightning_adpsgd.callbacks.gossip import GossipMonitor
+from lightning_adpsgd.callbacks.timeline import Timeline
 from lightning_adpsgd.callbacks.within_epoch import SaveWithinEpoch
 
 __all__ = [
@@ -29,5 +31,6 @@ __all__ = [
     "GossipMonitor",
     "Monitor",
     "SaveWithinEpoch",
+    "Timeline",
     "TrainingCurve",
 ]

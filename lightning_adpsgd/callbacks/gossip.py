@@ -89,7 +89,7 @@ class LearnerRecord(NamedTuple):
 
 
 def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
-    statistics = _statistics(trainer)
+    statistics = statistics_of(trainer)
     return LearnerRecord(
         steps=clock.steps,
         samples=clock.samples,
@@ -108,17 +108,18 @@ def exposed_seconds(trainer: Trainer) -> float:
     """Seconds for which this learner's training thread waited for communication."""
     callbacks: list[Any] = getattr(trainer, "callbacks", [])
     waits = [c.seconds for c in callbacks if isinstance(c, AllreduceWait)]
-    return sum(waits) + _statistics(trainer).exposed_seconds
+    return sum(waits) + statistics_of(trainer).exposed_seconds
 
 
-def _statistics(trainer: Trainer) -> Statistics:
+def statistics_of(trainer: Trainer) -> Statistics:
+    """What this learner's communication has done; zeros where a strategy has none."""
     statistics = getattr(trainer.strategy, "gossip_statistics", lambda: None)
     return statistics() or Tally().snapshot()
 
 
 def _membership(trainer: Trainer) -> dict[str, float]:
     """Figures of islands; empty where the super-learners are fixed."""
-    statistics = _statistics(trainer)
+    statistics = statistics_of(trainer)
     if not statistics.members:
         return {}
     return {

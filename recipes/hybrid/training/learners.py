@@ -27,6 +27,7 @@ from lightning_adpsgd.callbacks import (
     AllreduceWait,
     ConvergenceMonitor,
     GossipMonitor,
+    Timeline,
     TrainingCurve,
 )
 from lightning_adpsgd.callbacks.loggers import WandbRun
@@ -208,7 +209,8 @@ def _callbacks(settings: Settings, output: Path) -> list[Callback]:
     )
     # Before the monitor that writes down what it has logged.
     before = [listening] if listening else []
-    figures = [AllreduceWait(), TrainingCurve(), GossipMonitor()]
+    timeline = Timeline(output / "timeline")
+    figures = [AllreduceWait(), TrainingCurve(), GossipMonitor(), timeline]
     monitors = [*figures, *before, convergence]
     saving = make_savers(settings.train, output / "checkpoints")
     return [*monitors, *saving, _Progress(settings.run), WandbRun()]

@@ -1,0 +1,190 @@
+"""What each learner did in its last steps: when it computed, waited and exchanged.
+
+The file of a learner is `<name>.timeline.csv`: a line for each step and validation, in
+their order. `python -m lightning_adpsgd report` draws the files of a folder as lanes.
+"""
+
+import csv
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from typing_extensions import override
+
+from lightning_adpsgd.callbacks.gossip import exposed_seconds, statistics_of
+from lightning_adpsgd.callbacks.reporting import within_training
+from lightning_adpsgd.files import written_whole
+from lightning_adpsgd.mixing.statistics import Statistics
+
+SUFFIX = ".timeline.csv"
+
+
+class Entry(NamedTuple):
+    """A step, or what `event` says; the columns of the file.
+
+    Attributes:
+        begin: Seconds since 1970, by the clock of the learner's host.
+        end: The same.
+        waited: Seconds of them in which the training thread waited for others.
+        exchanges: Averages with a peer that ended meanwhile.
+        peers: Super-learners with which they were, apart by spaces, where it is known.
+        members: Super-learners present; 0 where it never changes.
+        lost: Super-learners that have gone without a word meanwhile.
+        event: "validation", "end" or the error that ended the learner; "" for a step.
+    """
+
+    begin: float
+    end: float
+    waited: float = 0.0
+    exchanges: int = 0
+    peers: str = ""
+    members: int = 0
+    lost: int = 0
+    event: str = ""
+
+
+class _Counts(NamedTuple):
+    """The counters of a learner at the end of a step."""
+
+    step: int
+    waited: float
+    gossip: Statistics
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> "_Counts":
+        waited = exposed_seconds(trainer)
+        return cls(trainer.global_step, waited, statistics_of(trainer))
+
+
+class Timeline(Callback):
+    """Keeps what this learner did in its last steps, and writes it to a file.
+
+    Each learner writes `folder/<name>.timeline.csv` whole, at each validation, at the
+    end, after an error, and every so many seconds in between: what a killed learner did
+    is known up to then. Nothing is communicated. `AllreduceWait`, among the callbacks,
+    adds the waits for the gradient allreduce.
+
+    Args:
+        folder: Folder of the files; one for all learners of a run.
+        steps: Steps that are kept, the last ones.
+        every_s: Seconds between two writes.
+        name: Name of this learner; its global rank by default. Islands that share a
+            folder need names of their own, for each has a learner 0.
+
+    Raises:
+        ValueError: `steps` or `every_s` is not positive.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        steps: int = 2000,
+        every_s: float = 30.0,
+        name: str | None = None,
+    ) -> None:
+        for argument, value in (("steps", steps), ("every_s", every_s)):
+            if value <= 0:
+                raise ValueError(f"`{argument}` must be above 0, got {value}")
+        self._folder, self._name, self._every_s = Path(folder), name, every_s
+        self._entries = deque[Entry](maxlen=steps)
+        self._before: _Counts | None = None
+        self._begin = self._written = 0.0
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._entries.clear()
+        self._before, self._written = _Counts.of(trainer), time.time()
+
+    @override
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._begin = time.time()
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        assert self._before is not None
+        now, after = time.time(), _Counts.of(trainer)
+        self._entries.append(_entry(self._begin, now, self._before, after))
+        self._before = after
+        if now - self._written > self._every_s:
+            self._write(trainer)
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin = time.time()
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if within_training(trainer):
+            self._note("validation", self._begin)
+            # The meeting before a validation is in it.
+            self._before = _Counts.of(trainer)
+            self._write(trainer)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._note("end", time.time())
+        self._write(trainer)
+
+    @override
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        if self._before is not None:
+            message = " ".join(str(exception).split())
+            self._note(f"{type(exception).__name__}: {message}", time.time())
+            self._write(trainer)
+
+    def _note(self, event: str, begin: float) -> None:
+        self._entries.append(Entry(begin, time.time(), event=event))
+
+    def _write(self, trainer: Trainer) -> None:
+        name = self._name or str(trainer.global_rank)
+        write_timeline(self._folder / f"{name}{SUFFIX}", self._entries)
+        self._written = time.time()
+
+
+def write_timeline(path: Path, entries: "deque[Entry] | list[Entry]") -> None:
+    """Writes entries in their order, whole or not at all."""
+    with written_whole(path, newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(Entry._fields)
+        writer.writerows(
+            (f"{one.begin:.4f}", f"{one.end:.4f}", f"{one.waited:.4f}", *one[3:])
+            for one in entries
+        )
+
+
+def _entry(begin: float, end: float, before: _Counts, after: _Counts) -> Entry:
+    earlier, later = before.gossip, after.gossip
+    return Entry(
+        begin,
+        end,
+        waited=after.waited - before.waited,
+        exchanges=later.exchanges - earlier.exchanges,
+        peers=" ".join(map(str, _peers_met(before, after))),
+        members=later.members,
+        lost=max(0, later.lost - earlier.lost),
+    )
+
+
+def _peers_met(before: _Counts, after: _Counts) -> list[int]:
+    """Peers whose age has not grown by the steps between: they were heard of."""
+    steps = after.step - before.step
+    ages = before.gossip.peer_ages
+    return [
+        peer
+        for peer, age in sorted(after.gossip.peer_ages.items())
+        if peer in ages and age < ages[peer] + steps
+    ]

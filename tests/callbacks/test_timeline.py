@@ -1,0 +1,122 @@
+"""What a learner writes down of its steps, against statistics that are known."""
+
+import csv
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_adpsgd.callbacks import Timeline
+from lightning_adpsgd.mixing.statistics import Statistics
+
+
+class Slope(LightningModule):
+    def __init__(self, fails_at: int | None = None) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self._fails_at = fails_at
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == self._fails_at:
+            raise RuntimeError("the disk\nis full")
+        return self.weight.sum()
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class ScriptedStrategy(SingleDeviceStrategy):
+    """One learner whose communication has done what a script says of each step."""
+
+    def __init__(self, script: list[Statistics]) -> None:
+        super().__init__(torch.device("cpu"))
+        self._script = script
+
+    def gossip_statistics(self):
+        assert self.lightning_module is not None
+        step = self.lightning_module.trainer.global_step
+        return self._script[min(step, len(self._script) - 1)]
+
+
+def said(exchanges: int, waited: float, ages: dict[int, int], **more: int):
+    return Statistics(exchanges, 0, 0, waited, {}, 0, ages, **more)
+
+
+def fit(
+    folder: Path,
+    *,
+    model: LightningModule | None = None,
+    steps: int = 2000,
+    **more: Any,
+) -> list[dict[str, str]]:
+    data = DataLoader(TensorDataset(torch.zeros(4, 1)))
+    trainer = Trainer(
+        accelerator="cpu",
+        callbacks=[Timeline(folder, steps=steps)],
+        logger=False,
+        max_epochs=1,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **({"devices": 1} | more),
+    )
+    trainer.fit(model or Slope(), data, data)
+    return lines(folder)
+
+
+def lines(folder: Path) -> list[dict[str, str]]:
+    with (folder / "0.timeline.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_steps_validations_and_the_end_are_written_in_their_order(tmp_path):
+    found = fit(tmp_path)
+    assert [one["event"] for one in found] == [*[""] * 4, "validation", "end"]
+    times = [float(one[name]) for one in found for name in ("begin", "end")]
+    assert all(before <= after for before, after in pairwise(times))
+
+
+def test_a_step_says_how_long_it_waited_and_with_whom_it_exchanged(tmp_path):
+    script = [
+        said(0, 0.0, {1: 0, 2: 0}),
+        said(1, 0.25, {1: 0, 2: 1}),  # with 1
+        said(1, 0.25, {1: 1, 2: 2}),  # with nobody
+        said(3, 1.0, {1: 1, 2: 1}),  # with both
+        said(3, 1.0, {1: 2, 2: 2}),
+    ]
+    steps = fit(tmp_path, strategy=ScriptedStrategy(script))[:4]
+    assert [one["waited"] for one in steps] == ["0.2500", "0.0000", "0.7500", "0.0000"]
+    assert [one["exchanges"] for one in steps] == ["1", "0", "2", "0"]
+    assert [one["peers"] for one in steps] == ["1", "", "1 2", ""]
+
+
+def test_a_step_says_who_is_there_and_who_was_lost(tmp_path):
+    script = [said(0, 0, {}, members=3), said(0, 0, {}, members=2, lost=1)]
+    steps = fit(tmp_path, strategy=ScriptedStrategy(script))[:4]
+    assert [one["members"] for one in steps] == ["2"] * 4
+    assert [one["lost"] for one in steps] == ["1", "0", "0", "0"]
+
+
+def test_only_the_last_steps_are_kept(tmp_path):
+    assert [one["event"] for one in fit(tmp_path, steps=3)] == ["", "validation", "end"]
+
+
+def test_an_error_that_ends_the_learner_is_its_last_line(tmp_path):
+    with pytest.raises(RuntimeError, match="full"):
+        fit(tmp_path, model=Slope(fails_at=2))
+    events = [one["event"] for one in lines(tmp_path)]
+    assert events == ["", "", "RuntimeError: the disk is full"]
+
+
+@pytest.mark.parametrize("argument", ["steps", "every_s"])
+def test_a_bound_of_nothing_is_refused(tmp_path, argument):
+    with pytest.raises(ValueError, match=f"`{argument}` must be above 0, got 0"):
+        Timeline(tmp_path, **{argument: 0})
