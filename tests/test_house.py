@@ -27,7 +27,7 @@ FLOORS = (
     ("epochs", "dials"),
     ("strategy",),
     ("virtual",),
-    ("callbacks", "prediction"),
+    ("callbacks", "prediction", "report"),
     ("asr", "__main__"),
 )
 # The first floor that may know Lightning: what is below is an engine for any loop.
