@@ -252,12 +252,12 @@ class LineChart {
   axes() {
     const { left, right, top, bottom } = MARGIN;
     const [base, end] = [this.height - bottom, this.width - right];
-    for (const value of this.y.ticks(5)) {
+    for (const value of this.y.ticks(7)) {
       const y = this.y(value);
       this.svg.append(mark("line", { x1: left, x2: end, y1: y, y2: y, class: "grid" }));
       this.svg.append(mark("text", { x: left - 6, y: y + 4, "text-anchor": "end" }, this.format(value)));
     }
-    for (const value of this.x.ticks(this.width < 420 ? 3 : 6)) {
+    for (const value of this.x.ticks(this.width < 420 ? 4 : 7).filter((one) => !this.bars || Number.isInteger(one))) {
       const x = this.x(value);
       this.svg.append(mark("line", { x1: x, x2: x, y1: base, y2: base + 4, class: "axis" }));
       this.svg.append(mark("text", { x, y: base + 17, "text-anchor": "middle" }, short(value, 3)));
