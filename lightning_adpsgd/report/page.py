@@ -14,15 +14,22 @@ _PROGRAM = ("marks.js", "chart.js", "lanes.js", "words.js", "page.js")
 
 
 def write_page(report: Report, path: Path, title: str | None = None) -> None:
-    """Writes the page, whole or not at all.
-
-    Args:
-        report: What `collect` has found.
-        path: Of the HTML file.
-        title: Of the page; by default that of the first `report.json`.
+    """Writes the page that `page_of` makes, whole or not at all.
 
     Raises:
         OSError: The file cannot be written.
+    """
+    text = page_of(report, title)
+    with written_whole(path) as file:
+        file.write(text)
+
+
+def page_of(report: Report, title: str | None = None) -> str:
+    """The page of what `collect` has found.
+
+    Args:
+        report: What it shows.
+        title: Of the page; by default that of the first `report.json`.
     """
     named = (notes["title"] for notes in report.notes if notes.get("title"))
     title = title or next(named, "Training report")
@@ -39,8 +46,7 @@ def write_page(report: Report, path: Path, title: str | None = None) -> None:
     for name, part in parts.items():
         before, after = text.split(f"<!--{name}-->", 1)
         text = before + part + after
-    with written_whole(path) as file:
-        file.write(text)
+    return text
 
 
 def _asset(name: str) -> str:
