@@ -155,6 +155,19 @@ class AcousticModel(LightningModule):
         self.log("val_loss", self.val_loss, prog_bar=True)
         self.log("val_accuracy", self.val_accuracy, prog_bar=True)
 
+    def frame_losses(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of every frame of a batch, and which frames count.
+
+        Returns:
+            Losses [batch, time] in nats, 0 where a frame does not count, and the mask
+            [batch, time] of those that do.
+        """
+        logits, labels = self._evaluate(batch)
+        losses = functional.cross_entropy(
+            logits.transpose(1, 2), labels, ignore_index=IGNORE, reduction="none"
+        )
+        return losses, labels != IGNORE
+
     @override
     def configure_optimizers(self) -> Any:
         """SGD, its rate set by global samples at every step."""

@@ -13,7 +13,8 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     arguments = argparse.ArgumentParser(
         prog="python -m recipes.demo",
-        description="From audio to word error rate, trained by DDP and by H-ADPSGD. "
+        description="From audio to word error rate, trained by DDP and by H-ADPSGD, "
+        "and a race of the same seconds with a slow learner. "
         "Interrupted, the same command goes on; finished, it writes the report again.",
     )
     add = arguments.add_argument
@@ -23,6 +24,13 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("runs/demo"), help="default %(default)s")
     add("--minutes", type=float, default=24.0, help="of generated training speech")
     add("--test-minutes", type=float, default=5.0, help="of generated test speech")
+    add(
+        "--race-seconds",
+        type=float,
+        default=45.0,
+        help="training time of each method with a slow learner; 0: no race "
+        "(%(default)s)",
+    )
     add("--seed", type=int, default=1, help="default %(default)s")
     add("--cores", type=int, default=2, help="processes of a stage (%(default)s)")
     add(
@@ -48,13 +56,16 @@ def main(arguments: list[str] | None = None) -> int:
         settings = override(settings, *options.set)
     except ValueError as error:
         command_line.error(str(error))
-    return _run(settings, None if given else (options.minutes, options.test_minutes))
+    minutes = None if given else (options.minutes, options.test_minutes)
+    return _run(settings, minutes, options.race_seconds)
 
 
-def _run(settings: Settings, minutes: tuple[float, float] | None) -> int:
+def _run(
+    settings: Settings, minutes: tuple[float, float] | None, race_seconds: float
+) -> int:
     from recipes.demo.demo import run_demo  # torch is not needed for the help
 
-    return status_of(lambda: run_demo(settings, generated_minutes=minutes), ValueError)
+    return status_of(lambda: run_demo(settings, minutes, race_seconds), ValueError)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The demo: one corpus, one alignment, two trainings, three word error rates.
+"""The demo: one corpus, one alignment, two trainings, three word error rates; a race.
 
 `gmm` decodes with the model that made the alignment. `ddp` and `hadpsgd` train the same
 network from the same start on the same number of samples: 4 learners that allreduce
-every gradient, and 2 super-learners of 2 that gossip asynchronously.
+every gradient, and 2 super-learners of 2 that gossip asynchronously. Then `race` gives
+two methods the same seconds, with one slow learner.
 """
 
 import dataclasses
@@ -10,8 +11,24 @@ from pathlib import Path
 
 from lightning_adpsgd.callbacks.loggers import is_available
 from recipes.demo.facts import facts_of
+from recipes.demo.race import (
+    Entrant,
+    comparison,
+    draw_race,
+    race_in_words,
+    race_of,
+    race_table,
+    read_entrant,
+)
 from recipes.demo.report import write_report
-from recipes.demo.results import Result, as_text, read_baseline, read_result, table
+from recipes.demo.results import (
+    Result,
+    as_text,
+    read_baseline,
+    read_result,
+    speeds_in_words,
+    table,
+)
 from recipes.generated.corpus import write_corpus
 from recipes.hybrid.pipeline.runner import run_stages
 from recipes.hybrid.pipeline.settings import Settings
@@ -22,7 +39,9 @@ STRATEGIES = ("ddp", "hadpsgd")
 
 
 def run_demo(
-    settings: Settings, generated_minutes: tuple[float, float] | None
+    settings: Settings,
+    generated_minutes: tuple[float, float] | None,
+    race_seconds: float = 0.0,
 ) -> list[Result]:
     """Runs what is not finished, prints the table, writes `settings.out/report.html`.
 
@@ -30,10 +49,19 @@ def run_demo(
         settings: settings of all runs; each run replaces its name and the strategy.
         generated_minutes: minutes of training and of test speech to generate at
             `settings.corpus`; None if the corpus is there.
+        race_seconds: training time of each method with a slow learner; 0 for no race.
 
     Returns:
-        The results in the order of the table.
+        The results in the order of the table, without those of the race.
+
+    Raises:
+        ValueError: `settings` are of a race themselves.
     """
+    if settings.timed is not None:
+        raise ValueError(
+            f"`race.seconds` must be 0 in the demo, got {settings.race.seconds:g}: "
+            "trainings of the first table have epochs; the race has --race-seconds"
+        )
     if generated_minutes is not None:
         _say("speak a corpus of Switchboard's shape")
         _generate(settings, generated_minutes)
@@ -45,10 +73,14 @@ def run_demo(
     for run in runs:
         _say(f"train and decode: {run.run}")
         run_stages(run, STAGES, first="train")
+    race = race_of(runs[0], race_seconds)
+    for run in race:
+        _say(f"{race_seconds:g} seconds with a slow learner: {run.run}")
+        run_stages(run, STAGES, first="train", last="score")
     results = [read_baseline(settings), *(read_result(run) for run in runs)]
-    facts = facts_of(runs, _corpus_in_words(settings, generated_minutes))
+    facts = facts_of([*runs, *race], _corpus_in_words(settings, generated_minutes))
     report = settings.out / "report.html"
-    _tell(report, results, facts)
+    _tell(report, results, facts, [read_entrant(run) for run in race])
     _track(runs, report)
     return results
 
@@ -78,9 +110,21 @@ def _corpus_in_words(settings: Settings, minutes: tuple[float, float] | None) ->
     )
 
 
-def _tell(report: Path, results: list[Result], facts: dict[str, str]) -> None:
-    write_report(report, results, facts, "lightning-adpsgd: from audio to words")
-    print(f"\n{as_text(table(results))}\n\nreport: {_short(report)}")
+def _tell(
+    report: Path,
+    results: list[Result],
+    facts: dict[str, str],
+    race: list[Entrant],
+) -> None:
+    title = "lightning-adpsgd: from audio to words"
+    print(f"\n{as_text(table(results))}\n{speeds_in_words(results)}")
+    if race:
+        facts = {**facts, "race": race_in_words(race)}
+        draw_race(race, report.with_name("race.png"))
+        print(f"\n{race_in_words(race)}\n\n{as_text(race_table(race))}")
+        print(comparison(*race))
+    write_report(report, results, facts, title, race)
+    print(f"\nreport: {_short(report)}")
 
 
 def _track(runs: list[Settings], report: Path) -> None:

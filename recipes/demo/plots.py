@@ -19,7 +19,7 @@ from recipes.hybrid.training.metrics import (
     staleness_histogram,
 )
 
-_STYLES = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":"))
+STYLES = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":"))
 
 
 def loss_against_samples(results: Sequence[Result]) -> Figure:
@@ -84,7 +84,7 @@ def _styled(
     results: Sequence[Result],
 ) -> list[tuple[Result, tuple[str, str]]]:
     trained = [result for result in results if result.rows]
-    return [(r, _STYLES[i % len(_STYLES)]) for i, r in enumerate(trained)]
+    return [(r, STYLES[i % len(STYLES)]) for i, r in enumerate(trained)]
 
 
 def _line(

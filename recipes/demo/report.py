@@ -10,6 +10,14 @@ from matplotlib.figure import Figure
 from lightning_adpsgd.asr.scoring import Errors
 from lightning_adpsgd.files import written_whole
 from recipes.demo import plots
+from recipes.demo.race import (
+    RACE_CAPTION,
+    Entrant,
+    comparison,
+    race_figure,
+    race_in_words,
+    race_table,
+)
 from recipes.demo.results import Result, table
 
 _STYLE = """
@@ -67,7 +75,11 @@ model that made the alignment.</p>
 
 
 def write_report(
-    path: Path, results: Sequence[Result], facts: Mapping[str, str], title: str
+    path: Path,
+    results: Sequence[Result],
+    facts: Mapping[str, str],
+    title: str,
+    race: Sequence[Entrant] = (),
 ) -> None:
     """Writes the report, whole or not at all.
 
@@ -76,10 +88,12 @@ def write_report(
         results: results in the order of the table.
         facts: how it was measured: machine, commit, command ...; shown as given.
         title: title of the page.
+        race: methods of the race; none: there was none.
     """
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         _html_table(table(results)),
+        *_race(race),
         "<h2>Word errors</h2>",
         _html_table(_error_table(results)),
         "<h2>What training did</h2>",
@@ -90,6 +104,18 @@ def write_report(
         _definitions(facts),
     ]
     _write(path, _page(title, "\n".join(parts)))
+
+
+def _race(race: Sequence[Entrant]) -> list[str]:
+    if not race:
+        return []
+    return [
+        "<h2>The same seconds, one slow machine</h2>",
+        f"<p>{html.escape(race_in_words(race))}</p>",
+        _html_table(race_table(race)),
+        f"<p>{html.escape(comparison(*race))}</p>",
+        _picture("The race", race_figure(race), RACE_CAPTION),
+    ]
 
 
 def _page(title: str, body: str) -> str:
@@ -136,7 +162,11 @@ def _figure(
     caption: str,
     results: Sequence[Result],
 ) -> str:
-    image = base64.b64encode(plots.png(draw(results))).decode()
+    return _picture(title, draw(results), caption)
+
+
+def _picture(title: str, figure: Figure, caption: str) -> str:
+    image = base64.b64encode(plots.png(figure)).decode()
     return (
         f'<figure><img alt="{html.escape(title)}" src="data:image/png;base64,{image}">'
         f"<figcaption><b>{html.escape(title)}.</b> {html.escape(caption)}"

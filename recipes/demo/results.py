@@ -8,7 +8,10 @@ from typing import Any
 
 from lightning_adpsgd.asr.scoring import Errors
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.training.beside import is_quiet
 from recipes.hybrid.training.metrics import Row, read_rows
+
+_SPEEDS = ("samples_per_second", "exposed_fraction", "train_seconds")
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,24 @@ def table(results: Sequence[Result]) -> list[list[str]]:
     return [header, *(_line(result, parts) for result in results)]
 
 
+def speeds_in_words(results: Sequence[Result]) -> str:
+    """Why the table has speeds, or lacks them."""
+    others = [r.summary.get("other_cores") for r in results if r.summary]
+    known = [busy for busy in others if busy is not None]
+    if len(known) < len(others):
+        return "Speeds are left out: it is not known what else ran on this machine."
+    if not all(map(is_quiet, known)):
+        return (
+            "Speeds are left out where other programs ran: they kept "
+            f"{', '.join(f'{busy:.2f}' for busy in known)} cores busy."
+        )
+    return "Speeds: nothing else ran on this machine."
+
+
 def _line(result: Result, parts: Sequence[str]) -> list[str]:
-    figures = result.summary
+    figures = dict(result.summary)
+    if not is_quiet(figures.get("other_cores")):
+        figures = {k: v for k, v in figures.items() if k not in _SPEEDS}
     errors = [result.errors.get(part) for part in parts]
     wers = ["-" if counts is None else f"{counts.wer:.2%}" for counts in errors]
     return [

@@ -1,29 +1,44 @@
 """The demo's table and report, from made-up figures."""
 
 import base64
+import html
 import json
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from lightning_adpsgd.asr.scoring import Errors
+from lightning_adpsgd.callbacks.timeline import Entry, write_timeline
 from recipes.demo import plots
 from recipes.demo.facts import facts_of
+from recipes.demo.lanes import Step, read_lanes
+from recipes.demo.race import (
+    Entrant,
+    comparison,
+    draw_race,
+    race_figure,
+    race_of,
+    race_table,
+)
 from recipes.demo.report import write_report
 from recipes.demo.results import (
     Result,
     as_text,
     read_baseline,
     read_result,
+    speeds_in_words,
     table,
 )
+from recipes.hybrid.pipeline.groups import RaceSettings
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.training.held_out import HeldOut, Point, Spoken
 from recipes.hybrid.training.metrics import (
     by_step,
     read_rows,
@@ -75,10 +90,49 @@ def made_up_results() -> list[Result]:
     errors = {"SWB": Errors(1000, 40, 20, 10), "CH": Errors(500, 30, 10, 5)}
     runs = [("ddp", False), ("hadpsgd", True)]
     trained = [
-        Result(name, errors, 0.8, summarize_run(made_up_rows(g)), made_up_rows(g))
-        for name, g in runs
+        Result(
+            name,
+            errors,
+            0.8,
+            {**summarize_run(made_up_rows(gossips)), "other_cores": 0.01},
+            made_up_rows(gossips),
+        )
+        for name, gossips in runs
     ]
     return [Result("gmm", errors, 0.6), *trained]
+
+
+def made_up_race() -> list[Entrant]:
+    """`adpsgd` makes 4 steps while `ddp` makes one, and has half of its loss."""
+    return [made_up_entrant("ddp", 1.0), made_up_entrant("adpsgd", 0.25)]
+
+
+def made_up_entrant(method: str, step_s: float) -> Entrant:
+    waits = 0.75 * step_s if method == "ddp" else 0.0
+    steps = [Step(n * step_s, (n + 1) * step_s, waits, (1,)) for n in range(8)]
+    summary = {
+        "num_learners": 2,
+        "seconds": 45.0,
+        "step_s": 0.05,
+        "pause_s": 0.2,
+        "train_seconds": 45.25,
+        "global_samples": 6400.0 / step_s,
+        "exposed_fraction": waits / step_s,
+        "frame_loss": 2 * step_s,
+        "other_cores": 0.5,
+    }
+    rates = {f"learners/steps_per_second_{n}": (2 - n) / step_s for n in range(2)}
+    test = {"num_segments": 9, "difference": -0.01, "z": -2.0, "p": 0.03}
+    utterances = {name: Spoken(10, 20 * step_s) for name in "abc"}
+    curve = (Point(5, 20.0, 3200, 4 * step_s), Point(9, 45.25, 6400, 2 * step_s))
+    return Entrant(
+        method,
+        Result(f"race-{method}", {}, 0.8, summary, [rates]),
+        {"wer": 0.05, "wer_low": 0.04, "wer_high": 0.0612},
+        {} if method == "ddp" else {"race-ddp": test},
+        HeldOut(curve, utterances),
+        [steps, steps],
+    )
 
 
 def test_the_table_has_a_line_per_run_and_a_dash_for_what_a_run_lacks():
@@ -87,6 +141,19 @@ def test_the_table_has_a_line_per_run_and_a_dash_for_what_a_run_lacks():
     assert gmm == ["gmm", "7.00%", "9.00%", "-", "60.0%", *["-"] * 4]
     assert ddp[3:] == ["0.409", "80.0%", "1280", "12.5%", "-", "50 s"]
     assert hadpsgd[7] == "0.5"
+
+
+@pytest.mark.parametrize("others", [None, 0.9])
+def test_speeds_are_told_only_where_it_is_known_that_nothing_else_ran(others):
+    results = [
+        replace(one, summary={**one.summary, "other_cores": others})
+        for one in made_up_results()[1:]
+    ]
+    for line in table(results)[1:]:
+        assert [line[n] for n in (5, 6, 8)] == ["-"] * 3
+        assert line[3] == "0.409"
+    assert ("0.90, 0.90 cores" in speeds_in_words(results)) is (others is not None)
+    assert "nothing else ran" in speeds_in_words(made_up_results())
 
 
 def test_the_columns_of_the_printed_table_stand_below_each_other():
@@ -174,10 +241,81 @@ def test_the_report_escapes_what_it_is_told(tmp_path):
     assert "a &lt; b" in report(tmp_path)
 
 
-def report(folder: Path) -> str:
+def test_the_report_tells_of_the_race_if_there_was_one(tmp_path):
+    assert "one slow machine" not in report(tmp_path)
+    page = report(tmp_path, made_up_race())
+    for cell in (cell for line in race_table(made_up_race()) for cell in line):
+        assert f">{html.escape(cell)}<" in page
+    assert page.count("data:image/png;base64,") == 5
+
+
+def report(folder: Path, race: Sequence[Entrant] = ()) -> str:
     path = folder / "report.html"
-    write_report(path, made_up_results(), {"command": "a < b"}, "Made up")
+    write_report(path, made_up_results(), {"command": "a < b"}, "Made up", race)
     return path.read_text()
+
+
+# --- the race
+
+
+def test_a_step_of_the_race_is_one_of_the_control_and_the_slow_learners_five(tmp_path):
+    control = Settings(corpus=tmp_path, out=tmp_path, run="ddp")
+    control.directory("train").mkdir(parents=True)
+    summary = {"train_seconds": 100.0, "steps": 2000.0}
+    (control.directory("train") / "summary.json").write_text(json.dumps(summary))
+    assert race_of(control, 0.0) == []
+    ddp, adpsgd = race_of(control, 45.0)
+    assert (ddp.run, adpsgd.run) == ("race-ddp", "race-adpsgd")
+    assert (ddp.train.strategy, adpsgd.train.strategy) == ("ddp", "adpsgd")
+    expected = RaceSettings(seconds=45.0, step_s=0.05, pause_s=0.2)
+    assert ddp.race == adpsgd.race == expected
+    assert replace(ddp.train, strategy="adpsgd") == adpsgd.train
+
+
+def test_the_table_of_the_race_has_intervals_and_the_steps_of_fast_and_slow():
+    _, ddp, adpsgd = race_table(made_up_race())
+    loss, rate = "2.000 (2.000 to 2.000)", "5.00% (4.00% to 6.12%)"
+    assert ddp == ["ddp", "45.2 s", "6,400", "90", "45", "75%", loss, rate, "0.50"]
+    assert adpsgd[2:6] == ["25,600", "362", "181", "0%"]
+
+
+def test_methods_are_compared_on_the_same_utterances():
+    assert comparison(*made_up_race()) == (
+        "adpsgd less ddp: frame loss -1.500 (-1.500 to -1.500), WER -1.00%, p = 0.03 "
+        "by matched pairs."
+    )
+
+
+def test_the_picture_shows_who_waited_for_how_long(tmp_path):
+    draw_race(made_up_race(), tmp_path / "race.png")
+    assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")
+    losses, ddp, _ = race_figure(made_up_race()).axes
+    curves = {str(one.get_label()): np.asarray(one.get_data()) for one in losses.lines}
+    assert curves["ddp"].tolist() == [[20.0, 45.25], [4.0, 2.0]]
+    bars: Any = ddp.collections[0]
+    (step, wait) = (path.get_extents().bounds for path in bars.get_paths())
+    # The last 3 s, of steps of 1 s of which 0.75 s were waits.
+    assert (step[0], step[2]) == pytest.approx((0.0, 0.25))
+    assert (wait[0], wait[2]) == pytest.approx((0.25, 0.75))
+
+
+def test_lanes_are_read_in_the_order_of_learners_without_events(tmp_path):
+    for learner in (10, 9):
+        entries = [
+            Entry(learner, learner + 0.5, 0.25, 2, "1 3"),
+            Entry(20.0, 21.0, event="validation"),
+        ]
+        write_timeline(tmp_path / f"{learner}.timeline.csv", entries)
+    lanes = read_lanes(tmp_path)
+    assert lanes == [[Step(n, n + 0.5, 0.25, (1, 3))] for n in (9, 10)]
+
+
+def test_a_damaged_lane_is_named_by_file_and_line(tmp_path):
+    path = tmp_path / "0.timeline.csv"
+    write_timeline(path, [Entry(1.0, 2.0)])
+    path.write_text(path.read_text() + "2.5,oops")
+    with pytest.raises(ValueError, match=r"0\.timeline\.csv, line 3: .*oops"):
+        read_lanes(tmp_path)
 
 
 def drawn(plot: Callable[..., Figure]) -> Any:

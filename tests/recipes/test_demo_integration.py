@@ -10,17 +10,23 @@ import pytest
 import torch
 
 from recipes.demo.__main__ import main
+from recipes.demo.lanes import read_lanes
+from recipes.demo.race import METHODS
 from recipes.demo.results import read_result
 from recipes.hybrid.pipeline.overrides import override
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.stages.train import train
+from recipes.hybrid.training.held_out import HELD_OUT, read_held_out
 from recipes.hybrid.training.learners import make_model
 from recipes.hybrid.training.metrics import read_rows
+from recipes.hybrid.training.timed import COPIES_AT
 from recipes.hybrid.training.tracking import parts_of
 from tests.offline_runs import read_offline_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+RACE_SECONDS = 2.0
+RACE = [f"race-{method}" for method in METHODS]
 SMALL = {
     "train.epochs": 2,
     "train.hidden_size": 16,
@@ -40,7 +46,8 @@ SMALL = {
 def run(folder: Path) -> int:
     changes = [f"--set={name}={value}" for name, value in SMALL.items()]
     minutes = ["--minutes", "1", "--test-minutes", "0.3"]
-    return main(["--out", str(folder), *minutes, *changes])
+    race = ["--race-seconds", str(RACE_SECONDS)]
+    return main(["--out", str(folder), *minutes, *race, *changes])
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +61,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(folder: Path, run: str, **changes: Any) -> Settings:
     chosen = Settings(corpus=folder / "corpus", out=folder, run=run)
-    values = SMALL | {"train.strategy": run} | changes
+    values = SMALL | {"train.strategy": run.removeprefix("race-")} | changes
     return override(chosen, *(f"{name}={value}" for name, value in values.items()))
 
 
 def test_a_finished_demo_is_only_reported_again(finished, capsys, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
-    models = [settings(finished, r).directory("train") for r in ("ddp", "hadpsgd")]
+    runs = ["ddp", "hadpsgd", *RACE]
+    models = [settings(finished, run).directory("train") for run in runs]
     before = [(model / "model.ckpt").stat().st_mtime_ns for model in models]
     (finished / "report.html").unlink()
     assert run(finished) == 0
@@ -164,3 +172,46 @@ def test_the_report_tells_the_word_error_rate_of_every_run(finished):
         score = settings(finished, name).directory("score") / "score.json"
         scores.append(json.loads(score.read_text())["parts"]["total"]["wer"])
     assert all(re.search(f">{wer:.2%}<", page) for wer in scores)
+
+
+# --- the race
+
+
+def race_folder(finished: Path, run: str) -> Path:
+    return settings(finished, run).directory("train")
+
+
+@pytest.mark.parametrize("run", RACE)
+def test_every_method_of_the_race_trains_for_the_same_time(finished, run):
+    summary = read_result(settings(finished, run)).summary
+    assert summary["seconds"] == RACE_SECONDS
+    assert summary["train_seconds"] >= RACE_SECONDS
+    assert summary["pause_s"] == pytest.approx(4 * summary["step_s"])
+    held_out = read_held_out(race_folder(finished, run) / HELD_OUT)
+    *on_the_way, end = held_out.curve
+    assert 1 <= len(on_the_way) <= len(COPIES_AT)
+    assert all(point.seconds <= RACE_SECONDS + 1 for point in on_the_way)
+    assert end.seconds == summary["train_seconds"]
+
+
+@pytest.mark.parametrize("run", RACE)
+def test_losses_of_the_utterances_are_those_of_the_validation(finished, run):
+    """But for the chunks that validation repeats so that learners have equally many."""
+    utterances = read_held_out(race_folder(finished, run) / HELD_OUT).utterances
+    frames = sum(one.frames for one in utterances.values())
+    loss = sum(one.loss for one in utterances.values()) / frames
+    summary = read_result(settings(finished, run)).summary
+    assert loss == pytest.approx(summary["frame_loss"], rel=0.05)
+
+
+def test_with_ddp_all_make_the_steps_of_the_slow_learner(finished):
+    lanes = {run: read_lanes(race_folder(finished, run) / "timeline") for run in RACE}
+    assert len({len(steps) for steps in lanes["race-ddp"]}) == 1
+    assert not any(step.peers for steps in lanes["race-ddp"] for step in steps)
+    assert any(step.peers for steps in lanes["race-adpsgd"] for step in steps)
+
+
+def test_the_race_is_told_with_the_difference_of_its_methods(finished):
+    page = (finished / "report.html").read_text()
+    assert "adpsgd less ddp: frame loss " in page
+    assert (finished / "race.png").stat().st_size > 10_000

@@ -279,6 +279,34 @@ class TrainSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RaceSettings:
+    """Training for a time instead of a number of epochs, with a slow learner or none.
+
+    Attributes:
+        seconds: wall-clock seconds of training; 0 trains `train.epochs` epochs. The
+            schedule of the learning rate is fitted to the time: after half of it, the
+            rate is that of half of the epochs.
+        step_s: seconds that every step lasts at least. Learners that share the cores of
+            one machine are then as fast as if each had its own.
+        pause_s: seconds that each step of the last learner lasts longer. It emulates a
+            slower machine.
+    """
+
+    seconds: float = 0.0
+    step_s: float = 0.0
+    pause_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least(self, 0, "seconds", "step_s", "pause_s")
+        for name in ("step_s", "pause_s"):
+            if getattr(self, name) and not self.seconds:
+                raise ValueError(
+                    f"`{name}` must be 0 where `seconds` is 0, got "
+                    f"{getattr(self, name)}: only a training for a time has a pace"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlignSettings:
     """The flat start: monophone Gaussian mixtures by Viterbi training.
 

@@ -159,7 +159,9 @@ def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
 
 
 def _settings_of(stage: Stage, settings: Settings) -> dict[str, Any]:
-    return {name: _plain(getattr(settings, name)) for name in stage.depends}
+    values = {name: _plain(getattr(settings, name)) for name in stage.depends}
+    # What is not asked for is left out: stamps stay valid when there is more to ask.
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _plain(value: Any) -> Any:

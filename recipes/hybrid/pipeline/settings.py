@@ -15,6 +15,7 @@ from recipes.hybrid.pipeline.groups import (
     LexiconSettings,
     LmSettings,
     PrepareSettings,
+    RaceSettings,
     RealignSettings,
     TrainSettings,
     TriphoneSettings,
@@ -66,6 +67,7 @@ class Settings:
     kaldi: KaldiSettings = field(default_factory=KaldiSettings)
     adapt: AdaptSettings = field(default_factory=AdaptSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
+    race: RaceSettings = field(default_factory=RaceSettings)
     graph: GraphSettings = field(default_factory=GraphSettings)
     decode: DecodeSettings = field(default_factory=DecodeSettings)
     export: ExportSettings = field(default_factory=ExportSettings)
@@ -91,6 +93,7 @@ class Settings:
                     "the language model of its graph: name it with `kaldi.arpa`, or "
                     "set `decode.nbest=0`"
                 )
+        self._check_race()
         if self.decode.export_likelihoods and not self.uses_kaldi:
             raise ValueError("`decode.export_likelihoods` needs `kaldi.experiment`")
         if self.uses_kaldi and self.realign.run is not None:
@@ -98,6 +101,18 @@ class Settings:
                 "`realign.run` must be none with `kaldi.experiment`: Kaldi's labels "
                 "stay as they are"
             )
+
+    def _check_race(self) -> None:
+        """Refuse what needs epochs, or clocks of several machines, in a race."""
+        needed = {"validate_every": 1, "checkpoint_minutes": 0, "num_nodes": 1}
+        for name, only in needed.items():
+            value = getattr(self.train, name)
+            if self.race.seconds and value != only:
+                raise ValueError(
+                    f"`train.{name}` must be {only} with `race.seconds="
+                    f"{self.race.seconds:g}`, got {value}: a training for a time is "
+                    "validated once, at its end, and begins anew if it is interrupted"
+                )
 
     def _check_streams(self) -> None:
         """Refuse fMLLR of our own, whose mixtures a Kaldi experiment lacks."""
@@ -111,6 +126,11 @@ class Settings:
     def uses_kaldi(self) -> bool:
         """Whether labels and graph are Kaldi's."""
         return self.kaldi.experiment is not None
+
+    @property
+    def timed(self) -> RaceSettings | None:
+        """The race that `train` depends on; None: it trains a number of epochs."""
+        return self.race if self.race.seconds else None
 
     @property
     def finds_streams_itself(self) -> bool:

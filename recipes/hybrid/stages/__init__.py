@@ -130,7 +130,7 @@ STAGES = (
         "train",
         "train the acoustic model to name the state of each frame",
         inputs=("prepare", "features", "states", "streams", "search"),
-        depends=("seed", "train"),
+        depends=("seed", "train", "timed"),
         together="all",
     ),
     _stage(

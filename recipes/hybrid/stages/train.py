@@ -7,24 +7,39 @@ strategy alone start from the same weights and see the same number of samples. T
 output holds `model.ckpt` (the consensus model, enough to decode), `best.ckpt` (that of
 the validation with the lowest loss), `metrics.csv` and `summary.json`. An interrupted
 training goes on from its last checkpoint.
+
+A training for a time (`race.seconds`) also leaves `held_out.json`. It begins anew when
+it was interrupted, because a pause would change which learner is where.
 """
 
+import dataclasses
 import multiprocessing
+import shutil
+from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.training.beside import others_since_now
+from recipes.hybrid.training.held_out import Point, write_held_out
 from recipes.hybrid.training.learners import make_strategy, run_learners
-from recipes.hybrid.training.metrics import gather_figures, summarize_run, write_rows
+from recipes.hybrid.training.metrics import (
+    by_step,
+    gather_figures,
+    summarize_run,
+    write_rows,
+)
 from recipes.hybrid.training.saving import (
     best_epoch,
     keep_checkpoints,
     passing_on_sigterm,
 )
+from recipes.hybrid.training.timed import COPIES
 
 
 def train(settings: Settings, output: Path) -> None:
@@ -38,12 +53,22 @@ def train(settings: Settings, output: Path) -> None:
         make_strategy(settings.train)
     except ValueError as error:
         raise StageError(str(error)) from error
+    if settings.timed is not None:
+        _forget(output)
+    others = others_since_now()
     if settings.crew.size > 1:
         _train_here(settings, output)
     else:
         _train_in_process(settings, output)
     if settings.crew.leads:
-        _publish(settings, output)
+        _publish(settings, output, others() if settings.crew.size == 1 else None)
+
+
+def _forget(output: Path) -> None:
+    """Removes what an interrupted attempt has left."""
+    for path in output.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
 
 
 def _train_here(settings: Settings, output: Path) -> None:
@@ -62,9 +87,11 @@ def _train_in_process(settings: Settings, output: Path) -> None:
     with passing_on_sigterm(process):
         _join(process)
     if process.exitcode != 0:
+        goes_on = "goes on from the last checkpoint"
         raise StageError(
             f"training `{settings.run}` ended with status {process.exitcode}; the "
-            "reason stands above. The same command goes on from the last checkpoint"
+            "reason stands above. The same command "
+            f"{'begins it anew' if settings.timed else goes_on}"
         )
 
 
@@ -77,16 +104,34 @@ def _join(process: BaseProcess) -> None:
             process.join()
 
 
-def _publish(settings: Settings, output: Path) -> None:
-    """Gathers the figures of all attempts; the checkpoint gets its final name."""
+def _publish(settings: Settings, output: Path, others: float | None) -> None:
+    """Gathers the figures of all attempts; the checkpoint gets its final name.
+
+    Args:
+        settings: settings of the experiment.
+        output: folder of the training.
+        others: cores that other programs kept busy during the last attempt.
+    """
     rows = gather_figures(output)
-    write_rows(output / "metrics.csv", rows)
     summary = {
         "run": settings.run,
         "strategy": settings.train.strategy,
         "num_learners": settings.train.all_learners,
         **summarize_run(rows),
         **best_epoch(output),
+        "other_cores": others,
     }
+    if (race := settings.timed) is not None:
+        summary |= dataclasses.asdict(race)
+    write_rows(output / "metrics.csv", rows)
     write_json(output / "summary.json", summary)
     keep_checkpoints(output)
+    if race is not None:
+        curve = write_held_out(settings, output, _end(summary))
+        write_rows(output / "metrics.csv", by_step([*rows, *curve]))
+        shutil.rmtree(output / COPIES, ignore_errors=True)
+
+
+def _end(summary: Mapping[str, Any]) -> Point:
+    names = ("steps", "train_seconds", "global_samples", "frame_loss")
+    return Point(*(summary[name] for name in names))

@@ -36,6 +36,7 @@ from recipes.hybrid.pipeline.groups import TrainSettings
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.training.metrics import attempts
 from recipes.hybrid.training.saving import last_checkpoint, make_savers
+from recipes.hybrid.training.timed import timed_callbacks, trainer_options
 from recipes.hybrid.training.tracking import make_tracker
 from recipes.hybrid.training.word_errors import NAME, announced, word_error_monitor
 
@@ -171,10 +172,9 @@ def _make_trainer(settings: Settings, output: Path) -> Trainer:
         devices=train.num_learners,
         num_nodes=train.num_nodes,
         strategy=make_strategy(train),
-        max_epochs=train.epochs,
+        **trainer_options(settings),
         precision=train.chosen_precision,  # pyright: ignore[reportArgumentType]
         gradient_clip_val=train.clip or None,
-        check_val_every_n_epoch=train.validate_every,
         num_sanity_val_steps=0,
         log_every_n_steps=10,
         logger=make_loggers(settings, output, attempt),
@@ -213,7 +213,8 @@ def _callbacks(settings: Settings, output: Path) -> list[Callback]:
     figures = [AllreduceWait(), TrainingCurve(), GossipMonitor(), timeline]
     monitors = [*figures, *before, convergence]
     saving = make_savers(settings.train, output / "checkpoints")
-    return [*monitors, *saving, _Progress(settings.run), WandbRun()]
+    timed = timed_callbacks(settings, output)
+    return [*monitors, *saving, _Progress(settings.run), WandbRun(), *timed]
 
 
 def _keep_quiet() -> None:
@@ -239,8 +240,9 @@ class _Progress(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
+            steps = trainer.estimated_stepping_batches
             self._bar = tqdm(
-                total=int(trainer.estimated_stepping_batches),
+                total=int(steps) if steps < math.inf else None,
                 initial=trainer.global_step,
                 desc=f"train {self._name}",
                 unit="step",
