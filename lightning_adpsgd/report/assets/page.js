@@ -13,6 +13,7 @@ const SHARES = new Set(["wer", "exposed_share", "relative_consensus_distance"]);
 class Page {
   constructor() {
     this.hidden = new Set();
+    this.left = new Set(DATA.notes.flatMap((note) => note.hide ?? []));
     this.entries = entriesOf(DATA.runs);
     this.axes = Object.keys(AXES).filter((axis) => DATA.runs.some((run) => Object.keys(CURVES).some((curve) => pointsOf(run, curve, axis).length)));
     this.axis = this.axes[0] ?? "samples";
@@ -65,14 +66,15 @@ class Page {
   notes() {
     for (const note of DATA.notes) {
       for (const text of note.notes ?? []) this.main.append(make("p", {}, text));
-      for (const one of note.tables ?? []) this.section(one.title, table(one.caption ?? one.title, one.head, one.rows));
+      for (const one of note.tables ?? []) {
+        this.section(one.title, ...(one.text ?? []).map((text) => make("p", {}, text)), table(one.title, one.head, one.rows));
+      }
     }
   }
 
   runs() {
     if (!DATA.runs.length) return;
-    const hidden = new Set(DATA.notes.flatMap((note) => note.hide ?? []));
-    const columns = COLUMNS.filter(([name]) => !hidden.has(name) && DATA.runs.some((run) => resultOf(run, name) != null));
+    const columns = COLUMNS.filter(([name]) => !this.left.has(name) && DATA.runs.some((run) => resultOf(run, name) != null));
     const cell = (run, name) => {
       const value = resultOf(run, name);
       if (name === "diverged") return value === 1 || value === "True" ? "yes" : "no";
@@ -84,7 +86,7 @@ class Page {
 
   training() {
     if (!this.axes.length) return;
-    const charts = this.charts().filter((chart) => this.axes.some((axis) => chart.linesOf(axis).length));
+    const charts = this.charts().filter((chart) => !this.left.has(chart.title) && this.axes.some((axis) => chart.linesOf(axis).length));
     this.drawn.push(...charts);
     this.section("Training", this.controls(), this.legend(), make("div", { class: "charts" }, ...charts.map((chart) => chart.figure)));
   }
@@ -224,8 +226,7 @@ class Page {
   }
 
   speeds() {
-    const isHidden = DATA.notes.some((note) => (note.hide ?? []).includes("samples_per_second"));
-    return isHidden ? [] : this.numbered("learners/steps_per_second_", (pairs) => pairs);
+    return this.numbered("learners/steps_per_second_", (pairs) => pairs);
   }
 
   numbered(prefix, points) {
