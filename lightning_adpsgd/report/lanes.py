@@ -10,7 +10,6 @@ from lightning_adpsgd.report.reading import number_in, read_table
 SUFFIX = ".timeline.csv"
 """Ending of the files, before which stands the name of the learner."""
 
-_NEEDED = ("begin", "end")
 _NUMBERS = ("begin", "end", "waited", "exchanges", "members", "lost")
 
 
@@ -50,7 +49,7 @@ def _read(path: Path) -> dict[str, Any]:
     steps: list[list[Any]] = []
     events: list[list[Any]] = []
     for where, cells in read_table(path):
-        if missing := [name for name in _NEEDED if name not in cells]:
+        if missing := [name for name in _NUMBERS[:2] if name not in cells]:
             raise ValueError(f"{where}: `{missing[0]}` is missing")
         one = {n: number_in(where, n, cells[n]) for n in _NUMBERS if n in cells}
         if event := cells.get("event"):
