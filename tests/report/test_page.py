@@ -4,12 +4,14 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+import lightning_adpsgd
 from lightning_adpsgd.__main__ import main
 from lightning_adpsgd.report import collect, write_page
 from tests.report.browser import CHROMIUM, Browser, browser
@@ -134,9 +136,15 @@ def test_the_report_needs_neither_torch_nor_lightning():
     assert ended.stdout == "set()\n"
 
 
-def test_the_program_and_the_style_are_part_of_the_wheel(tmp_path):
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert '"report/assets/*"' in text
+def test_the_program_and_the_style_are_part_of_the_wheel():
+    package = Path(lightning_adpsgd.__file__).parent
+    settings = tomllib.loads(package.with_name("pyproject.toml").read_text())
+    patterns = settings["tool"]["setuptools"]["package-data"]["lightning_adpsgd"]
+    packed = {path for pattern in patterns for path in package.glob(pattern)}
+    others = {
+        path for path in (package / "report").rglob("*.*") if path.suffix != ".py"
+    }
+    assert {path for path in others if "__pycache__" not in path.parts} <= packed
 
 
 # --- the page in a browser
