@@ -364,14 +364,24 @@ def test_lanes_show_steps_waits_exchanges_and_who_was_lost(seen):
 
 
 @needs_browser
+def test_figures_by_number_are_means_over_seeds(seen):
+    runs = "entriesOf(DATA.runs).find((one) => one.runs.length === 3).runs"
+    found = seen.value(f"numberedOf({runs}, 'gossip/staleness_')")
+    assert [steps for steps, _ in found] == [1, 3]
+    assert [count for _, count in found] == pytest.approx([90, 10])
+
+
+@needs_browser
 def test_many_steps_are_drawn_as_shares_and_not_one_by_one(shown, tmp_path):
     steps = [{"begin": k, "end": k + 1, "waited": 0.25} for k in range(3000)]
-    write_lane(tmp_path / "0.timeline.csv", steps)
+    for learner in range(40):  # more figures than a call takes arguments
+        write_lane(tmp_path / f"{learner}.timeline.csv", steps)
     write_page(collect([tmp_path]), tmp_path / "page.html")
     shown.open(tmp_path / "page.html")
     press(shown, f"{tmp_path.parent.name}: all of it")
     assert shown.errors == []
-    assert 100 < shown.value("document.querySelectorAll('rect.wait').length") < 400
+    waits = shown.value("document.querySelectorAll('rect.wait').length")
+    assert 40 * 100 < waits < 40 * 400
 
 
 @needs_browser

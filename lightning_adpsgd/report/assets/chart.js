@@ -104,7 +104,10 @@ class LineChart {
     const place = (event) => event.clientX - this.svg.getBoundingClientRect().left;
     this.svg.addEventListener("pointermove", (event) => this.hover(place(event)));
     this.svg.addEventListener("pointerleave", () => this.leave());
-    this.svg.addEventListener("pointerdown", (event) => { this.dragFrom = place(event); });
+    this.svg.addEventListener("pointerdown", (event) => {
+      this.dragFrom = place(event);
+      this.hover(this.dragFrom);
+    });
     this.svg.addEventListener("pointerup", (event) => this.drop(place(event)));
     this.svg.addEventListener("pointercancel", () => { this.dragFrom = null; });
     this.svg.addEventListener("dblclick", () => this.reset());
@@ -329,7 +332,9 @@ function heightOf(points, x) {
   return found ? found[1] : null;
 }
 
+// Not by Math.min(...values): they can be more than a call takes arguments.
 function extent(values) {
-  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const low = values.reduce((least, value) => Math.min(least, value), Infinity);
+  const high = values.reduce((most, value) => Math.max(most, value), -Infinity);
   return low === high ? [low - (Math.abs(low) || 1) * 0.5, high + (Math.abs(high) || 1) * 0.5] : [low, high];
 }

@@ -230,14 +230,19 @@ class Page {
   }
 
   numbered(prefix, points) {
-    return this.entries.map((entry) => ({ name: entry.name, index: entry.index, points: points(numberedOf(entry.runs[0], prefix)) })).filter((line) => line.points.length);
+    return this.entries.map((entry) => ({ name: entry.name, index: entry.index, points: points(numberedOf(entry.runs, prefix)) })).filter((line) => line.points.length);
   }
 }
 
-// The last figures `<prefix><number>` of a run, as pairs in the order of the numbers.
-function numberedOf(run, prefix) {
-  const names = Object.keys(run.series).filter((name) => name.startsWith(prefix) && /^\d+$/.test(name.slice(prefix.length)));
-  return names.map((name) => [Number(name.slice(prefix.length)), run.series[name].at(-1)[1] ?? 0]).sort((a, b) => a[0] - b[0]);
+// The last figures `<prefix><number>`, their mean over runs, in the order of the numbers.
+function numberedOf(runs, prefix) {
+  const sums = new Map();
+  for (const [name, points] of runs.flatMap((run) => Object.entries(run.series))) {
+    if (!name.startsWith(prefix) || !/^\d+$/.test(name.slice(prefix.length))) continue;
+    const number = Number(name.slice(prefix.length));
+    sums.set(number, (sums.get(number) ?? 0) + (points.at(-1)[1] ?? 0) / runs.length);
+  }
+  return [...sums].sort((a, b) => a[0] - b[0]);
 }
 
 // A setting or result of the run's row, or the last figure of that name.
