@@ -309,6 +309,7 @@ def domain(seen: Browser) -> str:
 
 @needs_browser
 def test_dragging_zooms_and_a_double_click_shows_all(seen):
+    press(seen, "Loss: all of it")
     before = domain(seen)
     seen.value(f"{chart('Loss')}.scrollIntoView()")
     box = seen.value(
@@ -332,6 +333,7 @@ def test_dragging_zooms_and_a_double_click_shows_all(seen):
 
 @needs_browser
 def test_the_keyboard_reaches_charts_and_lanes(seen):
+    press(seen, "Loss: all of it")
     before = domain(seen)
     seen.value(f"{chart('Loss')}.querySelector('svg.chart').focus()")
     seen.press("ArrowRight")

@@ -126,13 +126,11 @@ class LineChart {
   show([low, high]) {
     const [least, most] = this.extent;
     this.range = [Math.max(least, low), Math.min(most, high)];
-    if (this.range[0] <= least && this.range[1] >= most) this.range = null;
     this.draw();
   }
 
   reset() {
-    this.range = null;
-    this.draw();
+    this.show(this.extent);
   }
 
   key(event) {
@@ -220,7 +218,7 @@ class LineChart {
   }
 
   place(seen) {
-    const domain = this.range ?? this.extent;
+    const domain = this.range ?? this.firstRange();
     this.x = scale(domain, [MARGIN.left, this.width - MARGIN.right]);
     this.x.domain = domain;
     const heights = this.heights(seen, domain);
@@ -233,12 +231,16 @@ class LineChart {
     this.y.domain = [low, high];
   }
 
-  // Zoomed, the first quarter does not count: losses fall there, and differences vanish.
+  // Zoomed, the first quarter is left out: losses fall there, and differences vanish.
+  firstRange() {
+    const [low, high] = this.extent;
+    return this.page.zoomed && this.canZoom ? [low + (high - low) * 0.25, high] : this.extent;
+  }
+
   heights(seen, [low, high]) {
-    const from = this.page.zoomed && this.canZoom && !this.range ? low + (high - low) * 0.25 : low;
     const main = seen.filter((line) => !line.thin);
     const kept = (lines) => lines.flatMap((line) => line.points
-      .filter(([x]) => x >= from && x <= high).flatMap((point) => point.slice(1)));
+      .filter(([x]) => x >= low && x <= high).flatMap((point) => point.slice(1)));
     const found = kept(main.length ? main : seen);
     const all = found.length ? found : kept(seen);
     return all.length ? all : seen.flatMap((line) => line.points.flatMap((point) => point.slice(1)));

@@ -137,7 +137,7 @@ class Page {
     return make("div", { class: "controls" }, make("span", {}, "against"),
       ...this.axes.map((axis) => pressed(axis, () => this.axis === axis, () => this.against(axis))),
       make("span", {}, "loss axis"),
-      pressed("zoomed", () => this.zoomed, () => { this.zoomed = !this.zoomed; }),
+      pressed("zoomed", () => this.zoomed, () => { this.zoomed = !this.zoomed; this.against(this.axis); }),
       pressed("log", () => this.log, () => { this.log = !this.log; }),
       make("label", { for: "reference" }, "show"), choice);
   }

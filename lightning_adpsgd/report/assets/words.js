@@ -82,7 +82,7 @@ class Utterances {
 
 function card(one) {
   const times = one.begin == null ? "" : `, ${one.begin.toFixed(2)} to ${one.end.toFixed(2)} s`;
-  const about = `${one.file ?? ""} ${one.channel ?? ""}${times}: ${one.errors} errors in ${one.words} words${one.part ? `, ${one.part}` : ""}`;
+  const about = `${one.file ?? ""} ${one.channel ?? ""}${times}: ${one.errors} ${one.errors === 1 ? "error" : "errors"} in ${one.words} words${one.part ? `, ${one.part}` : ""}`;
   const audio = one.audio ? make("audio", { controls: "", preload: "none", src: one.audio, "aria-label": `sound of ${one.file ?? "the utterance"}` }) : null;
   return make("div", { class: "utterance" }, make("p", {}, about.trim()), audio, make("div", { class: "pairs" }, ...one.pairs.map(pairOf)));
 }
@@ -90,5 +90,6 @@ function card(one) {
 function pairOf([kind, said, heard, confidence]) {
   const name = KIND_NAMES[kind] ? `, ${KIND_NAMES[kind]}` : "";
   return make("span", { class: `pair ${kind}`, title: `${said || "nothing"} → ${heard || "nothing"}${name}` },
-    make("span", {}, said || "∅"), make("b", {}, heard || "∅"), make("small", {}, confidence == null ? "" : percent(confidence, 0)));
+    make("span", {}, said || "∅"), make("b", {}, heard || "∅"),
+    confidence == null ? null : make("small", {}, percent(confidence, 0)));
 }
