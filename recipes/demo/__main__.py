@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from recipes.hybrid.pipeline.command import status_of
+from recipes.hybrid.pipeline.groups import RaceSettings
 from recipes.hybrid.pipeline.overrides import override
 from recipes.hybrid.pipeline.settings import Settings
 
@@ -53,6 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         corpus=given or out / "corpus", out=out, seed=options.seed, cores=options.cores
     )
     try:
+        RaceSettings(seconds=options.race_seconds)  # before an hour of stages
         settings = override(settings, *options.set)
     except ValueError as error:
         command_line.error(str(error))

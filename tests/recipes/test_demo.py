@@ -11,6 +11,7 @@ import pytest
 
 from lightning_adpsgd.asr.scoring import Errors
 from lightning_adpsgd.callbacks.timeline import Entry, write_timeline
+from recipes.demo.__main__ import main
 from recipes.demo.facts import facts_of
 from recipes.demo.lanes import Step, read_lanes
 from recipes.demo.race import (
@@ -267,6 +268,25 @@ def test_a_step_of_the_race_is_one_of_the_control_and_the_slow_learners_five(tmp
     expected = RaceSettings(seconds=45.0, step_s=0.05, pause_s=0.2)
     assert ddp.race == adpsgd.race == expected
     assert replace(ddp.train, strategy="adpsgd") == adpsgd.train
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--race-seconds=-3"], "`seconds` must be at least 0, got -3"),
+        (["--race-seconds=nan"], "`seconds` must be at least 0, got nan"),
+    ],
+)
+def test_a_race_of_less_than_no_time_is_refused_at_once(capsys, arguments, problem):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert problem in capsys.readouterr().err
+
+
+def test_the_other_trainings_of_the_demo_are_no_race(tmp_path, capsys):
+    settings = ["--set=race.seconds=5", "--out", str(tmp_path)]
+    assert main(settings) == 1
+    assert "the race has --race-seconds" in capsys.readouterr().err
 
 
 def test_the_table_of_the_race_has_intervals_and_the_steps_of_fast_and_slow():

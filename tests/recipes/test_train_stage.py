@@ -1,5 +1,6 @@
 """The stage `train`: its strategies, its failures, the figures of several attempts."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.registration import NAMES
-from recipes.hybrid.pipeline.groups import TrainSettings
+from recipes.hybrid.pipeline.groups import RaceSettings, TrainSettings
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.stages.train import train
@@ -48,6 +49,25 @@ def test_a_training_that_cannot_start_fails_its_stage(tmp_path, capfd):
     with pytest.raises(StageError, match="`hadpsgd` ended with status 1"):
         train(Settings(corpus=tmp_path, out=tmp_path), tmp_path / "output")
     assert "frames.npy: expected an array" in capfd.readouterr().err
+
+
+def test_a_training_for_a_time_begins_anew_if_it_was_interrupted(tmp_path, monkeypatch):
+    module = sys.modules[train.__module__]
+    left: list[str] = []
+
+    def fail(_: Settings, output: Path) -> None:
+        left.extend(sorted(path.name for path in output.iterdir()))
+        raise StageError("no learner in this test")
+
+    monkeypatch.setattr(module, "_train_in_process", fail)
+    for seconds in (0.0, 5.0):
+        for name in ("logs", "checkpoints"):
+            (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / ".fingerprint").touch()
+        race = RaceSettings(seconds=seconds)
+        with pytest.raises(StageError, match="no learner"):
+            train(Settings(corpus=tmp_path, out=tmp_path, race=race), tmp_path)
+    assert left == [".fingerprint", "checkpoints", "logs", ".fingerprint"]
 
 
 def test_figures_of_all_attempts_become_one_table_in_order_of_steps(tmp_path):

@@ -249,8 +249,9 @@ class LineChart {
   clip() {
     const id = `clip-${this.title.replaceAll(/\W/g, "-")}`;
     const { left, top, right, bottom } = MARGIN;
-    const size = { width: Math.max(0, this.width - left - right), height: this.height - top - bottom };
-    this.svg.append(mark("clipPath", { id }, mark("rect", { x: left, y: top, ...size })));
+    // Wider by half a point, for those at both ends.
+    const size = { width: Math.max(0, this.width - left - right) + 6, height: this.height - top - bottom + 3 };
+    this.svg.append(mark("clipPath", { id }, mark("rect", { x: left - 3, y: top - 3, ...size })));
     return `url(#${id})`;
   }
 
