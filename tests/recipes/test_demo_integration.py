@@ -136,6 +136,7 @@ def test_weights_and_biases_gets_curves_words_and_report_in_one_run(finished, ru
     assert score.last("score/wer_total") == errors.wer
     assert score.last("score/utterances/nrows") > 1
     assert any(name.endswith(".wav") for name in score.files)
+    assert any("score/page" in name for name in score.files)
     assert any("report" in name for name in report.files)
     assert 0 <= train.last("wer") < 3
     assert train.axes["wer"] == "wer/global_samples"

@@ -42,7 +42,8 @@ class Browser:
 
     def open(self, path: Path, width: int = 1280, theme: str = "light") -> None:
         """Shows a file in a window of this width, to a user of this theme."""
-        self.errors.clear(), self.requests.clear()
+        self.errors.clear()
+        self.requests.clear()
         size = {"width": width, "height": 900, "deviceScaleFactor": 1}
         self.call("Emulation.setDeviceMetricsOverride", **size, mobile=width < 600)
         feature = {"name": "prefers-color-scheme", "value": theme}
