@@ -10,7 +10,7 @@ from lightning_adpsgd.files import written_whole
 from lightning_adpsgd.report.collect import Report
 from lightning_adpsgd.report.reading import plain
 
-_PROGRAM = ("marks.js", "chart.js", "lanes.js", "words.js", "page.js")
+_PROGRAM = ("marks.js", "curves.js", "chart.js", "lanes.js", "words.js", "page.js")
 
 
 def write_page(report: Report, path: Path, title: str | None = None) -> None:

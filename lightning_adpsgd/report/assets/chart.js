@@ -1,78 +1,6 @@
 // A chart of curves: hover, a cursor for the keyboard, zoom by dragging, buttons and keys.
 
 const MARGIN = { left: 58, right: 12, top: 10, bottom: 38 };
-const AXES = {
-  samples: "samples of all learners",
-  seconds: "seconds of training",
-  bytes: "bytes sent by all learners",
-  steps: "optimizer steps",
-};
-
-// The columns of a curve and of an axis; a run has one or another of them.
-const CURVES = {
-  heldOut: ["convergence/held_out_loss", "val_loss"],
-  train: ["curve/loss", "convergence/train_loss"],
-  distance: ["gossip/relative_consensus_distance"],
-  exchanges: ["gossip/exchanges_per_step"],
-  exposed: ["learners/exposed_fraction"],
-  wer: ["wer"],
-};
-const TIMES = {
-  samples: ["curve/global_samples", "convergence/global_samples", "learners/global_samples"],
-  seconds: ["curve/train_seconds", "convergence/train_seconds", "learners/train_seconds"],
-};
-const BYTES = ["gossip/bytes_sent", "learners/allreduce_bytes"];
-
-function seriesOf(run, names) {
-  return run.series[names.find((name) => run.series[name]?.some(([, y]) => y !== null))] ?? [];
-}
-
-// The axis of a run as points [step, x] from the beginning on, which it lacks at steps of others.
-function axisOf(run, axis) {
-  if (axis !== "bytes") {
-    // Each callback logs at steps of its own; for one step any of them will do.
-    const known = new Map(TIMES[axis].flatMap((name) => run.series[name] ?? []));
-    const points = [...known].filter(([, x]) => x !== null).sort((a, b) => a[0] - b[0]);
-    return points.length ? [[-1, 0], ...points] : [];
-  }
-  const several = BYTES.map((name) => seriesOf(run, [name])).filter((points) => points.length);
-  const sum = (step) => several.reduce((total, points) => total + (valueAt(points, step) ?? 0), 0);
-  return several.length ? [[-1, 0], ...several[0].map(([step]) => [step, sum(step)])] : [];
-}
-
-// The points [x, y] of a curve of a run, in the order of x.
-function pointsOf(run, curve, axis) {
-  const values = seriesOf(run, CURVES[curve]).filter(([, y]) => y !== null);
-  if (axis === "steps") return values.map(([step, y]) => [step + 1, y]);
-  // A word error rate is known later than its model, and has samples of its own.
-  const own = curve === "wer" ? run.series["wer/global_samples"] : null;
-  const known = own && axis !== "samples" ? remapped(own, run, axis) : own ?? axisOf(run, axis);
-  return values.map(([step, y]) => [valueAt(known, step), y]).filter(([x]) => x !== null).sort((a, b) => a[0] - b[0]);
-}
-
-// Points [step, samples] as points [step, x] of another axis.
-function remapped(points, run, axis) {
-  const samples = axisOf(run, "samples");
-  const pairs = axisOf(run, axis).map(([step, x]) => [valueAt(samples, step), x]).filter(([at]) => at !== null);
-  return points.map(([step, at]) => [step, valueAt(pairs, at)]).filter(([, x]) => x !== null);
-}
-
-function valueAt(points, x) {
-  if (!points.length || x < points[0][0] || x > points.at(-1)[0]) return null;
-  const next = points.findIndex((point) => point[0] >= x);
-  const [x1, y1] = points[next];
-  const [x0, y0] = points[Math.max(0, next - 1)];
-  return x1 === x0 ? y1 : y0 + ((y1 - y0) * (x - x0)) / (x1 - x0);
-}
-
-// Median, lowest and highest of several curves where at least two of them have a value.
-function bandOf(several) {
-  const places = [...new Set(several.flat().map(([x]) => x))].sort((a, b) => a - b);
-  return places.flatMap((x) => {
-    const values = several.map((points) => valueAt(points, x)).filter((y) => y !== null);
-    return values.length < 2 ? [] : [[x, median(values), Math.min(...values), Math.max(...values)]];
-  });
-}
 
 class LineChart {
   // spec: title, caption, unit, and lines(axis) -> [{name, index, points, thin, marked}],
@@ -204,7 +132,7 @@ class LineChart {
     this.place(seen);
     this.axes();
     const shown = mark("g", { "clip-path": this.clip() });
-    seen.forEach((line, n) => (this.bars ? this.bar(line, shown, n, seen.length) : this.line(line, shown)));
+    seen.forEach((one, n) => (this.bars ? this.bar(one, shown, n, seen.length) : this.curve(one, shown)));
     this.svg.append(shown);
     this.svg.setAttribute("aria-label", this.described(seen));
     this.follow();
@@ -213,7 +141,7 @@ class LineChart {
   explain() {
     const axis = AXES[this.page.axis];
     const why = this.lines.length ? "all curves are switched off" : `nothing recorded against ${axis}`;
-    this.svg.append(mark("text", { x: 12, y: 30, class: "faint" }, why));
+    this.svg.append(words(why, 12, 30, { class: "faint" }));
     this.svg.setAttribute("aria-label", `${this.title}: ${why}`);
   }
 
@@ -250,7 +178,8 @@ class LineChart {
     const id = `clip-${this.title.replaceAll(/\W/g, "-")}`;
     const { left, top, right, bottom } = MARGIN;
     // Wider by half a point, for those at both ends.
-    const size = { width: Math.max(0, this.width - left - right) + 6, height: this.height - top - bottom + 3 };
+    const width = Math.max(0, this.width - left - right) + 6;
+    const size = { width, height: this.height - top - bottom + 3 };
     this.svg.append(mark("clipPath", { id }, mark("rect", { x: left - 3, y: top - 3, ...size })));
     return `url(#${id})`;
   }
@@ -260,52 +189,69 @@ class LineChart {
     const [base, end] = [this.height - bottom, this.width - right];
     for (const value of this.y.ticks(7)) {
       const y = this.y(value);
-      this.svg.append(mark("line", { x1: left, x2: end, y1: y, y2: y, class: "grid" }));
-      this.svg.append(mark("text", { x: left - 6, y: y + 4, "text-anchor": "end" }, this.format(value)));
+      this.svg.append(line([left, y], [end, y], { class: "grid" }));
+      this.svg.append(words(this.format(value), left - 6, y + 4, { "text-anchor": "end" }));
     }
-    for (const value of this.x.ticks(this.width < 420 ? 4 : 7).filter((one) => !this.bars || Number.isInteger(one))) {
+    const ticks = this.x.ticks(this.width < 420 ? 4 : 7);
+    for (const value of ticks.filter((one) => !this.bars || Number.isInteger(one))) {
       const x = this.x(value);
-      this.svg.append(mark("line", { x1: x, x2: x, y1: base, y2: base + 4, class: "axis" }));
-      this.svg.append(mark("text", { x, y: base + 17, "text-anchor": "middle" }, short(value, 3)));
+      this.svg.append(line([x, base], [x, base + 4], { class: "axis" }));
+      this.svg.append(words(short(value, 3), x, base + 17, MIDDLE));
     }
-    this.svg.append(mark("line", { x1: left, x2: end, y1: base, y2: base, class: "axis" }));
-    const middle = (left + end) / 2;
-    this.svg.append(mark("text", { x: middle, y: this.height - 4, "text-anchor": "middle", class: "faint" }, this.xLabel ?? AXES[this.page.axis]));
+    this.svg.append(line([left, base], [end, base], { class: "axis" }));
+    const place = [(left + end) / 2, this.height - 4];
+    this.svg.append(words(this.nameOfX(), ...place, { ...MIDDLE, class: "faint" }));
+  }
+
+  nameOfX() {
+    return this.xLabel ?? AXES[this.page.axis];
   }
 
   format(value) {
     return this.unit === "%" ? `${trimmed(100 * value, 3)} %` : short(value);
   }
 
-  line(line, shown) {
-    const path = (points) => points.map(([x, y], n) => `${n ? "L" : "M"}${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`).join("");
-    const stroke = colourOf(line.index);
-    if (line.points[0].length > 2) {
-      const around = [...line.points.map(([x, , low]) => [x, low]), ...line.points.map(([x, , , high]) => [x, high]).reverse()];
-      shown.append(mark("path", { d: `${path(around)}Z`, fill: stroke, "fill-opacity": ".2", class: "band" }));
-    }
+  curve(one, shown) {
+    const stroke = colourOf(one.index);
+    if (one.points[0].length > 2) this.band(one.points, shown, stroke);
     shown.append(mark("path", {
-      d: path(line.points), fill: "none", stroke, "data-run": line.name, "stroke-width": line.thin ? 1 : 2,
-      "stroke-opacity": line.thin ? 0.45 : 1, "stroke-dasharray": line.thin ? null : dashOf(line.index),
+      d: this.path(one.points), fill: "none", stroke, "data-run": one.name,
+      "stroke-width": one.thin ? 1 : 2, "stroke-opacity": one.thin ? 0.45 : 1,
+      "stroke-dasharray": one.thin ? null : dashOf(one.index),
     }));
-    if (line.marked && line.points.length < 60) {
-      for (const [x, y] of line.points) shown.append(mark("circle", { cx: this.x(x), cy: this.y(y), r: 2.6, fill: stroke }));
+    if (!one.marked || one.points.length > 60) return;
+    for (const [x, y] of one.points) {
+      shown.append(mark("circle", { cx: this.x(x), cy: this.y(y), r: 2.6, fill: stroke }));
     }
   }
 
-  bar(line, shown, n, count) {
+  path(points) {
+    const place = ([x, y]) => `${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`;
+    return `M${points.map(place).join("L")}`;
+  }
+
+  band(points, shown, fill) {
+    const low = points.map(([x, , least]) => [x, least]);
+    const high = points.map(([x, , , most]) => [x, most]).reverse();
+    const d = `${this.path([...low, ...high])}Z`;
+    shown.append(mark("path", { d, fill, "fill-opacity": ".2", class: "band" }));
+  }
+
+  bar(one, shown, n, count) {
     const width = Math.max(1, ((this.x(1) - this.x(0)) * 0.8) / count);
-    for (const [x, y] of line.points) {
+    const about = { width, fill: colourOf(one.index), "data-run": one.name };
+    for (const [x, y] of one.points) {
       const top = this.y(y);
-      shown.append(mark("rect", {
-        x: this.x(x) + (n - count / 2) * width, y: top, width, height: Math.max(0, this.y(0) - top), fill: colourOf(line.index), "data-run": line.name,
-      }));
+      const height = Math.max(0, this.y(0) - top);
+      shown.append(mark("rect", { x: this.x(x) + (n - count / 2) * width, y: top, height, ...about }));
     }
   }
 
   described(seen) {
-    const ends = seen.filter((line) => !line.thin).map((line) => `${line.name} ends at ${this.format(line.points.at(-1)[1])}`);
-    return `${this.title} against ${this.xLabel ?? AXES[this.page.axis]}: ${ends.join("; ")}. Arrow keys move a cursor, + and - zoom, 0 shows all.`;
+    const ends = seen.filter((one) => !one.thin)
+      .map((one) => `${one.name} ends at ${this.format(one.points.at(-1)[1])}`);
+    const keys = "Arrow keys move a cursor, + and - zoom, 0 shows all.";
+    return `${this.title} against ${this.nameOfX()}: ${ends.join("; ")}. ${keys}`;
   }
 
   follow() {
@@ -313,31 +259,22 @@ class LineChart {
     this.tip.hidden = this.cursor == null || !this.x;
     if (this.tip.hidden) return;
     const x = this.x(this.cursor);
-    this.cross = mark("g", {}, mark("line", { x1: x, x2: x, y1: MARGIN.top, y2: this.height - MARGIN.bottom, class: "axis" }));
-    this.tip.replaceChildren(make("div", {}, `${short(this.bars ? Math.round(this.cursor) : this.cursor)} ${this.xUnit ?? this.page.axis}`));
-    for (const line of this.lines.filter((one) => !this.page.hidden.has(one.name))) {
-      const value = this.bars ? heightOf(line.points, Math.round(this.cursor)) : valueAt(line.points, this.cursor);
+    const base = this.height - MARGIN.bottom;
+    const at = this.bars ? Math.round(this.cursor) : this.cursor;
+    this.cross = mark("g", {}, line([x, MARGIN.top], [x, base], { class: "axis" }));
+    this.tip.replaceChildren(make("div", {}, `${short(at)} ${this.xUnit ?? this.page.axis}`));
+    for (const one of this.lines.filter((each) => !this.page.hidden.has(each.name))) {
+      const value = this.bars ? heightOf(one.points, at) : valueAt(one.points, at);
       if (value === null) continue;
-      const label = `${line.name}${line.note ? `, ${line.note}` : ""}: ${this.format(value)}`;
-      this.tip.append(make("div", {}, make("i", { style: `background:${colourOf(line.index)}` }), label));
-      const y = this.y(value);
-      if (y >= MARGIN.top && y <= this.height - MARGIN.bottom) this.cross.append(mark("circle", { cx: x, cy: y, r: 3.5, fill: colourOf(line.index) }));
+      const fill = colourOf(one.index);
+      const label = `${one.name}${one.note ? `, ${one.note}` : ""}: ${this.format(value)}`;
+      this.tip.append(make("div", {}, make("i", { style: `background:${fill}` }), label));
+      const cy = this.y(value);
+      if (cy >= MARGIN.top && cy <= base) this.cross.append(mark("circle", { cx: x, cy, r: 3.5, fill }));
     }
     this.svg.append(this.cross);
     const left = x > this.width / 2 ? x - this.tip.offsetWidth - 4 : x + 18;
     this.tip.style.left = `${Math.max(0, left)}px`;
     this.tip.style.top = `${this.svg.offsetTop + MARGIN.top}px`;
   }
-}
-
-function heightOf(points, x) {
-  const found = points.find((point) => point[0] === x);
-  return found ? found[1] : null;
-}
-
-// Not by Math.min(...values): they can be more than a call takes arguments.
-function extent(values) {
-  const low = values.reduce((least, value) => Math.min(least, value), Infinity);
-  const high = values.reduce((most, value) => Math.max(most, value), -Infinity);
-  return low === high ? [low - (Math.abs(low) || 1) * 0.5, high + (Math.abs(high) || 1) * 0.5] : [low, high];
 }

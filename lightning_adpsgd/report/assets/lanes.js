@@ -2,13 +2,16 @@
 
 const LANE = { height: 24, gap: 14, top: 14, left: 74, right: 10, bottom: 36 };
 const [BEGIN, END, WAITED, EXCHANGES, PEERS, LOST] = [0, 1, 2, 3, 4, 5];
-const KINDS = [["step", "computes a step"], ["wait", "waits for others"], ["evaluate", "validation"], ["exchange", "exchange"]];
+const KINDS = {
+  step: "computes a step", wait: "waits for others", evaluate: "validation", exchange: "exchange",
+};
 
 class Lanes {
   constructor(record, perSuperLearner) {
     Object.assign(this, { record, perSuperLearner: perSuperLearner || 1 });
     this.learners = record.learners;
-    const times = this.learners.flatMap((one) => [...one.steps, ...one.events].flatMap((entry) => [entry[BEGIN], entry[END]]));
+    const entries = this.learners.flatMap((one) => [...one.steps, ...one.events]);
+    const times = entries.flatMap((entry) => [entry[BEGIN], entry[END]]);
     this.extent = extent(times.length ? times : [0, 1]);
     this.range = this.firstRange();
     this.svg = mark("svg", { class: "chart lanes", tabindex: "0", role: "img" });
@@ -32,12 +35,16 @@ class Lanes {
   }
 
   legend() {
-    const swatch = (kind) => make("span", { style: `display:inline-block;width:.8rem;height:.8rem;background:var(--${kind});margin-right:.35rem` });
-    return make("div", { class: "controls" }, ...KINDS.map(([kind, text]) => make("span", {}, swatch(kind), text)));
+    const swatch = (kind) => make("i", { class: "swatch", style: `background:var(--${kind})` });
+    const kinds = Object.entries(KINDS).map(([kind, text]) => make("span", {}, swatch(kind), text));
+    return make("div", { class: "controls" }, ...kinds);
   }
 
   tools() {
-    const tool = (text, label, action) => make("button", { type: "button", "aria-label": `${this.record.name}: ${label}`, onclick: action }, text);
+    const tool = (text, label, onclick) => {
+      const name = `${this.record.name}: ${label}`;
+      return make("button", { type: "button", "aria-label": name, onclick }, text);
+    };
     return make("div", { class: "controls" },
       tool("←", "earlier", () => this.pan(-0.4)), tool("→", "later", () => this.pan(0.4)),
       tool("+", "closer", () => this.zoom(0.5)), tool("−", "further", () => this.zoom(2)),
@@ -51,17 +58,21 @@ class Lanes {
       const count = one.steps.length;
       const span = count ? one.steps.at(-1)[END] - one.steps[0][BEGIN] : 0;
       const last = one.events.findLast((event) => event[2] !== "validation");
-      return [one.name, String(count), span ? short(count / span, 3) : "–", percent(spent ? sum(WAITED) / spent : null),
-        count ? short(sum(EXCHANGES) / count, 3) : "–", last ? last[2] : "no end written"];
+      const speed = span ? short(count / span, 3) : "–";
+      const exchanges = count ? short(sum(EXCHANGES) / count, 3) : "–";
+      const waited = percent(spent ? sum(WAITED) / spent : null);
+      return [one.name, String(count), speed, waited, exchanges, last ? last[2] : "no end written"];
     });
-    return table("What is recorded of each learner", ["learner", "steps", "steps/s", "waited", "exchanges/step", "ended with"], rows);
+    const head = ["learner", "steps", "steps/s", "waited", "exchanges/step", "ended with"];
+    return table("What is recorded of each learner", head, rows);
   }
 
   listen() {
     this.svg.addEventListener("keydown", (event) => {
       const actions = {
-        ArrowLeft: () => this.pan(-0.2), ArrowRight: () => this.pan(0.2), "+": () => this.zoom(0.5),
-        "=": () => this.zoom(0.5), "-": () => this.zoom(2), 0: () => this.show(this.extent), Escape: () => { this.tip.hidden = true; },
+        ArrowLeft: () => this.pan(-0.2), ArrowRight: () => this.pan(0.2),
+        "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2),
+        0: () => this.show(this.extent), Escape: () => { this.tip.hidden = true; },
       };
       if (!actions[event.key]) return;
       event.preventDefault();
@@ -70,8 +81,9 @@ class Lanes {
     this.svg.addEventListener("pointerdown", (event) => { this.dragged = event.clientX; });
     this.svg.addEventListener("pointermove", (event) => this.move(event));
     for (const end of ["pointerup", "pointercancel", "pointerleave"]) {
-      this.svg.addEventListener(end, () => { this.dragged = null; this.tip.hidden = end === "pointerleave" || this.tip.hidden; });
+      this.svg.addEventListener(end, () => { this.dragged = null; });
     }
+    this.svg.addEventListener("pointerleave", () => { this.tip.hidden = true; });
   }
 
   move(event) {
@@ -99,7 +111,11 @@ class Lanes {
   show(range) {
     this.range = [...range];
     this.draw();
-    say(`${this.record.name}: second ${short(range[0])} to ${short(range[1])}`);
+    say(`${this.record.name}: ${this.rangeInWords()}`);
+  }
+
+  rangeInWords() {
+    return `second ${short(this.range[0])} to ${short(this.range[1])}`;
   }
 
   // --- drawing
@@ -124,21 +140,24 @@ class Lanes {
     this.learners.forEach((one, lane) => this.lane(one, lane, shown, links));
     shown.append(links);
     this.svg.append(shown);
-    this.svg.setAttribute("aria-label", `Lanes of ${this.learners.length} learners of ${this.record.name}, second ${short(this.range[0])} to ${short(this.range[1])}. Arrow keys move, + and - zoom, 0 shows all.`);
+    const what = `Lanes of ${this.learners.length} learners of ${this.record.name}`;
+    const keys = "Arrow keys move, + and - zoom, 0 shows all.";
+    this.svg.setAttribute("aria-label", `${what}, ${this.rangeInWords()}. ${keys}`);
   }
 
   grid(base) {
     for (const value of this.x.ticks(this.width < 420 ? 3 : 8)) {
       const x = this.x(value);
-      this.svg.append(mark("line", { x1: x, x2: x, y1: LANE.top, y2: base, class: "grid" }));
-      this.svg.append(mark("text", { x, y: base + 14, "text-anchor": "middle" }, `${short(value, 5)}`));
+      this.svg.append(line([x, LANE.top], [x, base], { class: "grid" }));
+      this.svg.append(words(short(value, 5), x, base + 14, MIDDLE));
     }
-    this.svg.append(mark("text", { x: (LANE.left + this.width) / 2, y: base + 30, "text-anchor": "middle", class: "faint" }, "seconds since the first step recorded"));
+    const place = [(LANE.left + this.width) / 2, base + 30];
+    this.svg.append(words("seconds since the first step recorded", ...place, { ...MIDDLE, class: "faint" }));
   }
 
   lane(one, lane, shown, links) {
     const y = this.yOf(lane);
-    this.svg.append(mark("text", { x: 2, y: y + LANE.height / 2 + 4 }, `learner ${one.name}`.slice(0, 11)));
+    this.svg.append(words(`learner ${one.name}`.slice(0, 11), 2, y + LANE.height / 2 + 4));
     const [begin, end] = this.range;
     const steps = one.steps.filter((step) => step[END] >= begin && step[BEGIN] <= end);
     const isDense = steps.length > this.width / 3;
@@ -182,24 +201,29 @@ class Lanes {
   }
 
   bar(shown, x, y, text) {
-    shown.append(mark("line", { x1: x, x2: x, y1: y - 3, y2: y + LANE.height + 3, stroke: "var(--ink)", "stroke-width": 2 }, mark("title", {}, text)));
+    const end = line([x, y - 3], [x, y + LANE.height + 3], { stroke: "var(--ink)", "stroke-width": 2 });
+    end.append(mark("title", {}, text));
+    shown.append(end);
   }
 
   cross(shown, time, y, text) {
     const [x, middle, r] = [this.x(time), y + LANE.height / 2, 7];
     const d = `M${x - r} ${middle - r}L${x + r} ${middle + r}M${x - r} ${middle + r}L${x + r} ${middle - r}`;
-    shown.append(mark("path", { d, stroke: "var(--wrong)", "stroke-width": 3, class: "lost" }, mark("title", {}, text)));
+    const about = { stroke: "var(--wrong)", "stroke-width": 3, class: "lost" };
+    shown.append(mark("path", { d, ...about }, mark("title", {}, text)));
   }
 
   // Both ends have written it; the link is drawn from the lane of the lower number.
   exchange(step, lane, links) {
     const x = this.x(step[END]);
-    const y = this.yOf(lane);
-    links.append(mark("circle", { cx: x, cy: y + LANE.height / 2, r: 3, fill: "var(--exchange)", class: "exchange" }));
+    const middle = (one) => this.yOf(one) + LANE.height / 2;
+    const about = { stroke: "var(--exchange)", "stroke-width": 1.2, class: "link" };
+    const dot = { cx: x, cy: middle(lane), r: 3, fill: "var(--exchange)", class: "exchange" };
+    links.append(mark("circle", dot));
     for (const peer of step[PEERS]) {
       const other = Number(peer) * this.perSuperLearner + (lane % this.perSuperLearner);
       if (!(other > lane) || this.learners[other]?.name !== String(other)) continue;
-      links.append(mark("line", { x1: x, x2: x, y1: y + LANE.height / 2, y2: this.yOf(other) + LANE.height / 2, stroke: "var(--exchange)", "stroke-width": 1.2, class: "link" }));
+      links.append(line([x, middle(lane)], [x, middle(other)], about));
     }
   }
 
@@ -212,9 +236,11 @@ class Lanes {
     this.tip.hidden = !(step || event);
     if (this.tip.hidden) return;
     const [begin, end] = step ?? event;
-    const lines = [`learner ${one.name}, ${step ? "step" : event[2]}: ${short(1000 * (end - begin), 3)} ms`];
+    const ms = (seconds) => `${short(1000 * seconds, 3)} ms`;
+    const lines = [`learner ${one.name}, ${step ? "step" : event[2]}: ${ms(end - begin)}`];
     if (step) {
-      lines.push(`waited ${short(1000 * step[WAITED], 3)} ms`, `${step[EXCHANGES]} exchanges${step[PEERS].length ? ` with ${step[PEERS].join(", ")}` : ""}`);
+      const peers = step[PEERS].length ? ` with ${step[PEERS].join(", ")}` : "";
+      lines.push(`waited ${ms(step[WAITED])}`, `${step[EXCHANGES]} exchanges${peers}`);
     }
     this.tip.replaceChildren(...lines.map((text) => make("div", {}, text)));
     this.tip.style.left = `${Math.max(0, Math.min(x + 14, this.width - this.tip.offsetWidth))}px`;

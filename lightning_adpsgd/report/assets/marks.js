@@ -15,6 +15,17 @@ function mark(name, attributes = {}, ...children) {
   return fill(element, attributes, children);
 }
 
+// Words in a drawing; `more` are further attributes.
+function words(text, x, y, more = {}) {
+  return mark("text", { x, y, ...more }, text);
+}
+
+function line([x1, y1], [x2, y2], more = {}) {
+  return mark("line", { x1, y1, x2, y2, ...more });
+}
+
+const MIDDLE = { "text-anchor": "middle" };
+
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);

@@ -1,13 +1,23 @@
 // The page: sections, controls and theme, from the data in it.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const COLUMNS = [
-  ["algorithm", "algorithm"], ["topology", "topology"], ["num_super_learners", "super-learners"], ["super_learner_size", "each of"],
-  ["global_batch", "batch"], ["lr", "rate"], ["seed", "seed"], ["best_loss", "best loss"], ["last_loss", "last loss"],
-  ["wer", "WER"], ["global_samples", "samples"], ["train_seconds", "seconds"], ["samples_per_second", "samples/s"],
-  ["exposed_share", "waited"], ["relative_consensus_distance", "consensus distance"], ["exchanges_per_step", "exchanges/step"],
-  ["diverged", "diverged"],
-];
+const COLUMNS = {
+  algorithm: "algorithm", topology: "topology", num_super_learners: "super-learners",
+  super_learner_size: "each of", global_batch: "batch", lr: "rate", seed: "seed",
+  best_loss: "best loss", last_loss: "last loss", wer: "WER", global_samples: "samples",
+  train_seconds: "seconds", samples_per_second: "samples/s", exposed_share: "waited",
+  relative_consensus_distance: "consensus distance", exchanges_per_step: "exchanges/step",
+  diverged: "diverged",
+};
+const LOSS_TEXT = "Thick: held-out loss of the consensus model. Thin: loss of learner 0 on its training "
+  + "batches. A band: lowest to highest of several seeds, around their median. Drag to zoom.";
+const WER_TEXT = "Of a few held-out utterances, by the consensus model.";
+const DISTANCE_TEXT = "√(mean |wᵢ − w|²) / |w| before each validation: how far super-learners are from their "
+  + "mean w, relative to its length.";
+const EXCHANGES_TEXT = "Exchanges of a learner per step of its own, since training began.";
+const WAITING_TEXT = "Share of training time in which learners waited for communication, since training began.";
+const STALENESS_TEXT = "Share of merged exchanges, by the optimizer steps between snapshot and merge.";
+const SPEED_TEXT = "Optimizer steps per second of each learner.";
 const SHARES = new Set(["wer", "exposed_share", "relative_consensus_distance"]);
 
 class Page {
@@ -15,7 +25,7 @@ class Page {
     this.hidden = new Set();
     this.left = new Set(DATA.notes.flatMap((note) => note.hide ?? []));
     this.entries = entriesOf(DATA.runs);
-    this.axes = Object.keys(AXES).filter((axis) => DATA.runs.some((run) => Object.keys(CURVES).some((curve) => pointsOf(run, curve, axis).length)));
+    this.axes = Object.keys(AXES).filter((axis) => DATA.runs.some((run) => hasCurves(run, axis)));
     this.axis = this.axes[0] ?? "samples";
     this.zoomed = true;
     this.log = false;
@@ -32,7 +42,8 @@ class Page {
 
   build() {
     document.querySelector("h1").textContent = DATA.title;
-    document.querySelector("footer").textContent = `Written ${DATA.written} by lightning-adpsgd. One file; nothing is loaded from elsewhere.`;
+    document.querySelector("footer").textContent =
+      `Written ${DATA.written} by lightning-adpsgd. One file; nothing is loaded from elsewhere.`;
     this.notes();
     this.runs();
     this.training();
@@ -67,36 +78,43 @@ class Page {
     for (const note of DATA.notes) {
       for (const text of note.notes ?? []) this.main.append(make("p", {}, text));
       for (const one of note.tables ?? []) {
-        this.section(one.title, ...(one.text ?? []).map((text) => make("p", {}, text)), table(one.title, one.head, one.rows));
+        const text = (one.text ?? []).map((paragraph) => make("p", {}, paragraph));
+        this.section(one.title, ...text, table(one.title, one.head, one.rows));
       }
     }
   }
 
   runs() {
     if (!DATA.runs.length) return;
-    const columns = COLUMNS.filter(([name]) => !this.left.has(name) && DATA.runs.some((run) => resultOf(run, name) != null));
+    const columns = Object.entries(COLUMNS)
+      .filter(([name]) => !this.left.has(name) && DATA.runs.some((run) => resultOf(run, name) != null));
     const cell = (run, name) => {
       const value = resultOf(run, name);
       if (name === "diverged") return value === 1 || value === "True" ? "yes" : "no";
       return SHARES.has(name) && typeof value === "number" ? percent(value, 2) : value;
     };
     const rows = DATA.runs.map((run) => [run.name, ...columns.map(([name]) => cell(run, name))]);
-    this.section("Runs", table("Settings, and results at the end of training", ["run", ...columns.map(([, text]) => text)], rows));
+    const head = ["run", ...columns.map(([, text]) => text)];
+    this.section("Runs", table("Settings, and results at the end of training", head, rows));
   }
 
   training() {
     if (!this.axes.length) return;
-    const charts = this.charts().filter((chart) => !this.left.has(chart.title) && this.axes.some((axis) => chart.linesOf(axis).length));
+    const charts = this.charts().filter((chart) => !this.left.has(chart.title))
+      .filter((chart) => this.axes.some((axis) => chart.linesOf(axis).length));
     this.drawn.push(...charts);
-    this.section("Training", this.controls(), this.legend(), make("div", { class: "charts" }, ...charts.map((chart) => chart.figure)));
+    const figures = make("div", { class: "charts" }, ...charts.map((chart) => chart.figure));
+    this.section("Training", this.controls(), this.legend(), figures);
   }
 
   lanes() {
     if (!DATA.lanes.length) return;
     const lanes = DATA.lanes.map((record) => new Lanes(record, this.sizeOf(record.name)));
     this.drawn.push(...lanes);
-    this.section("Timeline", make("p", {}, "What each learner did in its last recorded steps. An exchange stands at the end of the step in which it ended. A cross: a learner was lost, or ended with an error."),
-      make("div", { class: "charts" }, ...lanes.map((one) => one.figure)));
+    const text = "What each learner did in its last recorded steps. An exchange stands at the end of the "
+      + "step in which it ended. A cross: a learner was lost, or ended with an error.";
+    const figures = make("div", { class: "charts" }, ...lanes.map((one) => one.figure));
+    this.section("Timeline", make("p", {}, text), figures);
   }
 
   sizeOf(name) {
@@ -115,31 +133,44 @@ class Page {
   facts() {
     const facts = DATA.notes.flatMap((note) => Object.entries(note.facts ?? {}));
     if (!facts.length) return;
-    this.section("How it was measured", make("dl", {}, ...facts.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, String(text))])));
+    const pairs = facts.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, String(text))]);
+    this.section("How it was measured", make("dl", {}, ...pairs));
   }
 
   // --- controls
 
   controls() {
-    const pressed = (text, isOn, action) => {
-      const button = make("button", { type: "button", "aria-pressed": String(isOn()) }, text);
-      button.addEventListener("click", () => {
-        action();
-        this.update();
-      });
-      this.buttons.push([button, isOn]);
-      return button;
-    };
     this.buttons = [];
+    const axes = this.axes.map((axis) => this.button(axis, () => this.axis === axis, () => this.against(axis)));
+    const zoomed = this.button("zoomed", () => this.zoomed, () => {
+      this.zoomed = !this.zoomed;
+      this.against(this.axis);
+    });
+    const log = this.button("log", () => this.log, () => { this.log = !this.log; });
+    return make("div", { class: "controls" }, make("span", {}, "against"), ...axes,
+      make("span", {}, "loss axis"), zoomed, log, make("label", { for: "reference" }, "show"), this.choice());
+  }
+
+  button(text, isOn, action) {
+    const button = make("button", { type: "button", "aria-pressed": String(isOn()) }, text);
+    button.addEventListener("click", () => {
+      action();
+      this.update();
+    });
+    this.buttons.push([button, isOn]);
+    return button;
+  }
+
+  choice() {
+    const option = (value, text) => make("option", { value }, text);
     const names = this.entries.filter((entry) => this.heldOut(entry, this.axis).length).map((entry) => entry.name);
-    const choice = make("select", { id: "reference", onchange: () => { this.reference = choice.value || null; this.update(); } },
-      make("option", { value: "" }, "the losses"), ...names.map((name) => make("option", { value: name }, `difference to ${name}`)));
-    return make("div", { class: "controls" }, make("span", {}, "against"),
-      ...this.axes.map((axis) => pressed(axis, () => this.axis === axis, () => this.against(axis))),
-      make("span", {}, "loss axis"),
-      pressed("zoomed", () => this.zoomed, () => { this.zoomed = !this.zoomed; this.against(this.axis); }),
-      pressed("log", () => this.log, () => { this.log = !this.log; }),
-      make("label", { for: "reference" }, "show"), choice);
+    const differences = names.map((name) => option(name, `difference to ${name}`));
+    const choice = make("select", { id: "reference" }, option("", "the losses"), ...differences);
+    choice.addEventListener("change", () => {
+      this.reference = choice.value || null;
+      this.update();
+    });
+    return choice;
   }
 
   against(axis) {
@@ -155,43 +186,53 @@ class Page {
   }
 
   legend() {
-    const line = (entry) => mark("svg", { width: 28, height: 10, "aria-hidden": "true" },
-      mark("line", { x1: 0, x2: 28, y1: 5, y2: 5, stroke: colourOf(entry.index), "stroke-width": 2.5, "stroke-dasharray": dashOf(entry.index) }));
-    const toggle = (entry, button) => {
+    const shown = this.entries.filter((entry) => entry.runs.some((run) => Object.keys(run.series).length));
+    const buttons = shown.map((entry) => this.toggle(entry));
+    return make("div", { class: "legend", role: "group", "aria-label": "curves shown" }, ...buttons);
+  }
+
+  toggle(entry) {
+    const stroke = { stroke: colourOf(entry.index), "stroke-width": 2.5, "stroke-dasharray": dashOf(entry.index) };
+    const sample = mark("svg", { width: 28, height: 10, "aria-hidden": "true" }, line([0, 5], [28, 5], stroke));
+    const button = make("button", { type: "button", "aria-pressed": "true" }, sample, entry.name);
+    button.addEventListener("click", () => {
       if (!this.hidden.delete(entry.name)) this.hidden.add(entry.name);
       button.setAttribute("aria-pressed", String(!this.hidden.has(entry.name)));
       this.draw();
-    };
-    const shown = this.entries.filter((entry) => entry.runs.some((run) => Object.keys(run.series).length));
-    return make("div", { class: "legend", role: "group", "aria-label": "curves shown" }, ...shown.map((entry) => {
-      const button = make("button", { type: "button", "aria-pressed": "true" }, line(entry), entry.name);
-      button.addEventListener("click", () => toggle(entry, button));
-      return button;
-    }));
+    });
+    return button;
   }
 
   // --- charts
 
   charts() {
-    const common = { text: "" };
-    const chart = (spec) => new LineChart({ ...common, ...spec }, this);
+    const chart = (title, linesOf, spec) => new LineChart({ title, linesOf, text: "", ...spec }, this);
+    const curve = (name) => (axis) => this.linesOf(name, axis);
+    const share = { unit: "%", fromZero: true };
     return [
-      chart({
-        title: "Loss", wide: true, canBeLog: true, canZoom: true, linesOf: (axis) => this.losses(axis),
-        captionOf: () => `${this.endings()} Thick: held-out loss of the consensus model. Thin: loss of learner 0 on its training batches. A band: lowest to highest of several seeds, around their median. Drag to zoom.`,
+      chart("Loss", (axis) => this.losses(axis), {
+        wide: true, canBeLog: true, canZoom: true, captionOf: () => `${this.endings()} ${LOSS_TEXT}`,
       }),
-      chart({ title: "Word error rate during training", unit: "%", text: "Of a few held-out utterances, by the consensus model.", linesOf: (axis) => this.linesOf("wer", axis) }),
-      chart({ title: "Consensus distance", unit: "%", fromZero: true, text: "√(mean |wᵢ − w|²) / |w| before each validation: how far super-learners are from their mean w, relative to its length.", linesOf: (axis) => this.linesOf("distance", axis) }),
-      chart({ title: "Exchanges per step", fromZero: true, text: "Exchanges of a learner per step of its own, since training began.", linesOf: (axis) => this.linesOf("exchanges", axis) }),
-      chart({ title: "Waiting", unit: "%", fromZero: true, text: "Share of training time in which learners waited for communication, since training began.", linesOf: (axis) => this.linesOf("exposed", axis) }),
-      chart({ title: "Staleness", unit: "%", fromZero: true, bars: true, xLabel: "age in optimizer steps", xUnit: "steps old", text: "Share of merged exchanges, by the optimizer steps between snapshot and merge.", linesOf: () => this.staleness() }),
-      chart({ title: "Speed of learners", fromZero: true, bars: true, xLabel: "learner", xUnit: "is the learner", text: "Optimizer steps per second of each learner.", linesOf: () => this.speeds() }),
+      chart("Word error rate during training", curve("wer"), { unit: "%", text: WER_TEXT }),
+      chart("Consensus distance", curve("distance"), { ...share, text: DISTANCE_TEXT }),
+      chart("Exchanges per step", curve("exchanges"), { fromZero: true, text: EXCHANGES_TEXT }),
+      chart("Waiting", curve("exposed"), { ...share, text: WAITING_TEXT }),
+      chart("Staleness", () => this.staleness(), {
+        ...share, bars: true, xLabel: "age in optimizer steps", xUnit: "steps old", text: STALENESS_TEXT,
+      }),
+      chart("Speed of learners", () => this.numbered("learners/steps_per_second_", (pairs) => pairs), {
+        fromZero: true, bars: true, xLabel: "learner", xUnit: "is the learner", text: SPEED_TEXT,
+      }),
     ];
   }
 
   linesOf(curve, axis) {
-    return this.entries.map((entry) => ({ name: entry.name, index: entry.index, marked: true, points: this.pointsOf(entry, curve, axis) }))
-      .filter((line) => line.points.length);
+    return this.linesWith((entry) => this.pointsOf(entry, curve, axis), { marked: true });
+  }
+
+  linesWith(points, about = {}) {
+    const lines = this.entries.map(({ name, index, ...entry }) => ({ name, index, ...about, points: points(entry) }));
+    return lines.filter((one) => one.points.length);
   }
 
   pointsOf(entry, curve, axis) {
@@ -205,17 +246,18 @@ class Page {
 
   losses(axis) {
     const reference = this.entries.find((entry) => entry.name === this.reference);
-    const held = this.linesOf("heldOut", axis).map((line) => ({ ...line, note: "held out" }));
-    if (reference) return held.map((line) => ({ ...line, points: lessThan(line.points, this.heldOut(reference, axis)) }));
-    const thin = this.entries.filter((entry) => entry.runs.length === 1).map((entry) => ({
-      name: entry.name, index: entry.index, thin: true, note: "training", points: pointsOf(entry.runs[0], "train", axis),
-    }));
-    return [...thin.filter((line) => line.points.length), ...held];
+    const held = this.linesOf("heldOut", axis).map((one) => ({ ...one, note: "held out" }));
+    if (reference) {
+      const base = this.heldOut(reference, axis);
+      return held.map((one) => ({ ...one, points: lessThan(one.points, base) }));
+    }
+    const training = ({ runs }) => (runs.length === 1 ? pointsOf(runs[0], "train", axis) : []);
+    return [...this.linesWith(training, { thin: true, note: "training" }), ...held];
   }
 
   endings() {
-    const ends = this.entries.map((entry) => [entry.name, this.heldOut(entry, this.axis).at(-1)]).filter(([, end]) => end);
-    return ends.length ? `Held out at the end: ${ends.map(([name, end]) => `${name} ${short(end[1])}`).join(", ")}.` : "";
+    const ends = this.linesOf("heldOut", this.axis).map((one) => `${one.name} ${short(one.points.at(-1)[1])}`);
+    return ends.length ? `Held out at the end: ${ends.join(", ")}.` : "";
   }
 
   staleness() {
@@ -225,12 +267,8 @@ class Page {
     });
   }
 
-  speeds() {
-    return this.numbered("learners/steps_per_second_", (pairs) => pairs);
-  }
-
   numbered(prefix, points) {
-    return this.entries.map((entry) => ({ name: entry.name, index: entry.index, points: points(numberedOf(entry.runs, prefix)) })).filter((line) => line.points.length);
+    return this.linesWith(({ runs }) => points(numberedOf(runs, prefix)));
   }
 }
 
@@ -249,6 +287,10 @@ function numberedOf(runs, prefix) {
 function resultOf(run, name) {
   const logged = ["run/", "gossip/"].map((group) => run.series[group + name]?.at(-1)[1]);
   return run.settings[name] ?? logged.find((value) => value != null) ?? null;
+}
+
+function hasCurves(run, axis) {
+  return Object.keys(CURVES).some((curve) => pointsOf(run, curve, axis).length);
 }
 
 // What has a colour and a switch: a run, or the runs that differ in their seeds alone.
