@@ -1,5 +1,5 @@
 """The command line: looks at a machine, predicts a cluster's speed, lets islands meet,
-and makes one file of a checkpoint in shards.
+makes one file of a checkpoint in shards, and a page of what trainings have left.
 
 lightning-adpsgd doctor
 lightning-adpsgd calibrate --out machine.json
@@ -7,6 +7,7 @@ lightning-adpsgd predict --calibration machine.json --learners 64
 lightning-adpsgd rendezvous --port 29400
 lightning-adpsgd credentials --out credentials
 lightning-adpsgd export run/last.ckpt --out whole.ckpt
+lightning-adpsgd report runs/first runs/second --out report.html
 
 `python -m lightning_adpsgd` is the same command, for where no scripts are installed.
 """
@@ -31,6 +32,7 @@ from lightning_adpsgd.islands import rendezvous
 from lightning_adpsgd.prediction import calibration
 from lightning_adpsgd.prediction.calibration import Calibration
 from lightning_adpsgd.prediction.model import Mode, Prediction, Workload, predict
+from lightning_adpsgd.report import collect, write_page
 from lightning_adpsgd.strategy import doctor
 from lightning_adpsgd.strategy.checkpoints.sharded import export
 from lightning_adpsgd.topology.named import TOPOLOGIES
@@ -74,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_rendezvous(commands)
     _add_credentials(commands)
     _add_export(commands)
+    _add_report(commands)
     return parser
 
 
@@ -336,6 +339,27 @@ def _add_export(commands: _Commands) -> None:
 
 def _export(chosen: argparse.Namespace) -> None:
     export(chosen.folder, chosen.out)
+    print(f"wrote {chosen.out}")
+
+
+# --- report
+
+
+def _add_report(commands: _Commands) -> None:
+    add = commands.add_parser(
+        "report",
+        help="a page of what trainings have left in folders",
+        description="Makes one HTML file of curves, speeds, lanes of learners and word "
+        "errors that lie below folders. It needs no network and nothing beside it.",
+    )
+    add.add_argument("folders", type=Path, nargs="+", metavar="DIR")
+    add.add_argument("--out", type=Path, default=Path("report.html"))
+    add.add_argument("--title", help="of the page")
+    add.set_defaults(command=_report)
+
+
+def _report(chosen: argparse.Namespace) -> None:
+    write_page(collect(chosen.folders), chosen.out, chosen.title)
     print(f"wrote {chosen.out}")
 
 

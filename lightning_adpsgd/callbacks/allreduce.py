@@ -20,15 +20,18 @@ class AllreduceWait(Callback):
 
     Attributes:
         seconds: Sum of the waits so far.
+        bytes_sent: What this learner has sent so far, 2 (N - 1)/N of the gradient's
+            bytes for each allreduce over N learners, the least that one takes.
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = self.bytes_sent = 0.0
         self._last_gradient: float | None = None
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.seconds, self._last_gradient = 0.0, None
+        self.seconds = self.bytes_sent = 0.0
+        self._last_gradient = None
         model = trainer.strategy.model
         hooked = getattr(trainer.strategy, "_ddp_comm_hook", None) is not None
         if not isinstance(model, DistributedDataParallel) or hooked:
@@ -40,6 +43,8 @@ class AllreduceWait(Callback):
         self, group: torch.distributed.ProcessGroup, bucket: GradBucket
     ) -> torch.futures.Future[Tensor]:
         self._last_gradient = time.perf_counter()
+        share = 2 * (group.size() - 1) / group.size()
+        self.bytes_sent += share * bucket.buffer().nbytes
         return allreduce_hook(group, bucket)
 
     @override

@@ -29,7 +29,8 @@ class GossipMonitor(Monitor):
     exchange with super-learner s, and the mean and maximum of these ages over all
     pairs; for islands also `members`, `joined` and `lost`. Logged under `learners/`:
     `global_samples`, `train_seconds`, `samples_per_second`, `exposed_fraction` (share
-    of training time spent waiting for communication, mean over learners), and the steps
+    of training time spent waiting for communication, mean over learners), where
+    `AllreduceWait` counts them `allreduce_bytes` (sent by all learners), and the steps
     per second of each learner with their minimum and maximum.
 
     Ages are those of the asynchronous engine at the start of the validation; staleness
@@ -72,6 +73,7 @@ class LearnerRecord(NamedTuple):
     merges: float
     bytes_sent: float
     refused: float
+    allreduce_bytes: float
     staleness: tuple[float, ...]
     peer_ages: tuple[float, ...] = ()
 
@@ -99,6 +101,7 @@ def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
         merges=statistics.merges,
         bytes_sent=statistics.bytes_sent,
         refused=statistics.refused,
+        allreduce_bytes=sum(one.bytes_sent for one in _allreduce_waits(trainer)),
         staleness=_histogram(statistics.staleness),
         peer_ages=_ages(trainer, statistics.peer_ages),
     )
@@ -106,9 +109,13 @@ def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
 
 def exposed_seconds(trainer: Trainer) -> float:
     """Seconds for which this learner's training thread waited for communication."""
+    waits = sum(one.seconds for one in _allreduce_waits(trainer))
+    return waits + statistics_of(trainer).exposed_seconds
+
+
+def _allreduce_waits(trainer: Trainer) -> list[AllreduceWait]:
     callbacks: list[Any] = getattr(trainer, "callbacks", [])
-    waits = [c.seconds for c in callbacks if isinstance(c, AllreduceWait)]
-    return sum(waits) + statistics_of(trainer).exposed_seconds
+    return [one for one in callbacks if isinstance(one, AllreduceWait)]
 
 
 def statistics_of(trainer: Trainer) -> Statistics:
@@ -146,6 +153,8 @@ def summarize(records: list[LearnerRecord]) -> dict[str, float]:
     }
     for index, rate in enumerate(rates[:_MAX_LISTED_LEARNERS]):
         figures[f"learners/steps_per_second_{index}"] = rate
+    if allreduced := sum(r.allreduce_bytes for r in records):
+        figures["learners/allreduce_bytes"] = allreduced
     if any(r.exchanges for r in records):
         figures |= _summarize_gossip(records)
     return figures

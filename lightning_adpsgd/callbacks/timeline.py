@@ -54,8 +54,9 @@ class _Counts(NamedTuple):
 
     @classmethod
     def of(cls, trainer: Trainer) -> "_Counts":
-        waited = exposed_seconds(trainer)
-        return cls(trainer.global_step, waited, statistics_of(trainer))
+        return cls(
+            trainer.global_step, exposed_seconds(trainer), statistics_of(trainer)
+        )
 
 
 class Timeline(Callback):
@@ -181,10 +182,6 @@ def _entry(begin: float, end: float, before: _Counts, after: _Counts) -> Entry:
 
 def _peers_met(before: _Counts, after: _Counts) -> list[int]:
     """Peers whose age has not grown by the steps between: they were heard of."""
-    steps = after.step - before.step
-    ages = before.gossip.peer_ages
-    return [
-        peer
-        for peer, age in sorted(after.gossip.peer_ages.items())
-        if peer in ages and age < ages[peer] + steps
-    ]
+    steps, ages = after.step - before.step, before.gossip.peer_ages
+    found = sorted(after.gossip.peer_ages.items())
+    return [peer for peer, age in found if peer in ages and age < ages[peer] + steps]

@@ -35,12 +35,6 @@ TIMES_SLOWER = 5
 _PREFIX = "race-"
 _SHOWN_S = 3.0
 _COMPUTING, _WAITING, _EXCHANGE = "#0072B2", "#E69F00", "#222222"
-RACE_CAPTION = (
-    "Left: loss of the mean of all learners on held-out speakers, against seconds of "
-    "training. Right: what each learner did in the last seconds; the lowest one is the "
-    "slow one. Blue: its step. Orange: it waits for others. Lines join learners that "
-    "have exchanged weights."
-)
 
 
 @dataclass(frozen=True)
@@ -203,7 +197,12 @@ def draw_race(race: Sequence[Entrant], path: Path) -> None:
 
 
 def race_figure(race: Sequence[Entrant]) -> Figure:
-    """Loss against time, and what learners did in the last seconds."""
+    """Loss against time, and what learners did in the last seconds.
+
+    Left is the loss of the mean of all learners on held-out speakers. Right are the
+    steps of each learner, the slow one lowest: blue, with its waits in orange. Lines
+    join learners that have exchanged weights.
+    """
     figure = Figure(figsize=(10.0, 4.4), layout="constrained")
     names = [entrant.method for entrant in race]
     axes: dict[str, Any] = figure.subplot_mosaic([["loss", name] for name in names])

@@ -81,7 +81,7 @@ def table(results: Sequence[Result]) -> list[list[str]]:
 
 def speeds_in_words(results: Sequence[Result]) -> str:
     """Why the table has speeds, or lacks them."""
-    others = [r.summary.get("other_cores") for r in results if r.summary]
+    others = _others(results)
     known = [busy for busy in others if busy is not None]
     if len(known) < len(others):
         return "Speeds are left out: it is not known what else ran on this machine."
@@ -91,6 +91,15 @@ def speeds_in_words(results: Sequence[Result]) -> str:
             f"{', '.join(f'{busy:.2f}' for busy in known)} cores busy."
         )
     return "Speeds: nothing else ran on this machine."
+
+
+def were_alone(results: Sequence[Result]) -> bool:
+    """Whether it is known that nothing else ran beside any of the trainings."""
+    return all(map(is_quiet, _others(results)))
+
+
+def _others(results: Sequence[Result]) -> list[float | None]:
+    return [one.summary.get("other_cores") for one in results if one.summary]
 
 
 def _line(result: Result, parts: Sequence[str]) -> list[str]:
@@ -106,7 +115,7 @@ def _line(result: Result, parts: Sequence[str]) -> list[str]:
         f"{result.frame_accuracy:.1%}",
         _text(figures.get("samples_per_second"), ".0f"),
         _text(figures.get("exposed_fraction"), ".1%"),
-        _text(figures.get("consensus_distance"), ".3g"),
+        _text(figures.get("relative_consensus_distance"), ".2%"),
         _text(figures.get("train_seconds"), ".0f", " s"),
     ]
 

@@ -178,7 +178,7 @@ def test_a_resumed_training_goes_on_counting(tmp_path):
 def record(**changes: Any) -> LearnerRecord:
     bins = [0.0] * STALENESS_BINS
     bins[2], bins[5] = 3.0, 1.0
-    plain = LearnerRecord(100, 400, 10.0, 1.0, 50, 40, 1000, 0, tuple(bins))
+    plain = LearnerRecord(100, 400, 10.0, 1.0, 50, 40, 1000, 0, 0, tuple(bins))
     return plain._replace(**changes)
 
 
@@ -217,10 +217,12 @@ def test_figures_of_two_processes_are_gathered(tmp_path, strategy):
     assert len(column(table, "learners/steps_per_second_1")) == 2
 
 
-def test_the_wait_of_ddp_for_its_gradients_is_measured(tmp_path):
+def test_the_wait_of_ddp_for_its_gradients_and_their_bytes_are_measured(tmp_path):
     callbacks = [GossipMonitor(), AllreduceWait()]
     table = fit(tmp_path, *callbacks, strategy="ddp_fork", devices=2)
     assert 0 < column(table, "learners/exposed_fraction")[-1] < 1
+    # One float32 in each of three steps; of two learners each sends it once.
+    assert column(table, "learners/allreduce_bytes") == [24, 48]
 
 
 def test_gossip_between_processes_reports_its_consensus_distance(tmp_path):

@@ -18,9 +18,11 @@ from lightning_adpsgd.callbacks import (
     ConsensusMonitor,
     ConvergenceMonitor,
     GossipMonitor,
+    Timeline,
     TrainingCurve,
 )
 from lightning_adpsgd.callbacks.runs import Run, read_runs
+from lightning_adpsgd.report import collect
 from tests.learners import gossip, learners, trainer_of, values
 from tests.strategy.test_trainer_integration import CountsCollectives
 
@@ -68,6 +70,7 @@ def all_callbacks(folder: Path, **settings: Any) -> list[pl.Callback]:
         GossipMonitor(),
         ConvergenceMonitor(chance=CHANCE, runs=folder, name="run", **settings),
         AllreduceWait(),
+        Timeline(folder / "timeline"),
     ]
 
 
@@ -126,6 +129,22 @@ def test_all_callbacks_work_while_two_learners_gossip(tmp_path, communication) -
     assert 0 < low < mean < high
     assert -1 <= figures["consensus/gradient_agreement"] <= 1
     assert figures["gossip/consensus_distance"] >= 0
+    check_lanes(tmp_path, communication)
+
+
+def check_lanes(folder: Path, communication: str) -> None:
+    """The page has all steps of both learners, and what they did in them."""
+    [lanes] = collect([folder]).lanes
+    assert lanes["name"] == "run"
+    assert [one["name"] for one in lanes["learners"]] == ["0", "1"]
+    for learner in lanes["learners"]:
+        assert len(learner["steps"]) == 36
+        events = [text for _, _, text in learner["events"]]
+        assert events == [*["validation"] * 3, "end"]
+        exchanges = sum(step[3] for step in learner["steps"])
+        # A hidden round of the last step of an epoch ends in the validation after it.
+        least = {"sync": 36, "delay_by_one": 33, "async": 0}[communication]
+        assert least <= exchanges <= 36 or communication == "async"
 
 
 def test_the_age_of_what_is_known_of_each_peer_is_that_of_the_engine(tmp_path) -> None:

@@ -1,22 +1,16 @@
 """The demo's table and report, from made-up figures."""
 
-import base64
-import html
 import json
-import re
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from lightning_adpsgd.asr.scoring import Errors
 from lightning_adpsgd.callbacks.timeline import Entry, write_timeline
-from recipes.demo import plots
 from recipes.demo.__main__ import main
 from recipes.demo.facts import facts_of
 from recipes.demo.lanes import Step, read_lanes
@@ -141,7 +135,7 @@ def test_the_table_has_a_line_per_run_and_a_dash_for_what_a_run_lacks():
     assert header[:3] == ["run", "WER SWB", "WER CH"]
     assert gmm == ["gmm", "7.00%", "9.00%", "-", "60.0%", *["-"] * 4]
     assert ddp[3:] == ["0.409", "80.0%", "1280", "12.5%", "-", "50 s"]
-    assert hadpsgd[7] == "0.5"
+    assert hadpsgd[7] == "0.29%"  # the mean of 1 % / epoch
 
 
 @pytest.mark.parametrize("others", [None, 0.9])
@@ -223,31 +217,34 @@ def write_score(folder: Path, result: Result) -> None:
     (folder / "score.json").write_text(json.dumps(score))
 
 
-def test_the_report_holds_four_pictures_and_refers_to_nothing_outside(tmp_path):
-    page = report(tmp_path)
-    images = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
-    sizes = [struct.unpack(">II", base64.b64decode(i)[16:24]) for i in images]
-    assert len(sizes) == 4
-    assert min(min(size) for size in sizes) > 300
-    assert not re.findall(r'(?:src|href)="(?!data:)', page)
-
-
 def test_the_report_shows_every_cell_of_the_table(tmp_path):
     page = report(tmp_path)
     cells = {cell for line in table(made_up_results()) for cell in line}
-    assert {cell for cell in cells if f">{cell}<" not in page} == set()
+    assert {cell for cell in cells if json.dumps(cell) not in page} == set()
 
 
 def test_the_report_escapes_what_it_is_told(tmp_path):
-    assert "a &lt; b" in report(tmp_path)
+    page = report(tmp_path)
+    assert "a \\u003c b" in page
+    assert "a < b" not in page
 
 
 def test_the_report_tells_of_the_race_if_there_was_one(tmp_path):
     assert "one slow machine" not in report(tmp_path)
     page = report(tmp_path, made_up_race())
     for cell in (cell for line in race_table(made_up_race()) for cell in line):
-        assert f">{html.escape(cell)}<" in page
-    assert page.count("data:image/png;base64,") == 5
+        assert json.dumps(cell) in page
+
+
+def test_the_report_leaves_out_speeds_where_other_programs_ran(tmp_path):
+    assert '"hide":[]' in report(tmp_path)
+    crowded = [
+        replace(one, summary={**one.summary, "other_cores": 0.9})
+        for one in made_up_results()[1:]
+    ]
+    write_report(tmp_path / "report.html", crowded, {}, "Made up")
+    hidden = json.loads((tmp_path / "report.json").read_text())["hide"]
+    assert {"samples_per_second", "Speed of learners"} <= set(hidden)
 
 
 def report(folder: Path, race: Sequence[Entrant] = ()) -> str:
@@ -336,26 +333,3 @@ def test_a_damaged_lane_is_named_by_file_and_line(tmp_path):
     path.write_text(path.read_text() + "2.5,oops")
     with pytest.raises(ValueError, match=r"0\.timeline\.csv, line 3: .*oops"):
         read_lanes(tmp_path)
-
-
-def drawn(plot: Callable[..., Figure]) -> Any:
-    [axes] = plot(made_up_results()).axes
-    return axes
-
-
-def test_the_loss_is_drawn_where_the_rows_say():
-    axes = drawn(plots.loss_against_samples)
-    lines = {line.get_label(): line for line in axes.lines}
-    held_out = lines["hadpsgd, held out"].get_xydata().tolist()
-    assert held_out == [[6400.0 * e, 4.5 / (1 + e)] for e in range(1, 11)]
-
-
-def test_the_staleness_bars_are_shares_of_all_exchanges():
-    axes = drawn(plots.staleness)
-    bars = {bar.get_x() + bar.get_width() / 2: bar.get_height() for bar in axes.patches}
-    assert bars == pytest.approx({1.0: 0.9, 3.0: 0.1})
-
-
-def test_only_runs_that_gossip_have_a_consensus_distance():
-    axes = drawn(plots.consensus_distance)
-    assert [line.get_label() for line in axes.lines] == ["hadpsgd"]

@@ -136,6 +136,7 @@ def test_weights_and_biases_gets_curves_words_and_report_in_one_run(finished, ru
     assert score.last("score/wer_total") == errors.wer
     assert score.last("score/utterances/nrows") > 1
     assert any(name.endswith(".wav") for name in score.files)
+    assert any("score/page" in name for name in score.files)
     assert any("report" in name for name in report.files)
     assert 0 <= train.last("wer") < 3
     assert train.axes["wer"] == "wer/global_samples"
@@ -164,14 +165,30 @@ def test_language_model_weights_are_chosen_on_dev(finished):
     assert (finished / "exp/lm/large.arpa").exists()
 
 
-def test_the_report_tells_the_word_error_rate_of_every_run(finished):
+def page_data(finished: Path) -> Any:
+    """What the page of the demo draws."""
     page = (finished / "report.html").read_text()
-    baseline = finished / "exp" / "baseline" / "score.json"
-    scores = [json.loads(baseline.read_text())["parts"]["total"]["wer"]]
-    for name in ("ddp", "hadpsgd"):
-        score = settings(finished, name).directory("score") / "score.json"
-        scores.append(json.loads(score.read_text())["parts"]["total"]["wer"])
-    assert all(re.search(f">{wer:.2%}<", page) for wer in scores)
+    [data] = re.findall(r'id="data">(.*?)</script>', page)
+    return json.loads(data)
+
+
+def test_the_report_tells_the_word_error_rate_of_every_run(finished):
+    told = {one["name"]: one["parts"]["total"] for one in page_data(finished)["scores"]}
+    for name in ("ddp", "hadpsgd", *RACE):
+        errors = read_result(settings(finished, name)).errors["total"]
+        assert told[name]["wer"] == pytest.approx(errors.wer)
+        assert told[name]["num_words"] == errors.num_words
+    assert len(told) > 4  # and that of the Gaussian mixtures
+
+
+def test_the_report_has_curves_lanes_and_sound(finished):
+    data = page_data(finished)
+    losses = {run["name"]: run["series"]["val_loss"] for run in data["runs"]}
+    assert losses.keys() == {"ddp", "hadpsgd", *RACE}
+    lanes = {one["name"]: one["learners"] for one in data["lanes"]}
+    assert {len(lanes[name]) for name in RACE} == {4}
+    heard = [one.get("audio") for words in data["words"] for one in words["utterances"]]
+    assert any(heard)
 
 
 # --- the race

@@ -2,11 +2,14 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
 from lightning_adpsgd.asr.corpora.corpus import Utterance, write_utterances
 from lightning_adpsgd.asr.scoring import Errors
 from lightning_adpsgd.asr.scoring.nist import find_hubscr
+from lightning_adpsgd.report import collect
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.recognition import scoring
@@ -164,3 +167,50 @@ def test_a_run_is_compared_with_those_scored_before(settings, monkeypatch, capsy
 def test_the_whole_test_set_is_known():
     said = hub5_size({"num_segments": 4458, "num_words": 42_989})
     assert said == "all of Hub5'00: 4,458 segments, 42,989 words"
+
+
+def worst_of(settings: Settings) -> list[dict]:
+    """One utterance of SWB and one of CH, which have an error each."""
+    run(settings)
+    text = (settings.directory("score") / "utterances.json").read_text()
+    return sorted(json.loads(text), key=lambda one: one["part"], reverse=True)
+
+
+def test_the_worst_utterances_are_listed_with_their_aligned_words(settings):
+    first, second = worst_of(settings)
+    assert (first["file"], first["channel"], first["part"]) == ("sw_1", "a", "SWB")
+    assert (first["words"], first["errors"]) == (6, 1)
+    assert [pair[:3] for pair in second["pairs"]] == [
+        ["C", "yes", "yes"],
+        ["D", "indeed", ""],
+    ]
+
+
+def test_a_recognised_word_has_its_confidence_also_where_rules_made_two_of_it(settings):
+    sure = [f"{line} 0.{place}" for place, line in enumerate(SWB.splitlines(), 1)]
+    (settings.directory("decode") / "swb.ctm").write_text("\n".join(sure) + "\n")
+    spoken = {pair[2]: pair[3] for pair in worst_of(settings)[0]["pairs"]}
+    assert spoken["so"] == 0.1
+    assert spoken["u"] == spoken["s"] == 0.3
+    assert spoken["big"] == 0.6
+    assert worst_of(settings)[1]["pairs"][0][3] is None  # `ch.ctm` tells none
+
+
+def test_an_utterance_can_be_heard_where_its_recording_is(settings, tmp_path):
+    recording = tmp_path / "SW_1.wav"
+    samples = np.linspace(-0.5, 0.5, 8000 * 3, dtype=np.float32)
+    soundfile.write(recording, samples, 8000)
+    utterance = Utterance("SW_1-A_000000-000200", recording, 0, 0.0, 2.0, ("x",), "swb")
+    write_utterances(settings.directory("prepare") / "swb.jsonl", [utterance])
+    first, second = worst_of(settings)
+    heard, rate = soundfile.read(settings.directory("score") / first["audio"])
+    assert rate == 8000
+    np.testing.assert_allclose(heard, samples[:16000], atol=1e-4)
+    assert "audio" not in second  # its recording is gone
+
+
+def test_the_page_shows_what_the_stage_has_left(settings):
+    run(settings)
+    report = collect([settings.directory("score")])
+    assert report.scores[0]["parts"]["total"]["num_words"] == 8
+    assert len(report.words[0]["utterances"]) == 2

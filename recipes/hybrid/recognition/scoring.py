@@ -4,9 +4,10 @@ NIST's `hubscr.pl` counts where it is installed, and the package's own scorer el
 With both, both count and must agree. As in Kaldi's recipes, noises, hesitations and
 broken-off words are first taken out of the hypothesis.
 
-The output is `score.json`, `speakers.txt`, `alignments.txt`, `confusions.txt` and
-`segments.json`, beside what was compared: `reference.stm` and `hypothesis.ctm`. Runs
-that were scored before on the same reference are compared with this one.
+The output is `score.json`, `speakers.txt`, `alignments.txt`, `confusions.txt`,
+`segments.json` and `utterances.json` (the worst, with their sound), beside what was
+compared: `reference.stm` and `hypothesis.ctm`. Runs that were scored before on the same
+reference are compared with this one.
 """
 
 import json
@@ -38,6 +39,7 @@ from lightning_adpsgd.files import write_json, written_whole
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
 from recipes.hybrid.recognition.figures import compared_with, figures_of, say
+from recipes.hybrid.recognition.worst import Sides, Sound, write_worst
 
 PART_NAMES = {"swb": "SWB", "ch": "CH"}
 _ASIDE = re.compile(r"<[be]_aside>", re.IGNORECASE)
@@ -86,6 +88,7 @@ def score_decoded(settings: Settings, decoded: Path, output: Path, name: str) ->
     counted = _counted(settings, stm, ctm, scores)
     errors = _by_part(counted.errors, spoken)
     _write_reports(output, name, scores, errors)
+    write_worst(output, scores.segments, ctm, _sides(spoken))
     report = json.loads((decoded / "decode.json").read_text())
     summary = {
         "name": name,
@@ -155,6 +158,14 @@ def _official(text: str, sides: set[tuple[str, str]]) -> Iterator[str]:
 
 def _side(utterance: Utterance) -> tuple[str, str]:
     return utterance.conversation.lower(), "ab"[utterance.channel]
+
+
+def _sides(spoken: Spoken) -> Sides:
+    return {
+        _side(one): Sound(PART_NAMES.get(split, split), one.recording, one.channel)
+        for split in spoken
+        for one in spoken[split]
+    }
 
 
 def _is_data(line: str) -> bool:

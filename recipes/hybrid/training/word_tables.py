@@ -15,10 +15,11 @@ from lightning_adpsgd.asr.scoring.aligner import CORRECT, Pair
 from lightning_adpsgd.asr.scoring.errors import Errors
 from lightning_adpsgd.asr.scoring.scorer import ScoredSegment
 from lightning_adpsgd.asr.scoring.words import Word
-from lightning_adpsgd.asr.sound.channels import read_channel
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
+from lightning_adpsgd.report import collect, page_of
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
 from recipes.hybrid.recognition.scoring import PART_NAMES, read_rules
+from recipes.hybrid.recognition.worst import Sides, Sound, sound_of, worst
 from recipes.hybrid.training.saving import BEST
 
 MOST_ROWS = 5000
@@ -56,17 +57,6 @@ def interval_of(errors: Iterable[Errors], seed: int = 0) -> Interval:
     return Interval(float(low), float(high))
 
 
-class Sound(NamedTuple):
-    """Where the sound of a file and channel is, and the part of the test it is in."""
-
-    part: str
-    recording: Path
-    channel: int
-
-
-Sides = dict[tuple[str, str], Sound]
-
-
 def sides_of(settings: Settings) -> Sides:
     """The recordings of the test sets, by file and channel as a reference has them."""
     prepared = settings.directory("prepare")
@@ -102,6 +92,7 @@ def figures_of(settings: Settings, scored: Path) -> dict[str, Any]:
         "score/utterances": table,
         **({"score/worst": worst_ones} if worst_ones else {}),
         "score/report": wandb.Html(_report(scored), inject=False),
+        "score/page": wandb.Html(page_of(collect([scored])), inject=False),
     }
 
 
@@ -148,11 +139,6 @@ def rows(segments: Iterable[ScoredSegment], sides: Sides) -> list[list[Any]]:
     ]
 
 
-def worst(segments: Iterable[ScoredSegment]) -> list[ScoredSegment]:
-    """The utterances, that with most errors first."""
-    return sorted(segments, key=lambda one: -one.errors.num_errors)
-
-
 def _row(one: ScoredSegment, part: str) -> list[Any]:
     segment, errors = one.segment, one.errors
     return [
@@ -191,14 +177,7 @@ def audio_of(segments: Iterable[ScoredSegment], sides: Sides) -> list[Any]:
 
     found = []
     for one in worst(segments)[:MOST_AUDIO]:
-        segment, sound = one.segment, sides[one.segment.side]
-        cut = slice(
-            int(segment.start_s * SAMPLE_RATE), int(segment.end_s * SAMPLE_RATE)
-        )
-        try:
-            samples = np.asarray(read_channel(sound.recording, sound.channel)[cut])
-        except (ValueError, OSError):  # the discs may be gone by now
-            continue
+        samples = sound_of(one, sides)
         if samples.size:
             text = _caption(one)
             found.append(wandb.Audio(samples, sample_rate=SAMPLE_RATE, caption=text))

@@ -1,0 +1,357 @@
+// The page: sections, controls and theme, from the data in it.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const COLUMNS = {
+  algorithm: "algorithm", topology: "topology", num_super_learners: "super-learners",
+  super_learner_size: "each of", global_batch: "batch", lr: "rate", seed: "seed",
+  best_loss: "best loss", last_loss: "last loss", wer: "WER", global_samples: "samples",
+  train_seconds: "seconds", samples_per_second: "samples/s", exposed_share: "waited",
+  relative_consensus_distance: "consensus distance", exchanges_per_step: "exchanges/step",
+  diverged: "diverged",
+};
+const LOSS_TEXT = "Thick: held-out loss of the consensus model. Thin: loss of learner 0 on its training "
+  + "batches. A band: lowest to highest of several seeds, around their median. Drag to zoom.";
+const WER_TEXT = "Of a few held-out utterances, by the consensus model.";
+const DISTANCE_TEXT = "√(mean |wᵢ − w|²) / |w| before each validation: how far super-learners are from their "
+  + "mean w, relative to its length.";
+const EXCHANGES_TEXT = "Exchanges of a learner per step of its own, since training began.";
+const WAITING_TEXT = "Share of training time in which learners waited for communication, since training began.";
+const STALENESS_TEXT = "Share of merged exchanges, by the optimizer steps between snapshot and merge.";
+const SPEED_TEXT = "Optimizer steps per second of each learner.";
+const SHARES = new Set(["wer", "exposed_share", "relative_consensus_distance"]);
+
+class Page {
+  constructor() {
+    this.hidden = new Set();
+    this.left = new Set(DATA.notes.flatMap((note) => note.hide ?? []));
+    this.entries = entriesOf(DATA.runs);
+    this.axes = Object.keys(AXES).filter((axis) => DATA.runs.some((run) => hasCurves(run, axis)));
+    this.axis = this.axes[0] ?? "samples";
+    this.zoomed = true;
+    this.log = false;
+    this.reference = null;
+    this.drawn = [];
+    this.main = document.querySelector("main");
+    this.nav = document.querySelector("nav");
+  }
+
+  indexOf(name) {
+    const found = this.entries.find((entry) => entry.name === name || entry.runs.some((run) => run.name === name));
+    return found ? found.index : this.entries.length;
+  }
+
+  build() {
+    document.querySelector("h1").textContent = DATA.title;
+    document.querySelector("footer").textContent =
+      `Written ${DATA.written} by lightning-adpsgd. One file; nothing is loaded from elsewhere.`;
+    this.notes();
+    this.runs();
+    this.training();
+    this.lanes();
+    this.words();
+    this.facts();
+    this.draw();
+    new ResizeObserver(() => this.resized()).observe(this.main);
+  }
+
+  section(title, ...parts) {
+    const id = title.toLowerCase().replaceAll(/\W+/g, "-");
+    this.nav.append(make("a", { href: `#${id}` }, title));
+    this.main.append(make("section", { id }, make("h2", {}, title), ...parts.filter((part) => part !== null)));
+  }
+
+  draw() {
+    for (const one of this.drawn) one.draw();
+  }
+
+  resized() {
+    const width = this.main.clientWidth;
+    if (width !== this.width) {
+      this.width = width;
+      this.draw();
+    }
+  }
+
+  // --- sections
+
+  notes() {
+    for (const note of DATA.notes) {
+      for (const text of note.notes ?? []) this.main.append(make("p", {}, text));
+      for (const one of note.tables ?? []) {
+        const text = (one.text ?? []).map((paragraph) => make("p", {}, paragraph));
+        this.section(one.title, ...text, table(one.title, one.head, one.rows));
+      }
+    }
+  }
+
+  runs() {
+    if (!DATA.runs.length) return;
+    const columns = Object.entries(COLUMNS)
+      .filter(([name]) => !this.left.has(name) && DATA.runs.some((run) => resultOf(run, name) != null));
+    const cell = (run, name) => {
+      const value = resultOf(run, name);
+      if (name === "diverged") return value === 1 || value === "True" ? "yes" : "no";
+      return SHARES.has(name) && typeof value === "number" ? percent(value, 2) : value;
+    };
+    const rows = DATA.runs.map((run) => [run.name, ...columns.map(([name]) => cell(run, name))]);
+    const head = ["run", ...columns.map(([, text]) => text)];
+    this.section("Runs", table("Settings, and results at the end of training", head, rows));
+  }
+
+  training() {
+    if (!this.axes.length) return;
+    const charts = this.charts().filter((chart) => !this.left.has(chart.title))
+      .filter((chart) => this.axes.some((axis) => chart.linesOf(axis).length));
+    this.drawn.push(...charts);
+    const figures = make("div", { class: "charts" }, ...charts.map((chart) => chart.figure));
+    this.section("Training", this.controls(), this.legend(), figures);
+  }
+
+  lanes() {
+    if (!DATA.lanes.length) return;
+    const lanes = DATA.lanes.map((record) => new Lanes(record, this.sizeOf(record.name)));
+    this.drawn.push(...lanes);
+    const text = "What each learner did in its last recorded steps. An exchange stands at the end of the "
+      + "step in which it ended. A cross: a learner was lost, or ended with an error.";
+    const figures = make("div", { class: "charts" }, ...lanes.map((one) => one.figure));
+    this.section("Timeline", make("p", {}, text), figures);
+  }
+
+  sizeOf(name) {
+    return DATA.runs.find((run) => run.name === name)?.settings.super_learner_size;
+  }
+
+  words() {
+    if (!DATA.scores.length) return;
+    const intervals = new Intervals(DATA.scores, this);
+    this.drawn.push(intervals);
+    this.section("Word errors", intervals.figure, errorTable(DATA.scores), pairsTable(DATA.scores));
+    const listed = DATA.words.filter((one) => one.utterances.length);
+    if (listed.length) this.section("Worst utterances", new Utterances(listed).section);
+  }
+
+  facts() {
+    const facts = DATA.notes.flatMap((note) => Object.entries(note.facts ?? {}));
+    if (!facts.length) return;
+    const pairs = facts.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, String(text))]);
+    this.section("How it was measured", make("dl", {}, ...pairs));
+  }
+
+  // --- controls
+
+  controls() {
+    this.buttons = [];
+    const axes = this.axes.map((axis) => this.button(axis, () => this.axis === axis, () => this.against(axis)));
+    const zoomed = this.button("zoomed", () => this.zoomed, () => {
+      this.zoomed = !this.zoomed;
+      this.against(this.axis);
+    });
+    const log = this.button("log", () => this.log, () => { this.log = !this.log; });
+    return make("div", { class: "controls" }, make("span", {}, "against"), ...axes,
+      make("span", {}, "loss axis"), zoomed, log, make("label", { for: "reference" }, "show"), this.choice());
+  }
+
+  button(text, isOn, action) {
+    const button = make("button", { type: "button", "aria-pressed": String(isOn()) }, text);
+    button.addEventListener("click", () => {
+      action();
+      this.update();
+    });
+    this.buttons.push([button, isOn]);
+    return button;
+  }
+
+  choice() {
+    const option = (value, text) => make("option", { value }, text);
+    const names = this.entries.filter((entry) => this.heldOut(entry, this.axis).length).map((entry) => entry.name);
+    const differences = names.map((name) => option(name, `difference to ${name}`));
+    const choice = make("select", { id: "reference" }, option("", "the losses"), ...differences);
+    choice.addEventListener("change", () => {
+      this.reference = choice.value || null;
+      this.update();
+    });
+    return choice;
+  }
+
+  against(axis) {
+    this.axis = axis;
+    for (const chart of this.drawn) {
+      if (chart instanceof LineChart && !chart.bars) chart.range = chart.cursor = null;
+    }
+  }
+
+  update() {
+    for (const [button, isOn] of this.buttons) button.setAttribute("aria-pressed", String(isOn()));
+    this.draw();
+  }
+
+  legend() {
+    const shown = this.entries.filter((entry) => entry.runs.some((run) => Object.keys(run.series).length));
+    const buttons = shown.map((entry) => this.toggle(entry));
+    return make("div", { class: "legend", role: "group", "aria-label": "curves shown" }, ...buttons);
+  }
+
+  toggle(entry) {
+    const stroke = { stroke: colourOf(entry.index), "stroke-width": 2.5, "stroke-dasharray": dashOf(entry.index) };
+    const sample = mark("svg", { width: 28, height: 10, "aria-hidden": "true" }, line([0, 5], [28, 5], stroke));
+    const button = make("button", { type: "button", "aria-pressed": "true" }, sample, entry.name);
+    button.addEventListener("click", () => {
+      if (!this.hidden.delete(entry.name)) this.hidden.add(entry.name);
+      button.setAttribute("aria-pressed", String(!this.hidden.has(entry.name)));
+      this.draw();
+    });
+    return button;
+  }
+
+  // --- charts
+
+  charts() {
+    const chart = (title, linesOf, spec) => new LineChart({ title, linesOf, text: "", ...spec }, this);
+    const curve = (name) => (axis) => this.linesOf(name, axis);
+    const share = { unit: "%", fromZero: true };
+    return [
+      chart("Loss", (axis) => this.losses(axis), {
+        wide: true, canBeLog: true, canZoom: true, captionOf: () => `${this.endings()} ${LOSS_TEXT}`,
+      }),
+      chart("Word error rate during training", curve("wer"), { unit: "%", text: WER_TEXT }),
+      chart("Consensus distance", curve("distance"), { ...share, text: DISTANCE_TEXT }),
+      chart("Exchanges per step", curve("exchanges"), { fromZero: true, text: EXCHANGES_TEXT }),
+      chart("Waiting", curve("exposed"), { ...share, text: WAITING_TEXT }),
+      chart("Staleness", () => this.staleness(), {
+        ...share, bars: true, xLabel: "age in optimizer steps", xUnit: "steps old", text: STALENESS_TEXT,
+      }),
+      chart("Speed of learners", () => this.numbered("learners/steps_per_second_", (pairs) => pairs), {
+        fromZero: true, bars: true, xLabel: "learner", xUnit: "is the learner", text: SPEED_TEXT,
+      }),
+    ];
+  }
+
+  linesOf(curve, axis) {
+    return this.linesWith((entry) => this.pointsOf(entry, curve, axis), { marked: true });
+  }
+
+  linesWith(points, about = {}) {
+    const lines = this.entries.map(({ name, index, ...entry }) => ({ name, index, ...about, points: points(entry) }));
+    return lines.filter((one) => one.points.length);
+  }
+
+  pointsOf(entry, curve, axis) {
+    const several = entry.runs.map((run) => pointsOf(run, curve, axis)).filter((points) => points.length);
+    return several.length > 1 ? bandOf(several) : several[0] ?? [];
+  }
+
+  heldOut(entry, axis) {
+    return this.pointsOf(entry, "heldOut", axis);
+  }
+
+  losses(axis) {
+    const reference = this.entries.find((entry) => entry.name === this.reference);
+    const held = this.linesOf("heldOut", axis).map((one) => ({ ...one, note: "held out" }));
+    if (reference) {
+      const base = this.heldOut(reference, axis);
+      return held.map((one) => ({ ...one, points: lessThan(one.points, base) }));
+    }
+    const training = ({ runs }) => (runs.length === 1 ? pointsOf(runs[0], "train", axis) : []);
+    return [...this.linesWith(training, { thin: true, note: "training" }), ...held];
+  }
+
+  endings() {
+    const ends = this.linesOf("heldOut", this.axis).map((one) => `${one.name} ${short(one.points.at(-1)[1])}`);
+    return ends.length ? `Held out at the end: ${ends.join(", ")}.` : "";
+  }
+
+  staleness() {
+    return this.numbered("gossip/staleness_", (pairs) => {
+      const total = pairs.reduce((sum, [, count]) => sum + count, 0);
+      return total ? pairs.map(([steps, count]) => [steps, count / total]) : [];
+    });
+  }
+
+  numbered(prefix, points) {
+    return this.linesWith(({ runs }) => points(numberedOf(runs, prefix)));
+  }
+}
+
+// The last figures `<prefix><number>`, their mean over runs, in the order of the numbers.
+function numberedOf(runs, prefix) {
+  const sums = new Map();
+  for (const [name, points] of runs.flatMap((run) => Object.entries(run.series))) {
+    if (!name.startsWith(prefix) || !/^\d+$/.test(name.slice(prefix.length))) continue;
+    const number = Number(name.slice(prefix.length));
+    sums.set(number, (sums.get(number) ?? 0) + (points.at(-1)[1] ?? 0) / runs.length);
+  }
+  return [...sums].sort((a, b) => a[0] - b[0]);
+}
+
+// A setting or result of the run's row, or the last figure of that name.
+function resultOf(run, name) {
+  const logged = ["run/", "gossip/"].map((group) => run.series[group + name]?.at(-1)[1]);
+  return run.settings[name] ?? logged.find((value) => value != null) ?? null;
+}
+
+function hasCurves(run, axis) {
+  return Object.keys(CURVES).some((curve) => pointsOf(run, curve, axis).length);
+}
+
+// What has a colour and a switch: a run, or the runs that differ in their seeds alone.
+function entriesOf(runs) {
+  const groups = new Map();
+  for (const run of runs) {
+    const key = withoutSeed(run);
+    groups.set(key, [...(groups.get(key) ?? []), run]);
+  }
+  const named = [...groups.values()].flatMap((group) => {
+    const seeds = new Set(group.map((run) => run.settings.seed ?? null));
+    const differ = group.length > 1 && seeds.size === group.length && !seeds.has(null);
+    if (!differ) return group.map((run) => ({ name: run.name, runs: [run] }));
+    return [{ name: `${ownName(group[0])}, ${group.length} seeds`, runs: group }];
+  });
+  return named.map((entry, index) => ({ ...entry, index }));
+}
+
+function ownName(run) {
+  return String(run.settings.name ?? run.name).replace(/[-_ ]?seed[-_ ]?\w+(-[0-9a-f]{8})?$/, "");
+}
+
+function withoutSeed(run) {
+  const kept = ["algorithm", "topology", "communication", "num_super_learners", "super_learner_size", "global_batch", "lr"];
+  return JSON.stringify([ownName(run), ...kept.map((name) => run.settings[name] ?? null)]);
+}
+
+function lessThan(points, reference) {
+  return points.flatMap(([x, ...values]) => {
+    const base = valueAt(reference, x);
+    return base === null ? [] : [[x, ...values.map((value) => value - base)]];
+  });
+}
+
+// --- theme
+
+function kept(value) {
+  try {  // a page in a frame may be forbidden to keep anything
+    if (value !== undefined) localStorage.setItem("theme", value);
+    return localStorage.getItem("theme");
+  } catch {
+    return null;
+  }
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  document.getElementById("theme").textContent = theme === "dark" ? "light page" : "dark page";
+}
+
+function startTheme() {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const follow = () => setTheme(kept() ?? (system.matches ? "dark" : "light"));
+  system.addEventListener("change", follow);
+  document.getElementById("theme").addEventListener("click", () => {
+    const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+    kept(theme);
+    setTheme(theme);
+  });
+  follow();
+}
+
+startTheme();
+new Page().build();

@@ -1,0 +1,191 @@
+"""What the folders of trainings hold: runs, scores, lanes of learners, and notes.
+
+Files are known by their names, wherever they lie below a folder:
+
+    metrics.csv        figures of a run, of Lightning's `CSVLogger`
+    hparams.yaml       beside it: the settings that `ConvergenceMonitor` has logged
+    *.run.csv          the summary row of a run, of `ConvergenceMonitor(runs=...)`
+    *.timeline.csv     what a learner did in its last steps, of `Timeline`
+    score.json         word error rates of a run, of the recipes
+    utterances.json    aligned words of its worst utterances
+    report.json        title, facts, notes and tables for the page
+
+Hidden folders hold unfinished work, and are left out.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightning_adpsgd.report.curves import read_series
+from lightning_adpsgd.report.lanes import SUFFIX, read_lanes
+from lightning_adpsgd.report.reading import read_json, read_table
+from lightning_adpsgd.report.words import UTTERANCES, read_score, read_utterances
+
+_METRICS, _ROW, _SCORE, _NOTES = "metrics.csv", ".run.csv", "score.json", "report.json"
+_SETTING = re.compile(r"^run/(\w+): (.*)$", re.MULTILINE)
+_NOTED = {"title": str, "facts": dict, "notes": list, "tables": list, "hide": list}
+
+Listed = list[dict[str, Any]]
+
+
+@dataclass
+class Report:
+    """What a page shows; values of JSON.
+
+    Attributes:
+        runs: Name, settings and results, and series of figures of each run.
+        lanes: Name of a run, and the lanes of its learners.
+        scores: Name of a run, and its word error rates.
+        words: Name of a run, and its utterances.
+        notes: Each `report.json` that was found.
+    """
+
+    runs: Listed = field(default_factory=list)
+    lanes: Listed = field(default_factory=list)
+    scores: Listed = field(default_factory=list)
+    words: Listed = field(default_factory=list)
+    notes: Listed = field(default_factory=list)
+
+
+def collect(folders: Sequence[Path]) -> Report:
+    """Reads all that is known below folders.
+
+    Raises:
+        ValueError: A folder is missing or holds nothing of a run, or a file cannot be
+            read; the message has file and line.
+    """
+    report = Report()
+    for folder in folders:
+        found = _collect(folder)
+        if len(folders) > 1:
+            _prefix_names(found, folder.resolve().name)
+        for name, listed in vars(found).items():
+            getattr(report, name).extend(listed)
+    _number_equal_names(report.runs)
+    return report
+
+
+def _collect(folder: Path) -> Report:
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    files = list(_files_below(folder))
+    runs = {path: _run(folder, path) for path in _outermost(files)}
+    rows = [_read_row(path) for path in files if path.name.endswith(_ROW)]
+    report = Report(list(runs.values()))
+    _add_rows(report, rows)
+    report.lanes = list(_lanes(files, runs))
+    for path in files:
+        _add_scores(report, path)
+    report.notes = [_read_notes(path) for path in files if path.name == _NOTES]
+    if not any(vars(report).values()):
+        raise ValueError(
+            f"{folder} holds nothing of a run: no {_METRICS} of a CSVLogger, *{_ROW}, "
+            f"*{SUFFIX}, {_SCORE} or {_NOTES}"
+        )
+    return report
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(parent) / name for name in sorted(files))
+
+
+# --- runs
+
+
+def _outermost(files: Iterable[Path]) -> Iterator[Path]:
+    """Folders of figures; what a run was made of lies below its own."""
+    kept: list[Path] = []
+    for path in files:  # a folder comes before those below it
+        if path.name == _METRICS and not any(map(path.parent.is_relative_to, kept)):
+            kept.append(path.parent)
+            yield path.parent
+
+
+def _run(folder: Path, path: Path) -> dict[str, Any]:
+    rows = [_read_row(row) for row in path.glob("*" + _ROW)]
+    beside = rows[0] if len(rows) == 1 else {}
+    settings = {**_read_settings(path / "hparams.yaml"), **beside}
+    inside = path.relative_to(folder).as_posix()
+    name = folder.resolve().name if inside == "." else inside
+    name = settings.get("name", name)
+    series = read_series(path / _METRICS)
+    return {"name": name, "settings": settings, "series": series}
+
+
+def _add_rows(report: Report, rows: Iterable[dict[str, Any]]) -> None:
+    """Adds rows to the runs of the same name, and as runs where there is none."""
+    runs = {run["name"]: run for run in report.runs}
+    for row in rows:
+        if (run := runs.get(row["name"])) is not None:
+            run["settings"].update(row)
+        else:
+            report.runs.append({"name": row["name"], "settings": row, "series": {}})
+
+
+def _read_row(path: Path) -> dict[str, Any]:
+    for _, cells in read_table(path):
+        row = {name: _typed(cell) for name, cell in cells.items()}
+        return {**row, "name": str(row.get("name", path.name.removesuffix(_ROW)))}
+    raise ValueError(f"{path}, line 2: the row of the run is missing")
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    text = path.read_text("utf-8", "replace") if path.exists() else ""
+    return {name: _typed(value.strip("'\"")) for name, value in _SETTING.findall(text)}
+
+
+def _typed(cell: str) -> Any:
+    try:
+        return int(cell) if re.fullmatch(r"-?\d+", cell) else float(cell)
+    except ValueError:
+        return cell
+
+
+def _number_equal_names(runs: Listed) -> None:
+    taken: dict[str, int] = {}
+    for run in runs:
+        taken[run["name"]] = number = taken.get(run["name"], 0) + 1
+        run["name"] += f" ({number})" if number > 1 else ""
+
+
+def _prefix_names(report: Report, prefix: str) -> None:
+    for one in (*report.runs, *report.lanes, *report.scores, *report.words):
+        one["name"] = f"{prefix}: {one['name']}"
+
+
+# --- what else there is
+
+
+def _lanes(
+    files: Iterable[Path], runs: dict[Path, dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    by_folder: dict[Path, list[Path]] = {}
+    for path in files:
+        if path.name.endswith(SUFFIX):
+            by_folder.setdefault(path.parent, []).append(path)
+    for folder, paths in by_folder.items():
+        above = (runs[one]["name"] for one in (folder, *folder.parents) if one in runs)
+        yield {"name": next(above, folder.parent.name), **read_lanes(paths)}
+
+
+def _add_scores(report: Report, path: Path) -> None:
+    if path.name != _SCORE or (score := read_score(path)) is None:
+        return
+    report.scores.append(score)
+    if (words := path.with_name(UTTERANCES)).exists():
+        found = {"name": score["name"], "utterances": read_utterances(words)}
+        report.words.append(found)
+
+
+def _read_notes(path: Path) -> dict[str, Any]:
+    notes = read_json(path)
+    for name, kind in _NOTED.items():
+        if not isinstance(notes.get(name, kind()), kind):
+            raise ValueError(f"{path}: `{name}` must be a JSON {kind.__name__}")
+    return notes

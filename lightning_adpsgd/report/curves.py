@@ -1,0 +1,44 @@
+"""The figures of a run, from the `metrics.csv` that Lightning's `CSVLogger` writes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from lightning_adpsgd.report.reading import number_in, read_table
+
+Series = list[tuple[float, float]]
+"""Optimizer steps, in their order, and the figure at each."""
+
+_GROUPS = ("convergence/", "curve/", "gossip/", "learners/", "run/", "wer/")
+_OTHERS = ("val_loss", "wer")
+_MOST_POINTS = 1000
+
+
+def read_series(path: Path) -> dict[str, Series]:
+    """The figures that the callbacks log, and `val_loss`, each against steps.
+
+    A long one has at most a thousand points, each the mean of some that follow one
+    another.
+
+    Raises:
+        ValueError: A line is cut off, or one of these figures is not a number; the
+            message has file and line.
+    """
+    found: dict[str, dict[float, float]] = {}
+    for where, cells in read_table(path):
+        step = number_in(where, "step", cells.get("step", "0"))
+        # Programs log much else, of which nothing is asked.
+        for name in filter(_is_known, cells):
+            values = found.setdefault(name, {})
+            values[step] = number_in(where, name, cells[name])
+    return {name: list(_thinned(sorted(one.items()))) for name, one in found.items()}
+
+
+def _is_known(name: str) -> bool:
+    return name in _OTHERS or name.startswith(_GROUPS)
+
+
+def _thinned(points: Series) -> Iterator[tuple[float, float]]:
+    size = -(-len(points) // _MOST_POINTS)
+    for at in range(0, len(points), size or 1):
+        steps, values = zip(*points[at : at + size], strict=True)
+        yield sum(steps) / len(steps), sum(values) / len(values)

@@ -1,0 +1,62 @@
+"""What each learner of a run did in its last steps, from the files of `Timeline`."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_adpsgd.report.reading import number_in, read_table
+
+SUFFIX = ".timeline.csv"
+"""Ending of the files, before which stands the name of the learner."""
+
+_NUMBERS = ("begin", "end", "waited", "exchanges", "members", "lost")
+
+
+def read_lanes(paths: Sequence[Path]) -> dict[str, Any]:
+    """The lanes of the learners of one run, in the order of their names.
+
+    A step is (begin, end, waited, exchanges, peers, lost) and an event (begin, end,
+    text), with seconds since `start`, the second in which the first begins.
+
+    Raises:
+        ValueError: A line is cut off or lacks a time; the message has file and line.
+    """
+    learners = [_read(path) for path in sorted(paths, key=_order)]
+    starts = (one[0] for learner in learners for one in learner["steps"][:1])
+    start = math.floor(min(starts, default=0.0))
+    for learner in learners:
+        for entries in (learner["steps"], learner["events"]):
+            entries[:] = [_since(start, entry) for entry in entries]
+    return {"start": start, "learners": learners}
+
+
+def _order(path: Path) -> tuple[bool, int, str]:
+    name = _name(path)
+    return not name.isdigit(), int(name) if name.isdigit() else 0, name
+
+
+def _name(path: Path) -> str:
+    return path.name.removesuffix(SUFFIX)
+
+
+def _since(start: float, entry: Sequence[Any]) -> list[Any]:
+    begin, end, *others = entry
+    return [round(begin - start, 4), round(end - start, 4), *others]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    steps: list[list[Any]] = []
+    events: list[list[Any]] = []
+    for where, cells in read_table(path):
+        if missing := [name for name in _NUMBERS[:2] if name not in cells]:
+            raise ValueError(f"{where}: `{missing[0]}` is missing")
+        one = {n: number_in(where, n, cells[n]) for n in _NUMBERS if n in cells}
+        if event := cells.get("event"):
+            events.append([one["begin"], one["end"], event])
+        else:
+            peers = cells.get("peers", "").split()
+            counts = (one.get("exchanges", 0.0), peers, one.get("lost", 0.0))
+            waited = one.get("waited", 0.0)
+            steps.append([one["begin"], one["end"], waited, *counts])
+    return {"name": _name(path), "steps": steps, "events": events}

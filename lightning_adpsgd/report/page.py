@@ -1,0 +1,63 @@
+"""The page: one HTML file with its data, its style and its program inside."""
+
+import datetime
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from lightning_adpsgd.files import written_whole
+from lightning_adpsgd.report.collect import Report
+from lightning_adpsgd.report.reading import plain
+
+_PROGRAM = ("marks.js", "curves.js", "chart.js", "lanes.js", "words.js", "page.js")
+
+
+def write_page(report: Report, path: Path, title: str | None = None) -> None:
+    """Writes the page that `page_of` makes, whole or not at all.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    text = page_of(report, title)
+    with written_whole(path) as file:
+        file.write(text)
+
+
+def page_of(report: Report, title: str | None = None) -> str:
+    """The page of what `collect` has found.
+
+    Args:
+        report: What it shows.
+        title: Of the page; by default that of the first `report.json`.
+    """
+    named = (notes["title"] for notes in report.notes if notes.get("title"))
+    title = title or next(named, "Training report")
+    written = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
+    data = {"title": title, "written": written, **vars(report)}
+    parts = {
+        "TITLE": _escaped(title),
+        "STYLE": _asset("page.css"),
+        "PROGRAM": "\n".join(map(_asset, _PROGRAM)),
+        # Last: what it holds may look like one of the others.
+        "DATA": _json(data),
+    }
+    text = _asset("page.html")
+    for name, part in parts.items():
+        before, after = text.split(f"<!--{name}-->", 1)
+        text = before + part + after
+    return text
+
+
+def _asset(name: str) -> str:
+    return (files(__package__ or "") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _json(value: Any) -> str:
+    """JSON that ends no element of HTML."""
+    text = json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")

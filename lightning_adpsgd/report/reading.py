@@ -1,0 +1,69 @@
+"""Files of figures, read with errors that name the file and the line."""
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        ValueError: It is not JSON, perhaps half a file, or a value of another kind.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        where = f"{path}, line {error.lineno}"
+        raise ValueError(f"{where}: the file is not whole JSON: {error.msg}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}, byte {error.start}: not UTF-8") from error
+    if not isinstance(value, kind):
+        found = type(value).__name__
+        raise ValueError(f"{path}: expected a JSON {kind.__name__}, got {found}")
+    return value
+
+
+def read_table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The lines of a CSV file, each with where it is, and without empty cells.
+
+    Raises:
+        ValueError: A line has another number of cells than the first: half a file.
+    """
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        lines = csv.reader(file)
+        names = next(lines, [])
+        for cells in lines:
+            where = f"{path}, line {lines.line_num}"
+            if len(cells) != len(names):
+                raise ValueError(
+                    f"{where}: {len(cells)} cells under {len(names)} headings; the "
+                    "file is not whole"
+                )
+            yield where, {n: cell for n, cell in zip(names, cells, strict=True) if cell}
+
+
+def number_in(where: str, name: str, cell: str) -> float:
+    """The number in a cell.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return float(cell)
+    except ValueError:
+        raise ValueError(f"{where}: `{name}` must be a number, got {cell!r}") from None
+
+
+def plain(value: Any) -> Any:
+    """A value for JSON: numbers with eight digits, and None for those of no size."""
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.8g}") if math.isfinite(value) else None
+    return value
