@@ -272,8 +272,10 @@ def missing(name: str) -> str | None:
 # --- the play
 
 
-def play(name: str, timeout_s: float = 200) -> list[Finished]:
-    """Starts the job of a scenario on fresh hosts."""
+def play(
+    name: str, timeout_s: float = 200, python: str = sys.executable
+) -> list[Finished]:
+    """Starts the job of a scenario on fresh hosts; `torchrun` runs by `python`."""
     scenario = SCENARIOS[name]
     with emulated(NUM_HOSTS) as hosts, _other_version() as other:
         scenario.change(hosts)
@@ -285,7 +287,7 @@ def play(name: str, timeout_s: float = 200) -> list[Finished]:
             own = [word.format(other_version=other) for word in own]
             arguments = [*scenario.of_all, *(scenario.arguments if odd else ())]
             return [
-                *["env", *unset, *own, sys.executable, "-m", "torch.distributed.run"],
+                *["env", *unset, *own, python, "-m", "torch.distributed.run"],
                 *[f"--nnodes={NUM_HOSTS}", f"--nproc-per-node={PER_HOST}"],
                 *scenario.rendezvous(hosts, host),
                 *[str(Path(__file__)), "--learn", *arguments],

@@ -1,5 +1,6 @@
 """In which order tests run and on which devices; and what none may leave behind."""
 
+import multiprocessing
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
+from tests import warm
 from tests.helpers import num_gpus
 
 # How long an example takes is the machine's affair; which ones are tried, the code's.
@@ -50,6 +52,7 @@ STARTERS = {
     "rendezvous",
     "subprocess",
     "victim",
+    "warm",
     "world",
 }
 
@@ -66,6 +69,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"write how long each file takes to {SECONDS.name}",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One server of warm programs for all workers of pytest-xdist, which inherit it."""
+    if server := warm.start():
+        config.add_cleanup(server.close)
+    # Of processes that recipes and launchers spawn.
+    multiprocessing.set_executable(warm.python())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
