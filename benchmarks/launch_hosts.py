@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from typing_extensions import override
 
 from benchmarks.hosts import MASTER_PORT, Finished, Hosts, emulated, reason_against
+from benchmarks.quiet import quiet_trainer
 from lightning_adpsgd import HADPSGDStrategy
 
 ROOT = Path(__file__).parents[1]
@@ -87,18 +88,7 @@ def learn(
     """Trains as one learner and prints what became of it."""
     torch.set_num_threads(1)
     strategy = HADPSGDStrategy("random_ring", "async", super_learner_size, seed=seed)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=devices,
-        num_nodes=num_nodes,
-        strategy=strategy,
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
+    trainer = quiet_trainer(strategy, devices=devices, num_nodes=num_nodes)
     module = Slope(width)
     trainer.fit(module)
     result = {

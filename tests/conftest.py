@@ -1,5 +1,6 @@
 """In which order tests run and on which devices; and what none may leave behind."""
 
+import gc
 import multiprocessing
 import os
 from collections import defaultdict
@@ -98,6 +99,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             guess = SECONDS_OF_PROCESSES
         seconds[item] = recorded.get(item.nodeid.partition("::")[0], guess)
     items.sort(key=lambda item: -seconds[item])
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what imports have made out of garbage collections, whoever is forked.
+
+    A collection writes to every object that it looks at, so that a forked learner would
+    get a copy of half a gigabyte that it only shares otherwise.
+    """
+    gc.collect()
+    gc.freeze()
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def recorded_seconds() -> dict[str, float]:
