@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -61,13 +62,19 @@ def serve(listener: socket.socket) -> tuple[Request, list[int]]:
     while True:
         ready, _, _ = select.select([listener, lifeline], [], [])
         if lifeline in ready:
-            os._exit(0)
+            _leave(listener)
         link, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
             return _keep(link)
         link.close()
         _bury()
+
+
+def _leave(listener: socket.socket) -> None:
+    """Ends the server, whose session has ended or was killed."""
+    shutil.rmtree(os.path.dirname(listener.getsockname()), ignore_errors=True)
+    os._exit(0)
 
 
 def _is_readable(fd: int) -> bool:
