@@ -4,7 +4,7 @@ import gc
 import multiprocessing
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +101,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -seconds[item])
 
 
-def pytest_collection_finish() -> None:
-    """Leaves what imports have made out of garbage collections, whoever is forked.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leaves what imports and collection make out of garbage collections.
 
-    A collection writes to every object that it looks at, so that a forked learner would
-    get a copy of half a gigabyte that it only shares otherwise.
+    None of it is garbage, and a forked learner that looked for some would write to all
+    of it, and so get a copy of half a gigabyte.
     """
-    gc.collect()
-    gc.freeze()
-    os.register_at_fork(after_in_child=gc.freeze)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+        os.register_at_fork(after_in_child=gc.freeze)
 
 
 def recorded_seconds() -> dict[str, float]:

@@ -105,8 +105,11 @@ def _bury() -> None:
 
 def _keep(link: socket.socket) -> tuple[Request, list[int]]:
     """Returns in the process of the program; the keeper ends here."""
-    length, files, _, _ = socket.recv_fds(link, 8, _MOST_FILES)
-    content = link.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
+    head, files, _, _ = socket.recv_fds(link, 8, _MOST_FILES)
+    length = int.from_bytes(head, "big")
+    content = link.recv(length, socket.MSG_WAITALL)
+    if not content or len(content) < length:
+        os._exit(0)  # its command was killed
     request = Request(**json.loads(content))
     program = os.fork()
     if program == 0:
