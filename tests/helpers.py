@@ -416,7 +416,7 @@ def in_fresh_process(action: Callable[[str], Any], argument: str) -> Any:
         "print(json.dumps(action(sys.argv[1])))"
     )
     done = subprocess.run(
-        [warm.python(), "-c", program, argument],
+        [warm.python(), "-Xfinalize", "-c", program, argument],
         cwd=Path(__file__).parents[1],
         # What Lightning chooses itself may be another test's by the time it is used.
         env={**os.environ, "MASTER_PORT": str(free_port())},

@@ -8,7 +8,8 @@ what they use of it. A test that is about an interpreter's start takes `sys.exec
 
 A program differs from one of `sys.executable` in this: its parent is the server, its
 process id is not that of the command, and libraries have read their environment
-variables when the server imported them.
+variables when the server imported them. After its threads and exit handlers it ends at
+once, without the destruction of all modules; `-Xfinalize` asks for that too.
 """
 
 import os

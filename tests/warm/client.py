@@ -26,17 +26,25 @@ def main() -> int:
     # None may interrupt the request.
     signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     with socket.socket(socket.AF_UNIX) as link:
-        link.connect(os.path.join(os.path.dirname(__file__), "socket"))
-        _ask(link)
-        for number in _PASSED_ON:
-            signal.signal(number, lambda number, _: link.send(bytes([number])))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-        answer = link.recv(16)
-        # There is nobody left to whom one could be passed on.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
-    if not answer:
-        print("the server of warm programs has ended", file=sys.stderr)
-    return int(answer or 70)
+        try:
+            return int(_served(link))
+        except (OSError, ValueError) as error:
+            message = f"the server of warm programs has ended: {error}"
+            print(message, file=sys.stderr)
+            return 70
+
+
+def _served(link: socket.socket) -> bytes:
+    """The exit code that the server answers; nothing if it ends before that."""
+    link.connect(os.path.join(os.path.dirname(__file__), "socket"))
+    _ask(link)
+    for number in _PASSED_ON:
+        signal.signal(number, lambda number, _: link.send(bytes([number])))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+    answer = link.recv(16)
+    # There is nobody left to whom one could be passed on.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    return answer
 
 
 def _ask(link: socket.socket) -> None:

@@ -3,10 +3,11 @@
     python server.py LISTENER
 
 Each request has two processes: a keeper that passes on signals and the exit code, and
-the program, which leaves the interpreter as any program does. The server has no thread,
-so that what it forks has no lock that nobody releases.
+the program. The server has no thread, so that what it forks has no lock that nobody
+releases.
 """
 
+import atexit
 import ctypes
 import fcntl
 import gc
@@ -19,11 +20,14 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 _MOST_FILES = 250
 _TAKES_VALUE = ("-W", "-X")
@@ -156,11 +160,45 @@ def run(request: Request, files: list[int]) -> None:
         numpy.random.seed()
     words = iter(request.words)
     kind = _options(words)
+    if "finalize" in sys._xoptions:
+        _obey(kind, words)
+    else:
+        _end(_exit_code_of(partial(_obey, kind, words)))
+
+
+def _exit_code_of(program: Callable[[], None]) -> int:
+    try:
+        program()
+    except SystemExit as ending:
+        if isinstance(ending.code, int | None):
+            return ending.code or 0
+        print(ending.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _end(code: int) -> NoReturn:
+    """Ends as the interpreter does, but for the destruction of all modules.
+
+    That would write to each object, and so copy all memory that programs share.
+    """
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _obey(kind: str, words: Iterator[str]) -> None:
     if kind == "-c":
         _begin("-c", "", words, then=next(words))
     elif kind == "-m":
         name = next(words)
-        _arguments("-m", request.folder, words)
+        _arguments("-m", os.getcwd(), words)
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:
         path = Path(kind)
@@ -178,6 +216,8 @@ def _options(words: Iterator[str]) -> str:
             value = word[2:] or next(words)
             if word.startswith("-W"):
                 warnings.simplefilter(value)  # pyright: ignore[reportArgumentType]
+            else:
+                sys._xoptions[value] = True
         elif word not in ("-B", "-E", "-s"):
             raise ValueError(f"a warm program takes no option {word}")
     raise ValueError("a warm program must be given -c, -m or a script")
