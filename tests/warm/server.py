@@ -174,8 +174,8 @@ def _exit_code_of(program: Callable[[], None]) -> int:
             return ending.code or 0
         print(ending.code, file=sys.stderr)
         return 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
 
