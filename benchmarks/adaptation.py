@@ -7,15 +7,15 @@ are counted and put beside a product of two large matrices in float32: what is m
 to 1 are exponentials, copies between the products, and those in float64.
 """
 
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from benchmarks.results import Report, Row
-from benchmarks.timing import Spread, print_row, spread
+from benchmarks.timing import Spread, print_row, processor_seconds, spread
 from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
 from lightning_adpsgd.asr.speakers import fmllr
 from lightning_adpsgd.asr.speakers.ivectors import IVectorExtractor
@@ -58,7 +58,7 @@ def measure(quick: bool = False) -> Report:
     )
     speed = _product_speed(turns)
     for work in works():
-        _, *taken = [_seconds(work.run) for _ in range(turns + 1)]
+        _, *taken = [processor_seconds(work.run) for _ in range(turns + 1)]
         rate = spread(taken).per(FRAMES / 1000)
         ratio = rate.median * 1000 * work.operations / speed
         details = {"Mflop a frame": work.operations / 1e6}
@@ -133,7 +133,8 @@ def _map_row(turns: int) -> Row:
     states = random.integers(STATES, size=FRAMES)
     start = fmllr.identity(DIMS)
     sums = fmllr.accumulate(_mixtures(STATES, 1), frames, states, start)
-    taken = spread(_seconds(lambda: fmllr.improved(start, sums)) for _ in range(turns))
+    solve = partial(fmllr.improved, start, sums)
+    taken = spread(processor_seconds(solve) for _ in range(turns))
     rate: Spread = taken.per(1)
     print_row("fMLLR map, 10 sweeps", f"{rate:.1f} maps/s")
     return Row({"work": "fMLLR map, 10 sweeps"}, rate, "maps/s", table="map")
@@ -142,12 +143,5 @@ def _map_row(turns: int) -> Row:
 def _product_speed(turns: int) -> float:
     """Operations per second of the product of two square matrices."""
     left, right = torch.rand(SQUARE, SQUARE), torch.rand(SQUARE, SQUARE)
-    taken = spread(_seconds(lambda: left @ right) for _ in range(turns + 2))
+    taken = spread(processor_seconds(lambda: left @ right) for _ in range(turns + 2))
     return 2 * SQUARE**3 / taken.median
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    # Of the processor: what else the machine does takes nothing away.
-    begin = time.process_time()
-    work()
-    return time.process_time() - begin

@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from benchmarks import learners
 from benchmarks.learners import Place
-from benchmarks.lightning_programs import quieten
+from benchmarks.quiet import quiet_trainer, quieten
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from lightning_adpsgd import HADPSGDStrategy
@@ -165,20 +165,14 @@ def learn(
         for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
             del os.environ[variable]
     clock = Clock(steps)
-    trainer = L.Trainer(
+    trainer = quiet_trainer(
+        strategy_of(name),
         accelerator=accelerator,
         devices=1,
         num_nodes=1 if apart else place.world_size,
-        strategy=strategy_of(name),
         plugins=[LightningEnvironment()] if apart else [],
-        precision=precision,  # pyright: ignore[reportArgumentType]
-        max_steps=WARMUP + steps,
+        precision=precision,
         callbacks=[clock],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
     )
     model, batch = size.make_model(), size.make_batch()
     batches: Any = [batch] * (WARMUP + steps)

@@ -22,8 +22,8 @@ from typing_extensions import override
 
 from benchmarks import workload
 from benchmarks.killable import STEP_S, Killable
-from benchmarks.lightning_programs import quieten
 from benchmarks.plain_loops import PEERS, PERIOD, plain_step, use_peers
+from benchmarks.quiet import quiet_trainer, quieten
 from benchmarks.workload import Batch
 from lightning_adpsgd import HADPSGDStrategy
 
@@ -128,15 +128,9 @@ def train_island(module: Module, host: str = HERE) -> None:
     # Hosts are network namespaces of this machine.
     os.environ["LIGHTNING_ADPSGD_UNPROTECTED"] = "1"
     url = f"tcp://{host}:{module.life.port}"
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        HADPSGDStrategy("ring", "async", 1, islands=url),
         devices=1,
-        strategy=HADPSGDStrategy("ring", "async", 1, islands=url),
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         default_root_dir=module.life.folder,
     )
     trainer.fit(module)

@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from typing_extensions import override
 
 from benchmarks.hosts import MASTER_PORT, Finished, Hosts, emulated, reason_against
+from benchmarks.quiet import quiet_trainer
 from lightning_adpsgd import HADPSGDStrategy
 
 ROOT = Path(__file__).parents[1]
@@ -87,18 +88,7 @@ def learn(
     """Trains as one learner and prints what became of it."""
     torch.set_num_threads(1)
     strategy = HADPSGDStrategy("random_ring", "async", super_learner_size, seed=seed)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=devices,
-        num_nodes=num_nodes,
-        strategy=strategy,
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
+    trainer = quiet_trainer(strategy, devices=devices, num_nodes=num_nodes)
     module = Slope(width)
     trainer.fit(module)
     result = {
@@ -272,8 +262,10 @@ def missing(name: str) -> str | None:
 # --- the play
 
 
-def play(name: str, timeout_s: float = 200) -> list[Finished]:
-    """Starts the job of a scenario on fresh hosts."""
+def play(
+    name: str, timeout_s: float = 200, python: str = sys.executable
+) -> list[Finished]:
+    """Starts the job of a scenario on fresh hosts; `torchrun` runs by `python`."""
     scenario = SCENARIOS[name]
     with emulated(NUM_HOSTS) as hosts, _other_version() as other:
         scenario.change(hosts)
@@ -285,7 +277,7 @@ def play(name: str, timeout_s: float = 200) -> list[Finished]:
             own = [word.format(other_version=other) for word in own]
             arguments = [*scenario.of_all, *(scenario.arguments if odd else ())]
             return [
-                *["env", *unset, *own, sys.executable, "-m", "torch.distributed.run"],
+                *["env", *unset, *own, python, "-m", "torch.distributed.run"],
                 *[f"--nnodes={NUM_HOSTS}", f"--nproc-per-node={PER_HOST}"],
                 *scenario.rendezvous(hosts, host),
                 *[str(Path(__file__)), "--learn", *arguments],

@@ -1,6 +1,5 @@
 """Programs of a learner that train through Lightning's Trainer, as users do."""
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from typing_extensions import override
 from benchmarks import workload
 from benchmarks.feed import Counted, Feed, Task, Trace
 from benchmarks.learners import Place
+from benchmarks.quiet import quiet_trainer, quieten
 from benchmarks.workload import Batch
 from lightning_adpsgd import HADPSGDStrategy
 
@@ -96,25 +96,9 @@ def train(
     quieten()
     feed = Feed(place, task)
     module = Module(feed, task.make_model(place.rank), task)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        strategy=strategy,
-        callbacks=list(callbacks),
-        devices=devices,
-        num_nodes=num_nodes,
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
+    trainer = quiet_trainer(
+        strategy, callbacks=list(callbacks), devices=devices, num_nodes=num_nodes
     )
     trainer.fit(module)
     feed.leave()
     return feed.trace(workload.weights_of(module.model), module.local)
-
-
-def quieten() -> None:
-    """Leaves only errors of Lightning's messages."""
-    for package in ("lightning.pytorch", "lightning.fabric", "torch", "torchft"):
-        logging.getLogger(package).setLevel(logging.ERROR)

@@ -15,9 +15,8 @@ bfloat16 would take a million frames a second. The bound is 20 times that, per c
 
 import multiprocessing
 import tempfile
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from numpy.lib.format import open_memmap
 from torch.utils.data import DataLoader
 
 from benchmarks.results import Report, Row, Target
-from benchmarks.timing import Spread, print_row, spread
+from benchmarks.timing import Spread, print_row, processor_seconds, spread
 from lightning_adpsgd.asr.frames.data import Chunk, SpeechData
 from lightning_adpsgd.asr.frames.store import FrameWriter
 from lightning_adpsgd.asr.sound.features import CONTEXT
@@ -151,12 +150,12 @@ def observe(small: Path, large: Path, turns: int) -> Seen:
     torch.set_num_threads(1)
     first_batch(small)  # so that what Python loads is there
     own, mapped = _memory("RssAnon"), _memory("RssFile")
-    first_s = _seconds(lambda: first_batch(large))
-    open_s = [_seconds(lambda: first_batch(large)) for _ in range(turns)]
+    first_s = processor_seconds(lambda: first_batch(large))
+    open_s = [processor_seconds(lambda: first_batch(large)) for _ in range(turns)]
     loader = loader_of(large)
     # Once more the same batches, so that their frames are in memory from then on.
     cold_s, *batch_s = [
-        _seconds(lambda: deque(islice(loader, BATCHES), 0)) / BATCHES
+        processor_seconds(lambda: deque(islice(loader, BATCHES), 0)) / BATCHES
         for _ in range(turns + 1)
     ]
     grown = _memory("RssAnon") - own, _memory("RssFile") - mapped
@@ -179,15 +178,8 @@ def _copies(num_bytes: int, turns: int) -> list[float]:
     """Seconds for a copy of as many bytes, by copies too large for any cache."""
     source = torch.ones(256 * MILLION, dtype=torch.uint8)
     place = torch.ones_like(source)
-    seconds = [_seconds(lambda: place.copy_(source)) for _ in range(turns)]
+    seconds = [processor_seconds(lambda: place.copy_(source)) for _ in range(turns)]
     return [taken * num_bytes / len(source) for taken in seconds]
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    # Of the processor: what else the machine does takes nothing away.
-    begin = time.process_time()
-    work()
-    return time.process_time() - begin
 
 
 def _memory(kind: str) -> int:

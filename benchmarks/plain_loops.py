@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 from benchmarks import workload
 from benchmarks.feed import Feed, Task, Trace
 from benchmarks.learners import PATIENCE, Place
-from benchmarks.lightning_programs import quieten
+from benchmarks.quiet import quieten
 from benchmarks.workload import Batch
 
 PEERS = Path(__file__).parents[1] / ".venv-peers"

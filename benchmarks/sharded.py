@@ -23,6 +23,7 @@ from typing_extensions import override
 from benchmarks import learners
 from benchmarks.learners import Place
 from benchmarks.memory import reset_peak, resident_bytes
+from benchmarks.quiet import quiet_trainer
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from lightning_adpsgd import HADPSGDStrategy
@@ -129,18 +130,7 @@ def learn(place: Place, name: str) -> Seen:
         gossip_every=NEVER if name == IDLE else 1,
     )
     watch = Watch()
-    trainer = pl.Trainer(
-        max_epochs=1,
-        devices=place.world_size,
-        accelerator="cpu",
-        strategy=strategy,
-        callbacks=[watch],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
+    trainer = quiet_trainer(strategy, devices=place.world_size, callbacks=[watch])
     rows = torch.randn(STEPS * BATCH, LENGTH, WIDTH)
     loader: DataLoader[Tensor] = DataLoader(rows, BATCH)  # pyright: ignore
     trainer.fit(module := Transformer(), loader)

@@ -23,7 +23,7 @@ from lightning.pytorch.demos.boring_classes import RandomDataset
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from benchmarks.lightning_programs import quieten
+from benchmarks.quiet import quiet_trainer, quieten
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from lightning_adpsgd import HADPSGDStrategy
@@ -102,15 +102,11 @@ def train(
     """One fit of all learners."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        trainer = L.Trainer(
-            accelerator="cpu",
+        trainer = quiet_trainer(
+            make_strategy(setting),
             devices=LEARNERS,
-            strategy=make_strategy(setting),
             max_epochs=num_epochs,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
+            use_distributed_sampler=True,
         )
         loader = DataLoader(RandomDataset(32, num_batches), shuffle=True)
         trainer.fit(Learner(folder, slow_s), loader)

@@ -1,8 +1,10 @@
 """In which order tests run and on which devices; and what none may leave behind."""
 
+import gc
+import multiprocessing
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
+from tests import warm
 from tests.helpers import num_gpus
 
 # How long an example takes is the machine's affair; which ones are tried, the code's.
@@ -50,6 +53,7 @@ STARTERS = {
     "rendezvous",
     "subprocess",
     "victim",
+    "warm",
     "world",
 }
 
@@ -66,6 +70,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"write how long each file takes to {SECONDS.name}",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One server of warm programs for all workers of pytest-xdist, which inherit it."""
+    if server := warm.start():
+        config.add_cleanup(server.close)
+    # Of processes that recipes and launchers spawn.
+    multiprocessing.set_executable(warm.python())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -87,6 +99,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             guess = SECONDS_OF_PROCESSES
         seconds[item] = recorded.get(item.nodeid.partition("::")[0], guess)
     items.sort(key=lambda item: -seconds[item])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leaves what imports and collection make out of garbage collections.
+
+    None of it is garbage, and a forked learner that looked for some would write to all
+    of it, and so get a copy of half a gigabyte.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+        os.register_at_fork(after_in_child=gc.freeze)
 
 
 def recorded_seconds() -> dict[str, float]:

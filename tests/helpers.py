@@ -10,7 +10,6 @@ import queue
 import random
 import socket
 import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -35,6 +34,7 @@ from lightning_adpsgd.topology.named import TOPOLOGIES, TopologyLike, find_topol
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import Pending, ThreadTransport, Transport
 from lightning_adpsgd.weights.streams import Mark, has_streams
+from tests import warm
 
 ALL_TOPOLOGIES = list(TOPOLOGIES)
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17)
@@ -417,7 +417,7 @@ def in_fresh_process(action: Callable[[str], Any], argument: str) -> Any:
         "print(json.dumps(action(sys.argv[1])))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, argument],
+        [warm.python(), "-Xfinalize", "-c", program, argument],
         cwd=Path(__file__).parents[1],
         # What Lightning chooses itself may be another test's by the time it is used.
         env={**os.environ, "MASTER_PORT": str(free_port())},

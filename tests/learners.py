@@ -19,11 +19,14 @@ LR = 0.1
 
 
 class Rows(Dataset[Tensor]):
-    """The rows of a seeded random matrix, [length, 3], in double precision."""
+    """Seeded random rows of a shape, [length, ...], in double precision."""
 
-    def __init__(self, length: int, seed: int = 1) -> None:
+    def __init__(
+        self, length: int, seed: int = 1, shape: tuple[int, ...] = (3,)
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.rows = torch.randn(length, 3, dtype=torch.float64, generator=generator)
+        size = length, *shape
+        self.rows = torch.randn(size, dtype=torch.float64, generator=generator)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -33,15 +36,11 @@ class Rows(Dataset[Tensor]):
         return self.rows[index]
 
 
-class Linear(pl.LightningModule):
-    """Its gradient is the batch's mean row, whatever the weights: a fixed sequence."""
-
-    def __init__(self, start: float = 0.0) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((3,), start, dtype=torch.float64))
+class Learned(pl.LightningModule):
+    """A module with one loss, in training and in validation."""
 
     def loss(self, batch: Tensor) -> Tensor:
-        return (batch @ self.weight).mean()
+        raise NotImplementedError
 
     @override
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
@@ -50,6 +49,18 @@ class Linear(pl.LightningModule):
     @override
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         self.log("val_loss", self.loss(batch), sync_dist=True, batch_size=len(batch))
+
+
+class Linear(Learned):
+    """Its gradient is the batch's mean row, whatever the weights: a fixed sequence."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3,), start, dtype=torch.float64))
+
+    @override
+    def loss(self, batch: Tensor) -> Tensor:
+        return (batch @ self.weight).mean()
 
     @override
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -1,14 +1,15 @@
-"""A small transformer that its learners shard, for tests and measurements."""
+"""A small transformer that its learners shard, for tests."""
 
 from collections.abc import Callable
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Subset
 from typing_extensions import override
+
+from tests.learners import Learned, Rows
 
 LR = 0.05
 
@@ -48,7 +49,7 @@ class Network(nn.Module):
         return self.head(self.blocks(self.begin(x))).mean(1)
 
 
-class Transformer(pl.LightningModule):
+class Transformer(Learned):
     """Sharded over `data_parallel` where the strategy has a mesh, else whole.
 
     Args:
@@ -92,17 +93,10 @@ class Transformer(pl.LightningModule):
         assert self.network is not None
         return self.network(batch)
 
+    @override
     def loss(self, batch: Tensor) -> Tensor:
         target = batch.sum((1, 2))[:, None] * torch.arange(5.0, dtype=batch.dtype)
         return (self(batch) - target).square().mean()
-
-    @override
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return self.loss(batch)
-
-    @override
-    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        self.log("val_loss", self.loss(batch), sync_dist=True, batch_size=len(batch))
 
     @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -135,23 +129,7 @@ class FromMeta(Transformer):
         return self.linear(batch).mean(1)
 
 
-class Sequences(Dataset[Tensor]):
-    """Seeded random sequences, [length, 4, 3], in double precision."""
-
-    def __init__(self, length: int, seed: int = 1) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        shape = length, 4, 3
-        self.rows = torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @override
-    def __getitem__(self, index: int) -> Tensor:
-        return self.rows[index]
-
-
 def sequences(length: int, rank: int, num: int, batch: int = 2) -> DataLoader[Tensor]:
-    """Every `num`-th sequence from `rank` on, in order."""
-    rows = torch.utils.data.Subset(Sequences(length), range(rank, length, num))
-    return DataLoader(rows, batch)
+    """Every `num`-th sequence, [4, 3], from `rank` on, in order."""
+    rows = Rows(length, shape=(4, 3))
+    return DataLoader(Subset(rows, range(rank, length, num)), batch)

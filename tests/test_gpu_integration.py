@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import warm
 from tests.helpers import free_port, num_gpus
 from tests.learners import LR, Rows
 
@@ -80,8 +81,10 @@ def start(
         "TORCHELASTIC_RUN_ID": "test",
         "GLOO_SOCKET_IFNAME": "lo",
     }
+    # Libraries of a GPU are to be loaded by the process that uses them.
+    python = warm.python() if told["accelerator"] == "cpu" else sys.executable
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.gpu_learner", json.dumps(told)],
+        [python, "-m", "tests.gpu_learner", json.dumps(told)],
         cwd=ROOT,
         env={**os.environ, **{name: str(value) for name, value in environment.items()}},
         stdout=subprocess.PIPE,

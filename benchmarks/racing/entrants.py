@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from benchmarks import plain_loops
 from benchmarks.learners import Meetings, Place, end_with_parent
-from benchmarks.lightning_programs import quieten
 from benchmarks.plain_loops import decent_dp, torchft
+from benchmarks.quiet import quiet_trainer, quieten
 from benchmarks.racing import loops
 from benchmarks.racing.course import Course, Finish, Heat
 from benchmarks.racing.floor import train_floor
@@ -96,17 +96,10 @@ def ours(**dials: Any) -> Entrant:
     def program(place: Place, heat: Heat) -> Finish:
         quieten()
         course = Course(place, heat)
-        trainer = L.Trainer(
-            accelerator="cpu",
-            strategy=HADPSGDStrategy(**{**_FLAT, **dials, **_where(place, heat)}),
+        trainer = quiet_trainer(
+            HADPSGDStrategy(**{**_FLAT, **dials, **_where(place, heat)}),
             devices=1,
             num_nodes=1 if heat.victim is not None else place.world_size,
-            max_epochs=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
         )
         trainer.fit(Racer(course))
         # After the fit: the weights are the mean of all, unless learners are islands.

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import plain_loops
 from benchmarks.learners import Place
-from benchmarks.lightning_programs import quieten
+from benchmarks.quiet import quieten
 from benchmarks.racing.course import Course, Finish, Heat, weights_of
 from benchmarks.racing.problems import MOMENTUM
 from benchmarks.workload import Batch, loss

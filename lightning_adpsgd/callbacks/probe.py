@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.backends import cudnn
 
+from lightning_adpsgd.virtual.objective import training_step_of, without_logging
 from lightning_adpsgd.weights.replica import to_averaging_dtype
 
 Loss = Callable[[LightningModule, Any], Tensor]
@@ -26,13 +27,8 @@ def training_loss(module: LightningModule, batch: Any) -> Tensor:
     Raises:
         TypeError: The step returns no loss.
     """
-    silent: dict[str, Any] = dict.fromkeys(("log", "log_dict"), lambda *_, **__: None)
-    vars(module).update(silent)
-    try:
-        output = module.training_step(batch, 0)
-    finally:
-        for name in silent:
-            del vars(module)[name]
+    with without_logging(module):
+        output = training_step_of(module)(batch, 0)
     loss = output["loss"] if isinstance(output, Mapping) else output
     if not isinstance(loss, Tensor):
         raise TypeError(

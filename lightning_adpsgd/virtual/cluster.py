@@ -38,6 +38,7 @@ from lightning_adpsgd.virtual.objective import (
     Update,
     evaluating,
     own_generators,
+    without_logging,
 )
 from lightning_adpsgd.virtual.report import Point, Report
 from lightning_adpsgd.virtual.timeline import Change, Scenario
@@ -199,7 +200,7 @@ class VirtualCluster:
         every = every_samples or -(-(max_samples - self.samples) // 20)
         score = self._objective.score(evaluate, self._samples_in)
         curve = _Curve(self, score, local_losses, on_point)
-        with self._dice.in_place(), self._objective.without_logging():
+        with self._dice.in_place(), without_logging(self.module):
             self._deal(data, local_batch_size)
             if self._ahead is not None:
                 self._ahead.forget_all()

@@ -86,7 +86,7 @@ class Objective:
         if isinstance(module, pl.LightningModule):
             if loss is None or optimizer is None:  # else it is as a plain module
                 _check_lightning(module)
-            self._loss = _of_batch(module, loss) if loss else _training_step(module)
+            self._loss = _of_batch(module, loss) if loss else training_step_of(module)
         elif loss is None or optimizer is None:
             raise ValueError(
                 "`loss` and `optimizer` are needed with a plain module, a "
@@ -138,18 +138,19 @@ class Objective:
 
         return mean_loss
 
-    @contextmanager
-    def without_logging(self) -> Iterator[None]:
-        """`self.log` does nothing: there is no Trainer whose loggers it would reach."""
-        is_lightning = isinstance(self.module, pl.LightningModule)
-        names = ("log", "log_dict") if is_lightning else ()
+
+@contextmanager
+def without_logging(module: nn.Module) -> Iterator[None]:
+    """Keeps what `self.log` is given from the Trainer, of which there may be none."""
+    is_lightning = isinstance(module, pl.LightningModule)
+    names = ("log", "log_dict") if is_lightning else ()
+    for name in names:
+        vars(module)[name] = lambda *_, **__: None
+    try:
+        yield
+    finally:
         for name in names:
-            vars(self.module)[name] = lambda *_, **__: None
-        try:
-            yield
-        finally:
-            for name in names:
-                del vars(self.module)[name]
+            del vars(module)[name]
 
 
 @contextmanager
@@ -192,7 +193,8 @@ def _of_batch(module: nn.Module, loss: Loss) -> Callable[[Any, int], Any]:
     return lambda batch, number: loss(module, batch)
 
 
-def _training_step(module: pl.LightningModule) -> Callable[[Any, int], Any]:
+def training_step_of(module: pl.LightningModule) -> Callable[[Any, int], Any]:
+    """The module's `training_step`, with a number that it need not take."""
     # By place and not by name, as the Trainer does.
     if is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2):
         return lambda batch, number: module.training_step(batch, number)

@@ -153,6 +153,16 @@ def test_loss_and_gradient_are_means_over_batches() -> None:
     assert module.weight.grad is None
 
 
+class Unnumbered(pl.LightningModule):
+    def training_step(self, batch: Tensor) -> Tensor:
+        return batch.mean()
+
+
+def test_a_step_that_takes_a_batch_alone_gives_its_loss() -> None:
+    """As in the Trainer, which looks at the step's parameters."""
+    assert training_loss(Unnumbered(), torch.ones(3, 2)) == 1
+
+
 def test_a_loss_of_ones_own_is_taken() -> None:
     trainer, module = Trainer(accelerator="cpu", logger=False), Quadratic()
 

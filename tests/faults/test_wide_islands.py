@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import warm
 from tests.faults.test_islands import goes_on
 from tests.faults.world import (
     SECONDS,
@@ -102,6 +103,8 @@ def torchrun(islands: World, name: str) -> Iterator[subprocess.Popen[bytes]]:
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "OMP_NUM_THREADS": "1",
+                # By what torchrun starts learners.
+                "PYTHON_EXEC": warm.python(),
                 # Or learners that are started again may read addresses of the dead.
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             },

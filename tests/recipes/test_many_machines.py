@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from lightning_adpsgd.asr.frames.store import FrameStore, write_labels
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.pipeline.overrides import override
 from recipes.hybrid.pipeline.settings import Settings
+from tests import warm
 from tests.recipes.experiments import write_frames
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -86,7 +86,7 @@ def begin(out: Path, port: int, epochs: int, every: int) -> list[subprocess.Pope
         "LOCAL_RANK": "0",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    command = [sys.executable, "-c", PROGRAM, str(out), str(epochs), str(every)]
+    command = [warm.python(), "-c", PROGRAM, str(out), str(epochs), str(every)]
     return [
         subprocess.Popen(
             command,

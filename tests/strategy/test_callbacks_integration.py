@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from lightning.pytorch.tuner.tuning import Tuner
 from torch import Tensor, nn
 from typing_extensions import override
 
+from tests import warm
 from tests.helpers import PROGRAM_S, free_port
 from tests.learners import (
     LR,
@@ -494,7 +494,7 @@ def test_the_command_line_takes_names_and_typed_arguments(
     quiet += ["accelerator=cpu", "devices=2", "max_epochs=1"]
     quiet += ["use_distributed_sampler=false"]
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), "fit", *options]
+        [warm.python(), "-W", "ignore", str(script), "fit", *options]
         + [f"--trainer.{setting}" for setting in quiet],
         capture_output=True,
         text=True,

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from lightning.fabric import Fabric
 
 from lightning_adpsgd.registration import NAMES
+from tests import warm
 from tests.expectations import (
     MODES,
     expect_death_named,
@@ -209,7 +209,7 @@ def run(
     port = str(free_port())
     options = launcher.format(port=port).split()
     return subprocess.run(
-        [sys.executable, *options, str(script), name, mode, str(folder)],
+        [warm.python(), *options, str(script), name, mode, str(folder)],
         capture_output=True,
         text=True,
         timeout=PROGRAM_S,

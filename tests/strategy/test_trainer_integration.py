@@ -29,6 +29,7 @@ from typing_extensions import override
 from lightning_adpsgd import HADPSGDStrategy, Topology
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy.job import set_up_job
+from tests import warm
 from tests.expectations import (
     MODES,
     expect_consensus,
@@ -744,16 +745,17 @@ TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "name", "num_files"),
+    ("python", "launcher", "name", "num_files"),
     [
-        ("", "adpsgd", 2),
+        (warm.python(), "", "adpsgd", 2),
         # The weights of learner 0 come back to the process that made it.
-        ("", "sdpsgd_spawn", 1),
-        (TORCHRUN, "d1psgd", 2),
+        (warm.python(), "", "sdpsgd_spawn", 1),
+        (sys.executable, TORCHRUN, "d1psgd", 2),
     ],
+    ids=["script", "spawn", "torchrun"],
 )
 def test_names_train_by_the_other_launchers(
-    tmp_path: Path, launcher: str, name: str, num_files: int
+    tmp_path: Path, python: str, launcher: str, name: str, num_files: int
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -762,7 +764,7 @@ def test_names_train_by_the_other_launchers(
     environment = {**os.environ, **quick, "MASTER_PORT": str(free_port())}
     words = [*launcher.split(), str(script), name, str(tmp_path)]
     result = subprocess.run(
-        [sys.executable, *words],
+        [python, *words],
         capture_output=True,
         text=True,
         timeout=PROGRAM_S,

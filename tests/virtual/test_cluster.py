@@ -4,6 +4,7 @@ import csv
 import itertools
 import math
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -412,15 +413,15 @@ def test_half_precision_is_averaged_in_single(mode: Any) -> None:
     assert report.points[-1].held_out_loss < 0.6
 
 
+@cache
+def loss_with(wire_dtype: torch.dtype | None) -> float:
+    virtual = cluster(4, wire_dtype=wire_dtype, compute=Compute(1.0, spread=0.2))
+    return virtual.fit(batches_of, 8000, evaluate=held_out()).points[-1].held_out_loss
+
+
 @pytest.mark.parametrize("wire_dtype", [torch.bfloat16, torch.float16, torch.int8])
 def test_coarse_messages_cost_little_loss(wire_dtype: torch.dtype) -> None:
-    def loss(dtype: torch.dtype | None) -> float:
-        virtual = cluster(4, wire_dtype=dtype, compute=Compute(1.0, spread=0.2))
-        return (
-            virtual.fit(batches_of, 8000, evaluate=held_out()).points[-1].held_out_loss
-        )
-
-    assert loss(wire_dtype) < 1.3 * loss(None) + 0.05
+    assert loss_with(wire_dtype) < 1.3 * loss_with(None) + 0.05
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from typing_extensions import override
 
-from lightning_adpsgd.virtual.objective import Objective, evaluating
+from lightning_adpsgd.virtual.objective import Objective, evaluating, without_logging
 
 
 class Module(pl.LightningModule):
@@ -89,7 +89,7 @@ def test_a_training_step_gives_the_loss_and_may_log_without_a_trainer(
 ) -> None:
     module = Module()
     objective = Objective(module)
-    with objective.without_logging():
+    with without_logging(module):
         assert objective.loss(torch.tensor([1.0, 2.0]), 7).item() == 3.0
     assert module.numbers == [7]
     assert not recwarn

@@ -2,9 +2,9 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
+from tests import warm
 from tests.helpers import PROGRAM_S
 
 ROOT = Path(__file__).parents[2]
@@ -14,7 +14,7 @@ def test_the_program_of_the_page_learns_in_an_empty_folder(tmp_path: Path) -> No
     page = (ROOT / "docs" / "virtual-cluster.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, re.S)
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [warm.python(), "-c", program],
         cwd=tmp_path,
         env={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -32,6 +32,7 @@ from lightning_adpsgd.asr.search.graphs import TrainingGraphs
 _SHARD = 16  # utterances that a process takes at a time
 _ENOUGH_FRAMES = 200_000  # for the mean and the variance of all frames
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 StateScorer = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From log-mel frames [time, mel] and states [n] to log-likelihoods [time, n]."""
@@ -202,8 +203,8 @@ def align(
     yield from fork_map(work, utterances, options.num_processes)
 
 
-def evenly(items: Sequence, most: int) -> list:
-    """At most `most` of the items, taken at equal distances."""
+def evenly(items: Sequence[Item], most: int) -> list[Item]:
+    """At most `most` of the items, from the first to the last at equal distances."""
     if len(items) <= most:
         return list(items)
     return [items[index * len(items) // most] for index in range(most)]

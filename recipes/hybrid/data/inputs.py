@@ -1,9 +1,9 @@
 """The inputs of a stored utterance: its frames and its streams."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,6 @@ from lightning_adpsgd.asr.corpora.corpus import Utterance, read_utterances
 from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.frames.streams import Streams
 from recipes.hybrid.pipeline.settings import Settings
-
-T = TypeVar("T")
 
 
 class Inputs(NamedTuple):
@@ -68,13 +66,6 @@ class StoredInputs:
 
 Load = Callable[[], Inputs]
 """Reads the inputs of one utterance, in the process that needs them."""
-
-
-def evenly(spoken: Sequence[T], most: int) -> list[T]:
-    """At most `most` of them, from the first to the last at equal distances."""
-    if len(spoken) <= most:
-        return list(spoken)
-    return [spoken[index * len(spoken) // most] for index in range(most)]
 
 
 def spoken_inputs(settings: Settings, split: str) -> list[tuple[Utterance, Load]]:

@@ -27,6 +27,7 @@ from lightning_adpsgd.asr.language.ngram import read_arpa
 from lightning_adpsgd.asr.parallel import fork_map, in_order
 from lightning_adpsgd.asr.scoring import Errors, ScoringError
 from lightning_adpsgd.asr.scoring import score as score_words
+from lightning_adpsgd.asr.search.alignment import evenly
 from lightning_adpsgd.asr.search.decoding import (
     ConfidentSearch,
     GraphDecoder,
@@ -43,7 +44,7 @@ from lightning_adpsgd.asr.search.rescoring import (
     best,
 )
 from lightning_adpsgd.files import write_json
-from recipes.hybrid.data.inputs import Load, StoredInputs, evenly, spoken_inputs
+from recipes.hybrid.data.inputs import Load, StoredInputs, spoken_inputs
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
 from recipes.hybrid.recognition import kaldi

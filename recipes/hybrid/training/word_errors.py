@@ -10,8 +10,9 @@ from torch import Tensor
 from lightning_adpsgd.asr.corpora.corpus import Utterance
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.monitor import HeldOut, WordErrorMonitor
+from lightning_adpsgd.asr.search.alignment import evenly
 from lightning_adpsgd.asr.search.decoding import Search
-from recipes.hybrid.data.inputs import Inputs, Load, evenly, spoken_inputs
+from recipes.hybrid.data.inputs import Inputs, Load, spoken_inputs
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.planning.costs import SEARCH, read_costs
 from recipes.hybrid.recognition.decoder import make_decoder

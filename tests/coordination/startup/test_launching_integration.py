@@ -20,6 +20,7 @@ from lightning.fabric.plugins.environments.kubeflow import KubeflowEnvironment
 
 from benchmarks import launch_hosts
 from lightning_adpsgd import HADPSGDStrategy
+from tests import warm
 from tests.helpers import PATIENCE, PROGRAM_S, Outcome, free_port
 from tests.learners import (
     Sampled,
@@ -149,7 +150,7 @@ def test_plain_variables_on_each_host_do_too() -> None:
 
     processes = [
         subprocess.Popen(
-            [sys.executable, *SCRIPT, "--devices=2", "--nodes=2"],
+            [warm.python(), *SCRIPT, "--devices=2", "--nodes=2"],
             env=environment(node),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -197,5 +198,5 @@ def test_torchrun_on_emulated_hosts(name: str) -> None:
     """The other scenarios differ from tests without a launcher in the hosts alone."""
     if reason := launch_hosts.missing(name):
         pytest.skip(reason)
-    finished = launch_hosts.play(name)
+    finished = launch_hosts.play(name, python=warm.python())
     assert launch_hosts.wrong(name, finished) == [], finished

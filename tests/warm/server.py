@@ -1,0 +1,265 @@
+"""Forks a process for each request of `client`, after torch and Lightning are imported.
+
+    python server.py LISTENER
+
+Each request has two processes: a keeper that passes on signals and the exit code, and
+the program. The server has no thread, so that what it forks has no lock that nobody
+releases.
+"""
+
+import atexit
+import ctypes
+import fcntl
+import gc
+import json
+import multiprocessing
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+_MOST_FILES = 250
+_TAKES_VALUE = ("-W", "-X")
+_NAMESPACES = ("uts", "net", "mnt")
+
+
+class Request(NamedTuple):
+    """What a program begins with.
+
+    Attributes:
+        pid: Process id of its command, whose namespaces it enters.
+        command: Path of the command.
+        words: All after the command.
+        folder: Its working directory.
+        environment: All variables.
+        files: The numbers under which it has the files.
+    """
+
+    pid: int
+    command: str
+    words: list[str]
+    folder: str
+    environment: dict[str, str]
+    files: list[int]
+
+
+# --- the server
+
+
+def serve(listener: socket.socket) -> tuple[Request, list[int]]:
+    """Returns in processes of programs, each with its request and files."""
+    lifeline = sys.stdin.fileno()
+    select.select([listener, lifeline], [], [])
+    if not _is_readable(lifeline):
+        _import()
+    while True:
+        ready, _, _ = select.select([listener, lifeline], [], [])
+        if lifeline in ready:
+            _leave(listener)
+        link, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            return _keep(link)
+        link.close()
+        _bury()
+
+
+def _leave(listener: socket.socket) -> None:
+    """Ends the server, whose session has ended or was killed."""
+    shutil.rmtree(os.path.dirname(listener.getsockname()), ignore_errors=True)
+    os._exit(0)
+
+
+def _is_readable(fd: int) -> bool:
+    return bool(select.select([fd], [], [], 0)[0])
+
+
+def _import() -> None:
+    import lightning  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    num_threads = len(os.listdir("/proc/self/task"))
+    assert num_threads == 1, f"an import has left {num_threads} threads"
+    # Collections in programs leave alone what they share.
+    gc.collect()
+    gc.freeze()
+
+
+def _bury() -> None:
+    """Takes leave of keepers that have ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+# --- the keeper of one program
+
+
+def _keep(link: socket.socket) -> tuple[Request, list[int]]:
+    """Returns in the process of the program; the keeper ends here."""
+    head, files, _, _ = socket.recv_fds(link, 8, _MOST_FILES)
+    length = int.from_bytes(head, "big")
+    content = link.recv(length, socket.MSG_WAITALL)
+    if not content or len(content) < length:
+        os._exit(0)  # its command was killed
+    request = Request(**json.loads(content))
+    program = os.fork()
+    if program == 0:
+        link.close()
+        return request, files
+    for fd in files:
+        os.close(fd)
+    _watch(link, program)
+    _, status = os.waitpid(program, 0)
+    try:
+        link.send(str(os.waitstatus_to_exitcode(status)).encode())
+    finally:
+        os._exit(0)
+
+
+def _watch(link: socket.socket, program: int) -> None:
+    """Passes signals on until the program has ended, or its command is gone."""
+    end = os.pidfd_open(program)
+    while True:
+        ready, _, _ = select.select([end, link], [], [])
+        if end in ready:
+            return
+        numbers = link.recv(16)
+        for number in numbers or [signal.SIGKILL]:
+            os.kill(program, number)
+        if not numbers:
+            return
+
+
+# --- the program
+
+
+def run(request: Request, files: list[int]) -> None:
+    """Does what Python does with these words."""
+    os.setpgid(0, 0)
+    _enter(request.pid)
+    _place(files, request.files)
+    os.chdir(request.folder)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    sys.executable = request.command
+    multiprocessing.set_executable(request.command)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    words = iter(request.words)
+    kind = _options(words)
+    if "finalize" in sys._xoptions:
+        _obey(kind, words)
+    else:
+        _end(_exit_code_of(partial(_obey, kind, words)))
+
+
+def _exit_code_of(program: Callable[[], None]) -> int:
+    try:
+        program()
+    except SystemExit as ending:
+        if isinstance(ending.code, int | None):
+            return ending.code or 0
+        print(ending.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def _end(code: int) -> NoReturn:
+    """Ends as the interpreter does, but for the destruction of all modules.
+
+    That would write to each object, and so copy all memory that programs share.
+    """
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _obey(kind: str, words: Iterator[str]) -> None:
+    if kind == "-c":
+        _begin("-c", "", words, then=next(words))
+    elif kind == "-m":
+        name = next(words)
+        _arguments("-m", os.getcwd(), words)
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        path = Path(kind)
+        _begin(kind, str(path.resolve().parent), words, then=path.read_text())
+
+
+def _options(words: Iterator[str]) -> str:
+    """Obeys options of the interpreter; returns -c, -m or the path of a script."""
+    for word in words:
+        if word in ("-c", "-m") or not word.startswith("-"):
+            return word
+        if word == "-u":
+            sys.stdout.reconfigure(write_through=True)  # pyright: ignore
+        elif word.startswith(_TAKES_VALUE):
+            value = word[2:] or next(words)
+            if word.startswith("-W"):
+                warnings.simplefilter(value)  # pyright: ignore[reportArgumentType]
+            else:
+                sys._xoptions[value] = True
+        elif word not in ("-B", "-E", "-s"):
+            raise ValueError(f"a warm program takes no option {word}")
+    raise ValueError("a warm program must be given -c, -m or a script")
+
+
+def _begin(name: str, folder: str, words: Iterator[str], then: str) -> None:
+    """Runs source code as `__main__`, which stays until the interpreter's end."""
+    _arguments(name, folder, words)
+    main = types.ModuleType("__main__")
+    if name != "-c":
+        main.__file__ = name
+    sys.modules["__main__"] = main
+    exec(compile(then, "<string>" if name == "-c" else name, "exec"), main.__dict__)
+
+
+def _arguments(name: str, folder: str, words: Iterator[str]) -> None:
+    sys.argv = [name, *words]
+    added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:1] = [folder, *filter(None, added)]
+
+
+def _place(files: list[int], numbers: list[int]) -> None:
+    """Gives files the numbers that they had in the command."""
+    beyond = max([*files, *numbers], default=0) + 1
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, beyond) for fd in files]
+    for fd in files:
+        os.close(fd)
+    for fd, number in zip(moved, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+
+
+def _enter(pid: int) -> None:
+    """Moves to the host name, network and file systems of another process."""
+    for kind in _NAMESPACES:
+        there = f"/proc/{pid}/ns/{kind}"
+        if os.readlink(there) == os.readlink(f"/proc/self/ns/{kind}"):
+            continue
+        with open(there) as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
+                raise OSError(ctypes.get_errno(), f"cannot enter {there}")
+
+
+if __name__ == "__main__":
+    run(*serve(socket.socket(fileno=int(sys.argv[1]))))
