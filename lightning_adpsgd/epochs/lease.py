@@ -78,6 +78,9 @@ class Lease:
         self._num_finished, self._num_noted = num_finished, 0
         self._told_twice = set[int]()
         self._share: Ranges | None = None
+        # Units that some island held, or that this one has tried to claim. Of those in
+        # `left` other islands may know less, and take them for held.
+        self._held_once: Ranges = ()
         rate.start_epoch()
 
     @property
@@ -100,12 +103,17 @@ class Lease:
         return number
 
     def take_alone(self, place: int, num: int) -> int | None:
-        """The last unit left of this island's share, while no island can be asked."""
+        """The last unit left of this island's share, while no island can be asked.
+
+        After those it takes what some island held once: that may be in the share of one
+        that does not know that it was given back.
+        """
         if self._share is None:
             self._share = common(self.ledger.left, self._stretches(place, num))
-        if not self._share:
+        rest = self._share or common(self.ledger.left, self._held_once)
+        if not rest:
             return None
-        number = self._share[-1][1] - 1
+        number = rest[-1][1] - 1
         taken = ((number, number + 1),)
         self._share = without(self._share, taken)
         left = without(self.ledger.left, taken)
@@ -156,6 +164,9 @@ class Lease:
             rests = self.is_awaited and not (claimed or without(ahead, lost))
             ledger = ledger.rest(name, rests or self.has_ended)
         twice = without(twice, ahead)
+        # Noted now: whether the claim is answered or not, others may come to know it.
+        held = ledger.held.values()
+        self._held_once = union(self._held_once, *found.held.values(), *held)
         return Plan(ledger, numbers(claimed), lost, twice, len(self._finished))
 
     def apply(self, plan: Plan) -> int:
