@@ -78,6 +78,7 @@ class Lease:
         self._num_finished, self._num_noted = num_finished, 0
         self._told_twice = set[int]()
         self._share: Ranges | None = None
+        self._revisions = dict[str, int]()
         # Units that some island held, or that this one has tried to claim. Of those in
         # `left` other islands may know less, and take them for held.
         self._held_once: Ranges = ()
@@ -137,6 +138,13 @@ class Lease:
 
     # --- used by the thread of the pool
 
+    def is_old(self, found: Ledger) -> bool:
+        """Whether a ledger was replaced before, and somebody has written it again."""
+        newest = self._revisions.get(found.life)
+        if newest is None:
+            return False
+        return found.revision < newest or found.life != self.ledger.life
+
     def plan(self, found: Ledger, gone: set[str]) -> Plan:
         """What should take the place of the ledger that was found.
 
@@ -167,7 +175,8 @@ class Lease:
         # Noted now: whether the claim is answered or not, others may come to know it.
         held = ledger.held.values()
         self._held_once = union(self._held_once, *found.held.values(), *held)
-        return Plan(ledger, numbers(claimed), lost, twice, len(self._finished))
+        after = ledger.after(found)
+        return Plan(after, numbers(claimed), lost, twice, len(self._finished))
 
     def apply(self, plan: Plan) -> int:
         """Takes note that a plan has been carried out.
@@ -178,6 +187,7 @@ class Lease:
         if plan.ledger.terms != self.ledger.terms and not self.is_fresh:
             raise OtherTerms("the answer came after the epoch had begun without it")
         self.ledger, self.is_fresh, self._share = plan.ledger, False, None
+        self._revisions[plan.ledger.life] = plan.ledger.revision
         lost = set(numbers(plan.lost))
         self.ahead = deque(number for number in self.ahead if number not in lost)
         self.ahead.extend(plan.claimed)
