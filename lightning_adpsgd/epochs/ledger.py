@@ -162,9 +162,13 @@ class Ledger(NamedTuple):
                 "the rendezvous holds the pool of other samples, or of another part of "
                 "the epoch, than this super-learner trains on"
             )
-        told = union(self.held.get(name, ()), self.awaited.get(name, ()))
-        # The island has not finished a claim of which it never heard.
-        unheard = common(without(told, mine), known.left)
+        written, recalled = self.held.get(name, ()), self.awaited.get(name, ())
+        told = union(written, recalled)
+        # The island has not finished a claim of which it never heard. What it has in
+        # this life already, it wrote itself, by a claim whose answer was lost.
+        unheard = union(
+            without(written, mine), common(without(recalled, mine), known.left)
+        )
         theirs = {n: r for n, r in known.of_others(name).items() if n in self.held}
         # An island in this life already knows best what it has, or has given back.
         may_be_left = union(known.left, mine, *theirs.values())

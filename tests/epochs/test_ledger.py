@@ -75,6 +75,17 @@ def test_a_ledger_that_was_replaced_is_known_to_be_old() -> None:
     assert not lease.is_old(third)
 
 
+def test_a_claim_whose_answer_was_lost_with_the_books_is_not_lost() -> None:
+    known = Ledger("life 1", TERMS, (), {"me": ((0, 1),), "other": ((1, 3),)})
+    # The other has begun the books anew and gives unit 2 back; I take it, and never
+    # hear of that.
+    anew = Ledger("life 2", TERMS, ((2, 3),), {"other": ((1, 2),), "me": ((0, 1),)})
+    written, claimed = anew.claim("me", 1)
+    assert claimed == ((2, 3),)
+    found = written.joined(known, "me", ((0, 1),))
+    assert found.left == ((2, 3),)
+
+
 class Sailor:
     """An island without threads: it claims, trains, and dies when it is told to."""
 
