@@ -29,6 +29,7 @@ from typing import NamedTuple
 _NAMESPACES = Path("/run/netns")
 _NAMES = Path("/etc/netns")  # `ip netns exec` shows a host its own /etc/hosts from here
 _PREFIX = "adpsgd"
+_BRIDGE, _APART = "bridge", "apart"
 _CLONE_NEWNET = 0x40000000
 MASTER_PORT = 29400
 BURST = 256 * 1024  # bytes
@@ -107,6 +108,20 @@ class Hosts:
         """Puts the cable of a host into the switch, or pulls it out."""
         state = "up" if plugged else "down"
         _ip("-n", self._switch, "link", "set", f"port{host}", state)
+
+    def part(self, hosts: Sequence[int], apart: bool) -> None:
+        """Lets some hosts reach one another and nobody else, or ends that."""
+        bridge = _APART if apart else _BRIDGE
+        for host in hosts:
+            _ip("-n", self._switch, "link", "set", f"port{host}", "master", bridge)
+
+    def mute(self, host: int, muted: bool) -> None:
+        """Drops all that a host sends, while it hears all others; then no limit."""
+        if muted:
+            queue = ["dev", "eth0", "root", "pfifo", "limit", "0"]
+            _check(["tc", "-n", self._namespaces[host], "qdisc", "replace", *queue])
+        else:
+            _shape(self._namespaces[host], "eth0", None, BURST)
 
     def enter(self, host: int) -> None:
         """Moves the calling process (its only thread) to the network of a host."""
@@ -209,14 +224,15 @@ def wait_or_kill(
 
 def _build(switch: str, hosts: Sequence[str]) -> None:
     _ip("netns", "add", switch)
-    _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-    _ip("-n", switch, "link", "set", "bridge", "up")
+    for bridge in (_BRIDGE, _APART):
+        _ip("-n", switch, "link", "add", bridge, "type", "bridge")
+        _ip("-n", switch, "link", "set", bridge, "up")
     for host, namespace in enumerate(hosts):
         port, address = f"port{host}", f"10.77.0.{host + 1}/24"
         _ip("netns", "add", namespace)
         far_end = ["peer", "name", "eth0", "netns", namespace]
         _ip("-n", switch, "link", "add", port, "type", "veth", *far_end)
-        _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+        _ip("-n", switch, "link", "set", port, "master", _BRIDGE, "up")
         _ip("-n", namespace, "address", "add", address, "dev", "eth0")
         _ip("-n", namespace, "link", "set", "eth0", "up")
         _ip("-n", namespace, "link", "set", "lo", "up")

@@ -78,6 +78,10 @@ class Lease:
         self._num_finished, self._num_noted = num_finished, 0
         self._told_twice = set[int]()
         self._share: Ranges | None = None
+        self._revisions = dict[str, int]()
+        # Units that some island held, or that this one has tried to claim. Of those in
+        # `left` other islands may know less, and take them for held.
+        self._held_once: Ranges = ()
         rate.start_epoch()
 
     @property
@@ -100,12 +104,17 @@ class Lease:
         return number
 
     def take_alone(self, place: int, num: int) -> int | None:
-        """The last unit left of this island's share, while no island can be asked."""
+        """The last unit left of this island's share, while no island can be asked.
+
+        After those it takes what some island held once: that may be in the share of one
+        that does not know that it was given back.
+        """
         if self._share is None:
             self._share = common(self.ledger.left, self._stretches(place, num))
-        if not self._share:
+        rest = self._share or common(self.ledger.left, self._held_once)
+        if not rest:
             return None
-        number = self._share[-1][1] - 1
+        number = rest[-1][1] - 1
         taken = ((number, number + 1),)
         self._share = without(self._share, taken)
         left = without(self.ledger.left, taken)
@@ -128,6 +137,13 @@ class Lease:
         self.has_ended, self.is_leaving, self.is_awaited = True, leaves, False
 
     # --- used by the thread of the pool
+
+    def is_old(self, found: Ledger) -> bool:
+        """Whether a ledger was replaced before, and somebody has written it again."""
+        newest = self._revisions.get(found.life)
+        if newest is None:
+            return False
+        return found.revision < newest or found.life != self.ledger.life
 
     def plan(self, found: Ledger, gone: set[str]) -> Plan:
         """What should take the place of the ledger that was found.
@@ -156,7 +172,11 @@ class Lease:
             rests = self.is_awaited and not (claimed or without(ahead, lost))
             ledger = ledger.rest(name, rests or self.has_ended)
         twice = without(twice, ahead)
-        return Plan(ledger, numbers(claimed), lost, twice, len(self._finished))
+        # Noted now: whether the claim is answered or not, others may come to know it.
+        held = ledger.held.values()
+        self._held_once = union(self._held_once, *found.held.values(), *held)
+        after = ledger.after(found)
+        return Plan(after, numbers(claimed), lost, twice, len(self._finished))
 
     def apply(self, plan: Plan) -> int:
         """Takes note that a plan has been carried out.
@@ -167,6 +187,7 @@ class Lease:
         if plan.ledger.terms != self.ledger.terms and not self.is_fresh:
             raise OtherTerms("the answer came after the epoch had begun without it")
         self.ledger, self.is_fresh, self._share = plan.ledger, False, None
+        self._revisions[plan.ledger.life] = plan.ledger.revision
         lost = set(numbers(plan.lost))
         self.ahead = deque(number for number in self.ahead if number not in lost)
         self.ahead.extend(plan.claimed)

@@ -29,6 +29,7 @@ from lightning_adpsgd.epochs.ranges import (
 )
 from lightning_adpsgd.epochs.work_units import Terms
 
+_MOST = 1 << 62
 _MALFORMED = TypeError, AttributeError, ValueError, OverflowError, RecursionError
 
 
@@ -42,6 +43,7 @@ class Ledger(NamedTuple):
     Attributes:
         life: life of the rendezvous in which it was begun.
         terms: terms on which the units of the epoch are numbered.
+        revision: number that each change raises, within a life.
     """
 
     life: str
@@ -50,6 +52,7 @@ class Ledger(NamedTuple):
     held: Mapping[str, Ranges] = {}
     awaited: Mapping[str, Ranges] = {}
     resting: tuple[str, ...] = ()
+    revision: int = 0
 
     # --- what it says
 
@@ -89,6 +92,12 @@ class Ledger(NamedTuple):
         return {other: ranges for other, ranges in found.items() if other != name}
 
     # --- what becomes of it
+
+    def after(self, found: "Ledger") -> "Ledger":
+        """This one as the next after the one found; that one if it is equal."""
+        if self == found:
+            return found
+        return self._replace(revision=found.revision + 1)
 
     def report(
         self, name: str, holds: Ranges, finished: Ranges
@@ -153,9 +162,13 @@ class Ledger(NamedTuple):
                 "the rendezvous holds the pool of other samples, or of another part of "
                 "the epoch, than this super-learner trains on"
             )
-        told = union(self.held.get(name, ()), self.awaited.get(name, ()))
-        # The island has not finished a claim of which it never heard.
-        unheard = common(without(told, mine), known.left)
+        written, recalled = self.held.get(name, ()), self.awaited.get(name, ())
+        told = union(written, recalled)
+        # The island has not finished a claim of which it never heard. What it has in
+        # this life already, it wrote itself, by a claim whose answer was lost.
+        unheard = union(
+            without(written, mine), common(without(recalled, mine), known.left)
+        )
         theirs = {n: r for n, r in known.of_others(name).items() if n in self.held}
         # An island in this life already knows best what it has, or has given back.
         may_be_left = union(known.left, mine, *theirs.values())
@@ -186,7 +199,9 @@ class Ledger(NamedTuple):
     def from_json(cls, text: str) -> "Ledger":
         """Reads what `to_json` has written."""
         try:
-            life, terms, left, held, awaited, rest = json.loads(text)
+            life, terms, left, held, awaited, rest, revision = json.loads(text)
+            if type(revision) is not int or not 0 <= revision < _MOST:
+                raise ValueError("a revision is a number from 0 to 2^62")
             return cls(
                 str(life),
                 Terms.from_row(terms),
@@ -194,6 +209,7 @@ class Ledger(NamedTuple):
                 {str(name): from_rows(rows) for name, rows in held.items()},
                 {str(name): from_rows(rows) for name, rows in awaited.items()},
                 tuple(map(str, rest)),
+                revision,
             )
         except _MALFORMED as error:
             raise ValueError(f"it holds no ledger of ours: {error}") from error

@@ -394,6 +394,8 @@ def _parsed(text: str | None, lease: Lease) -> Ledger | None:
         found = Ledger.from_json(text or "")
         if found.terms == lease.ledger.terms and found.end > lease.num_units:
             raise ValueError(f"it has units beyond {lease.num_units}")
+        if lease.is_old(found):
+            raise ValueError("what it holds was replaced before")
         return found
     except ValueError as error:
         _log.warning("the pool of batches is begun anew: %s", error)

@@ -1,9 +1,8 @@
 """What shows that a holder of the token wrote a text in the rendezvous.
 
 The rendezvous lets in anyone who reaches it. So members sign what they write there, and
-leave out what is not signed. A text is bound to the job and to what it is about. An old
-text is as good as a new one: who can write to the rendezvous can delay the news, and
-make none up.
+leave out what is not signed. A text is bound to the job and to what it is about. That
+an old text is written again, its reader must see from a number in it.
 """
 
 import json

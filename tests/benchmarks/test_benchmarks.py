@@ -271,6 +271,44 @@ def test_hosts_know_one_another_by_name_and_are_gone_at_the_end() -> None:
     assert not [name for name in namespaces if name in left.stdout]
 
 
+HEARS = """
+import socket, sys, time
+talk = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+talk.bind(("", 9999))
+talk.setblocking(False)
+heard = False
+for _ in range(40):
+    talk.sendto(b"x", (sys.argv[1], 9999))
+    time.sleep(0.02)
+    try:
+        heard |= bool(talk.recv(1))
+    except OSError:
+        pass
+print(heard)
+"""
+
+
+@NEEDS_HOSTS
+def test_hosts_are_parted_and_muted_and_hear_one_another_again() -> None:
+    with hosts.emulated(2) as emulated:
+
+        def hears() -> list[bool]:
+            others = emulated.addresses[::-1]
+            done = emulated.run(
+                lambda host: [sys.executable, "-c", HEARS, others[host]], PATIENCE_S
+            )
+            return [one.output.strip() == "True" for one in done]
+
+        assert hears() == [True, True]
+        emulated.mute(0, True)
+        assert hears() == [True, False]
+        emulated.mute(0, False)
+        emulated.part([1], True)
+        assert hears() == [False, False]
+        emulated.part([1], False)
+        assert hears() == [True, True]
+
+
 @NEEDS_HOSTS
 def test_hosts_are_removed_after_a_failure() -> None:
     made: list[str] = []

@@ -20,17 +20,29 @@ SETS = st.sets(st.integers(0, 20))
 HOLDINGS = st.dictionaries(st.text(max_size=4), SETS.map(as_ranges), max_size=3)
 
 
-@given(left=SETS, held=HOLDINGS, awaited=HOLDINGS, resting=st.lists(st.text()))
+@given(
+    left=SETS,
+    held=HOLDINGS,
+    awaited=HOLDINGS,
+    resting=st.lists(st.text()),
+    revision=st.integers(0, 1 << 40),
+)
 def test_a_ledger_comes_back_from_its_text(
-    left: set[int], held: Any, awaited: Any, resting: list[str]
+    left: set[int], held: Any, awaited: Any, resting: list[str], revision: int
 ) -> None:
-    ledger = Ledger("a", TERMS, as_ranges(left), held, awaited, tuple(resting))
+    books = as_ranges(left), held, awaited, tuple(resting)
+    ledger = Ledger("a", TERMS, *books, revision)
     assert Ledger.from_json(ledger.to_json()) == ledger
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "7", "[]", '["a", [1, [], "x"], [[3, 1]], {}, {}, []]', "[1,2,3,4,5,6]"],
+    [
+        *("", "{", "7", "[]", "[1,2,3,4,5,6,7]"),
+        '["a", [1, [], "x"], [[3, 1]], {}, {}, [], 0]',
+        '["a", [1, [], "x"], [], {}, {}, [], -1]',
+        '["a", [1, [], "x"], [], {}, {}, [], true]',
+    ],
 )
 def test_what_is_no_ledger_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no ledger of ours"):
@@ -42,6 +54,36 @@ def test_a_ledger_of_other_samples_is_refused() -> None:
     other = Ledger("b", TERMS._replace(seed=4), ((0, 9),))
     with pytest.raises(OtherTerms, match="pool of other samples"):
         other.joined(mine, "me", ())
+
+
+def test_a_ledger_that_was_replaced_is_known_to_be_old() -> None:
+    sea = Sea(1, 9)
+    lease = next(iter(sea.live.values())).lease
+    first = Ledger.from_json(sea.text)
+    assert not lease.is_old(first)
+    for _ in range(3):
+        sea.one(0).ask()
+    second = Ledger.from_json(sea.text)
+    assert second.revision > first.revision
+    assert lease.is_old(first)
+    assert not lease.is_old(second)
+    sea.lose_its_memory()
+    sea.one(0).look()
+    third = Ledger.from_json(sea.text)
+    assert third.life != second.life
+    assert lease.is_old(second)
+    assert not lease.is_old(third)
+
+
+def test_a_claim_whose_answer_was_lost_with_the_books_is_not_lost() -> None:
+    known = Ledger("life 1", TERMS, (), {"me": ((0, 1),), "other": ((1, 3),)})
+    # The other has begun the books anew and gives unit 2 back; I take it, and never
+    # hear of that.
+    anew = Ledger("life 2", TERMS, ((2, 3),), {"other": ((1, 2),), "me": ((0, 1),)})
+    written, claimed = anew.claim("me", 1)
+    assert claimed == ((2, 3),)
+    found = written.joined(known, "me", ((0, 1),))
+    assert found.left == ((2, 3),)
 
 
 class Sailor:

@@ -191,7 +191,9 @@ def test_islands_with_other_samples_are_told() -> None:
             other.begin()
 
 
-ALL_TO_ME = json.dumps(["x", [7, [[0, 20]], "x"], [], {"stranger": [[0, 20]]}, {}, []])
+ALL_TO_ME = json.dumps(
+    ["x", [7, [[0, 20]], "x"], [], {"stranger": [[0, 20]]}, {}, [], 0]
+)
 
 
 @pytest.mark.parametrize("text", ["nonsense", "[]", "\U0001f30a", ALL_TO_ME])
@@ -209,6 +211,21 @@ def test_nonsense_in_the_place_of_the_ledger_loses_nothing(text: str) -> None:
         together([island.go_on for island in islands])
         assert rows(islands) == Counter(range(60))
         assert [o.pool._service.num_errors for o in islands] == [0, 0]
+
+
+def test_an_old_ledger_that_is_written_again_hands_nothing_out_twice() -> None:
+    with rendezvous() as server, pools(server, 2) as islands:
+        for island in islands:
+            island.begin()
+        client = Rendezvous(server.address, answer_s=60.0)
+        old = client.ask(lambda store: store.get("pool/0"))
+        for _ in range(5):
+            for island in islands:
+                island.step()
+        client.ask(lambda store: store.set("pool/0", old))
+        client.close()
+        together([island.go_on for island in islands])
+        assert rows(islands) == Counter(range(60))
 
 
 def test_a_pool_that_fails_on_and_on_ends_its_learner_loudly(

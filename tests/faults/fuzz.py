@@ -288,6 +288,7 @@ def to_ledger(draw: random.Random) -> str:
         held,
         {"start 2": []},
         ["start 0"],
+        7,
     ]
     try:
         found = Ledger.from_json(written(draw, whole))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import page, results, soak, step_journal
-from benchmarks.soak import Event
+from benchmarks.history import Fault
 from benchmarks.step_journal import Entry, Journal, Life
 
 STEP_S = 0.5
@@ -32,6 +32,8 @@ def test_a_diary_is_read_back_and_what_a_kill_has_torn_is_left_out(
     path.write_bytes(path.read_bytes() + b"torn")
     assert step_journal.read(tmp_path, 4) == [entries[:1], entries[:3], entries]
     assert step_journal.read(tmp_path, 1) == []
+    assert step_journal.last(tmp_path, 4) == entries[-1]
+    assert step_journal.last(tmp_path, 1) is None
 
 
 def test_a_gap_is_that_of_a_learner_that_did_not_suffer_itself() -> None:
@@ -75,7 +77,7 @@ def test_figures_are_those_of_all_lives() -> None:
         [life(0, 120, 3, 2, 51)],
         [life(0, 50), life(70, 120)],
     ]
-    found = soak.figures(lives, [Event("kill", (2,), 50.2, 60.0)])
+    found = soak.figures(lives, [Fault("kill", (2,), 50.2, 60.0)])
     of_each = soak.series(lives)
     assert of_each["lives of each"] == [1, 1, 2]
     assert of_each["steps of each"] == [240, 240, 200]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_adpsgd import __version__
 from lightning_adpsgd.gossip.exchange import Lane, _Exchange
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.gossip.protocol import Position
@@ -352,9 +353,15 @@ def change_token(one: Trained) -> None:
     one.island._transport._credentials = Credentials(b"x" * 16)
 
 
+def change_version(one: Trained) -> None:
+    transport = one.island._transport
+    transport._info = replace(transport._info, version="0.0.1")
+
+
 REFUSALS: list[tuple[str, Callable[[Trained], None]]] = [
     ("models differ", change_model),
     ("token", change_token),
+    (f"`version` is '0.0.1' here and '{__version__}' there", change_version),
 ]
 
 

@@ -16,6 +16,7 @@ from lightning_adpsgd import __version__
 from lightning_adpsgd.coordination.startup.reachability import LearnerLocation
 from lightning_adpsgd.import_names import lightning_version
 from lightning_adpsgd.topology.named import Topology
+from lightning_adpsgd.transport.links.peer_info import PROTOCOL
 
 _MOST_HOSTS = 8
 _REMEDIES = {
@@ -51,9 +52,10 @@ class LearnerInfo:
 
     @classmethod
     def from_json(cls, text: str) -> "LearnerInfo":
-        """What a learner told about itself."""
+        """What a learner told about itself; another version may tell more."""
         content = json.loads(text)
-        return cls(LearnerLocation.from_dict(content.pop("place")), **content)
+        place = LearnerLocation.from_dict(content["place"])
+        return cls(place, content["settings"], content["trouble"])
 
 
 class JobSettings(Protocol):
@@ -82,6 +84,7 @@ def settings_of(
             "torch": torch.__version__.partition("+")[0],
             "lightning": lightning_version(),
             "lightning_adpsgd": __version__,
+            "protocol": str(PROTOCOL),
         },
         "dial": {name: _text(value) for name, value in values},
         "job": {name: str(value) for name, value in job.items()},

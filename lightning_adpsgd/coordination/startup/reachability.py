@@ -52,12 +52,16 @@ class LearnerLocation:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "LearnerLocation":
-        """A location from what `dataclasses.asdict` and JSON have made of it."""
+        """A location from what `dataclasses.asdict` and JSON have made of it.
+
+        Another version of this package may tell more.
+        """
         lists = {
             "endpoints": [Address(*end) for end in fields["endpoints"]],
             "interfaces": [Interface(*one) for one in fields["interfaces"]],
         }
-        return cls(**{**fields, **lists})
+        own = {name: fields[name] for name in cls.__dataclass_fields__}
+        return cls(**{**own, **lists})
 
 
 class ReachabilityServer:

@@ -26,6 +26,7 @@ from lightning_adpsgd.transport.links.peer_info import (
     PeerInfo,
     Wanted,
     differences,
+    other_version,
 )
 from lightning_adpsgd.transport.links.sockets import Deadline, receive_all, send_all
 
@@ -73,7 +74,9 @@ class _Session(NamedTuple):
             raise Refused(f"our info takes {len(text)} bytes, more than {LONGEST_INFO}")
         self.send(_LENGTH.pack(len(text)) + text + self.proof(label, text))
 
-    def receive_info(self, label: bytes) -> tuple[PeerInfo, dict[str, Any]]:
+    def receive_info(
+        self, label: bytes, mine: PeerInfo
+    ) -> tuple[PeerInfo, dict[str, Any]]:
         (length,) = _LENGTH.unpack(self.receive(_LENGTH.size))
         if length > LONGEST_INFO:
             raise Malformed(
@@ -82,10 +85,14 @@ class _Session(NamedTuple):
         text = self.receive(length)
         if not self.accepts_proof(label, text):
             raise Malformed("an info message was changed on its way")
+        facts: object = None
         try:
             message = dict(json.loads(text))
-            return PeerInfo.from_dict(message.get("facts")), message
+            facts = message.get("facts")
+            return PeerInfo.from_dict(facts), message
         except (ValueError, TypeError, RecursionError) as error:
+            if reason := other_version(mine, facts):
+                raise Refused(reason) from error
             raise Malformed(f"an info message that is invalid: {error}") from error
 
 
@@ -126,7 +133,7 @@ def greet_listener(
         raise Refused("it could not prove that it has our token")
     whom = Wanted(wanted, incarnation, address)
     session.send_info(_DIALERS_INFO, mine, wanted=whom)
-    theirs, message = session.receive_info(_LISTENERS_INFO)
+    theirs, message = session.receive_info(_LISTENERS_INFO, mine)
     refusal = str(message.get("refusal", ""))
     if reason := refusal or _objection(mine, theirs, whom, ()):
         raise Refused(reason)
@@ -155,7 +162,11 @@ def greet_dialer(
         session.send(_WRONG_TOKEN)
         raise Refused(_OTHER_TOKEN)
     session.send(_ACCEPTED + session.proof(_LISTENER))
-    theirs, message = session.receive_info(_DIALERS_INFO)
+    try:
+        theirs, message = session.receive_info(_DIALERS_INFO, mine)
+    except Refused as error:
+        session.send_info(_LISTENERS_INFO, mine, refusal=str(error))
+        raise
     wanted = Wanted.from_row(message.get("wanted"))
     reason = _objection(theirs, mine, wanted, addresses) or objection(theirs)
     session.send_info(_LISTENERS_INFO, mine, refusal=reason)

@@ -106,6 +106,17 @@ class Wanted(NamedTuple):
         return ""
 
 
+def other_version(ours: PeerInfo, content: object) -> str:
+    """What tells that the content is of another version; empty if it is of ours."""
+    theirs = content.get("version") if isinstance(content, dict) else None
+    if type(theirs) is not str or theirs == ours.version:
+        return ""
+    return (
+        f"`version` is {_short(ours.version)} here and {_short(theirs)} there: install "
+        "the same version of lightning_adpsgd everywhere"
+    )
+
+
 _KINDS: dict[str, Any] = {one.name: one.type for one in fields(PeerInfo)}
 _KINDS["settings"] = dict
 

@@ -1,5 +1,6 @@
 """What learners are told before they begin: who differs, who is absent, who is deaf."""
 
+import json
 import os
 import re
 import socket
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
-from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd import HADPSGDStrategy, __version__
 from lightning_adpsgd.coordination.startup import learner_info
 from lightning_adpsgd.coordination.startup.barrier import StartupBarrier, StartUpError
 from lightning_adpsgd.coordination.startup.checks import (
@@ -42,6 +43,7 @@ from lightning_adpsgd.coordination.startup.reachability import (
 )
 from lightning_adpsgd.transport import links, network_interfaces
 from lightning_adpsgd.transport.links import Address
+from lightning_adpsgd.transport.links.peer_info import PROTOCOL
 from lightning_adpsgd.transport.network_interfaces import (
     Interface,
     NoSuchInterface,
@@ -76,6 +78,15 @@ def test_an_introduction_survives_its_journey() -> None:
     away = replace(one.location, interfaces=[Interface("eth0", "10.0.0.1/24")])
     one = replace(one, location=away, trouble="none")
     assert LearnerInfo.from_json(one.to_json()) == one
+
+
+def test_an_introduction_of_another_version_is_read_as_far_as_it_is_known() -> None:
+    told = json.loads(info(3).to_json())
+    told["place"]["planet"], told["mood"] = "earth", "good"
+    told["settings"]["version"]["lightning_adpsgd"] = "99.0"
+    (line,) = disagreements([info(1), LearnerInfo.from_json(json.dumps(told))])
+    assert line.startswith(f"`lightning_adpsgd` differs: {__version__} in learner 1")
+    assert "and 99.0 in learner 3" in line
 
 
 def test_equal_learners_do_not_disagree() -> None:
@@ -117,6 +128,7 @@ def test_a_differing_dial_is_told_with_both_values_and_hosts(
         ("version", "python", "Install the same versions on all hosts"),
         ("version", "torch", "Install the same versions on all hosts"),
         ("version", "lightning", "Install the same versions on all hosts"),
+        ("version", "protocol", "Install the same versions on all hosts"),
         ("version", "lightning_adpsgd", "Install the same versions on all hosts"),
         ("job", "world size", "Give the launcher of every host the same job"),
     ],
@@ -530,12 +542,18 @@ def test_learners_with_differing_versions_are_told() -> None:
         if rank == 1:
             torch.__version__ = "1.13.1+cpu"  # type: ignore[assignment]
             learner_info.__version__ = "0.0.1"  # type: ignore[attr-defined]
+            learner_info.PROTOCOL = 99  # type: ignore[attr-defined]
         train(rank, 2)
 
     for outcome in told(2, program):
         assert "`torch` differs: " in outcome.error
         assert "and 1.13.1 in learner 1 (host " in outcome.error
-        assert "`lightning_adpsgd` differs: " in outcome.error
+        assert (
+            f"`lightning_adpsgd` differs: {__version__} in learner 0" in outcome.error
+        )
+        assert "and 0.0.1 in learner 1 (host " in outcome.error
+        assert f"`protocol` differs: {PROTOCOL} in learner 0" in outcome.error
+        assert "and 99 in learner 1 (host " in outcome.error
         assert "Install the same versions on all hosts" in outcome.error
 
 

@@ -4,7 +4,7 @@ import json
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import pytest
 
@@ -81,6 +81,31 @@ def test_a_difference_is_told_to_both_ends_with_what_both_have() -> None:
     for said in greet(info(0, job="speech"), info(1, job="vision")):
         assert isinstance(said, str)
         assert "`job` is 'speech' here and 'vision' there" in said
+
+
+@dataclass(frozen=True)
+class InfoOfAnotherVersion(PeerInfo):
+    """It tells more than this version can read."""
+
+    mood: str = "good"
+
+
+def of_another_version(member: int) -> PeerInfo:
+    changes = {**asdict(info(member)), "version": "99.0"}
+    return InfoOfAnotherVersion(**changes)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_another_version_is_told_to_both_ends_even_if_it_tells_other_things(
+    swapped: bool,
+) -> None:
+    ours, theirs = info(1, version="1.0"), of_another_version(0)
+    if swapped:
+        ours, theirs = of_another_version(1), info(0, version="1.0")
+    for said in greet(theirs, ours):
+        assert isinstance(said, str)
+        assert "'1.0'" in said
+        assert "'99.0'" in said
 
 
 def test_a_model_whose_layout_cannot_be_read_is_refused() -> None:

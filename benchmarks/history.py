@@ -1,0 +1,454 @@
+"""Who did which batch and which exchange among learners that fail, and does it add up.
+
+Each life of a learner writes a line for whatever changes its weights, in the order in
+which it takes effect:
+
+    step       a batch: what the optimizer added to x, the sum of all weights, and x
+    average    what one part of an exchange added to x at this end
+    put        what the weights of others, taken up, added to x
+
+`check` proves four things over the lines of all lives. Each x is the one before it and
+all that was added between. What an average adds at one end it takes away at the other,
+to the last bit, so that the mean stays. Who begins takes weights of the same training
+before it averages anything. Each batch of an epoch was done once. A fault may explain
+the loss of averages and of batches, and no more of them than the documents grant. Pure,
+but for `Recorder` and `read`.
+"""
+
+import itertools
+import json
+import math
+import os
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_adpsgd.gossip.exchange import Lane
+from lightning_adpsgd.weights.replica import Part, Replica
+
+TOLERANCE = 1e-3  # of a balance: x is the sum of 68,000 weights in single precision
+AFTERMATH_S = 6.0  # after a fault, until the last connection that it broke is noticed
+PER_LANE, PER_LEARNER = 2, 2  # averages at one end, and batches, that a fault may cost
+
+
+class Step(NamedTuple):
+    """A batch.
+
+    Attributes:
+        time: on the machine's monotonic clock.
+        epoch: of the batch.
+        unit: number of it in the epoch's data.
+        member: number of the learner on the member list.
+        origin: of its weights.
+        position: steps of its training, whoever made them.
+        update: what the optimizer added to the sum of all weights.
+        total: that sum, with what was exchanged and not merged yet.
+    """
+
+    time: float
+    epoch: int
+    unit: int
+    member: int
+    origin: str
+    position: int
+    update: float
+    total: float
+
+
+class Average(NamedTuple):
+    """One part of an exchange, at one end.
+
+    Attributes:
+        member: number of the peer on the member list.
+        asked: whether this end asked.
+        part: number of it.
+        value: what it added to the sum of all weights here.
+    """
+
+    time: float
+    member: int
+    asked: bool
+    part: int
+    value: float
+
+
+class Put(NamedTuple):
+    """Other weights were taken up."""
+
+    time: float
+    value: float
+
+
+Record = Step | Average | Put
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Step, Average, Put)}
+
+
+class Name(NamedTuple):
+    """A life of a learner."""
+
+    learner: int
+    life: int
+
+
+History = Mapping[Name, Sequence[Record]]
+
+
+class Fault(NamedTuple):
+    """What may excuse that something does not add up.
+
+    Attributes:
+        learners: whom it met.
+        is_of_rendezvous: whether it met the rendezvous, and so all that share batches.
+    """
+
+    kind: str
+    learners: tuple[int, ...]
+    begin: float
+    end: float
+    is_of_rendezvous: bool = False
+
+    def is_near(self, time: float) -> bool:
+        """Whether something at this time may come of it."""
+        return self.begin - AFTERMATH_S <= time <= self.end + AFTERMATH_S
+
+
+# --- writing
+
+
+class Recorder:
+    """Writes the history of this process, which trains one life of one learner."""
+
+    def __init__(self, folder: Path, name: Name) -> None:
+        path = folder / f"{name.learner}.{name.life}.history"
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._here, self._before, self._update = threading.local(), 0.0, 0.0
+
+    def write(self, record: Record) -> None:
+        """Adds a line; it is in the file at once, so that a kill loses none."""
+        line = json.dumps([type(record).__name__, *record]) + "\n"
+        os.write(self._file, line.encode())
+
+    def follow_exchanges(self) -> None:
+        """From now on, each change by an exchange or by the weights of others."""
+        for name, asks in (("ask", True), ("answer", False)):
+            setattr(Lane, name, self._known_to(getattr(Lane, name), asks))
+        add, put = Part.add, Part.put
+        room: dict[int, Tensor] = {}
+
+        def add_and_tell(part: Part, change: Tensor, weight: float) -> None:
+            add(part, change, weight)
+            lane = getattr(self._here, "lane", (-1, False))
+            value = change.sum(dtype=torch.float64).item() * weight
+            self.write(Average(time.monotonic(), *lane, part.place, value))
+
+        def put_and_tell(part: Part, weights: Tensor) -> None:
+            old = room.setdefault(part.place, torch.empty_like(weights))
+            part.read(old)
+            put(part, weights)
+            value = (weights.double() - old.double()).sum().item()
+            self.write(Put(time.monotonic(), value))
+
+        Part.add, Part.put = add_and_tell, put_and_tell  # pyright: ignore
+
+    def _known_to(self, method: Callable[..., Any], asks: bool) -> Callable[..., Any]:
+        def exchange(lane: Lane, *arguments: Any) -> Any:
+            self._here.lane = lane.channel.peer, asks
+            return method(lane, *arguments)
+
+        return exchange
+
+    def begin_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """All is merged that is merged at this step; the optimizer is next."""
+        self._before = _sum_of(optimizer)
+
+    def end_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """A hook of the optimizer, behind its step."""
+        self._update += _sum_of(optimizer) - self._before
+
+    def step(
+        self, replica: Replica, epoch: int, unit: int, member: Any, position: int
+    ) -> None:
+        """A batch has ended."""
+        with replica.guard:
+            total = 0.0
+            for chunk in replica.chunks:
+                chunk.read(values := torch.empty(len(chunk), dtype=chunk.dtype))
+                total += values.sum(dtype=torch.float64).item()
+            update, self._update = self._update, 0.0
+            who = member.number, member.origin
+            now = time.monotonic()
+            self.write(Step(now, epoch, unit, *who, position, update, total))
+
+
+def _sum_of(optimizer: torch.optim.Optimizer) -> float:
+    weights = (w for group in optimizer.param_groups for w in group["params"])
+    return sum(w.detach().sum(dtype=torch.float64).item() for w in weights)
+
+
+def read(folder: Path) -> dict[Name, list[Record]]:
+    """The histories of all lives; a line that a kill has torn is left out."""
+    return {
+        Name(*map(int, path.name.split(".")[:2])): list(_lines(path))
+        for path in sorted(folder.glob("*.history"))
+    }
+
+
+def _lines(path: Path) -> Iterator[Record]:
+    for line in path.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            kind, *fields = json.loads(line)
+            yield _KINDS[kind](*fields)
+
+
+# --- checking
+
+
+class Verdict(NamedTuple):
+    """What became of the accounts.
+
+    Attributes:
+        worst_balance: largest difference between an x and what it should be.
+        one_sided: averages at one end alone, each with a fault that explains it.
+        moved: what those have added to the sum of all weights.
+        of_two_origins: averages of weights of two trainings.
+        untrained: averages of lives that had taken no weights, but for the first one.
+        lost: batches that nobody did.
+        twice: batches that were done again.
+        unexplained: sentences about what no fault explains.
+    """
+
+    lives: int
+    steps: int
+    averages: int
+    puts: int
+    worst_balance: float
+    one_sided: int
+    moved: float
+    of_two_origins: int
+    untrained: int
+    epochs: int
+    lost: int
+    twice: int
+    unexplained: list[str]
+
+
+def check(history: History, faults: Sequence[Fault], num_units: int) -> Verdict:
+    """The accounts of a run.
+
+    Args:
+        faults: All that was done to the learners and the rendezvous.
+        num_units: Batches of an epoch.
+    """
+    balances = {name: balance(records) for name, records in history.items()}
+    wrong = [
+        f"{name}: the weights do not add up by {off:.3g}, at a step after {at:.2f}"
+        for name, (off, at) in balances.items()
+        if off > TOLERANCE
+    ]
+    alone, untold = one_sided(history, faults)
+    foreign, untrained = of_two_origins(history), untrained_of(history)
+    accounts = [*accounts_of(history, faults, num_units)]
+    of_kind = Counter(type(r).__name__ for own in history.values() for r in own)
+    return Verdict(
+        len(history),
+        of_kind["Step"],
+        of_kind["Average"],
+        of_kind["Put"],
+        max((off for off, _ in balances.values()), default=0.0),
+        len(alone),
+        sum(one.value for one in alone),
+        len(foreign),
+        len(untrained),
+        len(accounts),
+        sum(account.lost for account in accounts),
+        sum(account.twice for account in accounts),
+        [
+            *(*wrong, *untold, *foreign, *untrained),
+            *(sentence for one in accounts for sentence in one.unexplained),
+        ],
+    )
+
+
+def balance(records: Sequence[Record]) -> tuple[float, float]:
+    """The largest difference between an x and what was written, and when it was.
+
+    Where weights are no numbers, only what comes after others were taken up counts.
+    """
+    expected, worst = math.nan, (0.0, 0.0)
+    for record in records:
+        if not isinstance(record, Step):
+            expected += record.value
+            continue
+        off = abs(record.total - expected - record.update)
+        worst = max(worst, (off, record.time)) if math.isfinite(off) else worst
+        expected = record.total
+    return worst
+
+
+class _End(NamedTuple):
+    name: Name
+    average: Average
+
+
+def one_sided(
+    history: History, faults: Sequence[Fault]
+) -> tuple[list[Average], list[str]]:
+    """Averages at one end alone: those that a fault explains, and the others."""
+    numbers = _Numbers(history)
+    ends: dict[Any, list[list[_End]]] = defaultdict(lambda: [[], []])
+    for name, records in history.items():
+        for one in (r for r in records if isinstance(r, Average)):
+            # Both ends round alike, so that the values differ in their signs alone.
+            value = one.value if one.asked else -one.value
+            ends[one.part, value][one.asked].append(_End(name, one))
+    alone = [end for asked, asks in ends.values() for end in _unpaired(asked, asks)]
+    explained, untold, costs = list[Average](), list[str](), Counter[Any]()
+    for name, one in sorted(alone, key=lambda end: end.average.time):
+        peer = numbers.learner(one.member, one.time)
+        lane = frozenset((name.learner, peer)), one.asked
+        near = [
+            n
+            for n, fault in enumerate(faults)
+            if fault.is_near(one.time) and lane[0] & set(fault.learners)
+        ]
+        free = [n for n in near if costs[n, lane] < PER_LANE]
+        if free:
+            costs[free[0], lane] += 1
+            explained.append(one)
+        else:
+            untold.append(f"{name}: {one} has no other end (learner {peer})")
+    return explained, untold
+
+
+def _unpaired(asked: list[_End], asks: list[_End]) -> list[_End]:
+    num = min(len(asked), len(asks))
+    return [*asked[num:], *asks[num:]]
+
+
+class _Numbers:
+    """Which learner had a number of the member list, and which weights, at a time."""
+
+    def __init__(self, history: History) -> None:
+        self._steps: dict[int, list[tuple[float, int, str]]] = defaultdict(list)
+        for name, records in history.items():
+            for one in (r for r in records if isinstance(r, Step)):
+                row = one.time, name.learner, one.origin
+                self._steps[one.member].append(row)
+
+    def learner(self, member: int, time: float) -> int | None:
+        """Of the step nearest to this time."""
+        return self._nearest(member, time)[1]
+
+    def origin(self, member: int, time: float) -> str:
+        """The same; empty if it never made a step."""
+        return self._nearest(member, time)[2]
+
+    def _nearest(self, member: int, time: float) -> tuple[float, int | None, str]:
+        steps = self._steps.get(member, [])
+        none = (math.inf, None, "")
+        return min(steps, key=lambda one: abs(one[0] - time), default=none)
+
+
+def of_two_origins(history: History) -> list[str]:
+    """Averages between weights of two trainings."""
+    origins = _Origins(history)
+    return [
+        f"{name}: {one} is with a learner of another training"
+        for name, records in history.items()
+        for one in _with_foreigners(records, origins)
+    ]
+
+
+class _Origins:
+    """From when to when the weights of a member were those of a training."""
+
+    def __init__(self, history: History) -> None:
+        self._known: dict[int, dict[str, tuple[float, float]]] = defaultdict(dict)
+        for records in history.values():
+            for one in (r for r in records if isinstance(r, Step)):
+                first, _ = self._known[one.member].get(one.origin, (one.time, 0))
+                self._known[one.member][one.origin] = first, one.time
+
+    def surely(self, member: int, time: float) -> str:
+        """Of a member between two steps with one origin; empty: it is not known."""
+        found = [
+            origin
+            for origin, (first, last) in self._known[member].items()
+            if first <= time <= last
+        ]
+        return found[0] if len(found) == 1 else ""
+
+
+def _with_foreigners(records: Sequence[Record], origins: _Origins) -> Iterator[Average]:
+    own = ""
+    for record in records:
+        if isinstance(record, Step):
+            own = record.origin
+        elif isinstance(record, Average):
+            theirs = origins.surely(record.member, record.time)
+            if own and theirs and own != theirs:
+                yield record
+
+
+def untrained_of(history: History) -> list[str]:
+    """Averages of lives that had taken no weights, but for the life that was first."""
+
+    def first_step(name: Name) -> float:
+        times = (r.time for r in history[name] if isinstance(r, Step))
+        return next(times, math.inf)
+
+    later = sorted(history, key=first_step)[1:]
+    return [
+        f"{name}: {one}, when it had taken no weights"
+        for name in later
+        for one in itertools.takewhile(lambda r: not isinstance(r, Put), history[name])
+        if isinstance(one, Average)
+    ]
+
+
+class Account(NamedTuple):
+    """The batches of an epoch; see `Verdict`."""
+
+    lost: int
+    twice: int
+    unexplained: list[str]
+
+
+def accounts_of(
+    history: History, faults: Sequence[Fault], num_units: int
+) -> Iterator[Account]:
+    """Of each epoch but the last, which the end of the run has cut short."""
+    steps = defaultdict[int, list[Step]](list)
+    for records in history.values():
+        for one in (r for r in records if isinstance(r, Step)):
+            steps[one.epoch].append(one)
+    everybody = len({name.learner for name in history})
+    for epoch in sorted(steps)[:-1]:
+        yield _account(epoch, steps[epoch], faults, num_units, everybody)
+
+
+def _account(
+    epoch: int,
+    steps: Sequence[Step],
+    faults: Sequence[Fault],
+    num_units: int,
+    everybody: int,
+) -> Account:
+    done = Counter(step.unit for step in steps)
+    lost, twice = num_units - len(done), sum(done.values()) - len(done)
+    begin, end = min(s.time for s in steps), max(s.time for s in steps)
+    near = [f for f in faults if f.begin <= end and begin <= f.end + AFTERMATH_S]
+    hit = {learner for fault in near for learner in fault.learners}
+    num = everybody if any(f.is_of_rendezvous for f in near) else len(hit)
+    wrong = list[str]()
+    if lost > PER_LEARNER * num:
+        wrong.append(f"epoch {epoch}: {lost} batches lost, with {num} learners hit")
+    if twice and not near:
+        wrong.append(f"epoch {epoch}: {twice} batches done twice without a fault")
+    return Account(lost, twice, wrong)
