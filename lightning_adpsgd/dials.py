@@ -19,6 +19,9 @@ DEFAULT_TIMEOUT = timedelta(minutes=5)
 
 CommunicationName = Literal["sync", "delay_by_one", "async", "ready_pairs"]
 InsideName = Literal["ddp", "model_parallel"]
+WireDtypeName = Literal["float32", "bfloat16", "float16", "int8"]
+WireDtype = torch.dtype | WireDtypeName
+"""What travels; by its name where a type cannot be written, as in YAML."""
 _WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16, torch.int8)
 _ORDERS = (None, "step_then_average", "average_then_step")
 
@@ -66,7 +69,7 @@ class TunedDials(TypedDict, total=False):
     order: Order | None
     mixing_gain: float
     gossip_every: int
-    wire_dtype: torch.dtype | None
+    wire_dtype: WireDtype | None
     link_budget: float | None
     max_staleness: int | None
     max_wait: float | None
@@ -232,6 +235,14 @@ def as_duration(timeout: timedelta | float | None) -> timedelta | None:
     if not math.isfinite(timeout):
         raise ValueError(f"`timeout` must be finite, got {timeout} seconds")
     return timedelta(seconds=timeout)
+
+
+def as_dtype(wire_dtype: WireDtype | None) -> torch.dtype | None:
+    """A type that travels, given as itself or by its name, as itself."""
+    if not isinstance(wire_dtype, str):
+        return wire_dtype
+    _check_one_of("wire_dtype", wire_dtype, get_args(WireDtypeName))
+    return getattr(torch, wire_dtype)
 
 
 def _check_type(name: str, value: Any, annotation: Any) -> None:

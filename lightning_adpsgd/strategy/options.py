@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from torch.distributed.constants import default_pg_timeout
@@ -19,6 +18,8 @@ from lightning_adpsgd.dials import (
     CommunicationName,
     Dials,
     InsideName,
+    WireDtype,
+    as_dtype,
     as_duration,
 )
 from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE
@@ -68,7 +69,7 @@ class HADPSGDOptions(_DDPStrategy):
         order: Order | None = None,
         mixing_gain: float = 1.0,
         gossip_every: int = 1,
-        wire_dtype: torch.dtype | None = None,
+        wire_dtype: WireDtype | None = None,
         max_wait: float | None = None,
         link_budget: float | None = None,
         cpu_share: float = 0.01,
@@ -107,8 +108,8 @@ class HADPSGDOptions(_DDPStrategy):
             mixing_gain: gamma, 0 < gamma <= 1: how much of each average is taken.
             gossip_every: optimizer steps per round of averaging.
             wire_dtype: what travels in "async" and "ready_pairs": a floating-point
-                type, or `torch.int8` for one byte per number on a lattice. Averages are
-                taken in float32.
+                type, or `torch.int8` for one byte per number on a lattice; or the
+                type's name, such as "bfloat16". Averages are taken in float32.
             max_wait: in "ready_pairs", seconds that a learner waits at a step boundary
                 for a partner; None: a quarter of what its last few steps have taken.
             link_budget: in "async", bytes per second that a learner sends on average.
@@ -167,7 +168,7 @@ class HADPSGDOptions(_DDPStrategy):
             order=order,
             mixing_gain=mixing_gain,
             gossip_every=gossip_every,
-            wire_dtype=wire_dtype,
+            wire_dtype=as_dtype(wire_dtype),
             link_budget=link_budget,
             cpu_share=cpu_share,
             work_sharing=work_sharing,

@@ -19,7 +19,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Unpack
 
-from lightning_adpsgd.dials import CommunicationName, Dials, TunedDials
+from lightning_adpsgd.dials import (
+    CommunicationName,
+    Dials,
+    TunedDials,
+    WireDtype,
+    as_dtype,
+)
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
 from lightning_adpsgd.virtual.gradients import (
@@ -450,6 +456,7 @@ def dials_and_scenario(
     link: Link | None,
     inner_link: Link | None,
     changes: Sequence[Change],
+    wire_dtype: WireDtype | None = None,
     **dials: Any,
 ) -> tuple[Dials, Scenario]:
     """Checks the options of the averages and the super-learners that take part."""
@@ -465,6 +472,7 @@ def dials_and_scenario(
     checked = Dials(
         topology=find_topology(topology),
         super_learner_size=super_learner_size,
+        wire_dtype=as_dtype(wire_dtype),
         # These have no effect in a simulated cluster.
         cpu_share=1.0,
         after_evaluation="restore",

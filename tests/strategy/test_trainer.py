@@ -16,8 +16,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.registration import NAMES
+from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
 from tests.learners import (
     Linear,
     consensus_after,
@@ -122,7 +123,10 @@ def test_a_dial_out_of_its_bounds_is_refused_with_bound_and_value(
             r"`gossip_every` must be a whole number, got 1\.5 .*=1`",
         ),
         ({"gossip_every": None}, "`gossip_every` must be a whole number, got None"),
-        ({"wire_dtype": "bf16"}, "`wire_dtype` must be one of .* got 'bf16'"),
+        (
+            {"wire_dtype": "bf16"},
+            r"`wire_dtype` must be one of .*'bfloat16'.* got 'bf16'",
+        ),
         ({"link_budget": "1e6"}, "`link_budget` must be a number of bytes .* '1e6'"),
         ({"cpu_share": "5 %"}, "`cpu_share` must be a number, got '5 %'"),
         ({"work_sharing": 1}, "`work_sharing` must be True or False or None, got 1"),
@@ -154,6 +158,14 @@ def test_a_wrong_type_is_refused_with_value_and_remedy(
 ) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         HADPSGDStrategy(**options)
+
+
+def test_a_type_that_travels_may_be_given_by_its_name() -> None:
+    """As in YAML, and on a command line."""
+    for strategy in (HADPSGDStrategy, HADPSGDFabricStrategy, VirtualHADPSGDStrategy):
+        by_name = strategy(wire_dtype="bfloat16").dials
+        assert by_name == strategy(wire_dtype=torch.bfloat16).dials
+        assert by_name.wire_dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("timeout", [30, 30.0, timedelta(seconds=30)])
