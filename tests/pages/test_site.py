@@ -61,7 +61,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=PROGRAM_S,
+        timeout=2 * PROGRAM_S,
     )
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
