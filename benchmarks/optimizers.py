@@ -40,11 +40,9 @@ EMA_DECAY = 0.98
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "ddp": {"num_super_learners": 1, "super_learner_size": LEARNERS},
     "sync, complete": {"topology": "complete", "communication": "sync"},
-    "d1psgd": {"topology": "complete", "communication": "delay_by_one"},
     "adpsgd": {"topology": "ring"},
-    "adpsgd_random": {"topology": "random_ring"},
 }
-FIRST_RATE = {"AdamW": 4e-3, "SGD": 0.1}
+FIRST_RATE = {"AdamW": 8e-3, "SGD": 0.2}
 WITH_SGD = ("ddp", "adpsgd")
 DECAY = 0.01
 
@@ -161,10 +159,11 @@ def make_cluster(run: Run, made: list[torch.optim.Optimizer]) -> VirtualCluster:
 
     def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         kind: Any = torch.optim.AdamW if run.optimizer == "AdamW" else torch.optim.SGD
-        options = {} if run.optimizer == "AdamW" else {"momentum": 0.9}
-        made.append(kind(parameters, run.rate, weight_decay=run.decay, **options))
+        momentum = {} if run.optimizer == "AdamW" else {"momentum": 0.9}
+        made.append(kind(parameters, run.rate, weight_decay=run.decay, **momentum))
         return made[-1]
 
+    options: dict[str, Any] = {"num_super_learners": LEARNERS}
     return VirtualCluster(
         module,
         loss=loss,
@@ -173,7 +172,7 @@ def make_cluster(run: Run, made: list[torch.optim.Optimizer]) -> VirtualCluster:
         link=Link(bandwidth=2.0 * num_bytes, latency=1e-3),
         samples_in=len,
         seed=run.seed,
-        **{"num_super_learners": LEARNERS, **METHODS[run.method], **run.options},
+        **{**options, **METHODS[run.method], **run.options},
     )
 
 
@@ -358,10 +357,8 @@ def variant_rows(trials: Trials, best: Sequence[Run], seeds: int) -> Iterator[Ro
     plain = next(r for r in best if (r.method, r.optimizer) == ("adpsgd", "AdamW"))
     variants = {
         "as it is": plain,
-        "gossip_every=4": replace(plain, options={"gossip_every": 4}),
         "gossip_every=16": replace(plain, options={"gossip_every": 16}),
         "wire_dtype=int8": replace(plain, options={"wire_dtype": torch.int8}),
-        "weight decay 0.1": replace(plain, decay=0.1),
         "no warm-up": replace(plain, warm_up=0.0),
         "clipped at norm 1": replace(plain, options={"gradient_clip": 1.0}),
     }
