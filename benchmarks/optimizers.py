@@ -10,13 +10,14 @@ A causal transformer reads the bytes of Python's reference manual, as it comes w
 interpreter. Eight learners train on a simulated clock, with the engine's own arithmetic
 (docs/virtual-cluster.md); an exchange takes half a step. `sync, complete` averages all
 weights after each step: with SGD that is `ddp`, to rounding, so that what differs with
-AdamW is what local moments do. Rates are chosen on the held-out text that is reported.
+AdamW is what local moments do. Rates are chosen by one seed, on the held-out text that
+is reported, and all seeds are trained at the best.
 """
 
 import math
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pydoc_data.topics import topics
 from typing import Any, NamedTuple
@@ -32,19 +33,17 @@ from benchmarks.timing import print_row, spread
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
 
-LEARNERS, STEPS, WARM_UP = 8, 100, 0.1
-CONTEXT, WIDTH, HEADS, LAYERS, SYMBOLS = 48, 48, 4, 2, 128
+LEARNERS, STEPS, WARM_UP = 8, 80, 0.1
+CONTEXT, WIDTH, HEADS, LAYERS, SYMBOLS = 32, 48, 4, 2, 128
 BATCH, HELD_OUT, SEEDS = 8, 128, 3
 EMA_DECAY = 0.98
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "ddp": {"num_super_learners": 1, "super_learner_size": LEARNERS},
     "sync, complete": {"topology": "complete", "communication": "sync"},
-    "d1psgd": {"topology": "complete", "communication": "delay_by_one"},
     "adpsgd": {"topology": "ring"},
-    "adpsgd_random": {"topology": "random_ring"},
 }
-FIRST_RATE = {"AdamW": 4e-3, "SGD": 0.1}
-WITH_SGD = BY_RATE = ("ddp", "sync, complete", "adpsgd")
+FIRST_RATE = {"AdamW": 8e-3, "SGD": 0.2}
+WITH_SGD = ("ddp", "adpsgd")
 DECAY = 0.01
 
 
@@ -160,10 +159,11 @@ def make_cluster(run: Run, made: list[torch.optim.Optimizer]) -> VirtualCluster:
 
     def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         kind: Any = torch.optim.AdamW if run.optimizer == "AdamW" else torch.optim.SGD
-        options = {} if run.optimizer == "AdamW" else {"momentum": 0.9}
-        made.append(kind(parameters, run.rate, weight_decay=run.decay, **options))
+        momentum = {} if run.optimizer == "AdamW" else {"momentum": 0.9}
+        made.append(kind(parameters, run.rate, weight_decay=run.decay, **momentum))
         return made[-1]
 
+    options: dict[str, Any] = {"num_super_learners": LEARNERS}
     return VirtualCluster(
         module,
         loss=loss,
@@ -172,7 +172,7 @@ def make_cluster(run: Run, made: list[torch.optim.Optimizer]) -> VirtualCluster:
         link=Link(bandwidth=2.0 * num_bytes, latency=1e-3),
         samples_in=len,
         seed=run.seed,
-        **{"num_super_learners": LEARNERS, **METHODS[run.method], **run.options},
+        **{**options, **METHODS[run.method], **run.options},
     )
 
 
@@ -229,45 +229,48 @@ def second(made: Sequence[torch.optim.Optimizer]) -> float:
 
 
 class Trials:
-    """Trainings over seeds, each done once, in processes beside one another."""
+    """Trainings, each done once, in processes beside one another."""
 
-    def __init__(self, seeds: int) -> None:
-        self._seeds = seeds
-        self._known: dict[str, list[Outcome]] = {}
-        self._pool = multiprocessing.get_context("fork").Pool(os.cpu_count())
+    def __init__(self, processes: int) -> None:
+        self._known: dict[str, Outcome] = {}
+        self._pool = multiprocessing.get_context("fork").Pool(processes)
 
     def close(self) -> None:
         """Ends the processes."""
         self._pool.terminate()
 
-    def of(self, *runs: Run) -> list[list[Outcome]]:
-        """The outcomes of runs over all seeds."""
-        wanted = [run for run in runs if repr(run) not in self._known]
-        seeded = [replace(run, seed=s) for run in wanted for s in range(self._seeds)]
-        found = iter(self._pool.map(train, seeded, chunksize=1))
-        for run in wanted:
-            self._known[repr(run)] = [next(found) for _ in range(self._seeds)]
+    def of(self, runs: Iterable[Run]) -> list[Outcome]:
+        """What each training came to."""
+        runs = list(runs)
+        wanted = {repr(run): run for run in runs if repr(run) not in self._known}
+        found = self._pool.imap(train, wanted.values(), chunksize=1)
+        for key, outcome in zip(wanted, found, strict=True):
+            self._known[key] = outcome
         return [self._known[repr(run)] for run in runs]
 
-    def best_rates(self, runs: Sequence[Run]) -> list[Run]:
-        """Each run at the rate at which both neighbours are worse."""
-        best = list(runs)
-        while True:
-            around = [around_of(run) for run in best]
-            flat = self.of(*(run for three in around for run in three))
-            losses = [mean_loss(outcomes) for outcomes in flat]
-            better = [
-                three[min(range(3), key=losses[3 * n : 3 * n + 3].__getitem__)]
-                for n, three in enumerate(around)
-            ]
-            if better == best:
-                return best
-            best = better
+
+def best_rates(trials: Trials, runs: Sequence[Run]) -> list[Run]:
+    """Each run at the rate at which both neighbours are worse."""
+    best = list(runs)
+    while True:
+        around = [at_rates(run, 1, 0.5, 2) for run in best]
+        found = iter(trials.of(run for three in around for run in three))
+        losses = [[next(found).loss for _ in three] for three in around]
+        pairs = zip(around, losses, strict=True)
+        better = [three[lost.index(min(lost))] for three, lost in pairs]
+        if better == best:
+            return best
+        best = better
 
 
-def around_of(run: Run) -> tuple[Run, Run, Run]:
-    """The run at its rate, and at the two beside it."""
-    return run, replace(run, rate=run.rate / 2), replace(run, rate=run.rate * 2)
+def at_rates(run: Run, *factors: float) -> list[Run]:
+    """The run at several times its rate."""
+    return [replace(run, rate=run.rate * factor) for factor in factors]
+
+
+def over_seeds(trials: Trials, run: Run, seeds: int) -> list[Outcome]:
+    """What a run came to, from each start."""
+    return trials.of(replace(run, seed=seed) for seed in range(seeds))
 
 
 def mean_loss(outcomes: Sequence[Outcome]) -> float:
@@ -283,17 +286,19 @@ def measure(quick: bool = False) -> Report:
         limit="the loss of ddp with AdamW at its best rate",
         notes=[
             "second moment: mean root of AdamW's second moments at the end, at a "
-            f"learning rate of {FIRST_RATE['AdamW']:g}, of that under ddp.",
+            f"learning rate of {FIRST_RATE['AdamW']:g}, of that under ddp; one seed.",
             f"EMA: of the learners' mean, decay {EMA_DECAY} a step.",
-            "SGD is with momentum 0.9. Rates that gave the least mean loss, of a grid "
-            "of factors of two, chosen on the text that is reported.",
+            "SGD is with momentum 0.9 and without weight decay. The best rate of each "
+            "method is searched by factors of two with one seed, on the text that is "
+            "reported, until both neighbours are worse.",
         ],
     )
-    trials = Trials(1 if quick else SEEDS)
+    trials, seeds = Trials(os.cpu_count() or 1), 1 if quick else SEEDS
     try:
-        report.rows += method_rows(trials)
-        report.rows += rate_rows(trials)
-        report.rows += variant_rows(trials)
+        best = best_rates(trials, starts())
+        report.rows += method_rows(trials, best, seeds)
+        report.rows += rate_rows(trials, best)
+        report.rows += variant_rows(trials, best, seeds)
     finally:
         trials.close()
     return report
@@ -306,73 +311,65 @@ def starts() -> list[Run]:
     return [*runs, *sgd]
 
 
-def method_rows(trials: Trials) -> list[Row]:
+def method_rows(trials: Trials, best: Sequence[Run], seeds: int) -> Iterator[Row]:
     """Each method at its best rate."""
-    best = trials.best_rates(starts())
-    control = mean_loss(trials.of(best[0])[0])
-    return [method_row(trials, run, control) for run in best]
-
-
-def method_row(trials: Trials, run: Run, control: float) -> Row:
-    """One method at its best rate, with what explains it."""
-    (found,) = trials.of(run)
-    details = {
-        "rate": run.rate,
-        "loss with EMA": spread(o.ema for o in found).median,
-        "relative consensus distance": spread(o.distance for o in found).median,
-    }
-    if run.optimizer == "AdamW":
-        details["second moment"] = second_of_ddp(trials, run.method)
-    case = {"method": run.method, "optimizer": run.optimizer}
-    return row(case, found, control, "best rates", details)
+    trials.of(replace(run, seed=seed) for run in best for seed in range(seeds))
+    control = mean_loss(over_seeds(trials, best[0], seeds))
+    for run in best:
+        found = over_seeds(trials, run, seeds)
+        details = {
+            "rate": run.rate,
+            "loss with EMA": spread(o.ema for o in found).median,
+            "relative consensus distance": spread(o.distance for o in found).median,
+        }
+        if run.optimizer == "AdamW":
+            details["second moment"] = second_of_ddp(trials, run.method)
+        case = {"method": run.method, "optimizer": run.optimizer}
+        yield row(case, found, control, "best rates", details)
 
 
 def second_of_ddp(trials: Trials, method: str) -> float:
     """Second moments of a method, of those under `ddp` at the same rate."""
     rate = FIRST_RATE["AdamW"]
-    mine, theirs = trials.of(Run(method, rate, 0), Run("ddp", rate, 0))
-    pairs = zip(mine, theirs, strict=True)
-    return spread(m.second / t.second for m, t in pairs).median
+    mine, theirs = trials.of([Run(method, rate, 0), Run("ddp", rate, 0)])
+    return mine.second / theirs.second
 
 
-def rate_rows(trials: Trials) -> list[Row]:
-    """Loss against the rate, AdamW."""
-    rates = [FIRST_RATE["AdamW"] * factor for factor in (0.5, 1, 2, 4)]
-    runs = [Run(method, rate, 0) for method in BY_RATE for rate in rates]
-    found = trials.of(*runs)
-    control = min(mean_loss(o) for o in found[: len(rates)])
-    return [
-        row({"method": run.method, "rate": run.rate}, o, control, "by rate", {})
-        for run, o in zip(runs, found, strict=True)
-    ]
+def rate_rows(trials: Trials, best: Sequence[Run]) -> Iterator[Row]:
+    """Loss of one seed at half, once and twice the best rate."""
+    for run in best:
+        chosen = at_rates(run, 0.5, 1, 2)
+        losses = [outcome.loss for outcome in trials.of(chosen)]
+        for neighbour, outcome in zip(chosen, trials.of(chosen), strict=True):
+            case = {"method": run.method, "optimizer": run.optimizer}
+            yield row(
+                {**case, "rate": neighbour.rate},
+                [outcome],
+                losses[1],
+                "beside the best rates, one seed",
+                {},
+                ratio_to="at the best rate",
+            )
 
 
-def variant_rows(trials: Trials) -> list[Row]:
+def variant_rows(trials: Trials, best: Sequence[Run], seeds: int) -> Iterator[Row]:
     """`adpsgd` with AdamW at its best rate, with one thing changed at a time."""
-    (best,) = trials.best_rates([Run("adpsgd", FIRST_RATE["AdamW"], 0)])
+    plain = next(r for r in best if (r.method, r.optimizer) == ("adpsgd", "AdamW"))
     variants = {
-        "as it is": best,
-        "gossip_every=4": replace(best, options={"gossip_every": 4}),
-        "gossip_every=16": replace(best, options={"gossip_every": 16}),
-        "wire_dtype=int8": replace(best, options={"wire_dtype": torch.int8}),
-        "no weight decay": replace(best, decay=0.0),
-        "weight decay 0.1": replace(best, decay=0.1),
-        "no warm-up": replace(best, warm_up=0.0),
-        "clipped at norm 1": replace(best, options={"gradient_clip": 1.0}),
+        "as it is": plain,
+        "gossip_every=16": replace(plain, options={"gossip_every": 16}),
+        "wire_dtype=int8": replace(plain, options={"wire_dtype": torch.int8}),
+        "no warm-up": replace(plain, warm_up=0.0),
+        "clipped at norm 1": replace(plain, options={"gradient_clip": 1.0}),
     }
-    found = trials.of(*variants.values())
-    control = mean_loss(found[0])
-    return [
-        row(
-            {"adpsgd, AdamW": name},
-            outcomes,
-            control,
-            "one thing changed",
-            {"relative consensus distance": spread(o.distance for o in outcomes)[0]},
-            ratio_to="as it is",
-        )
-        for name, outcomes in zip(variants, found, strict=True)
-    ]
+    trials.of(replace(r, seed=s) for r in variants.values() for s in range(seeds))
+    control = mean_loss(over_seeds(trials, plain, seeds))
+    for name, run in variants.items():
+        found = over_seeds(trials, run, seeds)
+        distance = spread(outcome.distance for outcome in found).median
+        details = {"relative consensus distance": distance}
+        case = {"adpsgd, AdamW": name}
+        yield row(case, found, control, "one thing changed", details, "as it is")
 
 
 def row(
@@ -384,16 +381,11 @@ def row(
     ratio_to: str = "",
 ) -> Row:
     """One line of a table: losses over seeds, and what they are beside a control."""
-    value = spread(min(outcome.loss, 99.0) for outcome in found)
-    ratio = mean_loss(found) / control
-    diverged = sum(math.isinf(outcome.loss) for outcome in found)
-    print_row(", ".join(map(str, case.values())), f"{value:.3f}", f"{ratio:.3f}")
-    return Row(
-        case,
-        value,
-        "nats a byte",
-        None if diverged else ratio,
-        ratio_to,
-        table,
-        {**details, "diverged": diverged} if diverged else details,
-    )
+    losses = [outcome.loss for outcome in found if math.isfinite(outcome.loss)]
+    diverged = len(found) - len(losses)
+    value = spread(losses or [math.log(SYMBOLS)])  # chance, where all have diverged
+    ratio = None if diverged else mean_loss(found) / control
+    print_row(", ".join(map(str, case.values())), f"{value:.3f}", f"{ratio}")
+    if diverged:
+        details = {**details, "diverged": diverged}
+    return Row(case, value, "nats a byte", ratio, ratio_to, table, details)

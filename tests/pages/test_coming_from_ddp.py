@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
@@ -37,9 +38,9 @@ def test_the_program_gossips_and_says_so(tmp_path: Path) -> None:
 
 
 class Steps(BoringModel):
-    """Counts the steps that it has made, over all fits."""
+    """With momentum, which a checkpoint holds."""
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
