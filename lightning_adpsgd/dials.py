@@ -52,6 +52,7 @@ _EXAMPLES = {
     "gossip_every": 1,
     "link_budget": 1e6,
     "cpu_share": 0.01,
+    "exchange_frozen": False,
     "work_sharing": True,
     "save_learners": True,
     "islands": "tcp://10.0.0.1:29400",
@@ -92,6 +93,7 @@ class Dials:
     mixing_gain: float = 1.0
     gossip_every: int = 1
     wire_dtype: torch.dtype | None = None
+    exchange_frozen: bool = True
     link_budget: float | None = None
     cpu_share: float = 0.01
     work_sharing: bool | None = None
@@ -165,6 +167,7 @@ class Dials:
         for name, allowed, reason in (
             ("save_learners", False, one_place),
             ("islands", None, "an island sends whole models to those that join"),
+            ("exchange_frozen", True, "shards that are frozen are not told apart"),
         ):
             if (value := getattr(self, name)) != allowed:
                 raise ValueError(
@@ -180,6 +183,7 @@ class Dials:
         for name, allowed, reason in (
             ("communication", "async", no_rounds),
             ("max_staleness", None, no_peer),
+            ("exchange_frozen", True, "who joins takes all weights from the others"),
         ):
             if (value := getattr(self, name)) != allowed:
                 raise ValueError(

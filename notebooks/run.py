@@ -63,7 +63,8 @@ def execute(path: Path, seconds: float = SECONDS) -> NotebookNode:
 
 
 def _environment() -> dict[str, str]:
-    paths = [str(FOLDER), str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]
+    # Beside its own folder a notebook finds what is installed, as in Jupyter.
+    paths = [str(FOLDER), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),

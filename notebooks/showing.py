@@ -2,10 +2,14 @@
 
 Colours are those of Okabe and Ito, which colour-blind readers can tell apart; lines
 also differ in their dashes and markers.
+
+A notebook imports this before it imports `recipes` or `benchmarks`: Jupyter finds what
+lies beside a notebook, and an installation has the package alone.
 """
 
 import csv
 import logging
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +19,8 @@ import torch
 from IPython.display import Markdown
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, RED, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"

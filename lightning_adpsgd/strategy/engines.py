@@ -80,7 +80,7 @@ def weights_of(module: nn.Module, dials: Dials, super_learner_size: int) -> Weig
     has_shards = super_learner_size > 1 or is_sharded(module)
     if dials.inside == "model_parallel" and has_shards:
         return LocalShards(module, super_learner_size)
-    return FlatParameters(module, shards=super_learner_size)
+    return FlatParameters(module, super_learner_size, dials.exchange_frozen)
 
 
 def average_of(

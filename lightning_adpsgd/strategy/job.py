@@ -95,9 +95,20 @@ def set_up_job(
     on_device = mixes_on_device(dials, super_learner_size, flat.device)
     groups = make_groups(super_learner_size, dials.timeout, flat.device, on_device)
     _take_first_weights(module, flat, groups)
+    _tell_of_frozen(module, dials)
     job = Job(dials, super_learner_size, flat, groups, store, on_reload)
     job.coordinator.start()
     return job
+
+
+def _tell_of_frozen(module: nn.Module, dials: Dials) -> None:
+    frozen = sum(w.numel() for w in module.parameters() if not w.requires_grad)
+    trained = sum(w.numel() for w in module.parameters() if w.requires_grad)
+    if frozen > trained and dials.exchange_frozen:
+        rank_zero_info(
+            f"{frozen} weights are frozen and {trained} are trained; all are averaged. "
+            "`exchange_frozen=False` leaves the frozen ones out, if they stay frozen"
+        )
 
 
 def _in_process(process: int, action: Callable[[], None]) -> None:

@@ -70,6 +70,7 @@ class HADPSGDOptions(_DDPStrategy):
         mixing_gain: float = 1.0,
         gossip_every: int = 1,
         wire_dtype: WireDtype | None = None,
+        exchange_frozen: bool = True,
         max_wait: float | None = None,
         link_budget: float | None = None,
         cpu_share: float = 0.01,
@@ -110,6 +111,9 @@ class HADPSGDOptions(_DDPStrategy):
             wire_dtype: what travels in "async" and "ready_pairs": a floating-point
                 type, or `torch.int8` for one byte per number on a lattice; or the
                 type's name, such as "bfloat16". Averages are taken in float32.
+            exchange_frozen: whether weights that are frozen when training begins are
+                averaged too. False: they do not travel, and must stay frozen, as in
+                fine-tuning with adapters.
             max_wait: in "ready_pairs", seconds that a learner waits at a step boundary
                 for a partner; None: a quarter of what its last few steps have taken.
             link_budget: in "async", bytes per second that a learner sends on average.
@@ -169,6 +173,7 @@ class HADPSGDOptions(_DDPStrategy):
             mixing_gain=mixing_gain,
             gossip_every=gossip_every,
             wire_dtype=as_dtype(wire_dtype),
+            exchange_frozen=exchange_frozen,
             link_budget=link_budget,
             cpu_share=cpu_share,
             work_sharing=work_sharing,

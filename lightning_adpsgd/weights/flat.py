@@ -57,18 +57,26 @@ class FlatParameters:
     Args:
         module: module on its final device and in its final dtype.
         shards: number of shards; each vector is padded with zeros to a multiple of it.
+        with_frozen: whether parameters that are frozen lie in the vectors too. Those
+            that do not must stay frozen.
 
     Raises:
         ValueError: A parameter is not materialised yet, or lies on another device than
-            the rest.
+            the rest; or nothing is left to average.
     """
 
-    def __init__(self, module: nn.Module, shards: int = 1) -> None:
+    def __init__(
+        self, module: nn.Module, shards: int = 1, with_frozen: bool = True
+    ) -> None:
         self._module = module
         self._slots: list[_Slot] = []
         self.vectors: list[Tensor] = []
         tensors = _recurrent_first(module, dict(floating_tensors(module)))
         _check_tensors(tensors)
+        self._left_out = {} if with_frozen else _frozen(tensors)
+        tensors = {n: t for n, t in tensors.items() if n not in self._left_out}
+        if self._left_out and not tensors:
+            raise ValueError("all weights are frozen, so that none could be averaged")
         for dtype in sorted({t.dtype for t in tensors.values()}, key=str):
             group = {n: t for n, t in tensors.items() if t.dtype == dtype}
             self._flatten(group, shards)
@@ -88,12 +96,15 @@ class FlatParameters:
         Raises:
             RuntimeError: A tensor is no view, or not any more; names the first one.
         """
+        self._check_frozen()
         # By memory and not by name: pruning gives a weight another name.
         views = {slot.view.data_ptr(): slot.name for slot in self._slots}
         masks = {name for name, _ in pruning_masks(self._module)}
         in_use = set[int]()
         for name, tensor in floating_tensors(self._module):
             in_use.add(tensor.data_ptr())
+            if name in self._left_out and not tensor.requires_grad:
+                continue
             if tensor.data_ptr() not in views and name not in masks:
                 raise RuntimeError(
                     f"`{name}` was given new storage after set-up, so averaging would "
@@ -119,11 +130,22 @@ class FlatParameters:
         where no weight has moved.
 
         Raises:
-            RuntimeError: A weight has another shape, dtype or device than before.
+            RuntimeError: A weight has another shape, dtype or device than before, or
+                is frozen no more.
         """
+        self._check_frozen()
         for slot in self._slots:
             if slot.tensor.data_ptr() != slot.address:
                 _put_back(slot.tensor, slot.view)
+
+    def _check_frozen(self) -> None:
+        for name, weight in self._left_out.items():
+            if weight.requires_grad:
+                raise RuntimeError(
+                    f"`{name}` was frozen at set-up and is trained, but is not "
+                    "averaged with `exchange_frozen=False`; leave that out, or keep "
+                    "the weight frozen"
+                )
 
     @torch.no_grad()
     def _flatten(self, tensors: dict[str, Tensor], shards: int) -> None:
@@ -148,6 +170,16 @@ class FlatParameters:
             tensor.data = views[name]
             self._slots.append(_Slot(name, tensor, views[name], tensor.data_ptr()))
         self.vectors.append(vector)
+
+
+def _frozen(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters that are not trained, nor share memory with one that is."""
+    trained = {t.data_ptr() for t in tensors.values() if t.requires_grad}
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if isinstance(tensor, nn.Parameter) and tensor.data_ptr() not in trained
+    }
 
 
 @torch.no_grad()

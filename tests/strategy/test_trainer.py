@@ -62,6 +62,10 @@ from tests.learners import (
             r"`save_learners` must be False with `inside=\"model_parallel\"`, got True",
         ),
         (
+            {"islands": "tcp://10.0.0.1:29400", "exchange_frozen": False},
+            r"`exchange_frozen` must be True with `islands`, got False",
+        ),
+        (
             {"inside": "model_parallel", "islands": "tcp://10.0.0.1:29400"},
             r"`islands` must be None with `inside=\"model_parallel\"`, got 'tcp:",
         ),
@@ -126,6 +130,10 @@ def test_a_dial_out_of_its_bounds_is_refused_with_bound_and_value(
         (
             {"wire_dtype": "bf16"},
             r"`wire_dtype` must be one of .*'bfloat16'.* got 'bf16'",
+        ),
+        (
+            {"exchange_frozen": 0},
+            "`exchange_frozen` must be True or False, got 0 .*`exchange_frozen=False`",
         ),
         ({"link_budget": "1e6"}, "`link_budget` must be a number of bytes .* '1e6'"),
         ({"cpu_share": "5 %"}, "`cpu_share` must be a number, got '5 %'"),
