@@ -23,7 +23,8 @@ from setuptools import build_meta as _setuptools
 
 _CLONE = Path(__file__).parents[1]
 _MODULE = Path(__file__).with_name("lightning_adpsgd_names.py")
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def _tidy(hook: Callable[_P, _R]) -> Callable[_P, _R]:

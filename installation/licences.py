@@ -9,8 +9,9 @@ extras for users need, and what these need in turn. Tools of developers are left
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageMetadata, PackageNotFoundError, metadata, requires
+from importlib.metadata import PackageNotFoundError, metadata, requires
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -121,7 +122,7 @@ def licence_of(name: str) -> str:
     return f"{stated}; {note}" if note else stated
 
 
-def stated_in(found: PackageMetadata) -> str:
+def stated_in(found: Any) -> str:
     """An expression, else a short text, else the names of classifiers."""
     for key in ("License-Expression", "License"):
         text = found.get(key) or ""

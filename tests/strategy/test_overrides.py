@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 import lightning_adpsgd
+from lightning_adpsgd.import_names import lightning_version
 from lightning_adpsgd.strategy import (
     clocks,
     compatibility,
@@ -273,7 +274,7 @@ def strings_that_are_names(modules: tuple[ModuleType, ...]) -> set[str]:
 
 def is_there(row: overrides.Names) -> bool:
     """Whether the Lightning of this environment has the names of a row."""
-    here = Version(pl.__version__)
+    here = Version(lightning_version())
     is_gone = bool(row.gone) and here >= Version(row.gone)
     return here >= Version(row.since) and not is_gone
 

@@ -201,9 +201,10 @@ def test_a_training_resumes_with_an_object_by_the_remedy_of_the_message(
     finish_saves(first.strategy.checkpoint_io, interrupted=False)
     with pytest.raises(UnsafeCheckpoint, match=r"TorchCheckpointIO\(\)"):
         trainer_of("adpsgd", 1).fit(Keeps(), loader(2), ckpt_path=path)
-    module, plugins, trusts = Keeps(), [TorchCheckpointIO()], dict[str, Any]()
+    module, plugins = Keeps(), [TorchCheckpointIO()]
+    trusts: dict[str, Any] = {}
     if "weights_only" in inspect.signature(pl.Trainer.fit).parameters:
-        plugins, trusts = [], {"weights_only": False}
+        plugins, trusts["weights_only"] = [], False
     second = trainer_of("adpsgd", 1, plugins=plugins)
     second.fit(module, loader(2), ckpt_path=path, **trusts)
     assert module.found == Namespace(lr=1.0)
