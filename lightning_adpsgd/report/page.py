@@ -29,7 +29,7 @@ def page_of(report: Report, title: str | None = None) -> str:
 
     Args:
         report: What it shows.
-        title: Of the page; by default that of the first `report.json`.
+        title: Of the page; by default that of the first `*.page.json`.
     """
     named = (notes["title"] for notes in report.notes if notes.get("title"))
     title = title or next(named, "Training report")

@@ -39,7 +39,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "notes": ["Read this first."],
         "tables": [{"title": "Race", "head": ["run", "loss"], "rows": [["a", 0.5]]}],
     }
-    (folder / "report.json").write_text(json.dumps(notes))
+    (folder / "made-up.page.json").write_text(json.dumps(notes))
     return folder
 
 
