@@ -44,8 +44,8 @@ def _read(path: Path) -> list[Step]:
 
 def _step(path: Path, line: int, row: dict[str, str]) -> Step:
     try:
-        times = (float(row[name]) for name in ("begin", "end", "waited"))
-        return Step(*times, tuple(map(int, row["peers"].split())))
+        begin, end, waited = (float(row[n]) for n in ("begin", "end", "waited"))
+        return Step(begin, end, waited, tuple(map(int, row["peers"].split())))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}, line {line}: expected a step: {error}") from error
 

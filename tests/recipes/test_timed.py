@@ -1,6 +1,7 @@
 """Training for a time: its schedule, its slow learner, its copies, what is refused."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,7 +95,7 @@ def scheduled(elapsed: float, seconds: float, others: float = 0.0) -> float:
     weights = [torch.nn.Parameter(torch.zeros(1))]
     optimizer = torch.optim.SGD(weights, lr=0.2)
     scheduler = GlobalSampleLR(optimizer, schedule)
-    timer = Timer({"seconds": seconds})
+    timer = Timer(timedelta(seconds=seconds))
     timer._offset = elapsed
     trainer = SimpleNamespace(
         lr_scheduler_configs=[SimpleNamespace(scheduler=scheduler)],

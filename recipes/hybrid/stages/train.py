@@ -53,7 +53,7 @@ def train(settings: Settings, output: Path) -> None:
         make_strategy(settings.train)
     except ValueError as error:
         raise StageError(str(error)) from error
-    if settings.timed is not None:
+    if settings.timed is not None and settings.crew.leads:
         _forget(output)
     others = others_since_now()
     if settings.crew.size > 1:

@@ -7,6 +7,7 @@ when the time is over (`held_out`).
 
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ def timed_callbacks(settings: Settings, output: Path) -> list[Callback]:
     """What ends the training, sets its rate and its pace, and copies weights."""
     if (race := settings.timed) is None:
         return []
-    timer = Timer({"seconds": race.seconds}, verbose=False)
+    timer = Timer(timedelta(seconds=race.seconds), verbose=False)
     callbacks: list[Callback] = [timer, TimedSchedule(timer, settings.train.epochs)]
     callbacks += [Copies(race.seconds, output / COPIES)]
     # Last, so that nothing else of a step begins late.
