@@ -7,6 +7,7 @@ their order. `python -m lightning_adpsgd report` draws the files of a folder as 
 import csv
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,7 +157,7 @@ class Timeline(Callback):
         self._written = time.time()
 
 
-def write_timeline(path: Path, entries: "deque[Entry] | list[Entry]") -> None:
+def write_timeline(path: Path, entries: Iterable[Entry]) -> None:
     """Writes entries in their order, whole or not at all."""
     with written_whole(path, newline="") as file:
         writer = csv.writer(file)

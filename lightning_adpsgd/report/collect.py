@@ -8,7 +8,7 @@ Files are known by their names, wherever they lie below a folder:
     *.timeline.csv     what a learner did in its last steps, of `Timeline`
     score.json         word error rates of a run, of the recipes
     utterances.json    aligned words of its worst utterances
-    report.json        title, facts, notes and tables for the page
+    *.page.json        title, facts, notes and tables for the page
 
 Hidden folders hold unfinished work, and are left out.
 """
@@ -25,7 +25,7 @@ from lightning_adpsgd.report.lanes import SUFFIX, read_lanes
 from lightning_adpsgd.report.reading import read_json, read_table
 from lightning_adpsgd.report.words import UTTERANCES, read_score, read_utterances
 
-_METRICS, _ROW, _SCORE, _NOTES = "metrics.csv", ".run.csv", "score.json", "report.json"
+_METRICS, _ROW, _SCORE, _NOTES = "metrics.csv", ".run.csv", "score.json", ".page.json"
 _SETTING = re.compile(r"^run/(\w+): (.*)$", re.MULTILINE)
 _NOTED = {"title": str, "facts": dict, "notes": list, "tables": list, "hide": list}
 
@@ -41,7 +41,7 @@ class Report:
         lanes: Name of a run, and the lanes of its learners.
         scores: Name of a run, and its word error rates.
         words: Name of a run, and its utterances.
-        notes: Each `report.json` that was found.
+        notes: Each `*.page.json` that was found.
     """
 
     runs: Listed = field(default_factory=list)
@@ -80,11 +80,11 @@ def _collect(folder: Path) -> Report:
     report.lanes = list(_lanes(files, runs))
     for path in files:
         _add_scores(report, path)
-    report.notes = [_read_notes(path) for path in files if path.name == _NOTES]
+    report.notes = [_read_notes(path) for path in files if path.name.endswith(_NOTES)]
     if not any(vars(report).values()):
         raise ValueError(
             f"{folder} holds nothing of a run: no {_METRICS} of a CSVLogger, *{_ROW}, "
-            f"*{SUFFIX}, {_SCORE} or {_NOTES}"
+            f"*{SUFFIX}, {_SCORE} or *{_NOTES}"
         )
     return report
 

@@ -29,14 +29,14 @@ def page_of(report: Report, title: str | None = None) -> str:
 
     Args:
         report: What it shows.
-        title: Of the page; by default that of the first `report.json`.
+        title: Of the page; by default that of the first `*.page.json`.
     """
     named = (notes["title"] for notes in report.notes if notes.get("title"))
-    title = title or next(named, "Training report")
+    heading: str = title or next(named, "Training report")
     written = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
-    data = {"title": title, "written": written, **vars(report)}
+    data = {"title": heading, "written": written, **vars(report)}
     parts = {
-        "TITLE": _escaped(title),
+        "TITLE": _escaped(heading),
         "STYLE": _asset("page.css"),
         "PROGRAM": "\n".join(map(_asset, _PROGRAM)),
         # Last: what it holds may look like one of the others.

@@ -15,8 +15,8 @@ def read_score(path: Path) -> dict[str, Any] | None:
     Raises:
         ValueError: It is not whole JSON, or a part has no counts.
     """
-    score = read_json(path)
-    parts = score.get("parts")
+    score = read_json(path, object)
+    parts = score.get("parts") if isinstance(score, dict) else None
     if not isinstance(parts, dict):
         return None
     for part, counts in parts.items():

@@ -1,7 +1,7 @@
 """The report of a demo: what the page of a run's figures needs besides them.
 
 `python -m lightning_adpsgd report FOLDER` makes the page of any folder of trainings.
-That of a demo has its tables, its meaning and its facts from a `report.json`.
+That of a demo has its tables, its meaning and its facts from `demo.page.json`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ def write_report(
     title: str,
     race: Sequence[Entrant] = (),
 ) -> None:
-    """Writes `report.json` and the page of all that lies beside it, each whole.
+    """Writes `demo.page.json` and the page of all that lies beside it, each whole.
 
     Args:
         path: path of the HTML file, in the folder of the demo.
@@ -62,7 +62,7 @@ def write_report(
         "facts": {**_MEANING, **facts},
         "hide": [] if were_alone(results) else [*_SPEEDS, *_SPEED_CHARTS],
     }
-    write_json(path.with_name("report.json"), notes)
+    write_json(path.with_name("demo.page.json"), notes)
     write_page(collect([path.parent]), path)
 
 

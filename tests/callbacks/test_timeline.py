@@ -58,6 +58,7 @@ def fit(
     **more: Any,
 ) -> list[dict[str, str]]:
     data = DataLoader(TensorDataset(torch.zeros(4, 1)))
+    settings: dict[str, Any] = {"devices": 1, **more}
     trainer = Trainer(
         accelerator="cpu",
         callbacks=[Timeline(folder, steps=steps)],
@@ -66,7 +67,7 @@ def fit(
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **({"devices": 1} | more),
+        **settings,
     )
     trainer.fit(model or Slope(), data, data)
     return lines(folder)
@@ -118,5 +119,6 @@ def test_an_error_that_ends_the_learner_is_its_last_line(tmp_path):
 
 @pytest.mark.parametrize("argument", ["steps", "every_s"])
 def test_a_bound_of_nothing_is_refused(tmp_path, argument):
+    settings: dict[str, Any] = {argument: 0}
     with pytest.raises(ValueError, match=f"`{argument}` must be above 0, got 0"):
-        Timeline(tmp_path, **{argument: 0})
+        Timeline(tmp_path, **settings)

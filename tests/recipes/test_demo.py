@@ -243,7 +243,7 @@ def test_the_report_leaves_out_speeds_where_other_programs_ran(tmp_path):
         for one in made_up_results()[1:]
     ]
     write_report(tmp_path / "report.html", crowded, {}, "Made up")
-    hidden = json.loads((tmp_path / "report.json").read_text())["hide"]
+    hidden = json.loads((tmp_path / "demo.page.json").read_text())["hide"]
     assert {"samples_per_second", "Speed of learners"} <= set(hidden)
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.helpers import PATIENCE_S
+
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
@@ -21,7 +23,6 @@ _FLAGS = (
     *("--disable-component-update", "--disable-sync", "--hide-scrollbars"),
     "--remote-debugging-port=0",
 )
-_PATIENCE_S = 60.0
 
 
 class Browser:
@@ -62,7 +63,7 @@ class Browser:
 
     def wait_for(self, condition: str) -> None:
         """Waits until an expression is true."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         while not self.value(condition):
             assert time.monotonic() < deadline, condition
             time.sleep(0.05)
@@ -109,7 +110,7 @@ class Browser:
         sent = {"id": number, "method": method, "params": parameters}
         await self._socket.send_json(sent)
         while True:
-            message = await self._socket.receive_json(timeout=_PATIENCE_S)
+            message = await self._socket.receive_json(timeout=PATIENCE_S)
             if message.get("id") == number:
                 assert "error" not in message, message
                 return message["result"]
@@ -151,11 +152,11 @@ def browser(folder: Path) -> Iterator[Browser]:
             page.close()
     finally:
         process.terminate()
-        process.wait(_PATIENCE_S)
+        process.wait(PATIENCE_S)
 
 
 def _address(told: Path, process: "subprocess.Popen[bytes]") -> str:
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and process.poll() is None:
         lines = told.read_text().split() if told.exists() else []
         if len(lines) == 2:

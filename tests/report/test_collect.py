@@ -140,8 +140,9 @@ def test_the_sound_of_an_utterance_is_part_of_the_page(tmp_path):
 
 def test_a_score_of_something_else_is_left_out(tmp_path):
     write_run(tmp_path, "first")
-    (tmp_path / "score.json").write_text('{"points": 3}')
-    assert one_run(tmp_path).scores == []
+    for text in ('{"points": 3}', "[3]"):
+        (tmp_path / "score.json").write_text(text)
+        assert one_run(tmp_path).scores == []
 
 
 def test_a_folder_without_a_run_says_what_was_looked_for(tmp_path):
@@ -162,9 +163,9 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         ("metrics.csv", "step,val_loss\nx,2\n", r"line 2: `step` must be a number"),
         ("a.run.csv", "name,lr\n", r"a\.run\.csv, line 2: the row of the run is"),
         ("score.json", '{"parts":\n{"SWB"', r"score\.json, line 2: the file is not w"),
-        ("score.json", "[]", r"score\.json: expected a JSON dict, got list"),
+        ("a.page.json", "[]", r"page\.json: expected a JSON dict, got list"),
         ("score.json", '{"parts": {"SWB": {}}}', r"part 'SWB' must have `num_words`"),
-        ("report.json", '{"facts": []}', r"report\.json: `facts` must be a JSON dict"),
+        ("a.page.json", '{"facts": []}', r"page\.json: `facts` must be a JSON dict"),
         ("0.timeline.csv", "begin,end\n1,\n", r"csv, line 2: `end` is missing"),
         ("0.timeline.csv", "begin,end\n1,2\n3,", r"csv, line 3: `end` is missing"),
         ("0.timeline.csv", "begin,end\n1,2\n3", r"csv, line 3: 1 cells under 2"),

@@ -39,7 +39,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "notes": ["Read this first."],
         "tables": [{"title": "Race", "head": ["run", "loss"], "rows": [["a", 0.5]]}],
     }
-    (folder / "report.json").write_text(json.dumps(notes))
+    (folder / "made-up.page.json").write_text(json.dumps(notes))
     return folder
 
 
@@ -412,3 +412,16 @@ def test_a_run_of_nothing_but_a_row_has_a_page(shown, tmp_path):
     shown.open(tmp_path / "page.html", width=390)
     assert shown.errors == []
     assert "only" in text_of(shown, "#runs tbody")
+
+
+@needs_browser
+def test_a_row_in_another_folder_belongs_to_the_figures_of_its_name(shown, tmp_path):
+    logged, rows = tmp_path / "logs", tmp_path / "runs"
+    write_run(logged, "mine")
+    rows.mkdir()
+    (logged / "mine.run.csv").rename(rows / "mine.run.csv")
+    (logged / "hparams.yaml").write_text("run/name: mine\n")
+    write_page(collect([logged, rows]), tmp_path / "page.html")
+    shown.open(tmp_path / "page.html")
+    [row] = text_of(shown, "#runs tbody").splitlines()
+    assert row.startswith("logs: mine\tadpsgd\t")

@@ -289,6 +289,17 @@ function resultOf(run, name) {
   return run.settings[name] ?? logged.find((value) => value != null) ?? null;
 }
 
+// The row of a run may lie in another folder than its figures, under the same name.
+function joined(runs) {
+  const hasFigures = (run) => Object.keys(run.series).length > 0;
+  const named = (name) => runs.filter((run) => hasFigures(run) && run.settings.name === name);
+  return runs.filter((row) => {
+    const own = hasFigures(row) ? [] : named(row.settings.name);
+    if (own.length === 1) own[0].settings = { ...row.settings, ...own[0].settings };
+    return own.length !== 1;
+  });
+}
+
 function hasCurves(run, axis) {
   return Object.keys(CURVES).some((curve) => pointsOf(run, curve, axis).length);
 }
@@ -353,5 +364,6 @@ function startTheme() {
   follow();
 }
 
+DATA.runs = joined(DATA.runs);
 startTheme();
 new Page().build();

@@ -2,8 +2,8 @@
 
 const INTERVAL_TEXT = "Point: word errors per word of the reference. Line: interval of 95 %, by a bootstrap "
   + "over speakers, where there are at least two.";
-const PAIRS_TEXT = "p: how often a difference as large comes about if neither run is better. Above 0.05 this "
-  + "test tells them not apart.";
+const PAIRS_TEXT = "p: how often a difference as large comes about if neither run is better. Above 0.05, "
+  + "this test does not tell them apart.";
 const WORDS_TEXT = "Above what was said, below what was recognised, then the recogniser's confidence. A line "
   + "under a word: red substituted, amber deleted, violet inserted.";
 const COUNTS = ["num_words", "substitutions", "deletions", "insertions", "num_segments", "wrong_segments"];
