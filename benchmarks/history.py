@@ -445,10 +445,21 @@ def _account(
     begin, end = min(s.time for s in steps), max(s.time for s in steps)
     near = [f for f in faults if f.begin <= end and begin <= f.end + AFTERMATH_S]
     hit = {learner for fault in near for learner in fault.learners}
-    num = everybody if any(f.is_of_rendezvous for f in near) else len(hit)
+    away = [fault for fault in near if fault.is_of_rendezvous]
+    most = PER_LEARNER * (everybody if away else len(hit))
+    # Where one goes while the rendezvous is away, the rest of its share as well.
+    most += max((len(hit) * _share(steps, f, num_units) for f in away), default=0)
     wrong = list[str]()
-    if lost > PER_LEARNER * num:
-        wrong.append(f"epoch {epoch}: {lost} batches lost, with {num} learners hit")
+    if lost > most:
+        wrong.append(f"epoch {epoch}: {lost} batches lost, where faults excuse {most}")
     if twice and not near:
         wrong.append(f"epoch {epoch}: {twice} batches done twice without a fault")
     return Account(lost, twice, wrong)
+
+
+def _share(steps: Sequence[Step], fault: Fault, num_units: int) -> int:
+    """Batches that were left for each learner when the rendezvous was lost."""
+    done = {step.unit for step in steps if step.time < fault.begin}
+    recent = fault.begin - AFTERMATH_S
+    members = {s.member for s in steps if recent < s.time < fault.begin}
+    return math.ceil((num_units - len(done)) / max(1, len(members)))
