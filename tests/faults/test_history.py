@@ -12,7 +12,7 @@ from benchmarks import history
 from benchmarks.history import Average, Fault, Name, Put, Record, Step, Verdict, check
 from lightning_adpsgd.gossip.exchange import Lane
 from lightning_adpsgd.weights.replica import Part
-from tests.helpers import engines, random_rows, running, together
+from tests.helpers import engines, random_rows, running, until
 
 LEARNERS, UNITS, EPOCHS = 4, 30, 3
 STEP_S = 0.1
@@ -236,17 +236,17 @@ def test_real_exchanges_take_at_one_end_what_they_add_at_the_other(
         monkeypatch.setattr(owner, name, getattr(owner, name))
     recorder = history.Recorder(tmp_path, Name(0, 0))
     recorder.follow_exchanges()
-    rows = random_rows(3)
-    vectors, gossips = engines(rows, "ring", chunk_elements=3)
+    vectors, gossips = engines(random_rows(3), "ring", chunk_elements=3)
 
-    def train(index: int) -> None:
-        for _ in range(20):
-            gossips[index].before_update()
-            vectors[index].add_(1.0)
-            gossips[index].after_update()
+    def all_have_met() -> bool:
+        for vector, gossip in zip(vectors, gossips, strict=True):
+            gossip.before_update()
+            vector.add_(1.0)
+            gossip.after_update()
+        return all(gossip.statistics().exchanges >= 3 for gossip in gossips)
 
     with running(gossips):
-        together([lambda i=i: train(i) for i in range(3)])
+        until(all_have_met, "three exchanges of each")
     (records,) = history.read(tmp_path).values()
     averages = [one for one in records if isinstance(one, Average)]
     asking = sorted((a.part, a.value) for a in averages if a.asked)
