@@ -109,9 +109,10 @@ def test_the_time_is_over_for_super_learners_of_two() -> None:
         torch.testing.assert_close(weight, consensus_at(steps))
 
 
-@pytest.mark.parametrize("communication", ["async", "sync"])
-@pytest.mark.parametrize("interval", ["step", "epoch"])
-@pytest.mark.parametrize("owner", [0, 1])
+@pytest.mark.parametrize(
+    ("communication", "interval", "owner"),
+    [("async", "step", 0), ("async", "epoch", 1), ("sync", "step", 1)],
+)
 def test_a_timer_of_one_learner_alone_is_refused_at_the_start(
     communication: Any, interval: str, owner: int
 ) -> None:
@@ -126,8 +127,8 @@ def test_a_timer_of_one_learner_alone_is_refused_at_the_start(
 
     for outcome in learners(2, program):
         assert outcome.exit_code == 1
-        assert "it does at a time: Timer'" in outcome.error
-        assert "it does at a time: nothing'" in outcome.error
+        assert "set-up, with these clocks: Timer'" in outcome.error
+        assert "set-up, with these clocks: none'" in outcome.error
 
 
 def test_validation_by_time_sees_the_consensus_of_unequal_steps() -> None:
