@@ -118,11 +118,8 @@ class Module(L.LightningModule):
     def on_train_batch_end(self, outputs: Any, batch: Unit, batch_idx: int) -> None:
         strategy: Any = self.trainer.strategy
         island = strategy._run.job.island
-        replica, position = island.engine._replica, island.position.steps
-        self._recorder.step(
-            *(replica, self.trainer.current_epoch, batch.number),
-            *(island.membership.member, position),
-        )
+        epoch = self.trainer.current_epoch
+        self._recorder.step(island.engine._replica, (epoch, batch.number), island)
         members, loss = strategy.gossip_statistics().members, float(outputs["loss"])
         now = time.monotonic()
         self._diary.write(Entry(now, members, loss, step_journal.memory_of()))

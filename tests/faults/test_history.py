@@ -182,6 +182,23 @@ def test_a_fault_loses_two_exchanges_of_a_lane_and_not_three() -> None:
     assert len(found.unexplained) == 1
 
 
+def test_an_average_that_ends_with_its_connection_is_counted_apart() -> None:
+    records = Voyage(seed=6).records
+    own = records[Name(1, 0)]
+    place = next(n for n, one in enumerate(own) if isinstance(one, Average))
+    alone = own.pop(place)
+    for name, step in list(records.items()):
+        records[name] = [
+            one._replace(lost=int(one.time > alone.time + 1 and name.learner == 1))
+            if isinstance(one, Step)
+            else one
+            for one in step
+        ]
+    found = judge(records)
+    assert (found.one_sided, found.of_lost) == (1, 1)
+    assert not [one for one in found.unexplained if "no other end" in one]
+
+
 @pytest.mark.parametrize("num_lost", [2, 3])
 def test_a_learner_that_is_killed_loses_two_batches_and_not_three(
     num_lost: int,
