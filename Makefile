@@ -60,7 +60,7 @@ ci: lint test ## what continuous integration runs
 bench: $(STAMP) ## measurements, each beside its limit: benchmarks/results; QUICK=1 for few
 	$(BIN)/python -m benchmarks $(if $(strip $(QUICK)),--quick)
 
-soak: $(STAMP) ## random kills, stops and NaN among 6 super-learners; MINUTES=30 SEED=0
+soak: $(STAMP) ## random faults of 8 super-learners, links, disks; MINUTES=30 SEED=0
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $(SEED)
 
 notebooks: $(STAMP) ## runs all notebooks and writes their outputs; ONLY="00 05" for some

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import hosts, soak, step_journal
+from benchmarks import hosts, killed_methods, soaked, step_journal
 from benchmarks.hosts import Hosts
 from benchmarks.killable import Crowd, Killable
 from benchmarks.meeting_place import meeting_place
@@ -36,7 +36,7 @@ def measure(quick: bool = False) -> Report:
     """Kills and cuts in turn; seconds until every survivor's ring is closed."""
     torch.set_num_threads(1)
     report = Report(
-        f"{LEARNERS} islands on 2 emulated hosts, steps of {1e3 * soak.STEP_S:.0f} ms: "
+        f"{LEARNERS} islands on 2 hosts, steps of {1e3 * soaked.STEP_S:.0f} ms: "
         "seconds until all who are left know.",
         limit=f"the bound of {BOUND_S:.0f} s",
         notes=[
@@ -163,4 +163,4 @@ def live(two: Hosts, life: Killable) -> None:
     """One life of an island, on the host of its half."""
     two.enter(int(life.number in HALVES[1]))
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-    soak.live(life, two.addresses[0])
+    killed_methods.train_island(soaked.Journaled(life), two.addresses[0])

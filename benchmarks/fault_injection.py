@@ -1,8 +1,10 @@
 """Faults among learners that train, drawn from a seed, and what undoes them.
 
 They are killed, alone and two at once, stopped for shorter and for longer than the
-others wait, told to end, filled with NaN, and their rendezvous is killed; each comes
-back after a while. One of them is spared.
+others wait, told to end, filled with NaN, and have a slow disk. Where each has a host
+of its own, some are parted from the rest, one is heard by nobody, a cable is pulled out
+and put in again. Their rendezvous is killed, and comes back empty, at times just when
+one of them begins. Each comes back after a while. One of them is spared.
 """
 
 import heapq
@@ -11,34 +13,20 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from benchmarks import killable, step_journal
+from benchmarks import killable, meeting_place, step_journal
+from benchmarks.history import Fault
+from benchmarks.hosts import Hosts
 from benchmarks.killable import Killable
-from benchmarks.killed_methods import start_rendezvous
 
 SPARED = 0
 CALM_S = (5.0, 13.0)
 SHORT_S, LONG_S, RENDEZVOUS_S, LEAVING_S = 1.0, 6.0, 3.0, 8.0
 ABSENT_S = (2.0, 12.0)
+PLUGGED_S, FLAPS = 0.7, 3
 FEWEST_STEPS = 30  # of a life that may suffer
-FALL_ILL = signal.SIGUSR1
-
-
-class Event(NamedTuple):
-    """A fault.
-
-    Attributes:
-        kind: Name of the function that brings it about.
-        learners: Whom it met.
-        begin: On the machine's monotonic clock.
-        end: When it was undone.
-    """
-
-    kind: str
-    learners: tuple[int, ...]
-    begin: float
-    end: float
+FALL_ILL, SLOW_DISK = signal.SIGUSR1, signal.SIGUSR2
+HERE = "127.0.0.1"
 
 
 class World:
@@ -48,20 +36,46 @@ class World:
         first: A learner as it is at the beginning.
         seed: Of all that happens.
         live: What a learner's process does.
+        hosts: One for each learner and one for the rendezvous; none: all on this one.
     """
 
     def __init__(
-        self, first: Killable, seed: int, live: Callable[[Killable], None]
+        self,
+        first: Killable,
+        seed: int,
+        live: Callable[[Killable], None],
+        hosts: Hosts | None = None,
     ) -> None:
-        self.first, self.dice = first, random.Random(seed)
-        self.rendezvous = start_rendezvous(first.port)
-        self.crowd = killable.Crowd(live, first)
-        self.events: list[Event] = []
-        self.memory: list[list[float]] = [[]]
+        self.first, self.dice, self.hosts = first, random.Random(seed), hosts
+        self.events: list[Fault] = []
+        self.memory: list[list[float]] = []
         self.late = 0
         self._busy = set[int]()
-        self._cures: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
+        self.start_rendezvous()
+        self.crowd = killable.Crowd(live, first)
+
+    # --- the rendezvous
+
+    @property
+    def address(self) -> str:
+        """Where the rendezvous is."""
+        return HERE if self.hosts is None else self.hosts.addresses[-1]
+
+    def start_rendezvous(self) -> None:
+        """It knows nothing."""
+        host = self.first.num_learners
+        self._rendezvous = meeting_place.start(
+            self.address, self.first.port, self.hosts, host
+        )
+        self.memory.append([])
+
+    def kill_rendezvous(self) -> None:
+        """It takes all that it knows with it."""
+        meeting_place.end(self._rendezvous)
+
+    # --- what happens, and when
 
     def well(self) -> list[int]:
         """Those who train and are not suffering from anything."""
@@ -77,45 +91,56 @@ class World:
         self, kind: str, learners: Sequence[int], seconds: float, cure: Callable
     ) -> None:
         """A fault has begun, and is undone after so many seconds."""
-        now = time.monotonic()
-        self.events.append(Event(kind, tuple(learners), now, now + seconds))
+        now, of_rendezvous = time.monotonic(), "rendezvous" in kind
+        fault = Fault(kind, tuple(learners), now, now + seconds, of_rendezvous)
+        self.events.append(fault)
         self._busy.update(learners)
 
         def undo() -> None:
             cure()
             self._busy.difference_update(learners)
 
-        heapq.heappush(self._cures, (now + seconds, next(self._order), undo))
+        self.later(seconds, undo)
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Does something after so many seconds."""
+        due = time.monotonic() + seconds
+        heapq.heappush(self._due, (due, next(self._order), action))
 
     def run(self, until: float) -> None:
         """Faults until then, in a while drawn after each; then what is left undone."""
         due = time.monotonic() + 2 * CALM_S[1]
-        while (now := time.monotonic()) < until or self._cures:
+        while (now := time.monotonic()) < until or self._due:
             if now >= due and now < until:
                 strike(self)
                 due = now + self.dice.uniform(*CALM_S)
-            while self._cures and now >= self._cures[0][0]:
-                heapq.heappop(self._cures)[2]()
-            self._look_at_the_rendezvous()
-            time.sleep(0.05)
+            self.pass_time()
 
-    def _look_at_the_rendezvous(self) -> None:
-        if self.rendezvous.poll() is None:
-            self.memory[-1].append(step_journal.memory_of(str(self.rendezvous.pid)))
+    def pass_time(self) -> None:
+        """Does what is due; returns soon."""
+        while self._due and time.monotonic() >= self._due[0][0]:
+            heapq.heappop(self._due)[2]()
+        if self._rendezvous.is_alive():
+            process = str(self._rendezvous.pid)
+            self.memory[-1].append(step_journal.memory_of(process))
+        time.sleep(0.05)
 
     def close(self) -> None:
         """Ends all processes."""
         self.crowd.kill_all()
-        self.rendezvous.kill()
-        self.rendezvous.wait()
+        self.kill_rendezvous()
 
 
 def strike(world: World) -> None:
     """One fault, if anybody is there to suffer it."""
-    kinds = [kind for kind, weight in FAULTS.items() for _ in range(weight)]
+    faults = FAULTS if world.hosts is None else {**FAULTS, **FAULTS_OF_LINKS}
+    kinds = [kind for kind, weight in faults.items() for _ in range(weight)]
     fault = world.dice.choice(kinds)
     if world.well():
         fault(world)
+
+
+# --- processes
 
 
 def kill(world: World) -> None:
@@ -178,30 +203,82 @@ def terminate(world: World) -> None:
 
 def fall_ill(world: World) -> None:
     """The weights of one become NaN."""
+    tell(world, "fall_ill", FALL_ILL)
+
+
+def slow_disk(world: World) -> None:
+    """What one writes takes seconds to be on the disk."""
+    tell(world, "slow_disk", SLOW_DISK)
+
+
+def tell(world: World, kind: str, which: signal.Signals) -> None:
     victim = world.dice.choice(world.well())
-    world.crowd.signal(victim, FALL_ILL)
-    world.note("fall_ill", [victim], LONG_S, lambda: None)
+    world.crowd.signal(victim, which)
+    world.note(kind, [victim], LONG_S, lambda: None)
+
+
+# --- the rendezvous
 
 
 def kill_rendezvous(world: World) -> None:
     """It comes back empty."""
-    world.rendezvous.kill()
-    world.rendezvous.wait()
+    world.kill_rendezvous()
+    world.note("kill_rendezvous", [], RENDEZVOUS_S, world.start_rendezvous)
 
-    def come_back() -> None:
-        world.rendezvous = start_rendezvous(world.first.port)
-        world.memory.append([])
 
-    world.note("kill_rendezvous", [], RENDEZVOUS_S, come_back)
+def join_empty_rendezvous(world: World) -> None:
+    """It comes back empty just when one begins that was killed with it."""
+    victim = world.dice.choice(world.well())
+    begins = RENDEZVOUS_S + world.dice.uniform(-0.5, 1.0)
+    world.kill_rendezvous()
+    world.later(RENDEZVOUS_S, world.start_rendezvous)
+    restart = lambda: world.crowd.start(victim)  # noqa: E731
+    world.note("join_empty_rendezvous", [victim], begins, restart)
+    world.crowd.kill(victim)
+
+
+# --- links
+
+
+def part(world: World) -> None:
+    """Some are parted from the others and from the rendezvous, in both directions."""
+    well, hosts = world.well(), _hosts(world)
+    half = world.dice.sample(well, world.dice.randint(1, len(well)))
+    hosts.part(half, True)
+    world.note("part", half, LONG_S, lambda: hosts.part(half, False))
+
+
+def mute(world: World) -> None:
+    """One hears all others and is heard by none."""
+    victim, hosts = world.dice.choice(world.well()), _hosts(world)
+    hosts.mute(victim, True)
+    world.note("mute", [victim], LONG_S, lambda: hosts.mute(victim, False))
+
+
+def flap(world: World) -> None:
+    """The cable of one is pulled out and put in again, several times."""
+    victim, hosts = world.dice.choice(world.well()), _hosts(world)
+    for turn in range(FLAPS):
+        world.later(2 * turn * PLUGGED_S, lambda: hosts.plug(victim, False))
+        world.later((2 * turn + 1) * PLUGGED_S, lambda: hosts.plug(victim, True))
+    world.note("flap", [victim], 2 * FLAPS * PLUGGED_S, lambda: None)
+
+
+def _hosts(world: World) -> Hosts:
+    assert world.hosts is not None
+    return world.hosts
 
 
 # How often each comes, in proportion.
 FAULTS: dict[Callable[[World], None], int] = {
-    kill: 12,
+    kill: 8,
     kill_two: 2,
     stop_short: 2,
-    stop_long: 2,
-    terminate: 2,
+    stop_long: 3,
+    terminate: 3,
     fall_ill: 2,
-    kill_rendezvous: 1,
+    slow_disk: 2,
+    kill_rendezvous: 2,
+    join_empty_rendezvous: 3,
 }
+FAULTS_OF_LINKS: dict[Callable[[World], None], int] = {part: 3, mute: 3, flap: 3}

@@ -49,6 +49,7 @@ class Step(NamedTuple):
         position: steps of its training, whoever made them.
         update: what the optimizer added to the sum of all weights.
         total: that sum, with what was exchanged and not merged yet.
+        lost: how many peers it has lost so far.
     """
 
     time: float
@@ -59,6 +60,7 @@ class Step(NamedTuple):
     position: int
     update: float
     total: float
+    lost: int = 0
 
 
 class Average(NamedTuple):
@@ -171,19 +173,19 @@ class Recorder:
         """A hook of the optimizer, behind its step."""
         self._update += _sum_of(optimizer) - self._before
 
-    def step(
-        self, replica: Replica, epoch: int, unit: int, member: Any, position: int
-    ) -> None:
-        """A batch has ended."""
+    def step(self, replica: Replica, batch: tuple[int, int], island: Any) -> None:
+        """A batch has ended: its epoch and its number."""
+        position, lost = island.position.steps, island.statistics().lost
         with replica.guard:
             total = 0.0
             for chunk in replica.chunks:
                 chunk.read(values := torch.empty(len(chunk), dtype=chunk.dtype))
                 total += values.sum(dtype=torch.float64).item()
             update, self._update = self._update, 0.0
+            member, now = island.membership.member, time.monotonic()
             who = member.number, member.origin
-            now = time.monotonic()
-            self.write(Step(now, epoch, unit, *who, position, update, total))
+            step = Step(now, *batch, *who, position, update, total, lost)
+            self.write(step)
 
 
 def _sum_of(optimizer: torch.optim.Optimizer) -> float:
@@ -199,8 +201,25 @@ def read(folder: Path) -> dict[Name, list[Record]]:
     }
 
 
+def tail(folder: Path, learner: int, num_bytes: int = 1 << 16) -> list[Record]:
+    """The last lines of the present life of a learner."""
+    paths = folder.glob(f"{learner}.*.history")
+    path = max(paths, key=lambda p: int(p.name.split(".")[1]), default=None)
+    if path is None:
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - num_bytes))
+        text = file.read().decode()
+    # The first one may have begun before.
+    return list(_records(text.splitlines(keepends=True)[1:]))
+
+
 def _lines(path: Path) -> Iterator[Record]:
-    for line in path.read_text().splitlines(keepends=True):
+    return _records(path.read_text().splitlines(keepends=True))
+
+
+def _records(lines: Sequence[str]) -> Iterator[Record]:
+    for line in lines:
         if line.endswith("\n"):
             kind, *fields = json.loads(line)
             yield _KINDS[kind](*fields)
@@ -214,7 +233,9 @@ class Verdict(NamedTuple):
 
     Attributes:
         worst_balance: largest difference between an x and what it should be.
-        one_sided: averages at one end alone, each with a fault that explains it.
+        one_sided: averages at one end alone, each with a fault that explains it, or a
+            connection that was lost at about that time.
+        of_lost: those of them that no fault, but such a connection explains.
         moved: what those have added to the sum of all weights.
         of_two_origins: averages of weights of two trainings.
         untrained: averages of lives that had taken no weights, but for the first one.
@@ -229,6 +250,7 @@ class Verdict(NamedTuple):
     puts: int
     worst_balance: float
     one_sided: int
+    of_lost: int
     moved: float
     of_two_origins: int
     untrained: int
@@ -251,7 +273,8 @@ def check(history: History, faults: Sequence[Fault], num_units: int) -> Verdict:
         for name, (off, at) in balances.items()
         if off > TOLERANCE
     ]
-    alone, untold = one_sided(history, faults)
+    by_fault, by_loss, untold = one_sided(history, faults)
+    alone = [*by_fault, *by_loss]
     foreign, untrained = of_two_origins(history), untrained_of(history)
     accounts = [*accounts_of(history, faults, num_units)]
     of_kind = Counter(type(r).__name__ for own in history.values() for r in own)
@@ -262,6 +285,7 @@ def check(history: History, faults: Sequence[Fault], num_units: int) -> Verdict:
         of_kind["Put"],
         max((off for off, _ in balances.values()), default=0.0),
         len(alone),
+        len(by_loss),
         sum(one.value for one in alone),
         len(foreign),
         len(untrained),
@@ -298,8 +322,13 @@ class _End(NamedTuple):
 
 def one_sided(
     history: History, faults: Sequence[Fault]
-) -> tuple[list[Average], list[str]]:
-    """Averages at one end alone: those that a fault explains, and the others."""
+) -> tuple[list[Average], list[Average], list[str]]:
+    """Averages at one end alone.
+
+    Returns:
+        Those that a fault explains, those that the loss of a connection does, and
+        sentences about the others.
+    """
     numbers = _Numbers(history)
     ends: dict[Any, list[list[_End]]] = defaultdict(lambda: [[], []])
     for name, records in history.items():
@@ -308,7 +337,8 @@ def one_sided(
             value = one.value if one.asked else -one.value
             ends[one.part, value][one.asked].append(_End(name, one))
     alone = [end for asked, asks in ends.values() for end in _unpaired(asked, asks)]
-    explained, untold, costs = list[Average](), list[str](), Counter[Any]()
+    by_fault, by_loss, untold = list[Average](), list[Average](), list[str]()
+    costs, losses = Counter[Any](), _losses(history)
     for name, one in sorted(alone, key=lambda end: end.average.time):
         peer = numbers.learner(one.member, one.time)
         lane = frozenset((name.learner, peer)), one.asked
@@ -320,10 +350,22 @@ def one_sided(
         free = [n for n in near if costs[n, lane] < PER_LANE]
         if free:
             costs[free[0], lane] += 1
-            explained.append(one)
+            by_fault.append(one)
+        elif any(abs(one.time - t) < AFTERMATH_S for n in lane[0] for t in losses[n]):
+            by_loss.append(one)
         else:
             untold.append(f"{name}: {one} has no other end (learner {peer})")
-    return explained, untold
+    return by_fault, by_loss, untold
+
+
+def _losses(history: History) -> dict[int | None, list[float]]:
+    """When each learner has lost a peer, by its own account."""
+    found = defaultdict[int | None, list[float]](list)
+    for name, records in history.items():
+        steps = (r for r in records if isinstance(r, Step))
+        for before, after in itertools.pairwise(steps):
+            found[name.learner] += [after.time] * (after.lost > before.lost)
+    return found
 
 
 def _unpaired(asked: list[_End], asks: list[_End]) -> list[_End]:
@@ -445,10 +487,21 @@ def _account(
     begin, end = min(s.time for s in steps), max(s.time for s in steps)
     near = [f for f in faults if f.begin <= end and begin <= f.end + AFTERMATH_S]
     hit = {learner for fault in near for learner in fault.learners}
-    num = everybody if any(f.is_of_rendezvous for f in near) else len(hit)
+    away = [fault for fault in near if fault.is_of_rendezvous]
+    most = PER_LEARNER * (everybody if away else len(hit))
+    # Where one goes while the rendezvous is away, the rest of its share as well.
+    most += max((len(hit) * _share(steps, f, num_units) for f in away), default=0)
     wrong = list[str]()
-    if lost > PER_LEARNER * num:
-        wrong.append(f"epoch {epoch}: {lost} batches lost, with {num} learners hit")
+    if lost > most:
+        wrong.append(f"epoch {epoch}: {lost} batches lost, where faults excuse {most}")
     if twice and not near:
         wrong.append(f"epoch {epoch}: {twice} batches done twice without a fault")
     return Account(lost, twice, wrong)
+
+
+def _share(steps: Sequence[Step], fault: Fault, num_units: int) -> int:
+    """Batches that were left for each learner when the rendezvous was lost."""
+    done = {step.unit for step in steps if step.time < fault.begin}
+    recent = fault.begin - AFTERMATH_S
+    members = {s.member for s in steps if recent < s.time < fault.begin}
+    return math.ceil((num_units - len(done)) / max(1, len(members)))

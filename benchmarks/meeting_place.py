@@ -1,9 +1,10 @@
-"""The rendezvous of islands, on the first of the emulated hosts."""
+"""The rendezvous of islands, on one of the emulated hosts or on this one."""
 
 import multiprocessing
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 
 from benchmarks.hosts import Hosts
 from lightning_adpsgd.islands import rendezvous
@@ -11,17 +12,33 @@ from lightning_adpsgd.islands import rendezvous
 
 @contextmanager
 def meeting_place(hosts: Hosts, port: int) -> Iterator[None]:
-    """A process that serves the rendezvous meanwhile."""
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=_serve, args=(hosts, port), daemon=True)
-    process.start()
+    """A process that serves the rendezvous on the first host meanwhile."""
+    process = start(hosts.addresses[0], port, hosts)
     try:
         yield
     finally:
-        process.kill()
-        process.join()
+        end(process)
 
 
-def _serve(hosts: Hosts, port: int) -> None:
-    hosts.enter(0)
-    rendezvous.serve(hosts.addresses[0], port, threading.Event())
+def start(
+    address: str, port: int, hosts: Hosts | None = None, host: int = 0
+) -> BaseProcess:
+    """Serves the rendezvous in a process; no hosts: on this one."""
+    context = multiprocessing.get_context("fork")
+    process = context.Process(
+        target=_serve, args=(address, port, hosts, host), daemon=True
+    )
+    process.start()
+    return process
+
+
+def end(process: BaseProcess) -> None:
+    """Kills it: whoever comes next finds nothing."""
+    process.kill()
+    process.join()
+
+
+def _serve(address: str, port: int, hosts: Hosts | None, host: int) -> None:
+    if hosts is not None:
+        hosts.enter(host)
+    rendezvous.serve(address, port, threading.Event())

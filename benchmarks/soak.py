@@ -1,9 +1,11 @@
-"""A long run in which six super-learners suffer whatever comes, drawn from a seed.
+"""A long run in which eight super-learners suffer whatever comes, drawn from a seed.
 
     python -m benchmarks.soak --minutes 30 --seed 0
 
-What that is, `fault_injection` says. Learner 0 is spared, so that one journal tells of
-the whole run. What is left, `results/soak.json`, says what it did to those who lived.
+What that is, `fault_injection` says. They share the batches of each epoch, with a token
+and TLS, each on an emulated host of its own where this machine can. Learner 0 is
+spared, so that one journal tells of the whole run. What is left, `results/soak.json`,
+says what it did to those who lived, and whether their weights and their batches add up.
 """
 
 import argparse
@@ -16,59 +18,65 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from typing_extensions import override
 
-from benchmarks import killed_methods, results, step_journal, workload
-from benchmarks.fault_injection import FALL_ILL, SPARED, Event, World
+from benchmarks import history, hosts, results, soaked, step_journal
+from benchmarks.fault_injection import SPARED, World
+from benchmarks.history import Fault
+from benchmarks.hosts import Hosts
 from benchmarks.killable import Killable
-from benchmarks.step_journal import Entry, Journal, Life
-from benchmarks.workload import NARROW, Batch
+from benchmarks.soaked import CREDENTIALS, STEP_S, UNITS
+from benchmarks.step_journal import Life
+from lightning_adpsgd.transport.links.issuing import issue
 
-LEARNERS = 6
-STEP_S, QUIET_END_S = 0.1, 25.0
-
-
-# --- one life
-
-
-class _Module(killed_methods.Module):
-    def __init__(self, life: Killable) -> None:
-        super().__init__(life)
-        self._diary = Journal(life.folder, life.number, life.life)
-        self._falls_ill = False
-        signal.signal(FALL_ILL, self._fall_ill)
-
-    @override
-    def batches(self) -> Iterator[Batch]:
-        return self.life.paced(STEP_S)
-
-    def _fall_ill(self, number: int, frame: object) -> None:
-        self._falls_ill = True
-
-    @override
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        if self._falls_ill:
-            self._falls_ill = False
-            next(self.model.parameters()).data.fill_(float("nan"))
-        return super().training_step(batch, batch_idx)
-
-    @override
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        statistics: Any = self.trainer.strategy
-        members = statistics.gossip_statistics().members
-        loss = float(outputs["loss"])
-        entry = Entry(time.monotonic(), members, loss, step_journal.memory_of())
-        self._diary.write(entry)
+LEARNERS = 8
+QUIET_END_S = 25.0
+ENDING_S = 120.0  # after the last step, for all to end
 
 
-def live(life: Killable, host: str = killed_methods.HERE) -> None:
-    """One life of an island that keeps a journal."""
-    killed_methods.train_island(_Module(life), host)
+# --- where it happens
+
+
+@contextmanager
+def own_hosts(num: int) -> Iterator[Hosts | None]:
+    """One for each, or none where this machine cannot emulate them."""
+    if reason := hosts.reason_against():
+        print(f"all on one host, without faults of links: {reason}", file=sys.stderr)
+        yield None
+    else:
+        with hosts.emulated(num) as made:
+            yield made
+
+
+def live(where: Hosts | None, life: Killable) -> None:
+    """One life, on the host of its learner."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent has one of its own
+    address = "127.0.0.1"
+    if where is not None:
+        where.enter(life.number)
+        address = where.addresses[-1]
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    soaked.live(life, address)
+
+
+@contextmanager
+def world(
+    folder: Path, seed: int, seconds: float, learners: int, where: Hosts | None = None
+) -> Iterator[World]:
+    """Learners that train for so long, and end of themselves."""
+    issue(folder / CREDENTIALS, days=1)
+    port = 20_000 + 200 * (int.from_bytes(os.urandom(2)) % 50)
+    first = Killable(0, learners, 0, port, folder, time.monotonic() + seconds)
+    made = World(first, seed, partial(live, where), where)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 # --- what it did to them
@@ -76,25 +84,50 @@ def live(life: Killable, host: str = killed_methods.HERE) -> None:
 
 def soak(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
     """Runs it; its figures."""
-    port = 20_000 + 200 * (int.from_bytes(os.urandom(2)) % 50)
     begin = time.monotonic()
-    world = World(Killable(0, LEARNERS, 0, port, folder, begin + seconds), seed, live)
-    try:
-        world.run(begin + seconds - QUIET_END_S)
-        world.crowd.wait(seconds + 60.0)
-        lasting = world.crowd.alive()
-    finally:
-        world.close()
+    with (
+        own_hosts(LEARNERS + 1) as where,
+        world(folder, seed, seconds, LEARNERS, where) as suffering,
+    ):
+        suffering.run(begin + seconds - QUIET_END_S)
+        suffering.crowd.wait(seconds + ENDING_S - (time.monotonic() - begin))
+        lasting = suffering.crowd.alive()
     lives = [step_journal.read(folder, number) for number in range(LEARNERS)]
+    place = "an emulated host each" if suffering.hosts else "one host"
     return {
-        "question": f"{LEARNERS} super-learners for {seconds / 60:.0f} minutes with "
-        f"faults drawn from seed {seed}; steps are waits of {1e3 * STEP_S:.0f} ms.",
-        **figures(lives, world.events),
+        "question": f"{LEARNERS} super-learners on {place} for {seconds / 60:.0f} "
+        f"minutes, with shared epochs of {UNITS} batches, a token and TLS, and faults "
+        f"drawn from seed {seed}; steps are waits of {1e3 * STEP_S:.0f} ms.",
+        **figures(lives, suffering.events),
+        "accounts": accounts(folder, suffering.events),
         "loss": losses(folder, max(sum(map(len, own)) for own in lives)),
-        "terminations that took too long": world.late,
+        "terminations that took too long": suffering.late,
         "processes that did not end": len(lasting),
-        "learners that ended in an error": len(trouble(folder)),
-        "series": {**series(lives), **protocol(world, begin, folder)},
+        "learners that ended in an error": len(soaked.trouble(folder)),
+        "series": {**series(lives), **protocol(suffering, begin, folder)},
+    }
+
+
+def accounts(folder: Path, events: Sequence[Fault]) -> dict[str, Any]:
+    """Whether weights and batches add up; see `history`."""
+    verdict = history.check(history.read(folder), events, UNITS)
+    for sentence in verdict.unexplained:
+        print(sentence, file=sys.stderr)
+    return {
+        "lives": verdict.lives,
+        "steps": verdict.steps,
+        "averages at both ends": (verdict.averages - verdict.one_sided) // 2,
+        "averages at one end, explained": verdict.one_sided,
+        "of these by a connection that broke without a fault of ours": verdict.of_lost,
+        "what those moved the sum of 68,362 weights by": verdict.moved,
+        "weights taken from others": verdict.puts,
+        "largest imbalance of a sum of weights": verdict.worst_balance,
+        "averages of weights of two trainings": verdict.of_two_origins,
+        "averages before any weights were taken": verdict.untrained,
+        "whole epochs": verdict.epochs,
+        "batches lost": verdict.lost,
+        "batches done twice": verdict.twice,
+        "findings that no fault explains": len(verdict.unexplained),
     }
 
 
@@ -109,11 +142,11 @@ def protocol(world: World, begin: float, folder: Path) -> dict[str, Any]:
         "events": [
             [e.kind, *e.learners, round(e.begin - begin, 1)] for e in world.events
         ],
-        "errors": trouble(folder),
+        "errors": soaked.trouble(folder),
     }
 
 
-def figures(lives: Sequence[Sequence[Life]], events: Sequence[Event]) -> dict[str, Any]:
+def figures(lives: Sequence[Sequence[Life]], events: Sequence[Fault]) -> dict[str, Any]:
     """What the journals tell in single numbers."""
     faults = [
         [(e.begin, e.end + 2.0) for e in events if number in e.learners]
@@ -155,7 +188,7 @@ def series(lives: Sequence[Sequence[Life]]) -> dict[str, list[float]]:
 
 
 def detected(
-    lives: Sequence[Sequence[Life]], events: Sequence[Event], kind: str
+    lives: Sequence[Sequence[Life]], events: Sequence[Fault], kind: str
 ) -> dict[str, float]:
     """Over all faults of a kind; a survivor's next step shows what it knows."""
     of_kind = [event for event in events if event.kind == kind]
@@ -174,43 +207,16 @@ def detected(
 def losses(folder: Path, num_steps: int) -> dict[str, float]:
     """On held-out samples, beside learners that average in each step undisturbed."""
     kept = [torch.load(path) for path in sorted(folder.glob("*.weights"))]
-    mean = held_out_loss(torch.stack(kept).mean(0))
-    control = held_out_loss(undisturbed(num_steps))
+    mean = soaked.held_out_loss(torch.stack(kept).mean(0))
+    control = soaked.held_out_loss(soaked.undisturbed(LEARNERS, num_steps))
     return {
         "of the mean": mean,
-        "largest of a learner": max(map(held_out_loss, kept)),
+        "largest of a learner": max(map(soaked.held_out_loss, kept)),
         "undisturbed": control,
         "of undisturbed": mean / control,
         "learners at the end": len(kept),
         "steps of undisturbed": num_steps,
     }
-
-
-def undisturbed(num_steps: int) -> Tensor:
-    """Weights of as many learners that take their mean in each step."""
-    model = workload.make_model(widths=NARROW)
-    optimizer = workload.make_optimizer(model)
-    feeds = [workload.batches(1 + number) for number in range(LEARNERS)]
-    for _ in range(num_steps):
-        parts = [next(feed) for feed in feeds]
-        optimizer.zero_grad()
-        columns = (torch.cat(column) for column in zip(*parts, strict=True))
-        workload.loss(model, Batch(*columns)).backward()
-        optimizer.step()
-    return workload.weights_of(model)
-
-
-@torch.no_grad()
-def held_out_loss(weights: Tensor) -> float:
-    model = workload.make_model(widths=NARROW)
-    nn.utils.vector_to_parameters(weights, model.parameters())
-    return workload.loss(model, next(workload.batches(99, workload.HELD_OUT))).item()
-
-
-def trouble(folder: Path) -> list[str]:
-    """What learners said that ended by themselves in an error."""
-    texts = [path.read_text() for path in sorted(folder.glob("*.trouble"))]
-    return [text[-500:] for text in texts if "SIGTERMException" not in text]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -291,6 +291,22 @@ def _follow_apart(
     return boundary
 
 
+def describe_clocks(trainer: pl.Trainer) -> str:
+    """What the callbacks and options of this learner do at a time, in their order.
+
+    Learners that differ in it would wait for an answer that one of them never gives.
+    """
+    found = [type(one).__name__ for one in _callbacks(trainer) if _has_a_clock(one)]
+    found += ["val_check_interval"] if _validates_by_time(trainer) else []
+    return ", ".join(found) or "none"
+
+
+def _has_a_clock(callback: Any) -> bool:
+    if isinstance(callback, ModelCheckpoint):
+        return save_period(callback, "train_time_interval") is not None
+    return isinstance(callback, Timer)
+
+
 def _validates_by_time(trainer: pl.Trainer) -> bool:
     return getattr(trainer, "_val_check_time_interval", None) is not None
 
@@ -303,11 +319,14 @@ def _validates_when_learner_0_does(
     return trainer.strategy.broadcast(validates)
 
 
+def _callbacks(trainer: pl.Trainer) -> list[Any]:
+    return getattr(trainer, "callbacks", [])
+
+
 def _timers(trainer: pl.Trainer) -> list[Timer]:
-    callbacks: list[Any] = getattr(trainer, "callbacks", [])
     return [
         callback
-        for callback in callbacks
+        for callback in _callbacks(trainer)
         if isinstance(callback, Timer)
         and callback._interval == Interval.step
         and callback._duration is not None
@@ -320,8 +339,7 @@ def _timed_checkpoints(trainer: pl.Trainer) -> list[ModelCheckpoint]:
 
 
 def _checkpoints(trainer: pl.Trainer) -> list[ModelCheckpoint]:
-    callbacks: list[Any] = getattr(trainer, "callbacks", [])
-    return [one for one in callbacks if isinstance(one, ModelCheckpoint)]
+    return [one for one in _callbacks(trainer) if isinstance(one, ModelCheckpoint)]
 
 
 def _at_last_batch(trainer: pl.Trainer) -> bool:
@@ -330,7 +348,7 @@ def _at_last_batch(trainer: pl.Trainer) -> bool:
 
 def _end_of_epoch(trainer: pl.Trainer) -> list[Any]:
     """What the end of this epoch does that not every end of an epoch does."""
-    epoch, callbacks = trainer.current_epoch, getattr(trainer, "callbacks", [])
+    epoch, callbacks = trainer.current_epoch, _callbacks(trainer)
     periods = [save_period(one, "every_n_epochs") for one in _checkpoints(trainer)]
     saves: list[Any] = [(epoch + 1) % every == 0 for every in periods if every]
     averages = any(isinstance(c, StochasticWeightAveraging) for c in callbacks)

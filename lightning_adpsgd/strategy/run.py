@@ -19,7 +19,7 @@ from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.strategy.checkpoints.contents import Resumed
 from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
-from lightning_adpsgd.strategy.clocks import Boundary, follow_clocks
+from lightning_adpsgd.strategy.clocks import Boundary, describe_clocks, follow_clocks
 from lightning_adpsgd.strategy.compatibility import refuse_with_work_sharing
 from lightning_adpsgd.strategy.default_sharing import (
     DefaultSharing,
@@ -81,6 +81,10 @@ class TrainingRun:
                 layer.process_group = job.groups.gradients
         stop_together = self._dials.islands is not None and self._size > 1
         handle_signals(trainer, job if stop_together else None, overrides)
+        # Now: a `Timer` calls for a collective as soon as the training begins.
+        with job.failures.named():
+            clocks = describe_clocks(trainer)
+            job.coordinator.meet(f"set-up, with these clocks: {clocks}")
         self._boundary = follow_clocks(trainer, job, overrides)
         self.scope.follow(overrides)
         transfer_in_consensus(trainer, self.enter, job.leave_consensus, overrides)

@@ -218,7 +218,7 @@ def test_an_old_ledger_that_is_written_again_hands_nothing_out_twice() -> None:
         for island in islands:
             island.begin()
         client = Rendezvous(server.address, answer_s=60.0)
-        old = client.ask(lambda store: store.get("pool/0"))
+        old = client.ask(lambda store: store.get("pool/0")).decode()
         for _ in range(5):
             for island in islands:
                 island.step()

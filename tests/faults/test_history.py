@@ -12,7 +12,7 @@ from benchmarks import history
 from benchmarks.history import Average, Fault, Name, Put, Record, Step, Verdict, check
 from lightning_adpsgd.gossip.exchange import Lane
 from lightning_adpsgd.weights.replica import Part
-from tests.helpers import engines, random_rows, running, together
+from tests.helpers import engines, random_rows, running, until
 
 LEARNERS, UNITS, EPOCHS = 4, 30, 3
 STEP_S = 0.1
@@ -182,6 +182,23 @@ def test_a_fault_loses_two_exchanges_of_a_lane_and_not_three() -> None:
     assert len(found.unexplained) == 1
 
 
+def test_an_average_that_ends_with_its_connection_is_counted_apart() -> None:
+    records = Voyage(seed=6).records
+    own = records[Name(1, 0)]
+    place = next(n for n, one in enumerate(own) if isinstance(one, Average))
+    alone = own.pop(place)
+    for name, step in list(records.items()):
+        records[name] = [
+            one._replace(lost=int(one.time > alone.time + 1 and name.learner == 1))
+            if isinstance(one, Step)
+            else one
+            for one in step
+        ]
+    found = judge(records)
+    assert (found.one_sided, found.of_lost) == (1, 1)
+    assert not [one for one in found.unexplained if "no other end" in one]
+
+
 @pytest.mark.parametrize("num_lost", [2, 3])
 def test_a_learner_that_is_killed_loses_two_batches_and_not_three(
     num_lost: int,
@@ -236,17 +253,17 @@ def test_real_exchanges_take_at_one_end_what_they_add_at_the_other(
         monkeypatch.setattr(owner, name, getattr(owner, name))
     recorder = history.Recorder(tmp_path, Name(0, 0))
     recorder.follow_exchanges()
-    rows = random_rows(3)
-    vectors, gossips = engines(rows, "ring", chunk_elements=3)
+    vectors, gossips = engines(random_rows(3), "ring", chunk_elements=3)
 
-    def train(index: int) -> None:
-        for _ in range(20):
-            gossips[index].before_update()
-            vectors[index].add_(1.0)
-            gossips[index].after_update()
+    def all_have_met() -> bool:
+        for vector, gossip in zip(vectors, gossips, strict=True):
+            gossip.before_update()
+            vector.add_(1.0)
+            gossip.after_update()
+        return all(gossip.statistics().exchanges >= 3 for gossip in gossips)
 
     with running(gossips):
-        together([lambda i=i: train(i) for i in range(3)])
+        until(all_have_met, "three exchanges of each")
     (records,) = history.read(tmp_path).values()
     averages = [one for one in records if isinstance(one, Average)]
     asking = sorted((a.part, a.value) for a in averages if a.asked)

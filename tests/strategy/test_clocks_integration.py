@@ -109,6 +109,28 @@ def test_the_time_is_over_for_super_learners_of_two() -> None:
         torch.testing.assert_close(weight, consensus_at(steps))
 
 
+@pytest.mark.parametrize(
+    ("communication", "interval", "owner"),
+    [("async", "step", 0), ("async", "epoch", 1), ("sync", "step", 1)],
+)
+def test_a_timer_of_one_learner_alone_is_refused_at_the_start(
+    communication: Any, interval: str, owner: int
+) -> None:
+    def program(rank: int) -> None:
+        timers = [Timer(timedelta(seconds=0.6), interval=interval)]
+        trainer = trainer_of(
+            gossip(communication=communication, topology="complete"),
+            2,
+            callbacks=timers if rank == owner else [],
+        )
+        trainer.fit(Linear(), loader(20, rank, 2))
+
+    for outcome in learners(2, program):
+        assert outcome.exit_code == 1
+        assert "set-up, with these clocks: Timer'" in outcome.error
+        assert "set-up, with these clocks: none'" in outcome.error
+
+
 def test_validation_by_time_sees_the_consensus_of_unequal_steps() -> None:
     def arguments() -> dict[str, Any]:
         return {"val_check_interval": timedelta(seconds=0.2), "max_epochs": 6}

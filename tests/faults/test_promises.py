@@ -1,0 +1,57 @@
+"""Each promise about failures names tests, and the tests that are named are there."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "failures.md"
+HEADING = "## Promises, beside those of others"
+
+
+@cache
+def tests_there_are() -> frozenset[str]:
+    texts = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    return frozenset(n for text in texts for n in re.findall(r"def (test_\w+)", text))
+
+
+def named_in(text: str) -> list[str]:
+    """Names of tests as the page has them; one may end in "…"."""
+    return re.findall(r"`(test_\w+…?)`", text)
+
+
+def rows_of(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("| ")]
+
+
+def is_there(name: str) -> bool:
+    if not name.endswith("…"):
+        return name in tests_there_are()
+    return any(one.startswith(name[:-1]) for one in tests_there_are())
+
+
+@pytest.mark.parametrize("name", sorted(set(named_in(PAGE.read_text()))))
+def test_a_test_that_is_named_is_there(name: str) -> None:
+    assert is_there(name)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(set(re.findall(r"`(tests/[\w/]+\.py)`", PAGE.read_text())))
+)
+def test_a_file_of_tests_that_is_named_is_there(path: str) -> None:
+    assert (ROOT / path).is_file()
+
+
+def test_each_promise_names_a_test() -> None:
+    _, _, rest = PAGE.read_text().partition(HEADING)
+    promises = rows_of(rest.partition("\n## ")[0])[2:]
+    assert len(promises) >= 8
+    for promise in promises:
+        assert named_in(promise), promise
+
+
+def test_a_name_that_is_nobodys_would_be_found() -> None:
+    assert not is_there("test_that_nobody_wrote")
+    assert not is_there("test_that_nobody_…")
