@@ -7,7 +7,6 @@ import ast
 import os
 import re
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,6 @@ pytest.importorskip("matplotlib")
 from nbformat import NotebookNode
 
 from notebooks import run
-from tests import warm
 
 MOST_BYTES = 300_000
 MACHINE = re.compile(r"/(root|home|tmp|work|Users|mnt|opt|usr|var)/\w|ipykernel_\d")
@@ -64,11 +62,7 @@ QUICKEST = [path for path in NOTEBOOKS if path.name[:2] in ("00", "04")]
 
 @pytest.mark.timeout(run.SECONDS + 60)
 @pytest.mark.parametrize("path", QUICKEST, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_shows_what_is_committed(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # By what Jupyter starts a notebook's process.
-    monkeypatch.setattr(sys, "executable", warm.python())
+def test_a_notebook_runs_and_shows_what_is_committed(path: Path) -> None:
     executed = code_cells(run.execute(path))
     committed = code_cells(run.read(path))
     for cell, expected in zip(executed, committed, strict=True):
