@@ -7,7 +7,6 @@ import ast
 import os
 import re
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +19,8 @@ pytest.importorskip("matplotlib")
 from nbformat import NotebookNode
 
 from notebooks import run
-from tests import warm
 from tests.helpers import forked
+
 
 # What `pip install -e .[asr,notebooks]` does not install.
 OF_OTHER_EXTRAS = ("jiwer", "jsonargparse", "kaldi_native_fbank", "onnx", "wandb")
@@ -67,11 +66,7 @@ QUICKEST = [path for path in NOTEBOOKS if path.name[:2] in ("00", "04")]
 
 @pytest.mark.timeout(run.SECONDS + 60)
 @pytest.mark.parametrize("path", QUICKEST, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_shows_what_is_committed(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # By what Jupyter starts a notebook's process.
-    monkeypatch.setattr(sys, "executable", warm.python())
+def test_a_notebook_runs_and_shows_what_is_committed(path: Path) -> None:
     executed = code_cells(run.execute(path))
     committed = code_cells(run.read(path))
     for cell, expected in zip(executed, committed, strict=True):
