@@ -21,7 +21,6 @@ from nbformat import NotebookNode
 from notebooks import run
 from tests.helpers import forked
 
-
 # What `pip install -e .[asr,notebooks]` does not install.
 OF_OTHER_EXTRAS = ("jiwer", "jsonargparse", "kaldi_native_fbank", "onnx", "wandb")
 MOST_BYTES = 300_000
