@@ -9,6 +9,8 @@ each validation, which all learners reach anyway:
 - `ConsensusMonitor`: how the super-learners differ, and what that does to the learning
   rate.
 
+`summary(trainer)` says in one line what this learner has done.
+
 `AllreduceWait` measures the wait for DDP's gradient allreduce, and `SaveWithinEpoch`
 writes checkpoints within a shared epoch. All of them work under every strategy, and
 leave out figures that the strategy lacks.
@@ -20,6 +22,7 @@ from lightning_adpsgd.callbacks.consensus import ConsensusMonitor
 from lightning_adpsgd.callbacks.convergence import ConvergenceMonitor
 from lightning_adpsgd.callbacks.curve import TrainingCurve
 from lightning_adpsgd.callbacks.gossip import GossipMonitor
+from lightning_adpsgd.callbacks.reporting import summary
 from lightning_adpsgd.callbacks.within_epoch import SaveWithinEpoch
 
 __all__ = [
@@ -30,4 +33,5 @@ __all__ = [
     "Monitor",
     "SaveWithinEpoch",
     "TrainingCurve",
+    "summary",
 ]
