@@ -1,14 +1,12 @@
 """A transformer that no learner holds whole: two super-learners of two learners each.
 
-    python examples/large_model.py            # four processes on this machine
+    python examples/large_model.py --batch-size 16 --epochs 3 --width 64 --depth 2
     torchrun --nproc-per-node 4 examples/large_model.py
-
-Within a super-learner FSDP2 shards the model; between them each learner averages its
-shards with those of its counterpart, without waiting. docs/large-models.md explains it.
+FSDP2 shards the model; learners average their shards (docs/large-models.md).
 """
 
-from pathlib import Path
-from typing import Any
+import argparse
+from collections.abc import Sequence
 
 import lightning.pytorch as pl
 import torch
@@ -16,82 +14,67 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
-from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd.callbacks import summary
 
 
 class Reverser(pl.LightningModule):
-    """Learns to say a sequence of symbols backwards."""
+    """Learns to say a sequence of 16 symbols backwards."""
 
-    def __init__(self, num_symbols: int = 16, width: int = 64, depth: int = 2) -> None:
+    def __init__(self, width: int, depth: int) -> None:
         super().__init__()
-        self.save_hyperparameters()
-        self.network: nn.Sequential | None = None
+        self.width, self.depth, self.network = width, depth, nn.Sequential()
 
-    @override
     def configure_model(self) -> None:
-        if self.network is not None:  # Lightning calls it for each fit and test
+        if len(self.network):  # Lightning calls it for each fit and test
             return
-        symbols, width, depth = self.hparams.values()
         torch.manual_seed(0)  # learners that cut one model must begin with the same
-        layer = (width, 4, 4 * width, 0.0)
-        blocks = [
-            nn.TransformerEncoderLayer(*layer, batch_first=True) for _ in range(depth)
-        ]
-        self.network = nn.Sequential(
-            nn.Embedding(symbols, width), *blocks, nn.Linear(width, symbols)
-        )
-        if self.device_mesh is None:  # a single process, which loads one file
-            return
-        mesh = self.device_mesh["data_parallel"]
-        for block in blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(self.network, mesh=mesh)
+        shape = (self.width, 4, 4 * self.width, 0.0, "relu", 1e-5, True)
+        blocks = [nn.TransformerEncoderLayer(*shape) for _ in range(self.depth)]
+        ends = nn.Embedding(16, self.width), nn.Linear(self.width, 16)
+        self.network = nn.Sequential(ends[0], *blocks, ends[1])
+        if self.device_mesh is not None:  # None: a single process, which loads a file
+            for part in (*blocks, self.network):
+                fully_shard(part, mesh=self.device_mesh["data_parallel"])
 
-    def loss(self, batch: list[Tensor]) -> Tensor:
-        """Cross-entropy of the symbols, first to last."""
-        assert self.network is not None
-        scores = self.network(batch[0])
-        return nn.functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten())
-
-    @override
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return self.loss(batch)
+        return nn.functional.cross_entropy(self.network(batch[0]).mT, batch[1])
 
-    @override
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        self.log("val_loss", self.loss(batch), sync_dist=True, prog_bar=True)
+        self.log("loss", self.training_step(batch, batch_idx), sync_dist=True)
 
-    @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), 1e-3)
 
 
-def sequences(number: int, seed: int) -> DataLoader[Any]:
+def sequences(number: int, seed: int, batch_size: int = 64) -> DataLoader:
     """Random sequences, and the same backwards."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.randint(0, 16, (number, 8), generator=generator)
-    return DataLoader(TensorDataset(rows, rows.flip(1)), batch_size=16)
+    rows = torch.randint(16, (number, 8), generator=torch.Generator().manual_seed(seed))
+    return DataLoader(TensorDataset(rows, rows.flip(1)), batch_size)
 
 
-def main(folder: Path, max_epochs: int = 3, devices: int = 4) -> float:
-    """Trains, and returns the loss of the consensus."""
+def main(arguments: Sequence[str] | None = None) -> float:
+    """Trains, goes on where it was interrupted, and returns the consensus' loss."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="large_model", help="folder of checkpoints")
+    sizes = {"devices": 4, "batch-size": 16, "epochs": 3, "width": 64, "depth": 2}
+    for name, default in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    chosen = parser.parse_args(arguments)
     trainer = pl.Trainer(
         accelerator="cpu",
-        devices=devices,
-        strategy=HADPSGDStrategy(
-            "ring", "async", super_learner_size=2, inside="model_parallel"
-        ),
-        max_epochs=max_epochs,
-        default_root_dir=folder,
-        callbacks=[ModelCheckpoint(folder, save_last=True)],
+        devices=chosen.devices,
+        strategy=HADPSGDStrategy(super_learner_size=2, inside="model_parallel"),
+        max_epochs=chosen.epochs,
+        callbacks=[ModelCheckpoint(chosen.out, save_last=True)],
         logger=False,
-        enable_progress_bar=False,
     )
-    trainer.fit(Reverser(), sequences(2048, 1), sequences(256, 2), ckpt_path="last")
-    return float(trainer.callback_metrics["val_loss"])
+    model, training = Reverser(chosen.width, chosen.depth), (2048, 1, chosen.batch_size)
+    trainer.fit(model, sequences(*training), sequences(256, 2), ckpt_path="last")
+    trainer.print(f"loss {trainer.callback_metrics['loss']:.3f}; {summary(trainer)}")
+    return float(trainer.callback_metrics["loss"])
 
 
 if __name__ == "__main__":
-    print(f"validation loss {main(Path('large_model')):.3f}")
+    main()

@@ -7,6 +7,7 @@ import ast
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 

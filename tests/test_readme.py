@@ -15,7 +15,7 @@ PACKAGE = ROOT / "lightning_adpsgd"
 # The log and the change log name files as they were called at the time.
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 PAGES += [ROOT / "notebooks" / "README.md", *sorted(ROOT.glob("benchmarks/**/*.md"))]
-PAGES += sorted(ROOT.glob("recipes/**/*.md"))
+PAGES += [ROOT / "examples" / "README.md", *sorted(ROOT.glob("recipes/**/*.md"))]
 PAGES.remove(ROOT / "docs" / "log.md")
 PATH = re.compile(r"(?<![\w./-])(?:[\w-]+/)+[\w-]+\.py\b")
 FOLDER = re.compile(r"`((?:lightning_adpsgd|recipes|tests|benchmarks)/[\w/]*/)`")

@@ -9,6 +9,8 @@ each validation, which all learners reach anyway:
 - `ConsensusMonitor`: how the super-learners differ, and what that does to the learning
   rate.
 
+`summary(trainer)` says in one line what this learner has done.
+
 `ProgressLine` shows the speed and the gossip of all learners in the progress bar.
 `AllreduceWait` measures the wait for DDP's gradient allreduce, `Timeline` writes what
 each learner did in its last steps, and `SaveWithinEpoch` writes checkpoints within a
@@ -23,6 +25,7 @@ from lightning_adpsgd.callbacks.convergence import ConvergenceMonitor
 from lightning_adpsgd.callbacks.curve import TrainingCurve
 from lightning_adpsgd.callbacks.gossip import GossipMonitor
 from lightning_adpsgd.callbacks.progress_line import ProgressLine
+from lightning_adpsgd.callbacks.reporting import summary
 from lightning_adpsgd.callbacks.timeline import Timeline
 from lightning_adpsgd.callbacks.within_epoch import SaveWithinEpoch
 
@@ -36,4 +39,5 @@ __all__ = [
     "SaveWithinEpoch",
     "Timeline",
     "TrainingCurve",
+    "summary",
 ]

@@ -1,4 +1,4 @@
-"""Gathers the figures of all learners, and hands them to loggers."""
+"""Gathers the figures of all learners, and hands them to loggers and to people."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -57,6 +57,25 @@ def consensus_distances(trainer: Trainer) -> dict[str, float]:
         "gossip/consensus_distance": consensus.distance,
         "gossip/relative_consensus_distance": consensus.relative_distance,
     }
+
+
+def summary(trainer: Trainer) -> str:
+    """What this learner has done, in one line; asks no other learner.
+
+    For `trainer.print(summary(trainer))` after a fit, under any strategy. A process
+    that has forked or spawned the learners does not know what they did: there call it
+    in `on_train_end`.
+    """
+    done = f"{trainer.global_step} steps"
+    statistics = getattr(trainer.strategy, "gossip_statistics", lambda: None)()
+    if statistics is not None:
+        rate = statistics.exchanges / max(trainer.global_step, 1)
+        sent = statistics.bytes_sent / 1e6
+        done += f", {rate:.2f} exchanges per step, {sent:.3g} MB sent"
+    for name, value in consensus_distances(trainer).items():
+        if name.endswith("relative_consensus_distance"):
+            done += f", relative consensus distance {value:.2g}"
+    return done
 
 
 def _widest_float(device: torch.device) -> torch.dtype:

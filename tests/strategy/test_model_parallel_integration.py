@@ -3,7 +3,6 @@
 One launch of four learners makes all trainings; the tests look at what came of them.
 """
 
-import importlib.util
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.mixing.statistics import Statistics
+from tests.examples.programs import program_of
 from tests.helpers import PATIENCE, PROGRAM_S, engine_threads
 from tests.learners import learners, trainer_of, values
 from tests.sharded import Block, FromMeta, Network, Transformer, sequences
@@ -110,13 +110,7 @@ def num_shared(rank: int) -> int:
 
 def example(folder: Path) -> float:
     """The loss of the program in examples/."""
-    path = Path(__file__).parents[2] / "examples" / "large_model.py"
-    spec = importlib.util.spec_from_file_location("large_model", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main(folder, max_epochs=1)
+    return program_of("large_model")(["--out", str(folder), "--epochs", "1"])
 
 
 def both(*dials: Any, **options: Any) -> dict[str, Callable[[], Any]]:

@@ -245,35 +245,30 @@ def test_cudnn_takes_the_weights_where_they_are() -> None:
 # --- weights that stay frozen
 
 
-def adapted() -> nn.Sequential:
-    """A frozen layer, and one that learns."""
-    return nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 1))
-
-
 def test_frozen_weights_may_stay_out_of_the_vector() -> None:
-    module = adapted()
-    before = module[0].weight.data_ptr()
-    flat = FlatParameters(module, with_frozen=False)
+    frozen, trained = nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 1)
+    before = frozen.weight.data_ptr()
+    flat = FlatParameters(nn.Sequential(frozen, trained), with_frozen=False)
     assert [len(vector) for vector in flat.vectors] == [3]
     assert flat.layout().startswith("1.weight:(1, 2):torch.float32;1.bias:")
-    assert module[0].weight.data_ptr() == before
+    assert frozen.weight.data_ptr() == before
     flat.rebind()
     flat.check_views()
 
 
 def test_a_frozen_weight_that_shares_memory_with_a_trained_one_stays_tied() -> None:
-    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    module[1].weight = nn.Parameter(module[0].weight.detach(), requires_grad=False)
-    flat = FlatParameters(module, with_frozen=False)
+    one, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    other.weight = nn.Parameter(one.weight.detach(), requires_grad=False)
+    flat = FlatParameters(nn.Sequential(one, other), with_frozen=False)
     with torch.no_grad():
         flat.vectors[0].fill_(7)
-    assert module[1].weight.tolist() == module[0].weight.tolist() == [[7.0] * 3] * 3
+    assert other.weight.tolist() == one.weight.tolist() == [[7.0] * 3] * 3
 
 
 def test_a_weight_that_was_left_out_as_frozen_must_stay_frozen() -> None:
-    module = adapted()
-    flat = FlatParameters(module, with_frozen=False)
-    module[0].requires_grad_(True)
+    frozen, trained = nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 1)
+    flat = FlatParameters(nn.Sequential(frozen, trained), with_frozen=False)
+    frozen.requires_grad_(True)
     for check in (flat.rebind, flat.check_views):
         with pytest.raises(RuntimeError, match=r"`0\.weight` was frozen at set-up"):
             check()
