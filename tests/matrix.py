@@ -91,6 +91,7 @@ CELLS: Mapping[str, Cell] = {
     "floor": Cell(("lightning==2.5.0.post0", "torch==2.6.0")),
     "lightning-2.5": Cell(("lightning==2.5.6",)),
     "locked": Cell(),
+    "torch-2.13": Cell(("torch==2.13.0",)),
     "newest": Cell(("lightning==2.6.6", "torch==2.15.0")),
     "pytorch-lightning": Cell(
         ("pytorch-lightning==2.6.6",), lacks=("lightning",), renames=True
