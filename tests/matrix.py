@@ -41,7 +41,6 @@ SMOKE = (
     f"{_TRAINER}::test_plain_lightning_loads_and_goes_on_from_a_checkpoint",
     f"{_TRAINER}::test_every_name_trains_by_the_fork_launcher",
     "tests/strategy/test_callbacks_integration.py",
-    "tests/strategy/test_clocks_integration.py",
     "tests/strategy/test_fabric.py",
     "tests/strategy/test_overrides.py::test_each_name_is_one_of_lightnings",
     "tests/strategy/test_scope.py",
@@ -92,6 +91,7 @@ CELLS: Mapping[str, Cell] = {
     "floor": Cell(("lightning==2.5.0.post0", "torch==2.6.0")),
     "lightning-2.5": Cell(("lightning==2.5.6",)),
     "locked": Cell(),
+    "torch-2.13": Cell(("torch==2.13.0",)),
     "newest": Cell(("lightning==2.6.6", "torch==2.15.0")),
     "pytorch-lightning": Cell(
         ("pytorch-lightning==2.6.6",), lacks=("lightning",), renames=True
