@@ -137,17 +137,18 @@ class Sleeper:
 
 
 @pytest.mark.parametrize(
-    ("rank", "computed", "forward_at", "ends_at"),
+    ("rank", "computed", "backward_at", "ends_at"),
     [(0, 0.02, 0.0, 0.05), (3, 0.02, 0.2, 0.25), (0, 0.07, 0.0, 0.07)],
 )
 def test_steps_last_as_long_as_those_of_machines_of_other_speeds(
-    monkeypatch, rank, computed, forward_at, ends_at
+    monkeypatch, rank, computed, backward_at, ends_at
 ):
     sleeper, pace = Sleeper(), Pace(0.05, 0.2)
     monkeypatch.setattr(timed, "time", sleeper)
     trainer: Any = SimpleNamespace(global_rank=rank, world_size=4)
     begin_batch(pace, trainer)
-    assert sleeper.now == forward_at
+    pace.on_before_backward(trainer, None, None)  # pyright: ignore
+    assert sleeper.now == backward_at
     sleeper.now += computed
     pace.on_after_backward(trainer, None)  # pyright: ignore
     assert sleeper.now == pytest.approx(ends_at)

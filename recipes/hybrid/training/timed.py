@@ -88,9 +88,10 @@ class TimedSchedule(Callback):
 class Pace(Callback):
     """Makes steps last as long as machines of other speeds would need for them.
 
-    The last learner waits before its forward pass, so that others which need its
-    gradient wait as well. What is left of a step passes after the backward pass.
-    Communication goes on meanwhile.
+    The last learner waits before its backward pass, so that others which need its
+    gradient wait for just that. (DDP sends buffers in the forward pass; a wait there
+    would be in nobody's figures.) What is left of a step passes after the backward
+    pass. Communication goes on meanwhile.
 
     Args:
         step_s: Seconds that every step lasts at least.
@@ -99,16 +100,21 @@ class Pace(Callback):
 
     def __init__(self, step_s: float, pause_s: float) -> None:
         self._step_s, self._pause_s = step_s, pause_s
-        self._until = 0.0
+        self._until = self._waits_s = 0.0
 
     @override
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         slow = trainer.global_rank == trainer.world_size - 1
-        pause_s = self._pause_s if slow else 0.0
-        self._until = time.monotonic() + pause_s + self._step_s
-        time.sleep(pause_s)
+        self._waits_s = self._pause_s if slow else 0.0
+        self._until = time.monotonic() + self._waits_s + self._step_s
+
+    @override
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        time.sleep(self._waits_s)
 
     @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
