@@ -205,10 +205,11 @@ def test_every_method_of_the_race_trains_for_the_same_time(finished, run):
     assert summary["train_seconds"] >= RACE_SECONDS
     assert summary["pause_s"] == pytest.approx(4 * summary["step_s"])
     held_out = read_held_out(race_folder(finished, run) / HELD_OUT)
-    *on_the_way, end = held_out.curve
-    assert 1 <= len(on_the_way) <= len(COPIES_AT)
-    assert all(point.seconds <= RACE_SECONDS + 1 for point in on_the_way)
-    assert end.seconds == summary["train_seconds"]
+    # A learner that was held up lacks some of the copies on the way.
+    assert len(held_out.curve) <= len(COPIES_AT) + 1
+    seconds = [point.seconds for point in held_out.curve]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] == summary["train_seconds"]
 
 
 @pytest.mark.parametrize("run", RACE)
