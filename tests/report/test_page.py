@@ -15,7 +15,13 @@ import lightning_adpsgd
 from lightning_adpsgd.__main__ import main
 from lightning_adpsgd.report import collect, write_page
 from tests.report.browser import CHROMIUM, Browser, browser
-from tests.report.runs import write_lane, write_lanes, write_run, write_score
+from tests.report.runs import (
+    write_lane,
+    write_lanes,
+    write_rows,
+    write_run,
+    write_score,
+)
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
 
@@ -289,6 +295,20 @@ def test_the_axis_of_the_loss_shows_differences_and_all_if_it_is_asked_to(seen):
     assert max(heights(seen)) < 1.6  # the losses begin at 4
     press(seen, "zoomed")
     assert max(heights(seen)) >= 3.5
+
+
+@needs_browser
+def test_a_short_run_beside_a_long_one_is_in_the_zoomed_chart(shown, tmp_path):
+    write_run(tmp_path / "long", "long")
+    short = [{"step": k, "val_loss": 6 - k} for k in range(5)]
+    write_rows(tmp_path / "short" / "metrics.csv", short)
+    write_page(collect([tmp_path]), tmp_path / "page.html")
+    shown.open(tmp_path / "page.html")
+    press(shown, "steps")
+    # The first number below the axis: the chart does not begin at 250 of 1000 steps.
+    assert float(domain(shown).split()[0]) < 250
+    # Without the first quarter of either: 2 is the loss of the last step of the short.
+    assert 4.5 < max(heights(shown)) < 6
 
 
 @needs_browser

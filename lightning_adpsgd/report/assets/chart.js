@@ -146,7 +146,7 @@ class LineChart {
   }
 
   place(seen) {
-    const domain = this.range ?? this.firstRange();
+    const domain = this.range ?? this.firstRange(seen);
     this.x = scale(domain, [MARGIN.left, this.width - MARGIN.right]);
     this.x.domain = domain;
     const heights = this.heights(seen, domain);
@@ -159,16 +159,24 @@ class LineChart {
     this.y.domain = [low, high];
   }
 
-  // Zoomed, the first quarter is left out: losses fall there, and differences vanish.
-  firstRange() {
+  // Zoomed, the first quarter of each curve does not count: losses fall there, and
+  // differences vanish.
+  beginOf({ points }) {
+    const [low, high] = [points[0][0], points.at(-1)[0]];
+    return this.page.zoomed && this.canZoom && !this.range ? low + (high - low) * 0.25 : low;
+  }
+
+  firstRange(seen) {
     const [low, high] = this.extent;
-    return this.page.zoomed && this.canZoom ? [low + (high - low) * 0.25, high] : this.extent;
+    if (!this.page.zoomed || !this.canZoom) return this.extent;
+    const main = seen.filter((one) => !one.thin && one.points.length > 1);
+    return main.length ? [Math.min(...main.map((one) => this.beginOf(one))), high] : [low, high];
   }
 
   heights(seen, [low, high]) {
     const main = seen.filter((line) => !line.thin);
-    const kept = (lines) => lines.flatMap((line) => line.points
-      .filter(([x]) => x >= low && x <= high).flatMap((point) => point.slice(1)));
+    const kept = (lines) => lines.flatMap((one) => one.points
+      .filter(([x]) => x >= Math.max(low, this.beginOf(one)) && x <= high).flatMap((point) => point.slice(1)));
     const found = kept(main.length ? main : seen);
     const all = found.length ? found : kept(seen);
     return all.length ? all : seen.flatMap((line) => line.points.flatMap((point) => point.slice(1)));

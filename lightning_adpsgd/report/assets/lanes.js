@@ -7,8 +7,9 @@ const KINDS = {
 };
 
 class Lanes {
-  constructor(record, perSuperLearner) {
-    Object.assign(this, { record, perSuperLearner: perSuperLearner || 1 });
+  // left: names of figures that are to be left out.
+  constructor(record, perSuperLearner, left) {
+    Object.assign(this, { record, perSuperLearner: perSuperLearner || 1, left });
     this.learners = record.learners;
     const entries = this.learners.flatMap((one) => [...one.steps, ...one.events]);
     const times = entries.flatMap((entry) => [entry[BEGIN], entry[END]]);
@@ -58,7 +59,7 @@ class Lanes {
       const count = one.steps.length;
       const span = count ? one.steps.at(-1)[END] - one.steps[0][BEGIN] : 0;
       const last = one.events.findLast((event) => event[2] !== "validation");
-      const speed = span ? short(count / span, 3) : "–";
+      const speed = span && !this.left.has("Speed of learners") ? short(count / span, 3) : "–";
       const exchanges = count ? short(sum(EXCHANGES) / count, 3) : "–";
       const waited = percent(spent ? sum(WAITED) / spent : null);
       return [one.name, String(count), speed, waited, exchanges, last ? last[2] : "no end written"];

@@ -114,12 +114,13 @@ function logTicks(low, high, count) {
 
 // --- tables
 
-function table(title, head, rows) {
+// Where a heading says it already, the title is for screen readers alone.
+function table(title, head, rows, isNamed = false) {
   const cells = (name, line) => line.map((cell) => make(name, {}, cellText(cell)));
   return make(
     "div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title },
     make(
-      "table", {}, make("caption", {}, title),
+      "table", {}, isNamed ? null : make("caption", {}, title),
       make("thead", {}, make("tr", {}, ...head.map((cell) => make("th", { scope: "col" }, cellText(cell))))),
       make("tbody", {}, ...rows.map((line) => make("tr", {}, ...cells("td", line)))),
     ),

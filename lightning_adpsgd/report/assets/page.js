@@ -79,7 +79,7 @@ class Page {
       for (const text of note.notes ?? []) this.main.append(make("p", {}, text));
       for (const one of note.tables ?? []) {
         const text = (one.text ?? []).map((paragraph) => make("p", {}, paragraph));
-        this.section(one.title, ...text, table(one.title, one.head, one.rows));
+        this.section(one.title, ...text, table(one.title, one.head, one.rows, true));
       }
     }
   }
@@ -109,7 +109,7 @@ class Page {
 
   lanes() {
     if (!DATA.lanes.length) return;
-    const lanes = DATA.lanes.map((record) => new Lanes(record, this.sizeOf(record.name)));
+    const lanes = DATA.lanes.map((record) => new Lanes(record, this.sizeOf(record.name), this.left));
     this.drawn.push(...lanes);
     const text = "What each learner did in its last recorded steps. An exchange stands at the end of the "
       + "step in which it ended. A cross: a learner was lost, or ended with an error.";
