@@ -51,7 +51,7 @@ def program(
     def run(place: Place) -> list[Taken]:
         dist.init_process_group("gloo", timeout=TIMEOUT)
         schedule = Schedule(find_topology("ring"), num_super_learners=2)
-        rounds, taken = itertools.count(1), list[Taken]()
+        taken = list[Taken]()
         # Taken as it is, with nothing left out: it has the clocks of one exchange.
         watch = Switch()
         kinds = {
@@ -63,10 +63,11 @@ def program(
                 kind: stack.enter_context(_engine(addresses, credentials, schedule))
                 for kind, credentials in kinds.items()
             }
+            rounds = {kind: itertools.count(1) for kind in kinds}
             for turn in range(WARMUPS + turns):
                 order = (WITH, WITHOUT) if turn % 2 else (WITHOUT, WITH)
                 pair = {
-                    kind: one_exchange(engines[kind], schedule, rounds, watch)
+                    kind: one_exchange(engines[kind], schedule, rounds[kind], watch)
                     for kind in order
                 }
                 taken += [pair[WITH], pair[WITHOUT]]

@@ -145,9 +145,10 @@ class Recorder:
 
         def add_and_tell(part: Part, change: Tensor, weight: float) -> None:
             add(part, change, weight)
-            lane = getattr(self._here, "lane", (-1, False))
+            peer, asks = self._here.lane
             value = change.sum(dtype=torch.float64).item() * weight
-            self.write(Average(time.monotonic(), *lane, part.place, value))
+            now = time.monotonic()
+            self.write(Average(now, peer, asks, part.place, value))
 
         def put_and_tell(part: Part, weights: Tensor) -> None:
             old = room.setdefault(part.place, torch.empty_like(weights))
