@@ -2,7 +2,7 @@ import warnings
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_adpsgd.weights.flat import FlatParameters, shard
 
