@@ -368,7 +368,7 @@ def variant_rows(trials: Trials, best: Sequence[Run], seeds: int) -> Iterator[Ro
         found = over_seeds(trials, run, seeds)
         distance = spread(outcome.distance for outcome in found).median
         details = {"relative consensus distance": distance}
-        case = {"adpsgd, AdamW": name}
+        case = {"adpsgd with AdamW": name}
         yield row(case, found, control, "one thing changed", details, "as it is")
 
 
