@@ -61,6 +61,6 @@ FAST, SLOW, STRAGGLER, KILL = "fast", "slow", "straggler", "kill"
 COLUMNS = {
     FAST: Column("1 Gbit/s", 1e9),
     SLOW: Column("200 Mbit/s", 2e8),
-    STRAGGLER: Column("1 Gbit/s, one 5 times slower", 1e9, has_slow_host=True),
-    KILL: Column("1 Gbit/s, one killed", 1e9, kills=True),
+    STRAGGLER: Column("1 Gbit/s and one 5 times slower", 1e9, has_slow_host=True),
+    KILL: Column("1 Gbit/s and one killed", 1e9, kills=True),
 }
