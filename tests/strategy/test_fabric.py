@@ -39,8 +39,9 @@ def arguments_of(strategy: type) -> dict[str, tuple[Any, Any]]:
 def test_fabric_and_trainer_have_the_same_dials() -> None:
     trainer = arguments_of(HADPSGDStrategy)
     assert arguments_of(HADPSGDFabricStrategy) == trainer
-    # Eighteen, and what shards (`inside`) and ready pairs (`max_wait`) need.
-    assert len(trainer) <= 20
+    # Eighteen, and what shards (`inside`), ready pairs (`max_wait`) and adapters
+    # (`exchange_frozen`) need.
+    assert len(trainer) <= 21
 
 
 def test_epochs_are_the_programs_own() -> None:
