@@ -27,7 +27,7 @@ STYLES = {
     "sdpsgd_random": ("#56B4E9", "-.", "X"),
     "sdpsgd_pairs": ("#56B4E9", "-", "<"),
     "adpsgd_pairs": ("#0072B2", "--", ">"),
-    "rdpsgd": ("#F0E442", "-", "*"),
+    "rdpsgd": ("#785EF0", "-", "*"),
 }
 
 

@@ -141,7 +141,7 @@ def best_of(scores: Scores, settings: Settings) -> Best:
     """
     complete = {k: v for k, v in scores.items() if len(v) >= settings.seeds}
     setting = _best_setting(complete or scores)
-    losses = {seed: score.loss for seed, score in scores[setting].items()}
+    losses = _losses(scores[setting], settings)
     at_edge = setting.step in _ends(settings.grid) or (
         setting.clip in _ends(settings.clips)
     )
@@ -155,7 +155,7 @@ def at_rule(cells: Mapping[Cell, Scores], settings: Settings) -> dict[Cell, Best
         setting = rule_setting(cell, cells, settings)
         of_seeds = scores.get(setting, {}) if setting else {}
         if setting and len(of_seeds) >= settings.seeds:
-            losses = {seed: score.loss for seed, score in of_seeds.items()}
+            losses = _losses(of_seeds, settings)
             found[cell] = Best(setting, losses, at_edge=False)
     return found
 
@@ -168,6 +168,11 @@ def _by_the_rule(
         return []
     done = cells[cell].get(setting, {})
     return [Run(cell, setting, n) for n in range(settings.seeds) if n not in done]
+
+
+def _losses(scores: Mapping[int, Score], settings: Settings) -> dict[int, float]:
+    """Of the seeds that all cells have; some have more, of an earlier sweep."""
+    return {n: score.loss for n, score in scores.items() if n < settings.seeds}
 
 
 def _has_clip(setting: Setting, settings: Settings) -> bool:

@@ -149,6 +149,11 @@ def test_a_setting_is_chosen_by_samples_that_are_not_reported() -> None:
     assert (chosen.setting, chosen.mean) == (Setting(0), 1.5)
 
 
+def test_seeds_of_a_larger_sweep_are_left_out() -> None:
+    found = scores({0: {0: 1.0, 1: 3.0, 2: 9.0}})
+    assert best_of(found, Settings(seeds=2)).losses == {0: 1.0, 1: 3.0}
+
+
 def test_a_clipped_cell_finds_rate_and_norm_along_a_valley() -> None:
     """Rate and norm count by their product, and a little by themselves."""
     settings = Settings(
