@@ -46,22 +46,17 @@ _WIDTH, _ROW_HEIGHT, _FRAME_HEIGHT, _LEGEND_HEIGHT = 5.2, 0.26, 0.9, 0.3  # inch
 
 def write(rows: Rows, title: str, folder: Path) -> Path:
     """Writes an SVG of a table and returns its path."""
-    figure = draw(rows)
-    path = _path_of(title, folder)
-    # Without a date, so that equal figures give equal files.
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
-    return path
-
-
-def _path_of(title: str, folder: Path) -> Path:
-    return folder / f"{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}.svg"
+    return _save(draw(rows), title, folder)
 
 
 def write_curves(curves: Rows, title: str, folder: Path) -> Path:
     """Writes an SVG of loss against time, all curves in one panel on log axes."""
-    figure = draw_curves(curves)
-    path = _path_of(title, folder)
+    return _save(draw_curves(curves), title, folder)
+
+
+def _save(figure: Figure, title: str, folder: Path) -> Path:
+    path = folder / f"{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}.svg"
+    # Without a date, so that equal figures give equal files.
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
     return path

@@ -9,7 +9,12 @@ from typing_extensions import override
 
 from lightning_adpsgd.callbacks.allreduce import AllreduceWait
 from lightning_adpsgd.callbacks.clock import Monitor, TrainingClock
-from lightning_adpsgd.callbacks.reporting import consensus_distances, gather, log
+from lightning_adpsgd.callbacks.reporting import (
+    consensus_distances,
+    gather,
+    gossip_of,
+    log,
+)
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 
 STALENESS_BINS = 64
@@ -120,8 +125,7 @@ def _allreduce_waits(trainer: Trainer) -> list[AllreduceWait]:
 
 def statistics_of(trainer: Trainer) -> Statistics:
     """What this learner's communication has done; zeros where there is none."""
-    statistics = getattr(trainer.strategy, "gossip_statistics", lambda: None)
-    return statistics() or Tally().snapshot()
+    return gossip_of(trainer) or Tally().snapshot()
 
 
 def _membership(trainer: Trainer) -> dict[str, float]:

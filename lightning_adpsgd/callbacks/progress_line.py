@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.callbacks.clock import Monitor, Outputs
 from lightning_adpsgd.callbacks.gossip import statistics_of
+from lightning_adpsgd.callbacks.reporting import consensus_of
 
 _KEY = "lightning_adpsgd/progress"
 _WINDOW = 8  # looks; a learner whose steps are long counts in lumps
@@ -80,7 +81,7 @@ class ProgressLine(Monitor):
 
     def _figures(self, trainer: Trainer) -> dict[str, float]:
         figures = self._looks[-1].figures_since(self._looks[0])
-        if (consensus := getattr(trainer.strategy, "last_consensus", None)) is not None:
+        if (consensus := consensus_of(trainer)) is not None:
             figures["distance"] = consensus.relative_distance
         return figures
 

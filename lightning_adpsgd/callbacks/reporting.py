@@ -8,6 +8,9 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
+from lightning_adpsgd.mixing.consensus import Consensus
+from lightning_adpsgd.mixing.statistics import Statistics
+
 
 def log(trainer: Trainer, figures: Mapping[str, float]) -> None:
     """Writes figures to all loggers of the trainer, at the last finished step."""
@@ -48,10 +51,19 @@ def epochs_so_far(trainer: Trainer) -> float:
     return trainer.current_epoch + progress.current.completed / num_batches
 
 
+def consensus_of(trainer: Trainer) -> Consensus | None:
+    """What the mean over all super-learners showed last; None where none gossip."""
+    return getattr(trainer.strategy, "last_consensus", None)
+
+
+def gossip_of(trainer: Trainer) -> Statistics | None:
+    """What this learner's communication has done; None where there is none."""
+    return getattr(trainer.strategy, "gossip_statistics", lambda: None)()
+
+
 def consensus_distances(trainer: Trainer) -> dict[str, float]:
     """Distance of the super-learners from their mean; empty where none gossip."""
-    consensus = getattr(trainer.strategy, "last_consensus", None)
-    if consensus is None:
+    if (consensus := consensus_of(trainer)) is None:
         return {}
     return {
         "gossip/consensus_distance": consensus.distance,
@@ -67,14 +79,12 @@ def summary(trainer: Trainer) -> str:
     in `on_train_end`.
     """
     done = f"{trainer.global_step} steps"
-    statistics = getattr(trainer.strategy, "gossip_statistics", lambda: None)()
-    if statistics is not None:
+    if (statistics := gossip_of(trainer)) is not None:
         rate = statistics.exchanges / max(trainer.global_step, 1)
         sent = statistics.bytes_sent / 1e6
         done += f", {rate:.2f} exchanges per step, {sent:.3g} MB sent"
-    for name, value in consensus_distances(trainer).items():
-        if name.endswith("relative_consensus_distance"):
-            done += f", relative consensus distance {value:.2g}"
+    if (consensus := consensus_of(trainer)) is not None:
+        done += f", relative consensus distance {consensus.relative_distance:.2g}"
     return done
 
 
