@@ -34,7 +34,7 @@ SPEED_OF_WAITS = (LEARNERS - 1) / STEP_S + 1 / (TIMES_SLOWER * STEP_S)
 """Batches per second of all learners together, if nothing but the waits took time."""
 
 SHARED, EQUAL, DDP = "work_sharing=True", "work_sharing=False", "ddp"
-DEFAULT = "adpsgd, default settings"
+DEFAULT = "adpsgd by default"
 NUM_BATCHES = (16, 32, 64, 128, 256, 1024)
 CONTROL_BATCHES = 64
 BOUND = 1.1

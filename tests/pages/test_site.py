@@ -147,7 +147,7 @@ def _prose(page: Path) -> str:
         ("reference/commands.html", ("--weight-mb", "credentials", "call.wav")),
         ("notebooks/03-stragglers.ipynb.html", ("data:image/png", "<td>")),
         ("lightning_adpsgd/reference.py.html", ("highlight", "asynchronous")),
-        ("benchmarks/results/index.html", ("straggler.svg",)),
+        ("benchmarks/results/index.html", ("straggler-time-of-an-epoch.svg",)),
     ],
 )
 def test_pages_are_made_of_what_is_no_page(
