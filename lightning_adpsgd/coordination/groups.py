@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.streams import side_stream, wait_for_stream
 
 
@@ -37,29 +38,26 @@ def has_nccl(device: torch.device) -> bool:
 
 
 def make_groups(
-    super_learner_size: int,
+    partition: Partition,
     timeout: timedelta | None,
     device: torch.device,
     on_device: bool = False,
 ) -> Groups:
     """Makes the groups; a collective, which all learners of the job call.
 
-    Consecutive ranks form a super-learner, as launchers number a machine's processes.
-
     Args:
-        super_learner_size: N.
+        partition: which learners form which super-learner.
         timeout: longest wait of an operation.
         device: device of the weights. Their gradients are reduced by what the default
             group uses for it.
         on_device: as in `Groups`; `has_nccl` must hold.
     """
-    size, count = super_learner_size, dist.get_world_size() // super_learner_size
-    across = [[s * size + n for s in range(count)] for n in range(size)]
-    within = [[s * size + n for n in range(size)] for s in range(count)]
+    within = [[*ranks] for ranks in partition.all_ranks]
+    across = [[*ranks] for ranks in zip(*within, strict=True)]
     backend = "nccl" if on_device else "gloo"
     counterparts = _own_group(across, timeout, backend)
     gradients = shards = None
-    if size > 1:
+    if len(within[0]) > 1:
         default = None if device.type == "cuda" else "gloo"
         gradients = _own_group(within, timeout, default)
         shards = _own_group(within, timeout, backend)
@@ -68,30 +66,27 @@ def make_groups(
     return Groups(counterparts, gradients, shards, on_device)
 
 
-def make_mesh(
-    device_type: str, super_learner_size: int, timeout: timedelta
-) -> DeviceMesh:
+def make_mesh(device_type: str, partition: Partition, timeout: timedelta) -> DeviceMesh:
     """The mesh over which this super-learner shards; a collective of all learners.
 
     Args:
         device_type: "cpu" or "cuda".
-        super_learner_size: N.
+        partition: which learners form which super-learner.
         timeout: longest wait of an operation.
 
     Returns:
         Mesh of dimensions "data_parallel", of N learners, and "tensor_parallel", of 1.
     """
-    size, num_learners = super_learner_size, dist.get_world_size()
     backend = "gloo" if device_type == "cpu" else None
-    ranks = list(range(num_learners))
-    within = [ranks[begin : begin + size] for begin in range(0, num_learners, size)]
+    within = [[*ranks] for ranks in partition.all_ranks]
     shards = _own_group(within, timeout, backend)
+    ranks = range(partition.num_learners)
     alone = _own_group([[rank] for rank in ranks], timeout, backend)
-    first = dist.get_rank() // size * size
+    own = within[partition.super_learner(dist.get_rank())]
     return DeviceMesh.from_group(
         [shards, alone],
         device_type,
-        [[rank] for rank in range(first, first + size)],
+        [[rank] for rank in own],
         mesh_dim_names=("data_parallel", "tensor_parallel"),
     )
 

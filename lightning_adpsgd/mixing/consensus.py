@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
+from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import Weights
 from lightning_adpsgd.weights.replica import to_averaging_dtype
 
@@ -128,13 +129,15 @@ def average_whole(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
     Returns:
         The distance of the weights in `trained` from that mean.
     """
-    return _average(vectors, trained, _finite_ones(vectors, 1), None)
+    alone = Partition.even(dist.get_world_size(), 1)
+    return _average(vectors, trained, _finite_ones(vectors, alone), None)
 
 
 @torch.no_grad()
 def average_shards(
     vectors: list[Tensor],
     trained: list[Tensor],
+    partition: Partition,
     counterparts: dist.ProcessGroup,
     num_buffers: int = 0,
 ) -> Consensus:
@@ -143,11 +146,11 @@ def average_shards(
     Args:
         vectors: shards, and after them buffers, of which each learner has its own.
         trained: weights that were trained on.
+        partition: which learners form which super-learner.
         counterparts: learners that hold the same shards.
         num_buffers: number of buffers, which become equal in all learners.
     """
-    size = dist.get_world_size() // dist.get_world_size(counterparts)
-    finite = _finite_ones(vectors, size)
+    finite = _finite_ones(vectors, partition)
     consensus = _average(vectors, trained, finite, counterparts)
     for buffer in vectors[len(vectors) - num_buffers :]:
         dist.all_reduce(buffer)
@@ -185,14 +188,15 @@ def _average(
     return Consensus.of(*sums.div_(finite.number).tolist())
 
 
-def _finite_ones(vectors: list[Tensor], size: int) -> _Finite:
-    """Which of the parts of so many consecutive learners are finite; a collective."""
+def _finite_ones(vectors: list[Tensor], partition: Partition) -> _Finite:
+    """Which super-learners have finite weights in all learners; a collective."""
     device = vectors[0].device if vectors else torch.device("cpu")
     flags = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
     flags[dist.get_rank()] = all_finite(vectors)
     dist.all_reduce(flags)
-    together = flags.view(-1, size).bool().all(1)
-    if not together.any():
+    are_finite = flags.bool().split(list(partition.sizes))
+    together = [bool(of_one.all()) for of_one in are_finite]
+    if not any(together):
         raise all_diverged("learners")
     if not flags.all():
         rank_zero_warn(
@@ -200,4 +204,4 @@ def _finite_ones(vectors: list[Tensor], size: int) -> _Finite:
             f"{(flags == 0).nonzero().flatten().tolist()} are infinite or NaN; the "
             "consensus model is the mean of the others."
         )
-    return _Finite(bool(together[dist.get_rank() // size]), int(together.sum()))
+    return _Finite(together[partition.super_learner(dist.get_rank())], sum(together))

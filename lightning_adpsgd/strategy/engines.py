@@ -24,6 +24,7 @@ from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
+from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.links import Credentials
 from lightning_adpsgd.transport.process_group import (
@@ -71,20 +72,21 @@ class Engine(NamedTuple):
         return (self.island or self.communication).statistics()
 
 
-def weights_of(module: nn.Module, dials: Dials, super_learner_size: int) -> Weights:
+def weights_of(module: nn.Module, dials: Dials, partition: Partition) -> Weights:
     """The weights of a module as the engine reads them.
 
     Raises:
         ValueError: The module cannot be flattened, or is not sharded as it must be.
     """
-    has_shards = super_learner_size > 1 or is_sharded(module)
+    size = partition.size(dist.get_rank())
+    has_shards = size > 1 or is_sharded(module)
     if dials.inside == "model_parallel" and has_shards:
-        return LocalShards(module, super_learner_size)
-    return FlatParameters(module, super_learner_size, dials.exchange_frozen)
+        return LocalShards(module, size)
+    return FlatParameters(module, size, dials.exchange_frozen)
 
 
 def average_of(
-    weights: Weights, groups: Groups, island: Island | None
+    weights: Weights, partition: Partition, groups: Groups, island: Island | None
 ) -> Average | None:
     """What takes the mean over all super-learners; None: a mean over all learners."""
     if island is not None:
@@ -93,6 +95,7 @@ def average_of(
         return None
     return partial(
         average_shards,
+        partition=partition,
         counterparts=groups.counterparts,
         num_buffers=weights.num_buffers,
     )
@@ -103,7 +106,7 @@ def _super_learner(weights: Weights, groups: Groups) -> SuperLearnerGroup:
     return SuperLearnerGroup(groups.shards, holds_all)
 
 
-def mixes_on_device(dials: Dials, size: int, device: torch.device) -> bool:
+def mixes_on_device(dials: Dials, partition: Partition, device: torch.device) -> bool:
     """Whether weights are mixed on the GPU, over NCCL, and not on the host, over Gloo.
 
     In lockstep alone: a receive of NCCL that waits for a peer occupies the GPU.
@@ -111,7 +114,8 @@ def mixes_on_device(dials: Dials, size: int, device: torch.device) -> bool:
     communicators at work at once may each wait for what the other holds.
     """
     at_boundary = dials.effective_order == "step_then_average"
-    fits = dials.in_lockstep and (at_boundary or size == 1)
+    is_alone = partition.size(dist.get_rank()) == 1
+    fits = dials.in_lockstep and (at_boundary or is_alone)
     return fits and has_nccl(device)
 
 

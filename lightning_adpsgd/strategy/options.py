@@ -33,6 +33,7 @@ from lightning_adpsgd.strategy.compatibility import (
 )
 from lightning_adpsgd.strategy.job import has_peers
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
+from lightning_adpsgd.topology.partition import Partition
 
 if TYPE_CHECKING:
 
@@ -231,6 +232,21 @@ class HADPSGDOptions(_DDPStrategy):
         return self.num_processes if self._dials.islands is None else self.world_size
 
     @property
+    def partition(self) -> Partition:
+        """Which learners form which super-learner.
+
+        Raises:
+            ValueError: The learners do not form whole super-learners.
+        """
+        size, num_learners = self.super_learner_size, self.world_size
+        if num_learners % size:
+            raise ValueError(
+                f"`super_learner_size` must divide the number of learners "
+                f"{num_learners}, got {size}"
+            )
+        return Partition.even(num_learners, size)
+
+    @property
     def num_super_learners(self) -> int:
         """S."""
         return self.world_size // self.super_learner_size
@@ -242,6 +258,6 @@ class HADPSGDOptions(_DDPStrategy):
             ValueError: The learners do not form whole super-learners.
         """
         if self._dials.islands is None:
-            return has_peers(self.world_size, self.super_learner_size)
+            return has_peers(self.partition)
         check_island(self.super_learner_size, self.world_size)
         return True

@@ -33,10 +33,15 @@ class Partition(NamedTuple):
         """Whether all super-learners are of one size."""
         return len(set(self.sizes)) == 1
 
+    @property
+    def all_ranks(self) -> list[range]:
+        """The learners of each super-learner."""
+        ends = accumulate(self.sizes)
+        return [range(end - n, end) for n, end in zip(self.sizes, ends, strict=True)]
+
     def ranks(self, super_learner: int) -> range:
         """The learners of a super-learner."""
-        begin = sum(self.sizes[:super_learner])
-        return range(begin, begin + self.sizes[super_learner])
+        return self.all_ranks[super_learner]
 
     def super_learner(self, rank: int) -> int:
         """The super-learner of a learner."""

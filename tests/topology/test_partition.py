@@ -17,6 +17,7 @@ def test_each_learner_is_in_one_super_learner_at_one_place(sizes: Any) -> None:
         for r in ranks
     ] == expected
     members = [partition.ranks(s) for s in range(partition.num_super_learners)]
+    assert members == partition.all_ranks
     assert [rank for ranks in members for rank in ranks] == list(ranks)
 
 
