@@ -114,7 +114,7 @@ def running(
     vector: Tensor, groups: Groups, wire_dtype: torch.dtype | None
 ) -> Iterator[Gossip]:
     """An engine that exchanges, from its making to its end."""
-    transport = DistributedTransport(groups.counterparts)
+    transport = DistributedTransport(groups.counterparts[0])
     schedule = Schedule(find_topology("ring"), num_super_learners=2)
     options = GossipOptions(wire_dtype=wire_dtype, timeout=TIMEOUT)
     members, node = (

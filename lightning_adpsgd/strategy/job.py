@@ -38,6 +38,8 @@ from lightning_adpsgd.strategy.engines import (
     average_of,
     make_engine,
     mixes_on_device,
+    sections_between,
+    super_learner_of,
     weights_of,
 )
 from lightning_adpsgd.topology.partition import Partition
@@ -90,10 +92,11 @@ def set_up_job(
     layout = flat.layout()
     check_same_layout(store, rank, num_learners, layout, dials.start_patience)
     on_device = mixes_on_device(dials, partition, flat.device)
-    groups = make_groups(partition, dials.timeout, flat.device, on_device)
+    sections = sections_between(flat, partition)
+    groups = make_groups(partition, dials.timeout, flat.device, on_device, sections)
     _take_first_weights(module, flat, groups)
     _tell_of_frozen(module, dials)
-    job = Job(dials, partition, flat, groups, store, on_reload)
+    job = Job(dials, flat, groups, store, on_reload)
     job.coordinator.start()
     return job
 
@@ -142,13 +145,12 @@ class Job:
     def __init__(
         self,
         dials: Dials,
-        partition: Partition,
         flat: Weights,
         groups: Groups,
         store: Store,
         on_reload: Callable[[], None],
     ) -> None:
-        self._dials, self.partition = dials, partition
+        self._dials, self.partition = dials, groups.partition
         self.flat, self.groups, self.store = flat, groups, store
         self._on_reload, self._num_reloads = on_reload, 0
         self._rank, num_learners = dist.get_rank(), dist.get_world_size()
@@ -159,8 +161,9 @@ class Job:
             dials.timeout,
             when_failed=self._let_go_of_peers,
         )
-        own = [*partition.ranks(partition.super_learner(self._rank))]
+        own = [*self.partition.ranks(self.partition.super_learner(self._rank))]
         self.super_learner_size = len(own)
+        self.weight = self.partition.weight(self._rank)
         self.failures = FailureReport(self.coordinator, self._rank, own)
         self._meet: Callable[[str], object] = self.coordinator.meet
         self._engine: Engine | None = None
@@ -248,7 +251,7 @@ class Job:
             communication,
             self._meet,
             exchanges,
-            average_of(self.flat, self.partition, self.groups, island),
+            average_of(self.flat, self.groups, island),
         )
         self._engine, self._num_reloads = engine, 0
         return engine.start(position)
@@ -425,8 +428,10 @@ def _take_first_weights(module: nn.Module, weights: Weights, groups: Groups) -> 
     if not isinstance(weights, LocalShards):
         _take_weights_of_learner_0(module)
         return
-    for shard in weights.vectors:
-        dist.broadcast(shard, group=groups.counterparts, group_src=0)
+    sections = super_learner_of(weights, groups).own(weights.vectors)
+    for shards, owners in zip(sections, groups.counterparts, strict=True):
+        for shard in shards:
+            dist.broadcast(shard, group=owners, group_src=0)
     for buffer in module.buffers():
         dist.broadcast(buffer, 0)
 

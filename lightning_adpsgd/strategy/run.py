@@ -125,7 +125,7 @@ class TrainingRun:
         """Puts the consensus model in place; all learners come."""
         if self.job.running:
             self.last_consensus = self.job.enter_consensus(occasion)
-            average_copies(self._trainer)
+            average_copies(self._trainer, self.job.weight)
 
     def leave_evaluation(self) -> None:
         """Continues from the local weights, or from the mean that was evaluated."""
@@ -152,7 +152,7 @@ class TrainingRun:
             if self.work_sharing is not None:
                 self.work_sharing.leave()
             self.last_consensus = self.job.finish()
-            average_copies(self._trainer)
+            average_copies(self._trainer, self.job.weight)
         on_run_end()
 
     def _leave_in_order(self) -> None:

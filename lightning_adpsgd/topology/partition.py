@@ -51,6 +51,12 @@ class Partition(NamedTuple):
         """The place of a learner in its super-learner, from 0."""
         return self.ranks(self.super_learner(rank)).index(rank)
 
+    def weight(self, rank: int) -> float:
+        """What a learner's value counts in a mean over learners that is one over
+        super-learners; 1 where all are of one size.
+        """
+        return self.num_learners / (self.num_super_learners * self.size(rank))
+
     def size(self, rank: int) -> int:
         """N of the super-learner of a learner."""
         return self.sizes[self.super_learner(rank)]
