@@ -166,7 +166,6 @@ class Dials:
             )
         for name, allowed, reason in (
             ("save_learners", False, one_place),
-            ("islands", None, "an island sends whole models to those that join"),
             ("exchange_frozen", True, "shards that are frozen are not told apart"),
         ):
             if (value := getattr(self, name)) != allowed:

@@ -202,9 +202,14 @@ class Island:
         for number in self.membership.members.after(self.membership.member.number):
             left = deadline - time.monotonic()
             limit = min(left, self._timeouts.pull.total_seconds())
-            if left > 0 and (pulled := self._pull(number, limit)) is not None:
-                total.add(pulled.values)
+            if left > 0:
+                self._add(number, limit, total)
         return total.mean()
+
+    def _add(self, number: int, seconds: float, total: Total) -> None:
+        # What one gives is let go of before another is asked.
+        if (pulled := self._pull(number, seconds)) is not None:
+            total.add(pulled.values)
 
     def average(self, vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
         """Puts the mean over the islands that answer in the place of the weights."""
@@ -263,6 +268,8 @@ class Island:
             super_learner_size=self._node.size,
             shard=self._node.index,
             settings={
+                # Learners of equal numbers hold other parts of the same weights.
+                "inside": "ddp" if self._node.holds_all else "model_parallel",
                 "wire_dtype": str(self._options.wire_dtype),
                 "mixing_gain": str(self._schedule.gain),
             },

@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_adpsgd.coordination.groups import Groups, has_nccl
@@ -19,7 +18,12 @@ from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
-from lightning_adpsgd.mixing.consensus import Average, average_shards
+from lightning_adpsgd.mixing.consensus import (
+    Average,
+    Consensus,
+    average_buffers,
+    average_shards,
+)
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
@@ -88,7 +92,7 @@ def average_of(
 ) -> Average | None:
     """What takes the mean over all super-learners; None: a mean over all learners."""
     if island is not None:
-        return island.average
+        return partial(_average_island, island, weights, groups)
     if not isinstance(weights, LocalShards):
         return None
     return partial(
@@ -96,6 +100,20 @@ def average_of(
         counterparts=groups.counterparts,
         num_buffers=weights.num_buffers,
     )
+
+
+def _average_island(
+    island: Island,
+    weights: Weights,
+    groups: Groups,
+    vectors: list[Tensor],
+    trained: list[Tensor],
+) -> Consensus:
+    consensus = island.average(vectors, trained)
+    if isinstance(weights, LocalShards) and groups.gradients is not None:
+        # Nothing else makes them equal inside an island.
+        average_buffers(vectors, weights.num_buffers, groups.gradients)
+    return consensus
 
 
 def _super_learner(weights: Weights, groups: Groups) -> SuperLearnerGroup:
@@ -139,7 +157,7 @@ def make_engine(
         DistributedTransport(groups.counterparts),
         _super_learner(flat, groups),
         Members.fixed(schedule, dist.get_rank(groups.counterparts)),
-        replace(_options(dials), chunk_elements=chunk_elements(flat)),
+        _options(dials, flat),
         lost_peer,
     )
     return Engine(gossip, gossip)
@@ -169,10 +187,10 @@ def _make_island(
         flat.vectors,
         RendezvousAddress.parse(url),
         Schedule(dials.topology, 1, dials.mixing_gain, dials.seed),
-        _options(dials),
+        _options(dials, flat),
         flat.layout(),
         Credentials.from_environment(os.environ),
-        SuperLearnerGroup(groups.shards),
+        _super_learner(flat, groups),
         PrefixStore("island", store),
     )
 
@@ -186,7 +204,7 @@ def chunk_elements(weights: Weights) -> int:
     return min(fitting, GossipOptions.chunk_elements)
 
 
-def _options(dials: Dials) -> GossipOptions:
+def _options(dials: Dials, weights: Weights) -> GossipOptions:
     in_pairs = dials.communication == "ready_pairs"
     return GossipOptions(
         order=dials.effective_order,
@@ -197,6 +215,7 @@ def _options(dials: Dials) -> GossipOptions:
         cpu_share=1.0 if in_pairs else dials.cpu_share,
         max_staleness=dials.max_staleness,
         timeout=dials.timeout,
+        chunk_elements=chunk_elements(weights),
         max_reloads=dials.max_reloads,
         in_pairs=in_pairs,
         max_wait=dials.max_wait,
