@@ -24,6 +24,7 @@ from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.process_group import DistributedTransport
 
@@ -92,7 +93,7 @@ def learner(
     )
     # Written, for a page that nobody has touched takes no memory yet.
     vector = torch.zeros(elements // size * size).fill_(0.1)
-    groups = make_groups(size, TIMEOUT, vector.device)
+    groups = make_groups(Partition((size, size)), TIMEOUT, vector.device)
     dist.barrier()
     reset_peak()
     before = resident_bytes("VmRSS")
@@ -113,7 +114,7 @@ def running(
     vector: Tensor, groups: Groups, wire_dtype: torch.dtype | None
 ) -> Iterator[Gossip]:
     """An engine that exchanges, from its making to its end."""
-    transport = DistributedTransport(groups.counterparts)
+    transport = DistributedTransport(groups.counterparts[0])
     schedule = Schedule(find_topology("ring"), num_super_learners=2)
     options = GossipOptions(wire_dtype=wire_dtype, timeout=TIMEOUT)
     members, node = (

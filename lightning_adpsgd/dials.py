@@ -87,7 +87,7 @@ class Dials:
 
     topology: Topology
     communication: CommunicationName
-    super_learner_size: int | Literal["node"]
+    super_learner_size: int | Literal["node"] | tuple[int, ...]
     inside: InsideName = "ddp"
     order: Order | None = None
     mixing_gain: float = 1.0
@@ -115,6 +115,7 @@ class Dials:
         _check_one_of("after_evaluation", self.after_evaluation, ("restore", "adopt"))
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name), field.type)
+        _check_sizes(self.super_learner_size)
         if not 0 < self.mixing_gain <= 1:
             raise ValueError(f"`mixing_gain` must be in (0, 1], got {self.mixing_gain}")
         if not 0 < self.cpu_share <= 1:
@@ -127,7 +128,7 @@ class Dials:
             )
         if self.timeout.total_seconds() <= 0:
             raise ValueError(f"`timeout` must be positive, got {self.timeout}")
-        for name in ("super_learner_size", "gossip_every", "max_staleness"):
+        for name in ("gossip_every", "max_staleness"):
             _check_positive(name, getattr(self, name))
         self._check_combinations()
         self._check_max_wait()
@@ -143,6 +144,12 @@ class Dials:
         Machines and queues take minutes, whatever the timeout is once all are there.
         """
         return max(self.timeout, default_pg_timeout)
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether super-learners are given one by one, and differ in size."""
+        sizes = self.super_learner_size
+        return isinstance(sizes, tuple) and len(set(sizes)) > 1
 
     @property
     def in_lockstep(self) -> bool:
@@ -177,6 +184,11 @@ class Dials:
     def _check_with_islands(self, islands: str) -> None:
         RendezvousAddress.parse(islands)
         check_any_size(self.topology)
+        if isinstance(self.super_learner_size, tuple):
+            raise ValueError(
+                '`super_learner_size` must be "node" or a number with `islands`, each '
+                f"of which is one super-learner, got {self.super_learner_size}"
+            )
         no_rounds = "islands come and go, so that none can be waited for"
         no_peer = "an island may be alone, with no peer to wait for"
         for name, allowed, reason in (
@@ -203,6 +215,12 @@ class Dials:
                 '`work_sharing` applies to `communication="async"` and "ready_pairs", '
                 f"got {self.communication!r}, where all learners make their steps "
                 "together and so get equal shares"
+            )
+        if self.work_sharing and self.has_sizes:
+            raise ValueError(
+                "`work_sharing` must not be True with super-learners of different "
+                f"sizes, got `super_learner_size={self.super_learner_size}`: units of "
+                "work have one batch for each learner of any super-learner"
             )
         if self.communication == "ready_pairs" and (
             self.effective_order != "step_then_average"
@@ -273,8 +291,21 @@ def _check_one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
         raise ValueError(f"`{name}` must be one of {allowed}, got {value!r}")
 
 
-def _check_positive(name: str, value: int | str | None) -> None:
-    if isinstance(value, str):
-        _check_one_of(name, value, ("node",))
-    elif value is not None and value < 1:
+def _check_sizes(sizes: Any) -> None:
+    """Checks `super_learner_size`."""
+    name = "super_learner_size"
+    if isinstance(sizes, str):
+        _check_one_of(name, sizes, ("node",))
+    elif not isinstance(sizes, tuple):
+        _check_type(name, sizes, int | Literal["node"])
+        _check_positive(name, sizes)
+    elif not sizes or any(type(size) is not int or size < 1 for size in sizes):
+        raise ValueError(
+            f"`{name}` must hold a whole number of at least 1 for each super-learner, "
+            f"got {sizes}"
+        )
+
+
+def _check_positive(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
         raise ValueError(f"`{name}` must be at least 1, got {value}")

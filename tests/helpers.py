@@ -220,16 +220,20 @@ def engine_threads() -> list[str]:
 class ThreadSuperLearner(SuperLearnerGroup):
     """The learners of one super-learner as threads of this process."""
 
-    def __init__(self, index: int, boxes: "Boxes", holds_all: bool = True) -> None:
-        super().__init__(holds_all=holds_all)
+    def __init__(
+        self, index: int, boxes: "Boxes", holds_all: bool = True, sections: Any = None
+    ) -> None:
+        super().__init__(None, holds_all, sections)
         self.index, self.size = index, len(boxes)
         self._boxes = boxes
 
     @classmethod
-    def connect(cls, size: int, holds_all: bool = True) -> list[Self]:
+    def connect(
+        cls, size: int, holds_all: bool = True, sections: Any = None
+    ) -> list[Self]:
         """The nodes' learners, from the first to the last shard."""
         boxes: Boxes = [[queue.SimpleQueue() for _ in range(size)] for _ in range(size)]
-        return [cls(index, boxes, holds_all) for index in range(size)]
+        return [cls(index, boxes, holds_all, sections) for index in range(size)]
 
     @override
     def agree(self, flags: Tensor, timeout: timedelta) -> None:

@@ -9,7 +9,7 @@ from lightning_adpsgd.strategy.names import NAMES
 
 
 class Algorithm(NamedTuple):
-    """The fields of `runs.Run` that a strategy decides."""
+    """The fields of `runs.Run` that a strategy decides; N is 0 where sizes differ."""
 
     algorithm: str
     topology: str
@@ -47,6 +47,8 @@ def batches_per_step(trainer: Trainer) -> int:
 
 def _gossiping(strategy: Any) -> Algorithm:
     dials, size = strategy.dials, strategy.super_learner_size
+    if getattr(dials, "has_sizes", False):
+        size = 0
     topology, communication = dials.topology.name, dials.communication
     settings = {
         "topology": topology,

@@ -166,6 +166,12 @@ class ConsensusMonitor(Monitor):
                 f"`gradients` must be 0 with shards of a model, got "
                 f"{self._num_gradients}: gradients are compared as whole vectors"
             )
+        dials = getattr(trainer.strategy, "dials", None)
+        if self._num_gradients and getattr(dials, "has_sizes", False):
+            raise ValueError(
+                "`gradients` must be 0 with super-learners of different sizes, got "
+                f"{self._num_gradients}: the rate is that of equal ones"
+            )
         self._forget()
 
     @override

@@ -225,6 +225,7 @@ class ConvergenceMonitor(Monitor):
         if self._algorithm:
             algorithm = algorithm._replace(algorithm=self._algorithm)
         num_learners = algorithm.num_super_learners * algorithm.super_learner_size
+        num_learners = num_learners or trainer.world_size
         seed = self._seed
         if seed is None and "PL_GLOBAL_SEED" in os.environ:
             seed = int(os.environ["PL_GLOBAL_SEED"])

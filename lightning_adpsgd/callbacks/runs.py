@@ -30,7 +30,7 @@ class Run:
         topology: Name of the topology.
         communication: "allreduce", "sync", "delay_by_one" or "async"; "none" alone.
         num_super_learners: S.
-        super_learner_size: N.
+        super_learner_size: N; 0 where super-learners differ in size.
         global_batch: B, samples per step of all learners.
         local_batch: Samples per step of one learner.
         lr: Highest learning rate used.

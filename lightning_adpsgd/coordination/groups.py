@@ -1,6 +1,6 @@
 """The process groups of a job: across super-learners and inside each of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -10,6 +10,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_adpsgd.topology.partition import Partition
+from lightning_adpsgd.weights.sections import Section
 from lightning_adpsgd.weights.streams import side_stream, wait_for_stream
 
 
@@ -17,18 +19,24 @@ class Groups(NamedTuple):
     """The groups of one learner; each is driven by one engine alone.
 
     Attributes:
-        counterparts: learners in the same place of every super-learner, in the order of
-            the super-learners.
+        counterparts: for each section of the weights that this learner owns, its
+            owners in the order of the super-learners; with equal sizes, the learners in
+            the same place.
         gradients: this super-learner, for DDP; None if it is a single learner.
         shards: this super-learner once more, for what gossip brought in.
         on_device: whether `counterparts` and `shards` carry tensors of a GPU, by NCCL;
             otherwise those of the host, by Gloo.
+        partition: which learners form which super-learner.
+        sections: what super-learners exchange that differ in size; None: they do not,
+            and each learner exchanges its shard.
     """
 
-    counterparts: dist.ProcessGroup
+    counterparts: tuple[dist.ProcessGroup, ...]
     gradients: dist.ProcessGroup | None
     shards: dist.ProcessGroup | None
     on_device: bool
+    partition: Partition
+    sections: Sequence[Section] | None = None
 
 
 def has_nccl(device: torch.device) -> bool:
@@ -37,61 +45,67 @@ def has_nccl(device: torch.device) -> bool:
 
 
 def make_groups(
-    super_learner_size: int,
+    partition: Partition,
     timeout: timedelta | None,
     device: torch.device,
     on_device: bool = False,
+    sections: Sequence[Section] | None = None,
 ) -> Groups:
     """Makes the groups; a collective, which all learners of the job call.
 
-    Consecutive ranks form a super-learner, as launchers number a machine's processes.
-
     Args:
-        super_learner_size: N.
+        partition: which learners form which super-learner.
         timeout: longest wait of an operation.
         device: device of the weights. Their gradients are reduced by what the default
             group uses for it.
         on_device: as in `Groups`; `has_nccl` must hold.
+        sections: as in `Groups`.
     """
-    size, count = super_learner_size, dist.get_world_size() // super_learner_size
-    across = [[s * size + n for s in range(count)] for n in range(size)]
-    within = [[s * size + n for n in range(size)] for s in range(count)]
+    within = [[*ranks] for ranks in partition.all_ranks]
+    if sections is None:
+        across = [[*ranks] for ranks in zip(*within, strict=True)]
+    else:
+        across = [_owners(section, within) for section in sections]
     backend = "nccl" if on_device else "gloo"
-    counterparts = _own_group(across, timeout, backend)
+    counterparts = _own_groups(across, timeout, backend)
     gradients = shards = None
-    if size > 1:
+    if max(partition.sizes) > 1:
         default = None if device.type == "cuda" else "gloo"
-        gradients = _own_group(within, timeout, default)
-        shards = _own_group(within, timeout, backend)
-    for group in (counterparts, shards) if on_device else ():
+        gradients, shards = (
+            _own_group(within, timeout, carrier) for carrier in (default, backend)
+        )
+    if partition.size(dist.get_rank()) == 1:
+        gradients = shards = None
+    for group in (*counterparts, shards) if on_device else ():
         _connect(group, device)
-    return Groups(counterparts, gradients, shards, on_device)
+    return Groups(counterparts, gradients, shards, on_device, partition, sections)
 
 
-def make_mesh(
-    device_type: str, super_learner_size: int, timeout: timedelta
-) -> DeviceMesh:
+def _owners(section: Section, within: Sequence[Sequence[int]]) -> list[int]:
+    return [ranks[n] for ranks, n in zip(within, section.owners, strict=True)]
+
+
+def make_mesh(device_type: str, partition: Partition, timeout: timedelta) -> DeviceMesh:
     """The mesh over which this super-learner shards; a collective of all learners.
 
     Args:
         device_type: "cpu" or "cuda".
-        super_learner_size: N.
+        partition: which learners form which super-learner.
         timeout: longest wait of an operation.
 
     Returns:
         Mesh of dimensions "data_parallel", of N learners, and "tensor_parallel", of 1.
     """
-    size, num_learners = super_learner_size, dist.get_world_size()
     backend = "gloo" if device_type == "cpu" else None
-    ranks = list(range(num_learners))
-    within = [ranks[begin : begin + size] for begin in range(0, num_learners, size)]
+    within = [[*ranks] for ranks in partition.all_ranks]
     shards = _own_group(within, timeout, backend)
+    ranks = range(partition.num_learners)
     alone = _own_group([[rank] for rank in ranks], timeout, backend)
-    first = dist.get_rank() // size * size
+    own = within[partition.super_learner(dist.get_rank())]
     return DeviceMesh.from_group(
         [shards, alone],
         device_type,
-        [[rank] for rank in range(first, first + size)],
+        [[rank] for rank in own],
         mesh_dim_names=("data_parallel", "tensor_parallel"),
     )
 
@@ -114,16 +128,20 @@ def wrap_in_ddp(
 
 
 def _own_group(
-    partition: list[list[int]], timeout: timedelta | None, backend: str | None
+    within: list[list[int]], timeout: timedelta | None, backend: str | None
 ) -> dist.ProcessGroup:
+    (group,) = _own_groups(within, timeout, backend)
+    return group
+
+
+def _own_groups(
+    members: list[list[int]], timeout: timedelta | None, backend: str | None
+) -> tuple[dist.ProcessGroup, ...]:
     # Every learner makes every group, in the same order: torch requires it.
     groups = [
-        dist.new_group(ranks, timeout=timeout, backend=backend) for ranks in partition
+        dist.new_group(ranks, timeout=timeout, backend=backend) for ranks in members
     ]
-    rank = dist.get_rank()
-    group = groups[next(i for i, ranks in enumerate(partition) if rank in ranks)]
-    assert isinstance(group, dist.ProcessGroup)
-    return group
+    return tuple(one for one in groups if isinstance(one, dist.ProcessGroup))
 
 
 def _connect(group: dist.ProcessGroup | None, device: torch.device) -> None:

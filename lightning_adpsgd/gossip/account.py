@@ -44,11 +44,11 @@ class Account:
         with self._state:
             self._last_steps.pop(peer, None)
 
-    def exchanged(self, peer: int, outcome: Outcome) -> None:
+    def exchanged(self, peer: int, outcome: Outcome, section: int = 0) -> None:
         """Counts an exchange that has ended."""
         with self._state:
             self._count(outcome)
-            self._quarantine.note(outcome)
+            self._quarantine.note(outcome, section)
             self._warn_once(peer, outcome)
             self._last_exchange_step = self._replica.step
             if peer in self._last_steps:

@@ -6,7 +6,7 @@ training thread waits: for a partner, for an answer, and for the end of the exch
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -27,6 +27,7 @@ class Boundary:
     Args:
         pairing: rules, and what was agreed on; guarded by `state`.
         node: learners of this super-learner.
+        sections: peers for each section of this learner's weights.
         patience: for how long to wait for a partner.
         timeout: longest wait for an answer, and for each message of an exchange.
     """
@@ -35,14 +36,16 @@ class Boundary:
         self,
         pairing: Pairing,
         node: SuperLearnerGroup,
-        peers: Peers,
+        sections: Sequence[Peers],
         account: Account,
         threads: Threads,
         state: threading.Condition,
         patience: Patience,
         timeout: timedelta,
     ) -> None:
-        self._pairing, self._node, self._peers = pairing, node, peers
+        self._pairing, self._node, self._sections = pairing, node, sections
+        # The first section is that of the first learner of each super-learner.
+        self._peers = sections[0]
         self._account, self._threads, self._state = account, threads, state
         self._patience, self._timeout = patience, timeout
         self._left_at = time.perf_counter()
@@ -86,13 +89,15 @@ class Boundary:
 
     def _exchange(self, partner: int, asks: bool) -> None:
         with self._state:
-            before = self._account.num_ended
+            all_ended = self._account.num_ended + len(self._sections)
             # From here on the partner is answered.
             self._pairing.partner = partner
             self._state.notify_all()
-        if asks:
-            self._peers.call([partner])
-        self._wait(lambda: self._account.num_ended > before, "the end of its exchange")
+        for peers in self._sections if asks else ():
+            peers.call([partner])
+        self._wait(
+            lambda: self._account.num_ended >= all_ended, "the end of its exchange"
+        )
         with self._state:
             self._pairing.leave()
 

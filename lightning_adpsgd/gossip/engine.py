@@ -33,8 +33,10 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain, product
 
 import torch
 from torch import Tensor
@@ -50,6 +52,7 @@ from lightning_adpsgd.gossip.pairing import Pairing
 from lightning_adpsgd.gossip.peers import Peers, Threads
 from lightning_adpsgd.gossip.protocol import Patience, due_round
 from lightning_adpsgd.gossip.quarantine import Quarantine
+from lightning_adpsgd.gossip.wire import Buffers
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import (
@@ -58,7 +61,7 @@ from lightning_adpsgd.mixing.super_learner import (
     merge_together,
 )
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.transport.base import Transport
+from lightning_adpsgd.transport.base import PeerLost, Transport
 from lightning_adpsgd.weights.replica import Replica, as_real
 
 _log = logging.getLogger(__name__)
@@ -112,14 +115,17 @@ class Gossip(Communication, Exchanges):
 
     Args:
         vectors: the weights that this learner holds.
-        transport: connection to the counterparts in the other super-learners.
+        transport: connection to the counterparts in the other super-learners; in
+            several sections, those of the first.
         node: the learners of this super-learner.
         members: the super-learners; two that meet alone use a = gain / 2.
         options: how to exchange.
         on_error: called once, by a communication thread that ends the learner.
+        further: connections to the counterparts of the learner's further sections
+            (`weights.sections`); of each it makes exchanges of their own.
 
     Attributes:
-        peers: the connections to the others.
+        peers: the connections to the others; in several sections, those of the first.
         members: as given.
     """
 
@@ -131,13 +137,18 @@ class Gossip(Communication, Exchanges):
         members: Members,
         options: GossipOptions,
         on_error: Callable[[str], None] = lambda message: None,
+        further: Sequence[Transport] = (),
     ) -> None:
         self._node, self._options = node, options
         self.members, timeout = members, options.timeout
         self._state = state = threading.Condition()
         vectors = [as_real(vector) for vector in vectors]
-        self._shards = node.own(vectors)
-        self._replica = replica = Replica(self._shards, options.chunk_elements, state)
+        sections = node.own(vectors)
+        self._shards = [*chain.from_iterable(sections)]
+        counts = [len(section) for section in sections]
+        self._replica = replica = Replica(
+            self._shards, options.chunk_elements, state, counts
+        )
         self._quarantine = Quarantine(
             members, vectors, node, replica, timeout, options.max_reloads
         )
@@ -148,20 +159,27 @@ class Gossip(Communication, Exchanges):
         )
         self._threads = Threads(replica.device, state, on_error)
         circle = members.circle
-        lanes = Lanes(
-            transport, replica, options.wire_dtype, circle.schedule.gain, timeout
-        )
         draw = random.Random(f"{circle.schedule.seed} {circle.own}")
         pairing = (
             Pairing(circle.own, circle.peers(), draw) if options.in_pairs else None
         )
-        self.peers = Peers(
-            *(members, lanes, self._traffic, self._account, self._threads),
-            state,
-            pairing,
-        )
+        buffers, wire_dtype = Buffers(replica, options.wire_dtype), options.wire_dtype
+
+        def peers_of(section: int, carrier: Transport) -> Peers:
+            chunks, gain = replica.sections[section], circle.schedule.gain
+            lanes = Lanes(carrier, replica, chunks, buffers, wire_dtype, gain, timeout)
+            return Peers(
+                *(members, lanes, self._traffic, self._account, self._threads),
+                state,
+                pairing,
+                section,
+            )
+
+        carriers = enumerate((transport, *further))
+        self._sections = [peers_of(*carrier) for carrier in carriers]
+        self.peers = self._sections[0]
         self._boundary = pairing and Boundary(
-            *(pairing, node, self.peers, self._account, self._threads),
+            *(pairing, node, self._sections, self._account, self._threads),
             state,
             Patience(options.max_wait),
             timeout,
@@ -174,9 +192,9 @@ class Gossip(Communication, Exchanges):
     def start(self) -> None:
         # What this thread has queued on the weights so far comes before any exchange.
         self._replica.show(self._shards)
-        for peer in self.members.circle.peers():
-            self.peers.add(peer)
-            self.peers.answer(peer)
+        for peer, peers in product(self.members.circle.peers(), self._sections):
+            peers.add(peer)
+            peers.answer(peer)
 
     @property
     @override
@@ -256,7 +274,9 @@ class Gossip(Communication, Exchanges):
         self._reload_if_diverged()
         self._wait_if_too_stale()
         if round is not None:
-            self.peers.call(self.members.circle.asks(round))
+            asked = self.members.circle.asks(round)
+            for peers in self._sections:
+                peers.call(asked)
         if self._node.index == 0 and self.members.own_is_first:
             self._traffic.report_rate()
 
@@ -292,7 +312,8 @@ class Gossip(Communication, Exchanges):
     @override
     def set_aside(self, vectors: Sequence[Tensor]) -> None:
         # A peer that has resumed earlier asks at any time.
-        self._replica.show(self._node.own([as_real(vector) for vector in vectors]))
+        sections = self._node.own([as_real(vector) for vector in vectors])
+        self._replica.show([*chain.from_iterable(sections)])
 
     @override
     def resume(self) -> None:
@@ -359,7 +380,21 @@ class Gossip(Communication, Exchanges):
             # Nothing else of the node is under way while they look for a peer together.
             self._merging.begin_anew()
             peers = self._account.peers_by_age()
-            self._quarantine.reload(peers, self.peers.weights_of)
+            self._quarantine.reload(peers, self._weights_of)
+
+    def _weights_of(self, peer: int, seconds: float) -> list[Tensor] | None:
+        """The weights of a peer, if they come within so many seconds."""
+        self._threads.raise_if_failed()
+        deadline = time.monotonic() + seconds
+        pulls = [peers.pull(peer) for peers in self._sections]
+        with suppress(PeerLost, TimeoutError):
+            found = [one.result(deadline - time.monotonic()) for one in pulls]
+            return [value for pulled in found for value in pulled.values]
+        return None
+
+    def _call_all(self) -> None:
+        for peers in self._sections:
+            peers.call_all()
 
     def _wait_if_too_stale(self) -> None:
         limit = self._options.max_staleness
@@ -367,7 +402,7 @@ class Gossip(Communication, Exchanges):
             return
         # All of them, in turn or not: two stale ends must not wait for each other's
         # question, nor one for a straggler's.
-        self.peers.call_all()
+        self._call_all()
         # No exchange that is waited for rests to spare a link or the cores.
         self._traffic.hurry_on()
         self._wait_until(
@@ -388,7 +423,7 @@ class Gossip(Communication, Exchanges):
     def _leave(self) -> None:
         self._threads.leaving.set()
         self._traffic.hurry_on()
-        self.peers.call_all()
+        self._call_all()
 
 
 class Merging:

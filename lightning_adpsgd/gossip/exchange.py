@@ -114,7 +114,12 @@ class Channel(NamedTuple):
 
 
 class Lanes:
-    """Makes the lanes of one learner, which share the memory of exchanges.
+    """Makes the lanes of one learner for one section of its weights.
+
+    Args:
+        transport: connection to the owners of the section.
+        chunks: chunks of the section.
+        buffers: memory of exchanges, which the lanes of all sections share.
 
     Attributes:
         timeout: longest wait for one message.
@@ -124,13 +129,15 @@ class Lanes:
         self,
         transport: Transport,
         replica: Replica,
+        chunks: Sequence[Chunk],
+        buffers: Buffers,
         wire_dtype: torch.dtype | None,
         gain: float,
         timeout: timedelta,
     ) -> None:
         self._transport, self._replica = transport, replica
+        self._chunks, self._buffers = chunks, buffers
         self._wire_dtype, self._gain, self.timeout = wire_dtype, gain, timeout
-        self._buffers = Buffers(replica, wire_dtype)
 
     def asking(self, peer: int) -> "Lane":
         """The lane on which this learner asks a peer."""
@@ -143,11 +150,16 @@ class Lanes:
     def _make(self, peer: int, number: int) -> "Lane":
         channel = Channel(self._transport, peer, number, self.timeout)
         buffers, wire_dtype = self._buffers, self._wire_dtype
-        return Lane(channel, self._replica, buffers, wire_dtype, self._gain)
+        gain, chunks = self._gain, self._chunks
+        return Lane(channel, self._replica, buffers, wire_dtype, gain, chunks)
 
 
 class Lane:
-    """One end of a lane; used by a single thread. All lanes share the buffers."""
+    """One end of a lane; used by a single thread. All lanes share the buffers.
+
+    Args:
+        chunks: what is exchanged of the replica; None: all of it.
+    """
 
     def __init__(
         self,
@@ -156,8 +168,10 @@ class Lane:
         buffers: Buffers,
         wire_dtype: torch.dtype | None,
         gain: float,
+        chunks: Sequence[Chunk] | None = None,
     ) -> None:
         self.channel, self._replica = channel, replica
+        self._chunks = replica.chunks if chunks is None else chunks
         self._buffers, self._gain = buffers, gain
         self._codecs = codecs_of(replica, wire_dtype)
         self._disagreement = Disagreement()
@@ -205,7 +219,7 @@ class Lane:
         self.channel.receive(position)
         values = [
             torch.empty(len(chunk), dtype=chunk.dtype, device="cpu")
-            for chunk in self._replica.chunks
+            for chunk in self._chunks
         ]
         for value in values:
             self.channel.receive(value)
@@ -221,7 +235,7 @@ class Lane:
 
     def give(self, position: Position) -> None:
         """Sends the weights for which the peer, just heard, has asked."""
-        values = self._replica.snapshot()
+        values = self._replica.snapshot(self._chunks)
         self.say(GRANT)
         numbers = torch.tensor(position, dtype=torch.int64, device="cpu")
         sums = torch.zeros(len(values) + 2, dtype=torch.int64, device="cpu")
@@ -236,8 +250,8 @@ class Lane:
             exchange = _Exchange(
                 self.channel, self._replica, loan, self._codecs, self._disagreement
             )
-            chunks = self._replica.chunks
-            posted = (exchange.post(n, c, pacer, hurry) for n, c in enumerate(chunks))
+            chunks = enumerate(self._chunks)
+            posted = (exchange.post(n, c, pacer, hurry) for n, c in chunks)
             for crossing in one_behind(posted):
                 weight = self._end_greeting(greeting)
                 exchange.land(crossing, weight)

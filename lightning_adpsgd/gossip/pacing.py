@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -163,7 +164,8 @@ class Traffic:
     ) -> None:
         self._account, self._state, self._share = account, state, cpu_share
         self.cores = CoreShare(cpu_share)
-        self._under_way, self._paused = UnderWay(), False
+        # By section: exchanges of different ones do not overlap in any weight.
+        self._under_way, self._paused = defaultdict[int, UnderWay](UnderWay), False
         self.pacer, self.hurry = Pacer(link_budget), threading.Event()
         self._begin: float | None = None
 
@@ -196,10 +198,14 @@ class Traffic:
 
     def is_idle(self) -> bool:
         """Whether no exchange is under way; under the engine's lock."""
-        return not self._under_way.total()
+        return not any(one.total() for one in self._under_way.values())
 
     def make(
-        self, peer: int, exchange: Callable[[int], Outcome], asked: bool = False
+        self,
+        peer: int,
+        exchange: Callable[[int], Outcome],
+        asked: bool = False,
+        section: int = 0,
     ) -> None:
         """Makes an exchange with a peer, if it may begin, and notes what came of it.
 
@@ -207,10 +213,11 @@ class Traffic:
             peer: number of the other end.
             exchange: function that makes it, given the number under way.
             asked: whether the peer has asked: then it may begin (`UnderWay`).
+            section: number of the section that is exchanged.
         """
         with self._state:
-            may_begin = asked or not self._paused
-            number = self._under_way.enter(peer, asked) if may_begin else 0
+            may_begin, under_way = asked or not self._paused, self._under_way[section]
+            number = under_way.enter(peer, asked) if may_begin else 0
         if not number:
             return
         outcome = None
@@ -219,9 +226,9 @@ class Traffic:
                 outcome = exchange(number)
         finally:
             with self._state:
-                self._under_way.leave(peer)
+                under_way.leave(peer)
                 if outcome is not None:
-                    self._account.exchanged(peer, outcome)
+                    self._account.exchanged(peer, outcome, section)
                 self._state.notify_all()
 
     def report_rate(self) -> None:

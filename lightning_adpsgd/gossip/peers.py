@@ -10,10 +10,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import suppress
 
 import torch
-from torch import Tensor
 
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.exchange import ALIVE, ASK, LEAVE, PULL, Lane, Lanes
@@ -142,9 +140,10 @@ class Asker:
         traffic: Traffic,
         threads: Threads,
         state: threading.Condition,
+        section: int,
     ) -> None:
         self._peer, self._lane, self._state = peer, lane, state
-        self._traffic, self._threads = traffic, threads
+        self._traffic, self._threads, self._section = traffic, threads, section
         # The peer would take a longer silence for a loss.
         timeout_s = lane.channel.timeout.total_seconds()
         self._silence_s = min(_LONGEST_SILENCE_S, timeout_s / 4)
@@ -225,7 +224,11 @@ class Asker:
 
     def _ask(self) -> None:
         pacer, hurry = self._traffic.pacer, self._traffic.hurry
-        self._traffic.make(self._peer, lambda num: self._lane.ask(num, pacer, hurry))
+        self._traffic.make(
+            self._peer,
+            lambda number: self._lane.ask(number, pacer, hurry),
+            section=self._section,
+        )
 
     def _pull_all(self) -> None:
         while self._pulls and self._asks():
@@ -248,8 +251,9 @@ class Answerer:
         traffic: Traffic,
         members: Members,
         heard: Callable[[int, int], None],
+        section: int,
     ) -> None:
-        self._peer, self._lane = peer, lane
+        self._peer, self._lane, self._section = peer, lane, section
         self._traffic, self._members, self._heard = traffic, members, heard
         self._forgotten = threading.Event()
 
@@ -279,12 +283,15 @@ class Answerer:
         elif word == ASK:
             pacer = self._traffic.pacer
             self._traffic.make(
-                self._peer, lambda number: self._lane.answer(number, pacer), asked=True
+                self._peer,
+                lambda number: self._lane.answer(number, pacer),
+                asked=True,
+                section=self._section,
             )
 
 
 class Peers:
-    """The peers with which one learner is connected; for any thread.
+    """The peers with which one learner exchanges a section; for any thread.
 
     Under `_state` are, by peer, `_askers` and `_answerers`, which tell the two threads
     of a peer what to do, and `pairing`: the agreement on pairs that meet at a step
@@ -300,8 +307,9 @@ class Peers:
         threads: Threads,
         state: threading.Condition,
         pairing: Pairing | None = None,
+        section: int = 0,
     ) -> None:
-        self.pairing = pairing
+        self.pairing, self._section = pairing, section
         self._members, self._lanes, self._traffic = members, lanes, traffic
         self._account, self._threads, self._state = account, threads, state
         self._askers: dict[int, Asker] = {}
@@ -313,7 +321,9 @@ class Peers:
             if peer in self._askers:
                 return
             lane = self._lanes.asking(peer)
-            asker = Asker(peer, lane, self._traffic, self._threads, self._state)
+            asker = Asker(
+                peer, lane, self._traffic, self._threads, self._state, self._section
+            )
             self._askers[peer] = asker
             self._account.open(peer)
         self._threads.start(f"ask-{peer}", lambda: self._ask(peer, asker))
@@ -321,8 +331,9 @@ class Peers:
     def answer(self, peer: int) -> None:
         """Begins to answer a peer until it leaves or is lost."""
         lane = self._lanes.answering(peer)
-        traffic, members = self._traffic, self._members
-        answerer = Answerer(peer, lane, traffic, members, self._heard)
+        answerer = Answerer(
+            peer, lane, self._traffic, self._members, self._heard, self._section
+        )
         with self._state:
             self._answerers[peer] = answerer
         work = functools.partial(self._until_lost, peer, answerer.run)
@@ -357,17 +368,6 @@ class Peers:
         future: Future[Pulled] = Future()
         future.set_exception(PeerLost(peer, "pulling its weights", "not connected"))
         return future
-
-    def weights_of(self, peer: int, seconds: float) -> list[Tensor] | None:
-        """The weights of a peer, if they come within so many seconds.
-
-        Raises:
-            BaseException: What has ended the learner.
-        """
-        self.raise_if_failed()
-        with suppress(PeerLost, TimeoutError):
-            return self.pull(peer).result(seconds).values
-        return None
 
     def say(self, words: Iterable[Word]) -> None:
         """Lets peers hear words, in this order; under the engine's lock."""

@@ -8,7 +8,7 @@ from the weights of a peer, at most `max_reloads` times in ten minutes (`Quarant
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -133,20 +133,20 @@ class Quarantine:
         self._replica, self._timeout = replica, timeout
         self._max_reloads, self.num_reloads = max_reloads, 0
         # What was read before this step no longer counts.
-        self._since, self._num_far = -1, 0
+        self._since, self._num_far = -1, Counter[int]()
         self._symptom: str | None = None
 
-    def note(self, outcome: Outcome) -> None:
-        """Takes the result of an exchange into account."""
+    def note(self, outcome: Outcome, section: int = 0) -> None:
+        """Takes the result of an exchange of a section into account."""
         if outcome.first_step <= self._since:
             return
         if not outcome.mine:
-            self._num_far = 0
+            self._num_far[section] = 0
         elif not outcome.finite:
             self._symptom = "were infinite or NaN"
         else:
-            self._num_far += 1
-            if self._num_far >= PATIENCE:
+            self._num_far[section] += 1
+            if self._num_far[section] >= PATIENCE:
                 self._symptom = "had gone far from those of its peers"
 
     @property
@@ -212,7 +212,8 @@ class Quarantine:
     def _go_on_from(self, values: Sequence[Tensor]) -> None:
         self._replica.put(values)
         gather_shards(self._vectors, self._node, self._timeout)
-        self._since, self._num_far, self._symptom = self._replica.step, 0, None
+        self._since, self._symptom = self._replica.step, None
+        self._num_far.clear()
 
     def _healthy_weights(
         self, peers: Sequence[int], weights_of: WeightsOf

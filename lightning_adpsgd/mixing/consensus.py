@@ -4,7 +4,7 @@ Between `enter` and `leave` the module's weights are the mean, in all learners a
 The local weights are kept aside and come back.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
+from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
+from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import Weights
 from lightning_adpsgd.weights.replica import to_averaging_dtype
 
@@ -128,14 +130,31 @@ def average_whole(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
     Returns:
         The distance of the weights in `trained` from that mean.
     """
-    return _average(vectors, trained, _finite_ones(vectors, 1), None)
+    alone = Partition.even(dist.get_world_size(), 1)
+    finite = _finite_ones(vectors, alone)
+    return _average([_Pieces(vectors, trained, None)], finite)
+
+
+@torch.no_grad()
+def average_first_learners(
+    vectors: list[Tensor], trained: list[Tensor], partition: Partition
+) -> Consensus:
+    """Does the same where super-learners differ in size: each counts once.
+
+    The first learner of each gives its weights; all take the mean.
+    """
+    mine, number = _finite_ones(vectors, partition)
+    speaks = mine and not partition.place(dist.get_rank())
+    return _average([_Pieces(vectors, trained, None)], _Finite(speaks, number))
 
 
 @torch.no_grad()
 def average_shards(
     vectors: list[Tensor],
     trained: list[Tensor],
-    counterparts: dist.ProcessGroup,
+    node: SuperLearnerGroup,
+    partition: Partition,
+    counterparts: Sequence[dist.ProcessGroup],
     num_buffers: int = 0,
 ) -> Consensus:
     """Does the same where each learner holds its shards alone.
@@ -143,12 +162,16 @@ def average_shards(
     Args:
         vectors: shards, and after them buffers, of which each learner has its own.
         trained: weights that were trained on.
-        counterparts: learners that hold the same shards.
+        node: learners of this super-learner.
+        partition: which learners form which super-learner.
+        counterparts: for each section that this learner exchanges, its owners.
         num_buffers: number of buffers, which become equal in all learners.
     """
-    size = dist.get_world_size() // dist.get_world_size(counterparts)
-    finite = _finite_ones(vectors, size)
-    consensus = _average(vectors, trained, finite, counterparts)
+    finite = _finite_ones(vectors, partition)
+    both = node.own(vectors), node.own(trained)
+    # In ascending order in all learners, so that none waits for another in a circle.
+    pieces = [_Pieces(*one) for one in zip(*both, counterparts, strict=True)]
+    consensus = _average(pieces, finite)
     average_buffers(vectors, num_buffers, None)
     return consensus
 
@@ -170,20 +193,25 @@ class _Finite(NamedTuple):
     number: int
 
 
-def _average(
-    vectors: list[Tensor],
-    trained: list[Tensor],
-    finite: _Finite,
-    group: dist.ProcessGroup | None,
-) -> Consensus:
-    device = vectors[0].device if vectors else torch.device("cpu")
+class _Pieces(NamedTuple):
+    vectors: list[Tensor]
+    trained: list[Tensor]
+    group: dist.ProcessGroup | None
+
+    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """In chunks, so that no further copy of the weights is needed."""
+        for vector, local in zip(self.vectors, self.trained, strict=True):
+            yield from zip(vector.split(_CHUNK), local.split(_CHUNK), strict=True)
+
+
+def _average(pieces: Sequence[_Pieces], finite: _Finite) -> Consensus:
+    held = [vector for one in pieces for vector in one.vectors]
+    device = held[0].device if held else torch.device("cpu")
     sums = torch.zeros(2, dtype=torch.float64, device=device)
-    for vector, local in zip(vectors, trained, strict=True):
-        # In chunks, so that no further copy of the weights is needed.
-        chunks = zip(vector.split(_CHUNK), local.split(_CHUNK), strict=True)
-        for chunk, local_chunk in chunks:
+    for one in pieces:
+        for chunk, local_chunk in one.chunks():
             mean = to_averaging_dtype(chunk)
-            dist.all_reduce(mean if finite.mine else mean.zero_(), group=group)
+            dist.all_reduce(mean if finite.mine else mean.zero_(), group=one.group)
             mean.div_(finite.number)
             if finite.mine:
                 sums[0] += (local_chunk - mean).abs().double().square().sum()
@@ -193,14 +221,15 @@ def _average(
     return Consensus.of(*sums.div_(finite.number).tolist())
 
 
-def _finite_ones(vectors: list[Tensor], size: int) -> _Finite:
-    """Which of the parts of so many consecutive learners are finite; a collective."""
+def _finite_ones(vectors: list[Tensor], partition: Partition) -> _Finite:
+    """Which super-learners have finite weights in all learners; a collective."""
     device = vectors[0].device if vectors else torch.device("cpu")
     flags = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
     flags[dist.get_rank()] = all_finite(vectors)
     dist.all_reduce(flags)
-    together = flags.view(-1, size).bool().all(1)
-    if not together.any():
+    are_finite = flags.bool().split(list(partition.sizes))
+    together = [bool(of_one.all()) for of_one in are_finite]
+    if not any(together):
         raise all_diverged("learners")
     if not flags.all():
         rank_zero_warn(
@@ -208,4 +237,4 @@ def _finite_ones(vectors: list[Tensor], size: int) -> _Finite:
             f"{(flags == 0).nonzero().flatten().tolist()} are infinite or NaN; the "
             "consensus model is the mean of the others."
         )
-    return _Finite(bool(together[dist.get_rank() // size]), int(together.sum()))
+    return _Finite(together[partition.super_learner(dist.get_rank())], sum(together))

@@ -5,8 +5,9 @@ go on averaging with each other. Its own weights stay as they are.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from itertools import groupby
 from typing import NamedTuple, Protocol
 
 import torch
@@ -75,11 +76,14 @@ class RoundMixer:
     Args:
         vectors: the weights that this learner holds; `finish` writes them. Those of one
             dtype that follow one another cross in common chunks.
-        transport: connection to the counterparts in the other super-learners.
+        transport: connection to the counterparts in the other super-learners; in
+            several sections, those of the first.
         node: learners of this super-learner.
         schedule: mixing matrices.
         timeout: longest wait for each message.
         chunk_elements: number of elements of a message.
+        further: connections to the counterparts of the learner's further sections
+            (`weights.sections`).
     """
 
     def __init__(
@@ -90,17 +94,22 @@ class RoundMixer:
         schedule: Schedule,
         timeout: timedelta,
         chunk_elements: int = 1 << 20,
+        further: Sequence[Transport] = (),
     ) -> None:
         self._vectors = [as_real(vector) for vector in vectors]
         self._transport, self._node = transport, node
         self._schedule, self._timeout = schedule, timeout
-        self._shards = node.own(self._vectors)
+        pieces = _in_runs(node.own(self._vectors))
+        self._shards = [view for _, view in pieces]
         self.device = self._vectors[0].device if vectors else torch.device("cpu")
         self._where = self.device if transport.on_device else torch.device("cpu")
         # First copies of the weights, then what a round changes.
         self._snapshots = self._packed(self._shards)
+        carriers = transport, *further
         self._chunks = [
-            chunk for copy in self._snapshots for chunk in copy.split(chunk_elements)
+            (chunk, carriers[section])
+            for section, memory in _by_section(self._snapshots, pieces)
+            for chunk in memory.split(chunk_elements)
         ]
         self._gathers = node.size > 1 and node.holds_all
         self._whole = self._packed(self._vectors) if self._gathers else self._snapshots
@@ -129,7 +138,7 @@ class RoundMixer:
         part = self._schedule.part(self._transport.index, self.round)
         post = self._post_mean if self._schedule.is_mean(self.round) else self._post
         self.round += 1
-        posted = (post(n, chunk, part) for n, chunk in enumerate(self._chunks))
+        posted = (post(n, *chunk, part) for n, chunk in enumerate(self._chunks))
         landed = [self._land(crossing, part) for crossing in one_behind(posted)]
         self.tally.exchanges += 1
         self._refused += torch.stack(landed).any() if landed else 0
@@ -141,7 +150,8 @@ class RoundMixer:
     def finish(self) -> None:
         """Adds the computed change to the weights as they are by then."""
         self._mixed_mark.follow()
-        for vector, change in places_in(self._staged, self._vectors):
+        written = self._vectors if self._gathers else self._shards
+        for vector, change in places_in(self._staged, written):
             vector.add_(change)
         self.tally.merges += 1
 
@@ -153,26 +163,32 @@ class RoundMixer:
         """The memory to which each shard is copied first, on its own device."""
         if self._staged is self._whole:
             return self._snapshots
-        return self._node.own(self._staged)
+        if not self._gathers:
+            return self._staged
+        return self._node.shards(self._staged, self._node.index)
 
-    def _post_mean(self, number: int, chunk: Tensor, part: Part) -> "_Crossing":
+    def _post_mean(
+        self, number: int, chunk: Tensor, carrier: Transport, part: Part
+    ) -> "_Crossing":
         mixed = self._buffer(chunk, number % 2, self._transport.index).copy_(chunk)
         # A ring all-reduce sends each element twice, but for those of its own share.
         self.tally.bytes_sent += (
             2 * chunk.nbytes * (len(part.takes) - 1) // len(part.takes)
         )
-        return _Crossing(chunk, mixed, {}, [self._transport.post_mean(mixed)])
+        return _Crossing(chunk, mixed, {}, [carrier.post_mean(mixed)], carrier)
 
-    def _post(self, number: int, chunk: Tensor, part: Part) -> "_Crossing":
+    def _post(
+        self, number: int, chunk: Tensor, carrier: Transport, part: Part
+    ) -> "_Crossing":
         me = self._transport.index
         sources = [j for j in part.takes if j != me]
         targets = [j for j in part.gives if j != me]
         own, *incoming = (self._buffer(chunk, number % 2, j) for j in (me, *sources))
         received = dict(zip(sources, incoming, strict=True))
         outgoing = dict.fromkeys(targets, chunk)
-        pending = self._transport.post_all(SYNCHRONOUS_LANE, received, outgoing)
+        pending = carrier.post_all(SYNCHRONOUS_LANE, received, outgoing)
         self.tally.bytes_sent += chunk.nbytes * len(targets)
-        return _Crossing(chunk, own, received, pending)
+        return _Crossing(chunk, own, received, pending, carrier)
 
     def _land(self, crossing: "_Crossing", part: Part) -> Tensor:
         """Leaves the change of one chunk in its place; returns whether it was refused.
@@ -197,18 +213,19 @@ class RoundMixer:
         chunk, me = crossing.chunk, self._transport.index
         self._warn_once(chunk)
         if not crossing.incoming and len(part.takes) > 1:
-            self._average_the_finite(chunk, crossing.mixed)
+            self._average_the_finite(crossing)
         elif all_finite([chunk]):
             rows = {**crossing.incoming, me: chunk}
             average(rows, finite_shares(rows, part.takes, me), crossing.mixed)
 
-    def _average_the_finite(self, chunk: Tensor, into: Tensor) -> None:
+    def _average_the_finite(self, crossing: "_Crossing") -> None:
         """Takes a second mean; all come, for all have seen that the first is NaN."""
+        chunk = crossing.chunk
         counted = torch.nn.functional.pad(torch.zeros_like(chunk), (0, 1))
         if all_finite([chunk]):
             counted[:-1], counted[-1] = chunk, 1.0
-        self._transport.post_mean(counted).wait(self._timeout)
-        torch.div(counted[:-1], counted[-1], out=into)
+        crossing.carrier.post_mean(counted).wait(self._timeout)
+        torch.div(counted[:-1], counted[-1], out=crossing.mixed)
 
     def _warn_once(self, chunk: Tensor) -> None:
         if self._has_warned or all_finite([chunk]):
@@ -245,7 +262,7 @@ class RoundMixer:
         """Memory for what comes from a peer, or for the average by the own number."""
         key = (chunk.dtype, turn, peer)
         if key not in self._buffers:
-            longest = max(map(len, self._chunks))
+            longest = max(len(one) for one, _ in self._chunks)
             self._buffers[key] = self._memory(longest, chunk.dtype)
         return self._buffers[key][: len(chunk)]
 
@@ -255,3 +272,29 @@ class _Crossing(NamedTuple):
     mixed: Tensor
     incoming: dict[int, Tensor]
     pending: list[Pending]
+    carrier: Transport
+
+
+_Piece = tuple[int, Tensor]  # the number of its section, and a view of the weights
+
+
+def _in_runs(sections: Sequence[Sequence[Tensor]]) -> list[_Piece]:
+    """Views in the order in which they are packed: by dtype first, then by section."""
+    pieces = [(number, view) for number, of in enumerate(sections) for view in of]
+    if len(sections) == 1:
+        return pieces
+    dtypes = list(dict.fromkeys(view.dtype for _, view in pieces))
+    return sorted(pieces, key=lambda piece: dtypes.index(piece[1].dtype))
+
+
+def _by_section(
+    packed: Sequence[Tensor], pieces: Sequence[_Piece]
+) -> Iterator[tuple[int, Tensor]]:
+    """The memory of each section, in an order that is the same in all learners."""
+    filled = (piece for piece in pieces if len(piece[1]))
+    runs = groupby(filled, key=lambda piece: piece[1].dtype)
+    for memory, (_, run) in zip(packed, runs, strict=True):
+        for number, of_section in groupby(run, key=lambda piece: piece[0]):
+            length = sum(len(view) for _, view in of_section)
+            yield number, memory[:length]
+            memory = memory[length:]

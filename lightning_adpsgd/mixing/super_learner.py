@@ -25,7 +25,13 @@ from typing_extensions import override
 
 from lightning_adpsgd.coordination.failures import SuperLearnerBroken
 from lightning_adpsgd.weights.flat import shard
-from lightning_adpsgd.weights.replica import Chunk, Replica, as_real
+from lightning_adpsgd.weights.replica import (
+    Chunk,
+    Replica,
+    as_real,
+    averaging_dtype,
+)
+from lightning_adpsgd.weights.sections import Section
 from lightning_adpsgd.weights.streams import (
     Mark,
     Mirrored,
@@ -46,20 +52,38 @@ class SuperLearnerGroup:
     Args:
         group: process group that nothing else uses; None: a super-learner of one.
         holds_all: whether each learner holds all weights, and not a shard of its own.
+        sections: what each learner exchanges of the vectors that it holds; None: its
+            shard, with the same learner of all other super-learners.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None = None, holds_all: bool = True
+        self,
+        group: dist.ProcessGroup | None = None,
+        holds_all: bool = True,
+        sections: Sequence[Sequence[Section]] | None = None,
     ) -> None:
-        self._group, self.holds_all = group, holds_all
+        self._group, self.holds_all, self._sections = group, holds_all, sections
         self.index = dist.get_rank(group) if group is not None else 0
         self.size = dist.get_world_size(group) if group is not None else 1
 
-    def own(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """What this learner exchanges of the vectors that it holds, as views."""
+    def own(self, vectors: Sequence[Tensor]) -> list[list[Tensor]]:
+        """What this learner exchanges of the vectors that it holds: views by section"""
+        return self.exchanged_by(self.index, vectors)
+
+    def exchanged_by(
+        self, learner: int, vectors: Sequence[Tensor]
+    ) -> list[list[Tensor]]:
+        """What a learner exchanges of vectors: views by section."""
+        if self._sections is not None:
+            real = [as_real(vector) for vector in vectors]
+            return [one.views(real) for one in self._sections[learner]]
         if not self.holds_all:
-            return list(vectors)
-        return [shard(vector, self.index, self.size) for vector in vectors]
+            return [list(vectors)]
+        return [self.shards(vectors, learner)]
+
+    def shards(self, vectors: Sequence[Tensor], learner: int) -> list[Tensor]:
+        """The equal part of each vector that a learner exchanges, as views."""
+        return [shard(vector, learner, self.size) for vector in vectors]
 
     def agree(self, flags: Tensor, timeout: timedelta) -> None:
         """Replaces each number by the largest that any learner has there."""
@@ -202,23 +226,22 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
     ) -> None:
         super().__init__(replica, node, timeout, worker)
         self._taken, self._arrived = Mark(replica.device), Mark(replica.device)
-        self._mine = [_zeros_like(chunk, replica.device) for chunk in replica.chunks]
+        device = replica.device
+        self._mine = [_zeros_like(chunk, device) for chunk in replica.chunks]
         of_shards = (
             [
                 chunk
-                for vector in vectors
-                for chunk in shard(vector, n, node.size).split(replica.chunk_elements)
+                for section in node.exchanged_by(n, vectors)
+                for view in section
+                for chunk in view.split(replica.chunk_elements)
             ]
             for n in range(node.size)
         )
-        # By chunk, for each learner: the weights of its shard, and what it has changed.
-        self._weights = list(zip(*of_shards, strict=True))
+        # For each learner, by chunk: the weights of its shard, and what it has changed.
+        self._weights = list(of_shards)
         self._changes = [
-            [
-                mine if n == node.index else _zeros_like(chunk, replica.device)
-                for n in range(node.size)
-            ]
-            for chunk, mine in zip(replica.chunks, self._mine, strict=True)
+            self._mine if n == node.index else [_zeros_like(w, device) for w in weights]
+            for n, weights in enumerate(self._weights)
         ]
 
     @override
@@ -242,7 +265,7 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
     def _share_all(
         self, taken: list[int], votes: Votes
     ) -> tuple[list[_Changed], Votes]:
-        num_chunks, size = len(self._replica.chunks), self._node.size
+        num_chunks, size = max(map(len, self._weights)), self._node.size
         length = num_chunks * size
         flags = torch.zeros(length + len(votes), dtype=torch.uint8, device="cpu")
         of_chunks, of_votes = flags[:length].view(num_chunks, size), flags[length:]
@@ -252,7 +275,7 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
         self._taken.follow()
         changed = of_chunks.nonzero().tolist()
         for number, owner in changed:
-            self._share(self._changes[number][owner], owner)
+            self._share(self._changes[owner][number], owner)
         self._arrived.set()
         return changed, Votes(*map(bool, of_votes.tolist()))
 
@@ -265,7 +288,7 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
 
     @torch.no_grad()
     def _add(self, number: int, owner: int) -> None:
-        weights, change = self._weights[number][owner], self._changes[number][owner]
+        weights, change = self._weights[owner][number], self._changes[owner][number]
         if owner == self._node.index:
             self._replica.keep(number, _add_and_tell_rest(weights, change.here))
             change.here.zero_()
@@ -328,8 +351,9 @@ def _add_and_tell_rest(weights: Tensor, change: Tensor) -> Tensor:
     return before.sub_(weights).add_(change)
 
 
-def _zeros_like(chunk: Chunk, device: torch.device) -> Mirrored:
-    return mirrored(torch.zeros(len(chunk), dtype=chunk.dtype, device=device))
+def _zeros_like(chunk: Chunk | Tensor, device: torch.device) -> Mirrored:
+    dtype = averaging_dtype(chunk.dtype)
+    return mirrored(torch.zeros(len(chunk), dtype=dtype, device=device))
 
 
 def _complete(begin: Callable[[], dist.Work | None], timeout: timedelta) -> None:

@@ -32,7 +32,8 @@ _EQUAL = (
 
 def may_share(trainer: pl.Trainer, dials: Dials) -> bool:
     """Whether the learners of this job may share their epochs; the same in all."""
-    if dials.communication != "async" or dials.islands is not None:
+    alone = dials.islands is not None or dials.has_sizes
+    if dials.communication != "async" or alone:
         return False
     # If it does not, Lightning deals nothing: the program does.
     return trainer._accelerator_connector.use_distributed_sampler

@@ -1,5 +1,6 @@
 """The engine that averages the weights of a job, as its dials ask for it."""
 
+import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -22,12 +23,14 @@ from lightning_adpsgd.mixing.consensus import (
     Average,
     Consensus,
     average_buffers,
+    average_first_learners,
     average_shards,
 )
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
+from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.links import Credentials
 from lightning_adpsgd.transport.process_group import (
@@ -35,6 +38,7 @@ from lightning_adpsgd.transport.process_group import (
     DistributedTransport,
 )
 from lightning_adpsgd.weights.flat import FlatParameters, Weights
+from lightning_adpsgd.weights.sections import Section, sections_of
 from lightning_adpsgd.weights.shards import LocalShards, is_sharded
 
 # Two exchanges at a time have twelve messages in memory: an eighth of the shards.
@@ -75,16 +79,34 @@ class Engine(NamedTuple):
         return (self.island or self.communication).statistics()
 
 
-def weights_of(module: nn.Module, dials: Dials, super_learner_size: int) -> Weights:
+def weights_of(module: nn.Module, dials: Dials, partition: Partition) -> Weights:
     """The weights of a module as the engine reads them.
 
     Raises:
         ValueError: The module cannot be flattened, or is not sharded as it must be.
     """
-    has_shards = super_learner_size > 1 or is_sharded(module)
+    has_shards = max(partition.sizes) > 1 or is_sharded(module)
     if dials.inside == "model_parallel" and has_shards:
-        return LocalShards(module, super_learner_size)
-    return FlatParameters(module, super_learner_size, dials.exchange_frozen)
+        return LocalShards(module, partition.size(dist.get_rank()))
+    return FlatParameters(module, math.lcm(*partition.sizes), dials.exchange_frozen)
+
+
+def sections_between(weights: Weights, partition: Partition) -> list[Section] | None:
+    """What super-learners of different sizes exchange; None: they have one size.
+
+    Raises:
+        ValueError: The weights cannot be divided so, or a learner would have none.
+    """
+    if partition.is_even:
+        return None
+    sections = sections_of([weights.owned(size) for size in partition.sizes])
+    for s, size in enumerate(partition.sizes):
+        if {section.owners[s] for section in sections} != {*range(size)}:
+            raise ValueError(
+                f"`super_learner_size` must leave each learner some weights, got {size}"
+                " for a model with fewer rows in all of its weights"
+            )
+    return sections
 
 
 def average_of(
@@ -93,13 +115,17 @@ def average_of(
     """What takes the mean over all super-learners; None: a mean over all learners."""
     if island is not None:
         return partial(_average_island, island, weights, groups)
-    if not isinstance(weights, LocalShards):
+    if isinstance(weights, LocalShards):
+        return partial(
+            average_shards,
+            node=super_learner_of(weights, groups),
+            partition=groups.partition,
+            counterparts=groups.counterparts,
+            num_buffers=weights.num_buffers,
+        )
+    if groups.partition.is_even:
         return None
-    return partial(
-        average_shards,
-        counterparts=groups.counterparts,
-        num_buffers=weights.num_buffers,
-    )
+    return partial(average_first_learners, partition=groups.partition)
 
 
 def _average_island(
@@ -116,20 +142,36 @@ def _average_island(
     return consensus
 
 
-def _super_learner(weights: Weights, groups: Groups) -> SuperLearnerGroup:
+def super_learner_of(weights: Weights, groups: Groups) -> SuperLearnerGroup:
+    """The learners of this super-learner, and what each of them exchanges."""
     holds_all = not isinstance(weights, LocalShards)
-    return SuperLearnerGroup(groups.shards, holds_all)
+    if groups.sections is None:
+        return SuperLearnerGroup(groups.shards, holds_all)
+    own = groups.partition.super_learner(dist.get_rank())
+    sections = [
+        [section for section in groups.sections if section.owners[own] == place]
+        for place in range(groups.partition.sizes[own])
+    ]
+    if not holds_all:
+        owned = weights.owned(len(sections))
+        sections = [
+            [section.seen_by(ranges) for section in of_learner]
+            for of_learner, ranges in zip(sections, owned, strict=True)
+        ]
+    return SuperLearnerGroup(groups.shards, holds_all, sections)
 
 
-def mixes_on_device(dials: Dials, size: int, device: torch.device) -> bool:
+def mixes_on_device(dials: Dials, partition: Partition, device: torch.device) -> bool:
     """Whether weights are mixed on the GPU, over NCCL, and not on the host, over Gloo.
 
     In lockstep alone: a receive of NCCL that waits for a peer occupies the GPU.
     Nor behind the gradients of learners that allreduce them meanwhile: two
-    communicators at work at once may each wait for what the other holds.
+    communicators at work at once may each wait for what the other holds. Learners of
+    several sections have several.
     """
     at_boundary = dials.effective_order == "step_then_average"
-    fits = dials.in_lockstep and (at_boundary or size == 1)
+    is_alone = max(partition.sizes) == 1
+    fits = dials.in_lockstep and partition.is_even and (at_boundary or is_alone)
     return fits and has_nccl(device)
 
 
@@ -144,21 +186,21 @@ def make_engine(
     if dials.islands is not None:
         island = _make_island(dials, dials.islands, flat, groups, store)
         return Engine(island.engine, island.engine, island)
+    partition = groups.partition
     schedule = Schedule(
-        dials.topology,
-        dist.get_world_size(groups.counterparts),
-        dials.mixing_gain,
-        dials.seed,
+        dials.topology, partition.num_super_learners, dials.mixing_gain, dials.seed
     )
     if dials.in_lockstep:
         return Engine(_make_rounds(dials, flat, groups, schedule))
+    transport, *further = map(DistributedTransport, groups.counterparts)
     gossip = Gossip(
         flat.vectors,
-        DistributedTransport(groups.counterparts),
-        _super_learner(flat, groups),
-        Members.fixed(schedule, dist.get_rank(groups.counterparts)),
-        _options(dials, flat),
+        transport,
+        super_learner_of(flat, groups),
+        Members.fixed(schedule, partition.super_learner(dist.get_rank())),
+        _options(dials, flat, groups),
         lost_peer,
+        further,
     )
     return Engine(gossip, gossip)
 
@@ -167,13 +209,15 @@ def _make_rounds(
     dials: Dials, flat: Weights, groups: Groups, schedule: Schedule
 ) -> Communication:
     carrier = DeviceTransport if groups.on_device else DistributedTransport
+    transport, *further = map(carrier, groups.counterparts)
     mixer = RoundMixer(
         flat.vectors,
-        carrier(groups.counterparts),
-        _super_learner(flat, groups),
+        transport,
+        super_learner_of(flat, groups),
         schedule,
         dials.timeout,
-        chunk_elements(flat),
+        chunk_elements(flat, groups),
+        further,
     )
     if dials.communication == "sync":
         return synchronous(mixer, dials.effective_order, dials.gossip_every)
@@ -187,24 +231,31 @@ def _make_island(
         flat.vectors,
         RendezvousAddress.parse(url),
         Schedule(dials.topology, 1, dials.mixing_gain, dials.seed),
-        _options(dials, flat),
+        _options(dials, flat, groups),
         flat.layout(),
         Credentials.from_environment(os.environ),
-        _super_learner(flat, groups),
+        super_learner_of(flat, groups),
         PrefixStore("island", store),
     )
 
 
-def chunk_elements(weights: Weights) -> int:
-    """Elements of a message; of shards few enough that they take little beside them."""
+def chunk_elements(weights: Weights, groups: Groups) -> int:
+    """Elements of a message, equal in all learners that exchange with one another.
+
+    Of shards they are few enough that messages take little beside them.
+    """
     if not isinstance(weights, LocalShards):
         return GossipOptions.chunk_elements
-    in_all = sum(len(vector) for vector in weights.vectors)
+    if groups.sections is None:
+        in_all = sum(len(vector) for vector in weights.vectors)
+    else:
+        whole = (end - begin for one in groups.sections for _, begin, end in one.ranges)
+        in_all = sum(whole) // max(groups.partition.sizes)
     fitting = max(in_all // _MESSAGES_OF_SHARDS, _SHORTEST_MESSAGE)
     return min(fitting, GossipOptions.chunk_elements)
 
 
-def _options(dials: Dials, weights: Weights) -> GossipOptions:
+def _options(dials: Dials, weights: Weights, groups: Groups) -> GossipOptions:
     in_pairs = dials.communication == "ready_pairs"
     return GossipOptions(
         order=dials.effective_order,
@@ -215,7 +266,7 @@ def _options(dials: Dials, weights: Weights) -> GossipOptions:
         cpu_share=1.0 if in_pairs else dials.cpu_share,
         max_staleness=dials.max_staleness,
         timeout=dials.timeout,
-        chunk_elements=chunk_elements(weights),
+        chunk_elements=chunk_elements(weights, groups),
         max_reloads=dials.max_reloads,
         in_pairs=in_pairs,
         max_wait=dials.max_wait,

@@ -138,7 +138,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         check_device(self.root_device)
         self.jobs.meet("setup")
         reset = partial(self.jobs.reset_optimizers, module)
-        job = set_up_job(module, self._dials, self.super_learner_size, reset)
+        job = set_up_job(module, self._dials, self.partition, reset)
         self.jobs.add(module, job)
         if job.asynchronous:
             EvaluationWatch(module, job)
@@ -237,8 +237,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         ]
 
     def _restore_learner(self, job: Job, learners: list[Any]) -> None:
-        size = self.super_learner_size
-        learner = learner_of(learners, self.global_rank, self.world_size, size)
+        learner = learner_of(learners, self.global_rank, self.partition)
         if learner is None:
             return
         job.enter_consensus("load of learners")

@@ -38,8 +38,11 @@ from lightning_adpsgd.strategy.engines import (
     average_of,
     make_engine,
     mixes_on_device,
+    sections_between,
+    super_learner_of,
     weights_of,
 )
+from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import Weights
 from lightning_adpsgd.weights.shards import LocalShards
 
@@ -52,27 +55,23 @@ END_OF_TRAINING = "end of training"
 _BROADCAST_BYTES = 250 * 1024 * 1024
 
 
-def has_peers(num_learners: int, super_learner_size: int) -> bool:
+def has_peers(partition: Partition) -> bool:
     """Whether there is more than one super-learner; says so once where there is not."""
-    if num_learners % super_learner_size:
-        raise ValueError(
-            f"`super_learner_size` must divide the number of learners "
-            f"{num_learners}, got {super_learner_size}"
-        )
-    if num_learners == super_learner_size and num_learners > 1:
+    num_learners, is_one = partition.num_learners, len(partition.sizes) == 1
+    if is_one and num_learners > 1:
         rank_zero_info(
             f"All {num_learners} learners form one super-learner, which is "
             "plain synchronous allreduce (ddp). To gossip, set "
             "`super_learner_size` to a proper divisor of "
             f"{num_learners}, or use several machines."
         )
-    return num_learners > super_learner_size
+    return not is_one
 
 
 def set_up_job(
     module: nn.Module,
     dials: Dials,
-    super_learner_size: int,
+    partition: Partition,
     on_reload: Callable[[], None] = lambda: None,
 ) -> "Job":
     """Brings all learners together; a collective over the default process group.
@@ -86,17 +85,18 @@ def set_up_job(
             cannot be flattened.
         StartUpError: The models of the learners differ.
     """
-    dials.topology.check_size(dist.get_world_size() // super_learner_size)
-    flat = weights_of(module, dials, super_learner_size)
+    dials.topology.check_size(partition.num_super_learners)
+    flat = weights_of(module, dials, partition)
     rank, num_learners = dist.get_rank(), dist.get_world_size()
     store = _own_store(flat.device)
     layout = flat.layout()
     check_same_layout(store, rank, num_learners, layout, dials.start_patience)
-    on_device = mixes_on_device(dials, super_learner_size, flat.device)
-    groups = make_groups(super_learner_size, dials.timeout, flat.device, on_device)
+    on_device = mixes_on_device(dials, partition, flat.device)
+    sections = sections_between(flat, partition)
+    groups = make_groups(partition, dials.timeout, flat.device, on_device, sections)
     _take_first_weights(module, flat, groups)
     _tell_of_frozen(module, dials)
-    job = Job(dials, super_learner_size, flat, groups, store, on_reload)
+    job = Job(dials, flat, groups, store, on_reload)
     job.coordinator.start()
     return job
 
@@ -148,13 +148,12 @@ class Job:
     def __init__(
         self,
         dials: Dials,
-        super_learner_size: int,
         flat: Weights,
         groups: Groups,
         store: Store,
         on_reload: Callable[[], None],
     ) -> None:
-        self._dials, self.super_learner_size = dials, super_learner_size
+        self._dials, self.partition = dials, groups.partition
         self.flat, self.groups, self.store = flat, groups, store
         self._on_reload, self._num_reloads = on_reload, 0
         self._rank, num_learners = dist.get_rank(), dist.get_world_size()
@@ -165,9 +164,10 @@ class Job:
             dials.timeout,
             when_failed=self._let_go_of_peers,
         )
-        first = self._rank - self._rank % super_learner_size
-        super_learner = list(range(first, first + super_learner_size))
-        self.failures = FailureReport(self.coordinator, self._rank, super_learner)
+        own = [*self.partition.ranks(self.partition.super_learner(self._rank))]
+        self.super_learner_size = len(own)
+        self.weight = self.partition.weight(self._rank)
+        self.failures = FailureReport(self.coordinator, self._rank, own)
         self._meet: Callable[[str], object] = self.coordinator.meet
         self._engine: Engine | None = None
         self._consensus: ConsensusModel | None = None
@@ -394,7 +394,7 @@ class Job:
 
     def learner_state(self, optimizer_states: list[Any]) -> dict[str, Any]:
         """What is equal within a super-learner; empty but in its first learner."""
-        if self._rank % self.super_learner_size:
+        if self.partition.place(self._rank):
             return {}
         assert self._engine is not None
         kept = self._consensus.local_weights if self._consensus else None
@@ -432,8 +432,10 @@ def _take_first_weights(module: nn.Module, weights: Weights, groups: Groups) -> 
     if not isinstance(weights, LocalShards):
         _take_weights_of_learner_0(module)
         return
-    for shard in weights.vectors:
-        dist.broadcast(shard, group=groups.counterparts, group_src=0)
+    sections = super_learner_of(weights, groups).own(weights.vectors)
+    for shards, owners in zip(sections, groups.counterparts, strict=True):
+        for shard in shards:
+            dist.broadcast(shard, group=owners, group_src=0)
     for buffer in module.buffers():
         dist.broadcast(buffer, 0)
 

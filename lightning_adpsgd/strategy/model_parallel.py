@@ -78,10 +78,8 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     def setup_environment(self) -> None:
         super().setup_environment()
         if self.is_sharded:
-            size, timeout = self.super_learner_size, self._dials.timeout
-            if self.world_size % size:
-                self.check_peers()  # raises
-            self._mesh = make_mesh(self.root_device.type, size, timeout)
+            device, timeout = self.root_device.type, self._dials.timeout
+            self._mesh = make_mesh(device, self.partition, timeout)
             assert self.lightning_module is not None
             self.lightning_module._device_mesh = self._mesh
 
@@ -162,7 +160,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             )
         path = Path(self.broadcast(str(filepath)))
         # The consensus is the same in all: the first super-learner writes it.
-        if self.global_rank < self.super_learner_size:
+        if self.global_rank in self.partition.ranks(0):
             states = enumerate(checkpoint.pop("optimizer_states", []))
             tensors = {f"optimizer_{n}": state for n, state in states}
             tensors["state_dict"] = checkpoint.pop("state_dict")

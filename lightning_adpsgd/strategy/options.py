@@ -5,7 +5,7 @@ constructor is that of the Trainer's strategy and of Fabric's.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -33,6 +33,7 @@ from lightning_adpsgd.strategy.compatibility import (
 )
 from lightning_adpsgd.strategy.job import has_peers
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
+from lightning_adpsgd.topology.partition import Partition
 
 if TYPE_CHECKING:
 
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
         @property
         def world_size(self) -> int: ...
 
+        @property
+        def global_rank(self) -> int: ...
+
 else:
     _DDPStrategy = object
 
@@ -63,7 +67,7 @@ class HADPSGDOptions(_DDPStrategy):
         self,
         topology: TopologyLike = "ring",
         communication: CommunicationName = "async",
-        super_learner_size: int | Literal["node"] = "node",
+        super_learner_size: int | Literal["node"] | Sequence[int] = "node",
         *,
         inside: InsideName = "ddp",
         order: Order | None = None,
@@ -98,7 +102,9 @@ class HADPSGDOptions(_DDPStrategy):
                 without waiting for any learner. "ready_pairs": at the step boundary,
                 with one that is at its own, if there is one in time.
             super_learner_size: number of learners that allreduce gradients; "node" for
-                those of one machine. It must divide the number of learners.
+                those of one machine. It must divide the number of learners. (2, 4): the
+                first two learners form one, the next four another; the mean counts
+                each of both once (docs/concepts.md).
             inside: how the learners of a super-learner share the work. "ddp": each
                 holds the model, and they allreduce gradients. "model_parallel": they
                 hold one model together, which its `configure_model` shards with
@@ -167,7 +173,7 @@ class HADPSGDOptions(_DDPStrategy):
         self._dials = Dials(
             topology=find_topology(topology),
             communication=communication,
-            super_learner_size=super_learner_size,
+            super_learner_size=_as_sizes(super_learner_size),
             inside=inside,
             order=order,
             mixing_gain=mixing_gain,
@@ -224,15 +230,43 @@ class HADPSGDOptions(_DDPStrategy):
 
     @property
     def super_learner_size(self) -> int:
-        """N, the learners of each super-learner."""
+        """N, the learners of each super-learner; of this one, if they differ."""
         size = self._dials.super_learner_size
+        if isinstance(size, tuple):
+            return self.partition.size(self.global_rank)
         if not isinstance(size, str):
             return size
         return self.num_processes if self._dials.islands is None else self.world_size
 
     @property
+    def partition(self) -> Partition:
+        """Which learners form which super-learner.
+
+        Raises:
+            ValueError: The learners do not form whole super-learners.
+        """
+        num_learners, sizes = self.world_size, self._dials.super_learner_size
+        if isinstance(sizes, tuple):
+            if sum(sizes) != num_learners:
+                raise ValueError(
+                    "the sum of `super_learner_size` must be the number of learners "
+                    f"{num_learners}, got {sizes}, which is {sum(sizes)}"
+                )
+            return Partition(sizes)
+        size = self.super_learner_size
+        if num_learners % size:
+            raise ValueError(
+                f"`super_learner_size` must divide the number of learners "
+                f"{num_learners}, got {size}"
+            )
+        return Partition.even(num_learners, size)
+
+    @property
     def num_super_learners(self) -> int:
         """S."""
+        sizes = self._dials.super_learner_size
+        if isinstance(sizes, tuple):
+            return len(sizes)
         return self.world_size // self.super_learner_size
 
     def check_peers(self) -> bool:
@@ -242,6 +276,12 @@ class HADPSGDOptions(_DDPStrategy):
             ValueError: The learners do not form whole super-learners.
         """
         if self._dials.islands is None:
-            return has_peers(self.world_size, self.super_learner_size)
+            return has_peers(self.partition)
         check_island(self.super_learner_size, self.world_size)
         return True
+
+
+def _as_sizes(given: Any) -> Any:
+    """Sizes of super-learners as a tuple, as in YAML they are a list."""
+    is_text = isinstance(given, str)
+    return tuple(given) if isinstance(given, Sequence) and not is_text else given

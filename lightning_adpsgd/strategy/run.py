@@ -37,6 +37,7 @@ from lightning_adpsgd.strategy.weight_callbacks import (
     transfer_in_consensus,
 )
 from lightning_adpsgd.strategy.work_sharing import WorkSharing
+from lightning_adpsgd.topology.partition import Partition
 
 
 @final
@@ -57,10 +58,9 @@ class TrainingRun:
         trainer: pl.Trainer,
         job: Job,
         dials: Dials,
-        super_learner_size: int,
         sharing: WorkSharing | None,
     ) -> None:
-        self._trainer, self._dials, self._size = trainer, dials, super_learner_size
+        self._trainer, self._dials = trainer, dials
         self.job, self.sharing = job, sharing
         self.scope = CollectiveScope(trainer, job)
         self.last_consensus: Consensus | None = None
@@ -79,7 +79,7 @@ class TrainingRun:
         for layer in trainer.lightning_module.modules():
             if isinstance(layer, torch.nn.SyncBatchNorm):
                 layer.process_group = job.groups.gradients
-        stop_together = self._dials.islands is not None and self._size > 1
+        stop_together = self._dials.islands is not None and job.super_learner_size > 1
         handle_signals(trainer, job if stop_together else None, overrides)
         # Now: a `Timer` calls for a collective as soon as the training begins.
         with job.failures.named():
@@ -125,7 +125,7 @@ class TrainingRun:
         """Puts the consensus model in place; all learners come."""
         if self.job.running:
             self.last_consensus = self.job.enter_consensus(occasion)
-            average_copies(self._trainer)
+            average_copies(self._trainer, self.job.weight)
 
     def leave_evaluation(self) -> None:
         """Continues from the local weights, or from the mean that was evaluated."""
@@ -152,7 +152,7 @@ class TrainingRun:
             if self.work_sharing is not None:
                 self.work_sharing.leave()
             self.last_consensus = self.job.finish()
-            average_copies(self._trainer)
+            average_copies(self._trainer, self.job.weight)
         on_run_end()
 
     def _leave_in_order(self) -> None:
@@ -173,13 +173,17 @@ def set_up_run(
     overrides: Overrides,
 ) -> TrainingRun:
     """Brings all learners together; a collective."""
-    size: int = trainer.strategy.super_learner_size  # pyright: ignore
+    partition: Partition = trainer.strategy.partition  # pyright: ignore
     asked, sharing = _shares_work(trainer, dials), None
-    job = set_up_job(model, dials, size, on_reload)
+    job = set_up_job(model, dials, partition, on_reload)
     if asked is not False:
-        super_learner, learner = divmod(trainer.global_rank, size)
-        num_super_learners = trainer.world_size // size
-        index = LearnerIndex(super_learner, num_super_learners, learner, size)
+        rank = trainer.global_rank
+        index = LearnerIndex(
+            partition.super_learner(rank),
+            partition.num_super_learners,
+            partition.place(rank),
+            job.super_learner_size,
+        )
         problem = problem_of(trainer, dials, resumed)
         decides = None if asked else DefaultSharing(trainer, problem, overrides)
         sharing = WorkSharing(
@@ -190,7 +194,7 @@ def set_up_run(
             dials.islands,
             decides,
         )
-    return TrainingRun(trainer, job, dials, size, sharing)
+    return TrainingRun(trainer, job, dials, sharing)
 
 
 def _shares_work(trainer: pl.Trainer, dials: Dials) -> bool | None:

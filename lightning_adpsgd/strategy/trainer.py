@@ -119,7 +119,7 @@ class HADPSGDStrategy(ModelParallelInside):
         if self._dials.save_learners:
             self._place = place_in_epoch(trainer, self._resumed)
         if gossips:
-            size, inside = self.super_learner_size, self._dials.inside
+            size, inside = max(self.partition.sizes), self._dials.inside
             refuse_unsupported(trainer, self, size, inside)
         elif self.world_size > 1 or self.is_sharded:
             prepare_training_loaders(trainer, None, self._place, self._overrides)
@@ -289,9 +289,7 @@ class HADPSGDStrategy(ModelParallelInside):
         super().load_model_state_dict(checkpoint, strict)
         trainer = self._trainer_or_none()
         if trainer is not None and trainer.state.fn == TrainerFn.FITTING:
-            self._resumed = resumed_from(
-                checkpoint, self.global_rank, self.world_size, self.super_learner_size
-            )
+            self._resumed = resumed_from(checkpoint, self.global_rank, self.partition)
 
     # --- collectives and their scope
 

@@ -25,14 +25,18 @@ from lightning_adpsgd.weights.flat import pruning_masks
 
 
 @torch.no_grad()
-def average_copies(trainer: pl.Trainer) -> None:
-    """Replaces all kept averages by their mean over the learners; a collective."""
+def average_copies(trainer: pl.Trainer, weight: float) -> None:
+    """Replaces all kept averages by their mean over super-learners; a collective.
+
+    Args:
+        weight: `Partition.weight` of this learner.
+    """
     # SWA keeps its average on the CPU, where NCCL cannot reach it.
     device = trainer.strategy.root_device
     for model in _kept_models(trainer):
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.is_floating_point() or tensor.is_complex():
-                dist.all_reduce(total := tensor.to(device))
+                dist.all_reduce(total := tensor.to(device) * weight)
                 tensor.copy_(total.div_(dist.get_world_size()))
 
 

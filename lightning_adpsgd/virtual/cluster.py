@@ -464,10 +464,10 @@ def dials_and_scenario(
         raise ValueError(
             f"`num_super_learners` must be at least 1, got {num_super_learners}"
         )
-    if isinstance(super_learner_size, str):
+    if isinstance(super_learner_size, str | Sequence):
         raise ValueError(
-            "`super_learner_size` must be a number in a virtual cluster, which has no "
-            f"machines, got {super_learner_size!r}"
+            "`super_learner_size` must be one number in a virtual cluster, which has "
+            f"no machines, got {super_learner_size!r}"
         )
     checked = Dials(
         topology=find_topology(topology),

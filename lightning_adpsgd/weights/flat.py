@@ -13,6 +13,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from lightning_adpsgd.weights.sections import Range, even_ranges
+
 
 class Weights(Protocol):
     """The weights of one learner, as vectors that exchanges read and change."""
@@ -30,6 +32,10 @@ class Weights(Protocol):
 
     def layout(self) -> str:
         """Names, shapes and dtypes in order; equal in all learners of one job."""
+        ...
+
+    def owned(self, size: int) -> list[list[Range]]:
+        """What each learner exchanges in a super-learner of so many."""
         ...
 
     def rebind(self) -> None:
@@ -121,6 +127,11 @@ class FlatParameters:
     def layout(self) -> str:
         """Names, shapes and dtypes in order; equal in all learners of one job."""
         return layout_of((slot.name, slot.view) for slot in self._slots)
+
+    def owned(self, size: int) -> list[list[Range]]:
+        """Equal parts of the vectors, as real numbers; `size` divides `shards`."""
+        lengths = [v.numel() * (1 + v.is_complex()) for v in self.vectors]
+        return even_ranges(lengths, size)
 
     def rebind(self) -> None:
         """Copies weights that were given other memory back into the vectors.

@@ -181,13 +181,15 @@ class Replica:
 
     Args:
         shards: w: this learner's shard of each flat vector, real, all on one device;
-            those of one dtype that follow one another fill chunks together.
+            those of one dtype and section that follow one another fill chunks together.
         chunk_elements: number of elements of a chunk.
         state: lock over d.
+        counts: number of shards in each section (`sections`); None: all are of one.
 
     Attributes:
         chunk_elements: As given.
         chunks: chunks of all shards, in order.
+        sections: the chunks of each section.
         device: device of w and d.
         part_elements: number of elements of the longest part.
         guard: `state` and, on a GPU, the order of the streams.
@@ -196,9 +198,15 @@ class Replica:
     """
 
     def __init__(
-        self, shards: Sequence[Tensor], chunk_elements: int, state: threading.Condition
+        self,
+        shards: Sequence[Tensor],
+        chunk_elements: int,
+        state: threading.Condition,
+        counts: Sequence[int] | None = None,
     ) -> None:
         self.chunk_elements = chunk_elements
+        # A learner without weights has a section all the same.
+        self._counts = (len(shards),) if counts is None else counts
         self.device = shards[0].device if shards else torch.device("cpu")
         # The launch of a kernel costs more than a cache could save.
         whole = has_streams(self.device)
@@ -206,17 +214,16 @@ class Replica:
         self.part_elements = min(longest, chunk_elements)
         self.guard = Guard(state, self.device)
         self._scratch: dict[torch.dtype, Tensor] = {}
-        self.chunks: list[Chunk] = []
         self.step, self.updating = 0, False
         self.wait_seconds = 0.0
-        for run in runs_of_one_dtype(shards):
-            self._cut(run)
+        self.sections = [[*self._cut(section)] for section in self._by_section(shards)]
+        self.chunks = [*itertools.chain.from_iterable(self.sections)]
 
     def views(self, shards: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         """Views of shards of w's shapes: for each chunk one of each part."""
-        for run in runs_of_one_dtype(shards):
-            for pieces in _in_chunks(run, self.chunk_elements):
-                yield [v for piece in pieces for v in piece.split(self.part_elements)]
+        for section in self._by_section(shards):
+            for run in runs_of_one_dtype(section):
+                yield from self._views_of_run(run)
 
     def show(self, shards: Sequence[Tensor]) -> None:
         """Replaces w in what exchanges read, until it is called with w again."""
@@ -224,19 +231,20 @@ class Replica:
             with self.guard:
                 chunk.show(shown)
 
-    def snapshot(self) -> list[Tensor]:
-        """Copies x of all chunks to the host; for a thread that may wait.
+    def snapshot(self, chunks: Sequence[Chunk] | None = None) -> list[Tensor]:
+        """Copies x of chunks, by default all, to the host; for a thread that may wait.
 
         The copy is of one moment between two steps, unless an optimizer is at work
         nearly all the time: then some elements may have seen one step more than others.
         """
+        chunks = self.chunks if chunks is None else chunks
         for _ in range(_TRIES):
             begin = self.step
-            copies = [self._copy_of(chunk) for chunk in self.chunks]
+            copies = [self._copy_of(chunk) for chunk in chunks]
             if not self.updating and begin == self.step:
                 return copies
             time.sleep(_PAUSE_S)
-        return [self._copy_of(chunk) for chunk in self.chunks]
+        return [self._copy_of(chunk) for chunk in chunks]
 
     @torch.no_grad()
     def spread(self, values: Sequence[Tensor], into: Sequence[Tensor]) -> None:
@@ -316,20 +324,32 @@ class Replica:
             self.wait_seconds += time.perf_counter() - begin
             yield
 
-    def _cut(self, shards: Sequence[Tensor]) -> None:
-        dtype, device = averaging_dtype(shards[0].dtype), self.device
-        change = torch.zeros(sum(map(len, shards)), dtype=dtype, device=device)
+    def _by_section(self, shards: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
+        ends = itertools.accumulate(self._counts)
+        for count, end in zip(self._counts, ends, strict=True):
+            yield shards[end - count : end]
+
+    def _views_of_run(self, run: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        for pieces in _in_chunks(run, self.chunk_elements):
+            yield [v for piece in pieces for v in piece.split(self.part_elements)]
+
+    def _cut(self, section: Sequence[Tensor]) -> Iterator[Chunk]:
+        # At the other end the section may be among others: places count within it.
+        places = itertools.count()
+        for run in runs_of_one_dtype(section):
+            yield from self._cut_run(run, places)
+
+    def _cut_run(self, run: Sequence[Tensor], places: Iterator[int]) -> Iterator[Chunk]:
+        dtype, device = averaging_dtype(run[0].dtype), self.device
+        change = torch.zeros(sum(map(len, run)), dtype=dtype, device=device)
         scratch = torch.empty(self.part_elements, dtype=dtype, device=device)
         self._scratch.setdefault(dtype, scratch)
-        place = sum(len(chunk.parts) for chunk in self.chunks)
-        for weights in self.views(shards):
+        for weights in self._views_of_run(run):
             lengths = [len(piece) for piece in weights]
             changes = change[: sum(lengths)].split(lengths)
             change = change[sum(lengths) :]
             both = zip(weights, changes, strict=True)
-            parts = [Part(n, *w_and_d) for n, w_and_d in enumerate(both, place)]
-            place += len(parts)
-            self.chunks.append(Chunk(parts))
+            yield Chunk([Part(next(places), *w_and_d) for w_and_d in both])
 
 
 def runs_of_one_dtype(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

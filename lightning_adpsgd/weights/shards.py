@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
 from lightning_adpsgd.weights.flat import floating_tensors, layout_of
+from lightning_adpsgd.weights.sections import Range, row_ranges
 
 
 class _Slot(NamedTuple):
@@ -65,6 +66,19 @@ class LocalShards:
     def layout(self) -> str:
         """Names, shapes of the whole weights and dtypes; equal in all learners."""
         return self._layout
+
+    def owned(self, size: int) -> list[list[Range]]:
+        """The rows of each weight that `fully_shard` gives to each of so many learners.
+
+        Raises:
+            ValueError: There is a buffer, or a weight that is cut by columns.
+        """
+        for slot in self._slots:
+            _check_rows(slot.name, slot.tensor)
+        shapes = [
+            (*slot.tensor.shape, 1 + slot.tensor.is_complex()) for slot in self._slots
+        ]
+        return row_ranges(shapes, size)
 
     def rebind(self) -> None:
         """Frees gathered weights, so that the next forward gathers them anew.
@@ -133,6 +147,21 @@ def _check_sharding(name: str, weight: Tensor, num_learners: int) -> None:
             f"learners of its super-learner, got {placements} over a mesh of "
             f"{tuple(mesh.shape)}: give `fully_shard` "
             '`mesh=self.device_mesh["data_parallel"]`'
+        )
+
+
+def _check_rows(name: str, tensor: Tensor) -> None:
+    reason = ", with super-learners of different sizes: "
+    if not isinstance(tensor, nn.Parameter):
+        raise ValueError(
+            f"`{name}` must not be a floating-point buffer{reason}each learner has a "
+            "whole one, and no counterpart; register it with `persistent=False`, or "
+            "give all super-learners one size"
+        )
+    placements = tensor.placements if isinstance(tensor, DTensor) else (Shard(0),)
+    if placements != (Shard(0),):
+        raise ValueError(
+            f"`{name}` must be sharded by rows, Shard(dim=0){reason}got {placements}"
         )
 
 

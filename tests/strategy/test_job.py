@@ -16,8 +16,11 @@ from lightning_adpsgd.strategy.engines import Engine
 from lightning_adpsgd.strategy.job import set_up_job
 from lightning_adpsgd.strategy.optimizer_reset import FreshState
 from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.partition import Partition
 from tests.helpers import forked
 from tests.learners import values
+
+ALONE = Partition((1,))
 
 
 def reload_during(call: str) -> dict[str, Any]:
@@ -32,7 +35,9 @@ def reload_during(call: str) -> dict[str, Any]:
         fresh.restore()
 
     gossip = create_autospec(Gossip, instance=True, num_reloads=0)
-    job = set_up_job(module, Dials(find_topology("complete"), "async", 1), 1, on_reload)
+    job = set_up_job(
+        module, Dials(find_topology("complete"), "async", 1), ALONE, on_reload
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job_module, "make_engine", lambda *_: Engine(gossip, gossip))
         job.start()

@@ -29,6 +29,7 @@ from typing_extensions import override
 from lightning_adpsgd import HADPSGDStrategy, Topology
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy.job import set_up_job
+from lightning_adpsgd.topology.partition import Partition
 from tests import warm
 from tests.expectations import (
     MODES,
@@ -699,7 +700,7 @@ def leave_a_job_open(_: str) -> None:
     # Handlers run in the opposite order.
     atexit.register(lambda: print(json.dumps([before, engine_threads()])))
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    set_up_job(Linear(), gossip()._dials, 1)
+    set_up_job(Linear(), gossip()._dials, Partition((1,)))
     before = engine_threads()
 
 
@@ -707,7 +708,7 @@ def end_a_job(_: str) -> None:
     """Prints whether torch's groups are there before and after the exit's handlers."""
     atexit.register(lambda: print(json.dumps([before, dist.is_initialized()])))
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    job = set_up_job(Linear(), gossip(ALONE)._dials, 1)
+    job = set_up_job(Linear(), gossip(ALONE)._dials, Partition((1,)))
     job.start()
     job.finish()
     job.close()

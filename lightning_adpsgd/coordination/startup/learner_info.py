@@ -64,7 +64,7 @@ class JobSettings(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
-    def super_learner_size(self) -> int | Literal["node"]:
+    def super_learner_size(self) -> int | Literal["node"] | tuple[int, ...]:
         """Number of learners that allreduce gradients; "node": those of a machine."""
         ...
 

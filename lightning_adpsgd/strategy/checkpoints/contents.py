@@ -1,6 +1,7 @@
 """What a checkpoint holds of learners and epochs, beside what Lightning keeps."""
 
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
@@ -11,6 +12,7 @@ from torch import Tensor
 from lightning_adpsgd.coordination.gather import gather_weights_only
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.job import NAMESPACE, Job
+from lightning_adpsgd.topology.partition import Partition
 
 _EPOCH = f"{NAMESPACE}/epoch"
 """The key of a shared epoch."""
@@ -44,14 +46,14 @@ class Resumed(NamedTuple):
 
 
 def resumed_from(
-    checkpoint: dict[str, Any], rank: int, num_learners: int, super_learner_size: int
+    checkpoint: dict[str, Any], rank: int, partition: Partition
 ) -> Resumed:
     """Reads a checkpoint, and gives Lightning this learner's own state to restore."""
     # As learner 0 was, which all learners read alike; below, each takes up its own.
     is_within_epoch = _is_within_epoch(checkpoint.get("loops", {}))
     saved, learner = checkpoint.get(NAMESPACE), None
     if saved:
-        learner = learner_of(saved, rank, num_learners, super_learner_size)
+        learner = learner_of(saved, rank, partition)
     if learner is not None:
         checkpoint["optimizer_states"] = learner["states"]
         checkpoint.update(learner["own"].get("lightning", {}))
@@ -70,24 +72,24 @@ def _is_within_epoch(loops: Mapping[str, Any]) -> bool:
 
 
 def learner_of(
-    saved: list[Any], rank: int, num_learners: int, super_learner_size: int
+    saved: list[Any], rank: int, partition: Partition
 ) -> dict[str, Any] | None:
     """What `gather_learners` kept of one learner.
 
     Returns:
         None where the job that saved had another S or N, which is said once.
     """
-    size, num_super_learners = super_learner_size, num_learners // super_learner_size
     # Before version 0.2 a checkpoint kept nothing of each learner.
-    sizes = [len(group.get("learners") or [None] * size) for group in saved]
-    if sizes != [size] * num_super_learners:
+    sizes = [len(group.get("learners") or ()) for group in saved]
+    known = [size or here for size, here in zip_longest(sizes, partition.sizes)]
+    if len(saved) != partition.num_super_learners or known != [*partition.sizes]:
         rank_zero_info(
-            f"The checkpoint holds {len(saved)} super-learners of {max(sizes)} and "
-            f"this job has {num_super_learners} of {size}: all start from their mean."
+            f"The checkpoint holds super-learners of {sizes} learners and this job has "
+            f"some of {[*partition.sizes]}: all start from their mean."
         )
         return None
-    group, place = divmod(rank, size)
-    own = (saved[group].get("learners") or [{}] * size)[place]
+    group, place = partition.super_learner(rank), partition.place(rank)
+    own = saved[group]["learners"][place] if sizes[group] else {}
     return {**saved[group], "own": own}
 
 
@@ -103,16 +105,18 @@ def gather_learners(
     """
     mine = {"own": dict(own), **job.learner_state(optimizer_states)}
     all_learners = gather_weights_only(mine, job.flat.device) or []
-    return _by_super_learner(all_learners, job.super_learner_size)
+    return _by_super_learner(all_learners, job.partition)
 
 
-def _by_super_learner(learners: list[Any], size: int) -> list[dict[str, Any]]:
+def _by_super_learner(learners: list[Any], partition: Partition) -> list[Any]:
+    # All learners but the first have gathered none.
+    groups = partition.all_ranks if learners else ()
     return [
         {
-            **{name: value for name, value in first.items() if name != "own"},
-            "learners": [one["own"] for one in learners[n * size : (n + 1) * size]],
+            **{name: v for name, v in learners[ranks[0]].items() if name != "own"},
+            "learners": [learners[rank]["own"] for rank in ranks],
         }
-        for n, first in enumerate(learners[::size])
+        for ranks in groups
     ]
 
 
@@ -149,7 +153,7 @@ def add_learners(
     else:
         mine = {"states": states, "own": own}
         all_learners = gather_weights_only(mine, strategy.root_device) or []
-        learners = _by_super_learner(all_learners, len(all_learners) or 1)
+        learners = _by_super_learner(all_learners, Partition((len(all_learners),)))
     checkpoint[NAMESPACE] = learners
     all_own = (one for group in learners for one in group["learners"])
     checkpoint[_SAMPLES] = sum(one["place"]["num_samples"] for one in all_own)

@@ -6,6 +6,9 @@ import pytest
 
 from lightning_adpsgd.strategy.checkpoints.contents import learner_of, resumed_from
 from lightning_adpsgd.strategy.job import NAMESPACE
+from lightning_adpsgd.topology.partition import Partition
+
+ALONE = Partition((1,))
 
 
 def saved(num_super_learners: int, size: int) -> list[Any]:
@@ -25,7 +28,7 @@ def saved(num_super_learners: int, size: int) -> list[Any]:
 @pytest.mark.parametrize("rank", range(4))
 def test_each_learner_takes_up_its_own_state(rank: int) -> None:
     checkpoint = {NAMESPACE: saved(2, 2), f"{NAMESPACE}/samples": 12, "loops": {}}
-    resumed = resumed_from(checkpoint, rank, 4, 2)
+    resumed = resumed_from(checkpoint, rank, Partition((2, 2)))
     group, place = divmod(rank, 2)
     assert resumed.place == place
     assert resumed.num_samples == 12
@@ -33,18 +36,20 @@ def test_each_learner_takes_up_its_own_state(rank: int) -> None:
     assert checkpoint["loops"] == (group, place)
 
 
-@pytest.mark.parametrize(("num_learners", "size"), [(2, 2), (4, 1), (8, 2), (4, 4)])
+@pytest.mark.parametrize(
+    "sizes", [(2,), (1, 1, 1, 1), (2, 2, 2, 2), (4,), (1, 3), (3, 1)]
+)
 def test_in_a_job_of_another_shape_all_start_from_the_mean(
-    num_learners: int, size: int
+    sizes: tuple[int, ...],
 ) -> None:
-    assert learner_of(saved(2, 2), 0, num_learners, size) is None
-    resumed = resumed_from({NAMESPACE: saved(2, 2)}, 0, num_learners, size)
+    assert learner_of(saved(2, 2), 0, Partition(sizes)) is None
+    resumed = resumed_from({NAMESPACE: saved(2, 2)}, 0, Partition(sizes))
     assert resumed.learner is resumed.place is None
 
 
 def test_a_checkpoint_that_keeps_no_learners_is_taken_up_as_it_is() -> None:
     checkpoint: dict[str, Any] = {"optimizer_states": [1]}
-    resumed = resumed_from(checkpoint, 0, 2, 1)
+    resumed = resumed_from(checkpoint, 0, Partition((1, 1)))
     assert (resumed.learner, resumed.epoch, resumed.num_samples) == (None, None, 0)
     assert checkpoint == {"optimizer_states": [1]}
 
@@ -58,7 +63,7 @@ def test_a_checkpoint_within_an_epoch_is_known_as_such(
 ) -> None:
     progress = {"current": {"ready": ready}, "is_last_batch": is_last}
     loops = {"fit_loop": {"epoch_loop.batch_progress": progress}}
-    assert resumed_from({"loops": loops}, 0, 1, 1).is_within_epoch == within
+    assert resumed_from({"loops": loops}, 0, ALONE).is_within_epoch == within
 
 
 def test_all_learners_go_by_the_epoch_of_learner_0() -> None:
@@ -66,7 +71,7 @@ def test_all_learners_go_by_the_epoch_of_learner_0() -> None:
     loops = {"fit_loop": {"epoch_loop.batch_progress": progress}}
     for rank in range(2):
         checkpoint = {NAMESPACE: saved(2, 1), "loops": loops}
-        assert resumed_from(checkpoint, rank, 2, 1).is_within_epoch
+        assert resumed_from(checkpoint, rank, Partition((1, 1))).is_within_epoch
         assert checkpoint["loops"] == (rank, 0)
 
 
@@ -75,5 +80,5 @@ PROGRESS = {"epoch_loop.batch_progress": {"current": {"ready": 3}}}
 
 @pytest.mark.parametrize("loops", [{}, {"fit_loop": {}}, {"fit_loop": PROGRESS}])
 def test_a_checkpoint_without_loops_is_of_no_epoch(loops: dict[str, Any]) -> None:
-    assert not resumed_from({"loops": loops}, 0, 1, 1).is_within_epoch
-    assert not resumed_from({}, 0, 1, 1).is_within_epoch
+    assert not resumed_from({"loops": loops}, 0, ALONE).is_within_epoch
+    assert not resumed_from({}, 0, ALONE).is_within_epoch

@@ -1,0 +1,174 @@
+"""Who owns which ranges of the weights, where super-learners differ in size.
+
+Each super-learner divides the weights among its learners. A section is what has one
+owner in each of them, so that these owners exchange it with one another::
+
+    super-learner of 2      0           |     1
+    super-learner of 4      0     | 1   |     2     | 3
+    sections, by owners     (0,0) (0,1) |     (1,2) (1,3)
+
+With equal sizes there is one section for each place in a super-learner. Pure, without
+tensors but for `views`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Range(NamedTuple):
+    """Elements `begin` to `end` of a vector, without the last."""
+
+    vector: int
+    begin: int
+    end: int
+
+
+class Section(NamedTuple):
+    """Ranges with one owner in each super-learner.
+
+    Attributes:
+        owners: place of the owner in each super-learner.
+        ranges: in ascending order, no two of which touch.
+    """
+
+    owners: tuple[int, ...]
+    ranges: tuple[Range, ...]
+
+    def seen_by(self, owned: Iterable[Range]) -> "Section":
+        """The same counted from where an owner's part of each vector begins.
+
+        Args:
+            owned: all that the owner owns: one range of each vector at most.
+        """
+        first = {one.vector: one.begin for one in owned}
+        moved = (Range(v, b - first[v], e - first[v]) for v, b, e in self.ranges)
+        return Section(self.owners, tuple(moved))
+
+    def views(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """The elements of its ranges, as views."""
+        return [vectors[vector][begin:end] for vector, begin, end in self.ranges]
+
+
+Owned = Sequence[Sequence[Range]]
+"""What each learner of one super-learner owns."""
+
+
+def even_ranges(lengths: Sequence[int], size: int) -> list[list[Range]]:
+    """Vectors cut into `size` equal parts, as learners that hold all weights own them.
+
+    Args:
+        lengths: of the vectors, multiples of `size`.
+        size: number of learners.
+    """
+    return [
+        [
+            Range(number, length * place // size, length * (place + 1) // size)
+            for number, length in enumerate(lengths)
+            if length
+        ]
+        for place in range(size)
+    ]
+
+
+def row_ranges(shapes: Sequence[Sequence[int]], size: int) -> list[list[Range]]:
+    """Vectors cut by rows as `torch.chunk` and FSDP2 do: the last may have fewer.
+
+    Args:
+        shapes: of the whole weights, each of which is a vector.
+        size: number of learners.
+    """
+    owned: list[list[Range]] = [[] for _ in range(size)]
+    for number, (num_rows, *row) in enumerate(shapes):
+        rows_each, width = -(-num_rows // size), _product(row)
+        for place, mine in enumerate(owned):
+            begin, end = (
+                min((place + n) * rows_each, num_rows) * width for n in (0, 1)
+            )
+            if begin < end:
+                mine.append(Range(number, begin, end))
+    return owned
+
+
+def sections_of(super_learners: Sequence[Owned]) -> list[Section]:
+    """Cuts vectors wherever the owner in any super-learner changes.
+
+    Args:
+        super_learners: what the learners of each own.
+
+    Returns:
+        Sections in ascending order of their owners.
+
+    Raises:
+        ValueError: Within a super-learner an element has no owner or two, or it owns
+            elements that another does not.
+    """
+    found: dict[tuple[int, ...], list[Range]] = {}
+    by_vector = [_by_vector(number, one) for number, one in enumerate(super_learners)]
+    _check_same(by_vector)
+    for vector in sorted(by_vector[0]) if by_vector else ():
+        rows = [owners[vector] for owners in by_vector]
+        ends = sorted({one.end for row in rows for one, _ in row})
+        begin = 0
+        for end in ends:
+            owners = tuple(_owner_at(row, begin) for row in rows)
+            _append(found.setdefault(owners, []), Range(vector, begin, end))
+            begin = end
+    return [Section(owners, tuple(found[owners])) for owners in sorted(found)]
+
+
+_Row = list[tuple[Range, int]]
+
+
+def _by_vector(number: int, owned: Owned) -> dict[int, _Row]:
+    """The ranges of each vector in order, with their owners."""
+    rows: dict[int, _Row] = {}
+    for place, ranges in enumerate(owned):
+        for one in ranges:
+            rows.setdefault(one.vector, []).append((one, place))
+    for vector, row in rows.items():
+        row.sort()
+        for (one, _), begin in zip(row, _ends(row), strict=False):
+            if one.begin != begin:
+                raise ValueError(
+                    f"each element must have one owner in a super-learner, got {one} "
+                    f"of super-learner {number} after element {begin} of vector "
+                    f"{vector}"
+                )
+    return rows
+
+
+def _ends(row: _Row) -> Iterator[int]:
+    yield 0
+    yield from (one.end for one, _ in row)
+
+
+def _check_same(by_vector: Sequence[dict[int, _Row]]) -> None:
+    first, *others = (
+        {v: row[-1][0].end for v, row in one.items()} for one in by_vector
+    )
+    for number, lengths in enumerate(others, 1):
+        if lengths != first:
+            raise ValueError(
+                "all super-learners must own the same elements, got lengths "
+                f"{[*first.values()]} in super-learner 0 and {[*lengths.values()]} in "
+                f"super-learner {number}"
+            )
+
+
+def _owner_at(row: _Row, element: int) -> int:
+    return next(place for one, place in row if one.begin <= element < one.end)
+
+
+def _append(ranges: list[Range], new: Range) -> None:
+    if ranges and ranges[-1][::2] == (new.vector, new.begin):
+        new = Range(new.vector, ranges.pop().begin, new.end)
+    ranges.append(new)
+
+
+def _product(numbers: Iterable[int]) -> int:
+    result = 1
+    for number in numbers:
+        result *= number
+    return result
