@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.protocol import Position
-from lightning_adpsgd.islands.island import Island
+from lightning_adpsgd.islands.island import Island, Sections
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.mixing.consensus import (
@@ -88,7 +88,16 @@ def weights_of(module: nn.Module, dials: Dials, partition: Partition) -> Weights
     has_shards = max(partition.sizes) > 1 or is_sharded(module)
     if dials.inside == "model_parallel" and has_shards:
         return LocalShards(module, partition.size(dist.get_rank()))
-    return FlatParameters(module, math.lcm(*partition.sizes), dials.exchange_frozen)
+    sizes = _sizes_of_islands(dials) or partition.sizes
+    return FlatParameters(module, math.lcm(*sizes), dials.exchange_frozen)
+
+
+def _sizes_of_islands(dials: Dials) -> tuple[int, ...]:
+    """The sizes that islands may have; none: they have one size."""
+    sizes = dials.super_learner_size
+    if dials.islands is None or not isinstance(sizes, tuple):
+        return ()
+    return tuple(sorted(set(sizes)))
 
 
 def sections_between(weights: Weights, partition: Partition) -> list[Section] | None:
@@ -142,16 +151,16 @@ def _average_island(
     return consensus
 
 
-def super_learner_of(weights: Weights, groups: Groups) -> SuperLearnerGroup:
+def super_learner_of(
+    weights: Weights, groups: Groups, own: int | None = None
+) -> SuperLearnerGroup:
     """The learners of this super-learner, and what each of them exchanges."""
     holds_all = not isinstance(weights, LocalShards)
     if groups.sections is None:
         return SuperLearnerGroup(groups.shards, holds_all)
-    own = groups.partition.super_learner(dist.get_rank())
-    sections = [
-        [section for section in groups.sections if section.owners[own] == place]
-        for place in range(groups.partition.sizes[own])
-    ]
+    own = groups.partition.super_learner(dist.get_rank()) if own is None else own
+    size = groups.partition.sizes[own]
+    sections = [_sections_of(groups.sections, own, place) for place in range(size)]
     if not holds_all:
         owned = weights.owned(len(sections))
         sections = [
@@ -159,6 +168,13 @@ def super_learner_of(weights: Weights, groups: Groups) -> SuperLearnerGroup:
             for of_learner, ranges in zip(sections, owned, strict=True)
         ]
     return SuperLearnerGroup(groups.shards, holds_all, sections)
+
+
+def _sections_of(
+    sections: Sequence[Section], super_learner: int, place: int
+) -> list[Section]:
+    """The sections of one learner."""
+    return [one for one in sections if one.owners[super_learner] == place]
 
 
 def mixes_on_device(dials: Dials, partition: Partition, device: torch.device) -> bool:
@@ -227,6 +243,14 @@ def _make_rounds(
 def _make_island(
     dials: Dials, url: str, flat: Weights, groups: Groups, store: Store
 ) -> Island:
+    sizes, rank, size = _sizes_of_islands(dials), dist.get_rank(), dist.get_world_size()
+    # Islands of several sizes are as super-learners of one job, one of each size.
+    partition = Partition(sizes or (size,))
+    cut, own = sections_between(flat, partition), partition.sizes.index(size)
+    groups, sections = groups._replace(partition=partition, sections=cut), None
+    if cut is not None:
+        numbers = (n for n, one in enumerate(cut) if one.owners[own] == rank)
+        sections = Sections((*numbers,), len(cut), sizes)
     return Island(
         flat.vectors,
         RendezvousAddress.parse(url),
@@ -234,8 +258,9 @@ def _make_island(
         _options(dials, flat, groups),
         flat.layout(),
         Credentials.from_environment(os.environ),
-        super_learner_of(flat, groups),
+        super_learner_of(flat, groups, own),
         PrefixStore("island", store),
+        sections=sections,
     )
 
 

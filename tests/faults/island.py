@@ -56,11 +56,12 @@ class Sharded(pl.LightningModule):
     Its rows do not divide by 2, so that FSDP2 pads them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_buffer: bool) -> None:
         super().__init__()
         self.layer: nn.Linear | None = None
         self.seen: Tensor
-        self.register_buffer("seen", torch.zeros(2, dtype=torch.float64))
+        zeros = torch.zeros(2, dtype=torch.float64)
+        self.register_buffer("seen", zeros, persistent=has_buffer)
 
     @override
     def configure_model(self) -> None:
@@ -124,7 +125,8 @@ def main(
     learners: str = "1",
     silence_s: str = "60",
     inside: Any = "ddp",
-    resumed: str | None = None,
+    resumed: str = "",
+    sizes: str = "",
 ) -> None:
     place, max_steps = Path(folder), int(steps)
     torch.set_num_threads(1)
@@ -132,7 +134,11 @@ def main(
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=int(learners),
-        strategy=HADPSGDStrategy(islands=url, inside=inside),
+        strategy=HADPSGDStrategy(
+            super_learner_size=tuple(map(int, sizes.split(","))) if sizes else "node",
+            islands=url,
+            inside=inside,
+        ),
         max_steps=max_steps,
         max_epochs=-1 if max_steps < 0 else None,
         logger=False,
@@ -143,10 +149,11 @@ def main(
     )
     own = f"{name}-{trainer.global_rank}" if trainer.global_rank else name
     trainer.callbacks.append(Diary(place / f"{own}.steps"))  # pyright: ignore
-    module = Slow() if inside == "ddp" else Sharded()
+    module = Slow() if inside == "ddp" else Sharded(has_buffer=not sizes)
     rows = DataLoader(Rows(ROWS), batch_size=8, shuffle=True)
-    trainer.fit(module, rows, ckpt_path=resumed)
+    trainer.fit(module, rows, ckpt_path=resumed or None)
     weights = _in_words(module)
+    print(f"exchanges: {trainer.strategy.gossip_statistics().exchanges}")  # pyright: ignore
     consensus = trainer.strategy.last_consensus  # pyright: ignore
     print(f"ended at {trainer.global_step}: {weights} of {consensus.members}")
 

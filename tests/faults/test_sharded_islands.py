@@ -3,6 +3,7 @@
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 
 from lightning_adpsgd.__main__ import main
@@ -59,6 +60,30 @@ def test_a_sharded_island_loses_a_learner_comes_back_and_saves(tmp_path: Path) -
         assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("inside", ["ddp", "model_parallel"])
+def test_islands_of_one_learner_and_of_two_train_together(
+    tmp_path: Path, inside: str
+) -> None:
+    """What has a learner of its own in one has two in the other."""
+    options = inside, "", "1,2"
+    with world(tmp_path) as islands:
+        islands.start_wide("a", of_torchrun(1), 1, *options)
+        until(lambda: bool(islands.steps("a")), "the first step of the first island")
+        islands.start_wide("b", of_torchrun(2), 2, *options, steps=200)
+        assert islands.exit_code("b") == 0
+        for name in ("b", "b-1"):
+            (line,) = lines_of(islands, name, "exchanges: ")
+            assert int(line.split()[1]) > 0
+            assert words_of_end(islands, name).endswith("of 2")
+        # It has begun where the other was.
+        assert islands.steps("b")[0].number > 1
+        goes_on(islands, "a")
+
+
+def lines_of(islands: World, name: str, begin: str) -> list[str]:
+    return [x for x in islands.output(name).splitlines() if x.startswith(begin)]
+
+
 def words_of_end(islands: World, name: str) -> str:
-    (line,) = (x for x in islands.output(name).splitlines() if x.startswith("ended at"))
+    (line,) = lines_of(islands, name, "ended at")
     return line

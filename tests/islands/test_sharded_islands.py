@@ -1,12 +1,16 @@
 """Islands whose learners hold one model together, each its own shards."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from lightning_adpsgd.gossip.protocol import Pulled
+from lightning_adpsgd.islands.island import Sections
 from lightning_adpsgd.transport.links import Refused
+from lightning_adpsgd.weights.sections import row_ranges, sections_of
 from tests.helpers import (
     ThreadSuperLearner,
     engine_threads,
@@ -16,7 +20,14 @@ from tests.helpers import (
     until,
 )
 from tests.islands.archipelago import Server, Trained, rendezvous
-from tests.islands.test_wide_islands import Wide, end, start, step, train_together
+from tests.islands.test_wide_islands import (
+    Wide,
+    end,
+    start,
+    step,
+    train_together,
+    wide,
+)
 
 SIZES = (5, 3)
 """Elements of the shards of two learners: FSDP2 gives the first one more rows."""
@@ -164,3 +175,93 @@ def test_a_mean_takes_one_shard_beside_the_weights_of_the_one_that_answers() -> 
             assert len(asked) == 3
         finally:
             end(islands)
+
+
+SHAPE = 8, 2
+"""A matrix, of which a learner of 2 holds 4 rows and one of 4 holds 2."""
+
+
+def unequal(server: Server, row: Tensor, size: int, holds_all: bool) -> Wide:
+    """An island of so many learners, where islands have 2 or 4."""
+    owned = [row_ranges([SHAPE], n) for n in (2, 4)]
+    cut, number, store = sections_of(owned), (2, 4).index(size), HashStore()
+    of_learners = [[one for one in cut if one.owners[number] == n] for n in range(size)]
+    island = list[Trained]()
+    for n, node in enumerate(ThreadSuperLearner.connect(size, holds_all)):
+        own = tuple(i for i, one in enumerate(cut) if one.owners[number] == n)
+        node._sections, weights = of_learners, row
+        if not holds_all:
+            mine = owned[number][n]
+            node._sections = [[one.seen_by(mine) for one in of_learners[n]]] * size
+            weights = row[mine[0].begin : mine[0].end]
+        sections = Sections(own, len(cut), (2, 4))
+        division: Any = {"node": node, "sections": sections}
+        whole = {"store": store, "num_elements": len(row)}
+        island.append(Trained(server, weights, **division, **whole))
+    return island
+
+
+@pytest.mark.parametrize("holds_all", [True, False])
+def test_islands_of_two_and_of_four_learners_exchange(holds_all: bool) -> None:
+    """One comes to the mean of both, and so does one that joins, dies and returns."""
+    rows = random_rows(2, length=16)
+
+    def row(island: Wide) -> Tensor:
+        parts = [one.vector for one in island]
+        return parts[0] if holds_all else torch.cat(parts)
+
+    with rendezvous() as server:
+        islands = [
+            unequal(server, rows[s], size, holds_all) for s, size in enumerate((2, 4))
+        ]
+        try:
+            for island in islands:
+                start(island)
+            assert torch.equal(row(islands[1]), rows[0])
+            learners = [one for island in islands for one in island]
+            until(lambda: all(one.members == 2 for one in learners), "the ring")
+            length = len(rows[0])
+            for island, weights in zip(islands, rows, strict=True):
+                parts = [length // (1 if holds_all else len(island))] * len(island)
+                held = [weights] * len(island) if holds_all else weights.split(parts)
+                for one, part in zip(island, held, strict=True):
+                    one.vector.copy_(part)
+            mean = rows.mean(0)
+            train_together(
+                islands,
+                lambda: all((row(i) - mean).abs().max() < 0.01 for i in islands),
+            )
+            if holds_all:
+                for island in islands:
+                    assert all(torch.equal(o.vector, row(island)) for o in island)
+            found = together(
+                [lambda o=o: o.island.average([o.vector], []) for o in islands[0]]
+            )
+            assert [consensus.members for consensus in found] == [2, 2]
+            torch.testing.assert_close(row(islands[0]), mean, atol=0.01, rtol=0)
+
+            for one in islands[1]:
+                one.die()
+            until(lambda: all(one.members == 1 for one in islands[0]), "its absence")
+            islands[1] = unequal(server, rows[1], 4, holds_all)
+            start(islands[1])
+            torch.testing.assert_close(row(islands[1]), row(islands[0]))
+        finally:
+            end(*islands)
+    assert engine_threads() == []
+
+
+def test_islands_that_were_told_of_other_sizes_are_refused() -> None:
+    row = random_rows(1, length=16)[0]
+    with rendezvous() as server:
+        islands = [unequal(server, row, 2, True), wide(server, row)]
+        start(islands[0])
+
+        def join(one: Trained) -> None:
+            with pytest.raises(Refused, match=r"`sizes of islands` is 'absent' here"):
+                one.island.start()
+
+        try:
+            together([lambda one=one: join(one) for one in islands[1]])
+        finally:
+            end(*islands)
