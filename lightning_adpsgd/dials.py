@@ -173,7 +173,6 @@ class Dials:
             )
         for name, allowed, reason in (
             ("save_learners", False, one_place),
-            ("islands", None, "an island sends whole models to those that join"),
             ("exchange_frozen", True, "shards that are frozen are not told apart"),
         ):
             if (value := getattr(self, name)) != allowed:
@@ -185,11 +184,6 @@ class Dials:
     def _check_with_islands(self, islands: str) -> None:
         RendezvousAddress.parse(islands)
         check_any_size(self.topology)
-        if isinstance(self.super_learner_size, tuple):
-            raise ValueError(
-                '`super_learner_size` must be "node" or a number with `islands`, each '
-                f"of which is one super-learner, got {self.super_learner_size}"
-            )
         no_rounds = "islands come and go, so that none can be waited for"
         no_peer = "an island may be alone, with no peer to wait for"
         for name, allowed, reason in (

@@ -126,6 +126,7 @@ class Gossip(Communication, Exchanges):
 
     Attributes:
         peers: the connections to the others; in several sections, those of the first.
+        sections: the same for each section.
         members: as given.
     """
 
@@ -176,10 +177,10 @@ class Gossip(Communication, Exchanges):
             )
 
         carriers = enumerate((transport, *further))
-        self._sections = [peers_of(*carrier) for carrier in carriers]
-        self.peers = self._sections[0]
+        self.sections = [peers_of(*carrier) for carrier in carriers]
+        self.peers = self.sections[0]
         self._boundary = pairing and Boundary(
-            *(pairing, node, self._sections, self._account, self._threads),
+            *(pairing, node, self.sections, self._account, self._threads),
             state,
             Patience(options.max_wait),
             timeout,
@@ -192,7 +193,7 @@ class Gossip(Communication, Exchanges):
     def start(self) -> None:
         # What this thread has queued on the weights so far comes before any exchange.
         self._replica.show(self._shards)
-        for peer, peers in product(self.members.circle.peers(), self._sections):
+        for peer, peers in product(self.members.circle.peers(), self.sections):
             peers.add(peer)
             peers.answer(peer)
 
@@ -275,7 +276,7 @@ class Gossip(Communication, Exchanges):
         self._wait_if_too_stale()
         if round is not None:
             asked = self.members.circle.asks(round)
-            for peers in self._sections:
+            for peers in self.sections:
                 peers.call(asked)
         if self._node.index == 0 and self.members.own_is_first:
             self._traffic.report_rate()
@@ -386,14 +387,14 @@ class Gossip(Communication, Exchanges):
         """The weights of a peer, if they come within so many seconds."""
         self._threads.raise_if_failed()
         deadline = time.monotonic() + seconds
-        pulls = [peers.pull(peer) for peers in self._sections]
+        pulls = [peers.pull(peer) for peers in self.sections]
         with suppress(PeerLost, TimeoutError):
             found = [one.result(deadline - time.monotonic()) for one in pulls]
             return [value for pulled in found for value in pulled.values]
         return None
 
     def _call_all(self) -> None:
-        for peers in self._sections:
+        for peers in self.sections:
             peers.call_all()
 
     def _wait_if_too_stale(self) -> None:

@@ -22,8 +22,8 @@ class Members:
         own: number of this one.
         on_lost: called by a thread that has lost a peer.
         on_left: called by a thread that answered a peer which asks no more, with its
-            number and whether it leaves all others as well. None: the members are
-            fixed, end together, and pause together.
+            number, whether it leaves all others as well, and the section of which it
+            asked. None: the members are fixed, end together, and pause together.
 
     Attributes:
         circle: who asks whom; replaced as a whole, by the thread that knows who is
@@ -41,7 +41,7 @@ class Members:
         numbers: Iterable[int],
         own: int,
         on_lost: Callable[[int, PeerLost], None] = fail,
-        on_left: Callable[[int, bool], None] | None = None,
+        on_left: Callable[[int, bool, int], None] | None = None,
     ) -> None:
         self.circle = LiveSchedule.of(schedule, numbers, own)
         self.position = BEGINNING
@@ -59,7 +59,7 @@ class Members:
         """Whether this super-learner speaks for all of them."""
         return self.circle.own == self.circle.numbers[0]
 
-    def left(self, peer: int, for_good: bool) -> None:
-        """Tells that a peer asks no more."""
+    def left(self, peer: int, for_good: bool, section: int) -> None:
+        """Tells that a peer asks no more of a section."""
         if self._on_left is not None:
-            self._on_left(peer, for_good)
+            self._on_left(peer, for_good, section)

@@ -274,7 +274,8 @@ class Answerer:
             if not self._forgotten.is_set():
                 raise
         else:
-            self._members.left(self._peer, self._lane.heard_number > 0)
+            for_good = self._lane.heard_number > 0
+            self._members.left(self._peer, for_good, self._section)
 
     def _answer(self, word: int) -> None:
         self._heard(self._peer, word)

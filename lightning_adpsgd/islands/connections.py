@@ -19,8 +19,8 @@ What is believed of each peer, and when that changes, is in `members`.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ MOST_UNLISTED = 32
 _ALONE = "this super-learner alone"
 
 MakeEngine = Callable[
-    [Callable[[int, PeerLost], None], Callable[[int, bool], None]], Gossip
+    [Callable[[int, PeerLost], None], Callable[[int, bool, int], None]], Gossip
 ]
 """Makes the engine, from what to call when a peer is lost and when one leaves."""
 
@@ -79,10 +79,13 @@ class Connections:
     `_posted`, what communication threads report. `_peers` belongs to the thread.
 
     Args:
+        transports: those of the sections that this learner exchanges; where islands
+            have one size, it has a single one.
         make_engine: makes the engine whose peers these are.
         on_unlisted: called by the thread in each turn in which this island is not on
             the member list.
-        shard: index of the learner to which it connects in each island.
+        shards: for each of the sections, the number of the address that a member has
+            for it: that of its owner there.
         dial_timeout: time that one connection may take to be made.
 
     Attributes:
@@ -92,16 +95,16 @@ class Connections:
 
     def __init__(
         self,
-        transport: LinkTransport,
+        transports: Sequence[LinkTransport],
         membership: Members,
         make_engine: MakeEngine,
         on_unlisted: Callable[[], None],
-        shard: int = 0,
+        shards: Sequence[int] = (0,),
         dial_timeout: timedelta = _DIAL_TIMEOUT,
     ) -> None:
-        self._transport, self._membership = transport, membership
+        self._transports, self._membership = transports, membership
         self._on_unlisted = on_unlisted
-        self._shard, self._dial_timeout = shard, dial_timeout
+        self._shards, self._dial_timeout = shards, dial_timeout
         self.engine = make_engine(self.on_lost, self.on_left)
         self._state, self._dialing = threading.Condition(), threading.Lock()
         self._woken, self._ending = False, False
@@ -136,21 +139,22 @@ class Connections:
             self._woken = True
             self._state.notify_all()
 
-    def on_lane(self, number: int) -> None:
-        """A member has connected the lane on which it asks.
+    def on_lane(self, section: int, number: int) -> None:
+        """A member has connected the lane on which it asks for a section.
 
         Raises:
             ConnectionRefusedError: Too many do that are not on the member list, such as
                 islands that only begin. They may try again.
         """
         listed = self._membership.members.by_number
-        unlisted = [one for one in self._transport.callers() if one not in listed]
+        callers = self._transports[section].callers()
+        unlisted = [one for one in callers if one not in listed]
         if number not in listed and len(unlisted) > MOST_UNLISTED:
             raise ConnectionRefusedError(
                 f"{MOST_UNLISTED} super-learners that are not on the member list ask "
                 "already"
             )
-        self.engine.peers.answer(number)
+        self.engine.sections[section].answer(number)
         self._post(number, Event.CALLED)
 
     def on_lost(self, number: int, error: PeerLost) -> None:
@@ -158,9 +162,10 @@ class Connections:
         is_silent = error.evidence == "silence"
         self._post(number, Event.SILENT if is_silent else Event.LOST, error.detail)
 
-    def on_left(self, number: int, for_good: bool) -> None:
-        """A member asks no more."""
-        self._transport.disconnect(number, lane_of(number, self._transport.index))
+    def on_left(self, number: int, for_good: bool, section: int = 0) -> None:
+        """A member asks no more for a section."""
+        lane = lane_of(number, self._own)
+        self._transports[section].disconnect(number, lane)
         if for_good:
             self._post(number, Event.GOODBYE)
 
@@ -178,8 +183,8 @@ class Connections:
         try:
             with self._dialing:
                 self._dial(member)
-            future = self.engine.peers.pull(number)
-            return future.result(max(0.0, deadline - time.monotonic()))
+            futures = [peers.pull(number) for peers in self.engine.sections]
+            return _in_order(futures, deadline)
         except (PeerLost, TimeoutError) as error:
             _log.info("%s gave no weights: %s", member, error)
             has_broken = isinstance(error, PeerLost)
@@ -223,7 +228,7 @@ class Connections:
     def _stand_apart(self) -> None:
         with self._dialing:
             schedule = self.engine.members.circle.schedule
-            alone = LiveSchedule.of(schedule, (), self._transport.index)
+            alone = LiveSchedule.of(schedule, (), self._own)
             self.engine.members.circle = alone
             for peer in self._present():
                 self._observe(peer.member, Event.FORGOTTEN)
@@ -232,13 +237,14 @@ class Connections:
 
     def take_number(self) -> None:
         """Presents itself as the membership says; before the start, for any thread."""
-        own, transport = self._membership.member, self._transport
-        if own.number != transport.index:
+        own = self._membership.member
+        if own.number != self._own:
             numbers = {one.member.number for one in self._present()}
             for number in self._dialed | numbers:
                 self._disconnect(number)
-        if (own.number, own.origin) != (transport.index, transport.origin):
-            transport.rename(own.number, own.incarnation, own.origin)
+        for transport in self._transports:
+            if (own.number, own.origin) != (transport.index, transport.origin):
+                transport.rename(own.number, own.incarnation, own.origin)
 
     def _heed(self, posted: _Posted) -> None:
         number, event, reason = posted
@@ -319,7 +325,7 @@ class Connections:
         while True:
             alive = {peer.member.number: peer for peer in self._alive()}
             schedule = self.engine.members.circle.schedule
-            circle = LiveSchedule.of(schedule, alive, self._transport.index)
+            circle = LiveSchedule.of(schedule, alive, self._own)
             self.engine.members.circle, wanted = circle, set(circle.peers())
             missing = sorted(wanted - self._dialed)
             if all(self._reach(alive[number]) for number in missing):
@@ -340,23 +346,40 @@ class Connections:
         """Begins to ask a member; does nothing if it is asked already."""
         if member.number in self._dialed:
             return
-        address, name = self._address_of(member), member.incarnation
-        self._transport.connect(member.number, address, self._dial_timeout, name)
-        self._dialed.add(member.number)
-        self.engine.peers.add(member.number)
+        number, name = member.number, member.incarnation
+        try:
+            for section, transport in enumerate(self._transports):
+                address = self._address_of(member, section)
+                transport.connect(number, address, self._dial_timeout, name)
+        except (PeerLost, Refused):
+            # A member is asked for all sections, or for none.
+            self._break_off(number)
+            raise
+        self._dialed.add(number)
+        for peers in self.engine.sections:
+            peers.add(number)
 
     def _hang_up_on(self, numbers: Collection[int]) -> None:
-        ended = [(n, self.engine.peers.drop(n)) for n in numbers]
+        sections = self.engine.sections
+        ended = [(n, [peers.drop(n) for peers in sections]) for n in numbers]
         deadline = time.monotonic() + _HANG_UP_S
-        for number, event in ended:
-            event.wait(max(0.0, deadline - time.monotonic()))
-            lane = lane_of(self._transport.index, number)
-            self._transport.disconnect(number, lane)
+        for number, events in ended:
+            for event in events:
+                event.wait(max(0.0, deadline - time.monotonic()))
+            self._break_off(number)
             self._dialed.discard(number)
 
+    def _break_off(self, number: int) -> None:
+        """Breaks off the lanes on which this island asks a member."""
+        for transport in self._transports:
+            transport.disconnect(number, lane_of(self._own, number))
+
     def _disconnect(self, number: int) -> None:
-        self.engine.peers.forget(number)
-        self._transport.disconnect(number)
+        for peers, transport in zip(
+            self.engine.sections, self._transports, strict=True
+        ):
+            peers.forget(number)
+            transport.disconnect(number)
         self._dialed.discard(number)
 
     # --- what is believed of the peers
@@ -399,13 +422,24 @@ class Connections:
         members, own = self._membership.members, self._membership.member
         return {members.by_number[number] for number in members.after(own.number)}
 
-    def _address_of(self, member: Member) -> Address:
-        if len(member.addresses) <= self._shard:
+    @property
+    def _own(self) -> int:
+        return self._transports[0].index
+
+    def _address_of(self, member: Member, section: int = 0) -> Address:
+        if len(member.addresses) <= self._shards[section]:
             # Nobody listens there, as far as the list says.
             return Address("", 0)
-        return Address.parse(member.addresses[self._shard])
+        return Address.parse(member.addresses[self._shards[section]])
 
     def _post(self, number: int, event: Event, reason: str = "") -> None:
         with self._state:
             self._posted.append(_Posted(number, event, reason))
         self.wake()
+
+
+def _in_order(futures: Sequence["Future[Pulled]"], deadline: float) -> Pulled:
+    """The weights of all sections of a member, at the furthest of their positions."""
+    found = [one.result(max(0.0, deadline - time.monotonic())) for one in futures]
+    values = [value for pulled in found for value in pulled.values]
+    return Pulled(max(pulled.position for pulled in found), values)

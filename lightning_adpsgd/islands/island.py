@@ -20,6 +20,8 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,6 +65,20 @@ _LOOK_S = 0.5
 _TIMEOUTS = Timeouts()
 
 
+class Sections(NamedTuple):
+    """What a learner exchanges, where islands may differ in size (`weights.sections`).
+
+    Attributes:
+        own: numbers of the learner's sections; each has a listener of its own.
+        number: how many there are in all; each island has an address for each.
+        sizes: sizes that islands may have, the same in all of them; none: one size.
+    """
+
+    own: tuple[int, ...]
+    number: int
+    sizes: tuple[int, ...] = ()
+
+
 class Island:
     """One learner's part among islands.
 
@@ -73,6 +89,8 @@ class Island:
         schedule: topology, gain and seed; of any size.
         layout: `FlatParameters.layout()`; must be equal in all islands.
         store: store of this island alone; not used by a single learner.
+        sections: what this learner exchanges; None: all islands have one size, and
+            learner l exchanges its shard with learner l.
 
     Attributes:
         started_from: position of those whose weights it took up at its start, if any.
@@ -89,21 +107,23 @@ class Island:
         node: SuperLearnerGroup | None = None,
         store: Store | None = None,
         timeouts: Timeouts = _TIMEOUTS,
+        sections: Sections | None = None,
     ) -> None:
         self._vectors, self._address, self._schedule = vectors, address, schedule
         self._options, self._layout, self._timeouts = options, layout, timeouts
         self._credentials, self._node = credentials, node or SuperLearnerGroup()
         self._store = store or HashStore()
+        self._sections = sections or Sections((self._node.index,), self._node.size)
         self.started_from: Position | None = None
         self.membership = self._make_membership()
-        self._transport = self._make_transport()
+        shards, make = self._sections.own, self._make_engine
+        self._transports = [self._make_transport(shard) for shard in shards]
         self._was_stopped, self._ended = False, False
-        shard, make = self._node.index, self._make_engine
         self._connections = Connections(
-            self._transport, self.membership, make, self._rejoin, shard
+            self._transports, self.membership, make, self._rejoin, shards
         )
         self.engine = self._connections.engine
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []
         self._rejoined_at: Position | None = None
         self._joining: Joining | None = None
 
@@ -187,9 +207,8 @@ class Island:
         self.engine.release()
         self.membership.leave(_GOODBYE_S)
         self._connections.stop(_GOODBYE_S)
-        if self._listener is not None:
-            self._listener.close()
-        self._transport.close()
+        for one in (*self._listeners, *self._transports):
+            one.close()
         self.engine.abort()
 
     # --- the mean of all
@@ -202,9 +221,14 @@ class Island:
         for number in self.membership.members.after(self.membership.member.number):
             left = deadline - time.monotonic()
             limit = min(left, self._timeouts.pull.total_seconds())
-            if left > 0 and (pulled := self._pull(number, limit)) is not None:
-                total.add(pulled.values)
+            if left > 0:
+                self._add(number, limit, total)
         return total.mean()
+
+    def _add(self, number: int, seconds: float, total: Total) -> None:
+        # What one gives is let go of before another is asked.
+        if (pulled := self._pull(number, seconds)) is not None:
+            total.add(pulled.values)
 
     def average(self, vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
         """Puts the mean over the islands that answer in the place of the weights."""
@@ -254,15 +278,19 @@ class Island:
 
     # --- how it comes in
 
-    def _make_transport(self) -> LinkTransport:
+    def _make_transport(self, shard: int) -> LinkTransport:
+        sizes = self._sections.sizes
         info = PeerInfo(
             member=-1,
             incarnation="",
             job=self._address.job,
             model=self._layout,
-            super_learner_size=self._node.size,
-            shard=self._node.index,
+            super_learner_size=self._sections.number,
+            shard=shard,
             settings={
+                **({"sizes of islands": str(sizes)} if sizes else {}),
+                # Learners of equal numbers hold other parts of the same weights.
+                "inside": "ddp" if self._node.holds_all else "model_parallel",
                 "wire_dtype": str(self._options.wire_dtype),
                 "mixing_gain": str(self._schedule.gain),
             },
@@ -272,11 +300,12 @@ class Island:
     def _make_engine(
         self,
         on_lost: Callable[[int, PeerLost], None],
-        on_left: Callable[[int, bool], None],
+        on_left: Callable[[int, bool, int], None],
     ) -> Gossip:
         members = LiveMembers(self._schedule, (), -1, on_lost, on_left)
-        vectors, transport, node = self._vectors, self._transport, self._node
-        return Gossip(vectors, transport, node, members, self._options)
+        transport, *further = self._transports
+        given = transport, self._node, members, self._options
+        return Gossip(self._vectors, *given, further=further)
 
     def _make_joining(self) -> Joining:
         return Joining(
@@ -303,11 +332,15 @@ class Island:
         self.engine.members.circle = LiveSchedule.of(self._schedule, (), own)
 
     def _listen(self, joining: Joining) -> None:
-        here, on_lane = Address(joining.own_address(), 0), self._connections.on_lane
-        self._listener = self._transport.listen(here, on_lane, self._objection)
-        self._store.set(f"address/{self._node.index}", str(self._listener.address))
+        here = Address(joining.own_address(), 0)
+        for section, transport in enumerate(self._transports):
+            on_lane = partial(self._connections.on_lane, section)
+            listener = transport.listen(here, on_lane, self._objection)
+            self._listeners.append(listener)
+            key = f"address/{self._sections.own[section]}"
+            self._store.set(key, str(listener.address))
         if self._node.index == 0:
-            keys = [f"address/{index}" for index in range(self._node.size)]
+            keys = [f"address/{number}" for number in range(self._sections.number)]
             addresses = tuple(joining.published(key) for key in keys)
             self.membership.describe(addresses)
 

@@ -235,12 +235,9 @@ class Joining:
         others = sorted(same, key=lambda n: (-steps_of.get(n, 0), n))
         circle = LiveSchedule.of(self._schedule, others, own)
         near = [n for n in others if n in circle.peers()][:_MOST_NEIGHBOURS]
-        found = [pulled for number in near if (pulled := self._pull_finite(number))]
-        if not found:
-            rest = (n for n in others if n not in near)
-            more = (self._pull_finite(number) for number in rest)
-            found = [pulled] if (pulled := next(filter(None, more), None)) else []
-        return mean_of(found) if found else None
+        rest = (number for number in others if number not in near)
+        found = mean_of(filter(None, map(self._pull_finite, near)))
+        return found or next(filter(None, map(self._pull_finite, rest)), None)
 
     def _descends(self, member: Member) -> bool:
         return member.origin in ("", self.origin)

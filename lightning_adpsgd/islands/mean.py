@@ -1,13 +1,13 @@
 """The mean over islands, and how far they are from it; shard by shard."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.gossip.protocol import Pulled
+from lightning_adpsgd.gossip.protocol import BEGINNING, Pulled
 from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
 
@@ -31,34 +31,49 @@ class Mean(NamedTuple):
 
 
 class Total:
-    """Sums weights, and their squared norms, in double precision."""
+    """The mean so far, which takes no memory beside what it is given.
+
+    Args:
+        own: weights of the first island, by chunks; they become the mean.
+    """
 
     def __init__(self, own: list[Tensor]) -> None:
-        self._sums = [torch.zeros_like(chunk, dtype=torch.float64) for chunk in own]
-        self._squares, self._members = 0.0, 0
-        self.add(own)
-        self._own = own
+        self._mean, self._squares, self._members = own, 0.0, 1
+        if not _is_finite(own):
+            self._members = 0
+            for chunk in own:
+                chunk.zero_()
 
     def add(self, values: Sequence[Tensor]) -> None:
-        """One more island; one that has diverged is left out."""
-        if not all_finite(values):
-            _log.warning("the weights of an island are infinite or NaN: left out")
+        """One more island, whose values are used up; a diverged one is left out."""
+        if not _is_finite(values):
             return
         self._members += 1
-        for total, chunk in zip(self._sums, values, strict=True):
-            total.add_(chunk)
-            self._squares += float(chunk.double().square().sum())
+        share = 1 / self._members
+        for mean, chunk in zip(self._mean, values, strict=True):
+            difference = chunk.sub_(mean)
+            # Welford's sum: no large squares are subtracted from one another.
+            self._squares += (1 - share) * _square(difference)
+            mean.add_(difference, alpha=share)
 
     def mean(self) -> Mean:
-        """Their mean, and how far they were from it."""
+        """The mean of all, and how far they were from it."""
         if not self._members:
             raise all_diverged("islands that answered")
-        means = [total / self._members for total in self._sums]
-        square = sum(float(mean.square().sum()) for mean in means)
-        # E|w|^2 - |E w|^2
-        spread = max(0.0, self._squares / self._members - square)
-        values = [m.to(own.dtype) for m, own in zip(means, self._own, strict=True)]
-        return Mean(values, self._members, spread, square)
+        spread = self._squares / self._members
+        return Mean(self._mean, self._members, spread, sum(map(_square, self._mean)))
+
+
+def _is_finite(values: Sequence[Tensor]) -> bool:
+    if found := all_finite(values):
+        return found
+    _log.warning("the weights of an island are infinite or NaN: left out")
+    return False
+
+
+def _square(chunk: Tensor) -> float:
+    """The squared norm of a chunk, in double precision."""
+    return float(torch.linalg.vector_norm(chunk, dtype=torch.float64).square())
 
 
 def consensus_of(shards: Sequence[Mean]) -> Consensus:
@@ -68,8 +83,13 @@ def consensus_of(shards: Sequence[Mean]) -> Consensus:
     return Consensus.of(spread, square, min(mean.members for mean in shards))
 
 
-def mean_of(found: Sequence[Pulled]) -> Pulled:
-    """The mean of what several gave, at the position of the furthest."""
-    chunks = zip(*(pulled.values for pulled in found), strict=True)
-    values = [torch.stack(same).mean(0) for same in chunks]
-    return Pulled(max(pulled.position for pulled in found), values)
+def mean_of(found: Iterable[Pulled]) -> Pulled | None:
+    """The mean of what several gave, at the position of the furthest; None of none."""
+    position, total = BEGINNING, None
+    for pulled in found:
+        position = max(position, pulled.position)
+        if total is None:
+            total = Total(pulled.values)
+        else:
+            total.add(pulled.values)
+    return None if total is None else Pulled(position, total.mean().values)

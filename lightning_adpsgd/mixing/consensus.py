@@ -172,10 +172,18 @@ def average_shards(
     # In ascending order in all learners, so that none waits for another in a circle.
     pieces = [_Pieces(*one) for one in zip(*both, counterparts, strict=True)]
     consensus = _average(pieces, finite)
-    for buffer in vectors[len(vectors) - num_buffers :]:
-        dist.all_reduce(buffer)
-        buffer.div_(dist.get_world_size())
+    average_buffers(vectors, num_buffers, None)
     return consensus
+
+
+@torch.no_grad()
+def average_buffers(
+    vectors: list[Tensor], num_buffers: int, group: dist.ProcessGroup | None
+) -> None:
+    """Makes the last of the vectors, which are buffers, equal in all of a group."""
+    for buffer in vectors[len(vectors) - num_buffers :]:
+        dist.all_reduce(buffer, group=group)
+        buffer.div_(dist.get_world_size(group))
 
 
 class _Finite(NamedTuple):

@@ -70,8 +70,14 @@ def check_arguments_of_shards(arguments: Mapping[str, Any]) -> None:
             )
 
 
-def check_island(super_learner_size: int, world_size: int) -> None:
-    """Refuses an island that is not one super-learner."""
+def check_island(super_learner_size: int, world_size: int, sizes: Any = ()) -> None:
+    """Refuses an island that is not one super-learner, or not of the given sizes."""
+    if isinstance(sizes, tuple) and sizes and world_size not in sizes:
+        raise ValueError(
+            "`super_learner_size` must hold the number of learners of this island, "
+            f"{world_size}: with `islands` it has all sizes that they may have; got "
+            f"{sizes}"
+        )
     if super_learner_size != world_size:
         raise ValueError(
             '`super_learner_size` must be "node" with `islands`, or the number of '

@@ -2,14 +2,13 @@
 
 import math
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_adpsgd.coordination.groups import Groups, has_nccl
@@ -17,11 +16,13 @@ from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.protocol import Position
-from lightning_adpsgd.islands.island import Island
+from lightning_adpsgd.islands.island import Island, Sections
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.mixing.consensus import (
     Average,
+    Consensus,
+    average_buffers,
     average_first_learners,
     average_shards,
 )
@@ -87,7 +88,16 @@ def weights_of(module: nn.Module, dials: Dials, partition: Partition) -> Weights
     has_shards = max(partition.sizes) > 1 or is_sharded(module)
     if dials.inside == "model_parallel" and has_shards:
         return LocalShards(module, partition.size(dist.get_rank()))
-    return FlatParameters(module, math.lcm(*partition.sizes), dials.exchange_frozen)
+    sizes = _sizes_of_islands(dials) or partition.sizes
+    return FlatParameters(module, math.lcm(*sizes), dials.exchange_frozen)
+
+
+def _sizes_of_islands(dials: Dials) -> tuple[int, ...]:
+    """The sizes that islands may have; none: they have one size."""
+    sizes = dials.super_learner_size
+    if dials.islands is None or not isinstance(sizes, tuple):
+        return ()
+    return tuple(sorted(set(sizes)))
 
 
 def sections_between(weights: Weights, partition: Partition) -> list[Section] | None:
@@ -113,7 +123,7 @@ def average_of(
 ) -> Average | None:
     """What takes the mean over all super-learners; None: a mean over all learners."""
     if island is not None:
-        return island.average
+        return partial(_average_island, island, weights, groups)
     if isinstance(weights, LocalShards):
         return partial(
             average_shards,
@@ -127,16 +137,30 @@ def average_of(
     return partial(average_first_learners, partition=groups.partition)
 
 
-def super_learner_of(weights: Weights, groups: Groups) -> SuperLearnerGroup:
+def _average_island(
+    island: Island,
+    weights: Weights,
+    groups: Groups,
+    vectors: list[Tensor],
+    trained: list[Tensor],
+) -> Consensus:
+    consensus = island.average(vectors, trained)
+    if isinstance(weights, LocalShards) and groups.gradients is not None:
+        # Nothing else makes them equal inside an island.
+        average_buffers(vectors, weights.num_buffers, groups.gradients)
+    return consensus
+
+
+def super_learner_of(
+    weights: Weights, groups: Groups, own: int | None = None
+) -> SuperLearnerGroup:
     """The learners of this super-learner, and what each of them exchanges."""
     holds_all = not isinstance(weights, LocalShards)
     if groups.sections is None:
         return SuperLearnerGroup(groups.shards, holds_all)
-    own = groups.partition.super_learner(dist.get_rank())
-    sections = [
-        [section for section in groups.sections if section.owners[own] == place]
-        for place in range(groups.partition.sizes[own])
-    ]
+    own = groups.partition.super_learner(dist.get_rank()) if own is None else own
+    size = groups.partition.sizes[own]
+    sections = [_sections_of(groups.sections, own, place) for place in range(size)]
     if not holds_all:
         owned = weights.owned(len(sections))
         sections = [
@@ -144,6 +168,13 @@ def super_learner_of(weights: Weights, groups: Groups) -> SuperLearnerGroup:
             for of_learner, ranges in zip(sections, owned, strict=True)
         ]
     return SuperLearnerGroup(groups.shards, holds_all, sections)
+
+
+def _sections_of(
+    sections: Sequence[Section], super_learner: int, place: int
+) -> list[Section]:
+    """The sections of one learner."""
+    return [one for one in sections if one.owners[super_learner] == place]
 
 
 def mixes_on_device(dials: Dials, partition: Partition, device: torch.device) -> bool:
@@ -183,7 +214,7 @@ def make_engine(
         transport,
         super_learner_of(flat, groups),
         Members.fixed(schedule, partition.super_learner(dist.get_rank())),
-        replace(_options(dials), chunk_elements=chunk_elements(flat, groups)),
+        _options(dials, flat, groups),
         lost_peer,
         further,
     )
@@ -212,15 +243,24 @@ def _make_rounds(
 def _make_island(
     dials: Dials, url: str, flat: Weights, groups: Groups, store: Store
 ) -> Island:
+    sizes, rank, size = _sizes_of_islands(dials), dist.get_rank(), dist.get_world_size()
+    # Islands of several sizes are as super-learners of one job, one of each size.
+    partition = Partition(sizes or (size,))
+    cut, own = sections_between(flat, partition), partition.sizes.index(size)
+    groups, sections = groups._replace(partition=partition, sections=cut), None
+    if cut is not None:
+        numbers = (n for n, one in enumerate(cut) if one.owners[own] == rank)
+        sections = Sections((*numbers,), len(cut), sizes)
     return Island(
         flat.vectors,
         RendezvousAddress.parse(url),
         Schedule(dials.topology, 1, dials.mixing_gain, dials.seed),
-        _options(dials),
+        _options(dials, flat, groups),
         flat.layout(),
         Credentials.from_environment(os.environ),
-        SuperLearnerGroup(groups.shards),
+        super_learner_of(flat, groups, own),
         PrefixStore("island", store),
+        sections=sections,
     )
 
 
@@ -240,7 +280,7 @@ def chunk_elements(weights: Weights, groups: Groups) -> int:
     return min(fitting, GossipOptions.chunk_elements)
 
 
-def _options(dials: Dials) -> GossipOptions:
+def _options(dials: Dials, weights: Weights, groups: Groups) -> GossipOptions:
     in_pairs = dials.communication == "ready_pairs"
     return GossipOptions(
         order=dials.effective_order,
@@ -251,6 +291,7 @@ def _options(dials: Dials) -> GossipOptions:
         cpu_share=1.0 if in_pairs else dials.cpu_share,
         max_staleness=dials.max_staleness,
         timeout=dials.timeout,
+        chunk_elements=chunk_elements(weights, groups),
         max_reloads=dials.max_reloads,
         in_pairs=in_pairs,
         max_wait=dials.max_wait,

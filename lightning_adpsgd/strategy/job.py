@@ -140,6 +140,9 @@ class Job:
     Args:
         store: keys of this job alone, shared by all learners.
         on_reload: called when the weights were replaced by those of others.
+
+    Attributes:
+        has_departed: whether it has left the other islands in order.
     """
 
     def __init__(
@@ -170,7 +173,7 @@ class Job:
         self._consensus: ConsensusModel | None = None
         self._statistics: Statistics | None = None
         self._restored_position: tuple[int, int] | None = None
-        self._closed = False
+        self._closed = self.has_departed = False
         # Torch aborts a process at whose end threads are in its code.
         self._at_exit = partial(_in_process, os.getpid(), self.close)
         atexit.register(self._at_exit)
@@ -266,6 +269,7 @@ class Job:
             return None
         island.depart()
         self._forget_communication()
+        self.has_departed = True
         return island.name
 
     def finish(self) -> Consensus | None:

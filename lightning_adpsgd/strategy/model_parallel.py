@@ -147,8 +147,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
                 "`storage_options` is not taken for checkpoints in shards, got "
                 f"{storage_options!r}"
             )
-        trainer = self.lightning_module.trainer if self.lightning_module else None
-        if trainer is not None and trainer.interrupted:
+        if not self._all_come():
             rank_zero_warn(
                 f"{filepath} was not saved: after a failure not all learners that hold "
                 "shards can be asked. Resume from the last checkpoint before it"
@@ -167,6 +166,11 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             tensors["state_dict"] = checkpoint.pop("state_dict")
             group = self.device_mesh.get_group("data_parallel")
             write_shards(tensors, checkpoint, path, group)
+
+    def _all_come(self) -> bool:
+        """Whether all learners that hold shards come to write a checkpoint."""
+        trainer = self.lightning_module.trainer if self.lightning_module else None
+        return trainer is None or not trainer.interrupted
 
     @override
     def load_checkpoint(

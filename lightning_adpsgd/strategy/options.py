@@ -104,7 +104,8 @@ class HADPSGDOptions(_DDPStrategy):
             super_learner_size: number of learners that allreduce gradients; "node" for
                 those of one machine. It must divide the number of learners. (2, 4): the
                 first two learners form one, the next four another; the mean counts
-                each of both once (docs/concepts.md).
+                each of both once (docs/concepts.md). With `islands`: the sizes that
+                islands may have, the same in all of them.
             inside: how the learners of a super-learner share the work. "ddp": each
                 holds the model, and they allreduce gradients. "model_parallel": they
                 hold one model together, which its `configure_model` shards with
@@ -232,8 +233,10 @@ class HADPSGDOptions(_DDPStrategy):
     def super_learner_size(self) -> int:
         """N, the learners of each super-learner; of this one, if they differ."""
         size = self._dials.super_learner_size
-        if isinstance(size, tuple):
+        if isinstance(size, tuple) and self._dials.islands is None:
             return self.partition.size(self.global_rank)
+        if isinstance(size, tuple):
+            return self.world_size
         if not isinstance(size, str):
             return size
         return self.num_processes if self._dials.islands is None else self.world_size
@@ -246,7 +249,7 @@ class HADPSGDOptions(_DDPStrategy):
             ValueError: The learners do not form whole super-learners.
         """
         num_learners, sizes = self.world_size, self._dials.super_learner_size
-        if isinstance(sizes, tuple):
+        if isinstance(sizes, tuple) and self._dials.islands is None:
             if sum(sizes) != num_learners:
                 raise ValueError(
                     "the sum of `super_learner_size` must be the number of learners "
@@ -265,7 +268,7 @@ class HADPSGDOptions(_DDPStrategy):
     def num_super_learners(self) -> int:
         """S."""
         sizes = self._dials.super_learner_size
-        if isinstance(sizes, tuple):
+        if isinstance(sizes, tuple) and self._dials.islands is None:
             return len(sizes)
         return self.world_size // self.super_learner_size
 
@@ -277,7 +280,8 @@ class HADPSGDOptions(_DDPStrategy):
         """
         if self._dials.islands is None:
             return has_peers(self.partition)
-        check_island(self.super_learner_size, self.world_size)
+        sizes = self._dials.super_learner_size
+        check_island(self.super_learner_size, self.world_size, sizes)
         return True
 
 

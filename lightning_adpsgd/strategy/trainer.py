@@ -279,6 +279,12 @@ class HADPSGDStrategy(ModelParallelInside):
             finish_saves(self.checkpoint_io, interrupted)
 
     @override
+    def _all_come(self) -> bool:
+        # The learners of an island leave the others at one step.
+        has_departed = self._run is not None and self._run.job.has_departed
+        return has_departed or super()._all_come()
+
+    @override
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
         super().load_model_state_dict(checkpoint, strict)
         trainer = self._trainer_or_none()

@@ -1,6 +1,6 @@
 """One island as a process: a small Trainer that writes down each step that it makes.
 
-    python -m tests.faults.island URL FOLDER NAME [STEPS [LEARNERS [SILENCE]]]
+    python -m tests.faults.island URL FOLDER NAME [STEPS [LEARNERS [SILENCE [INSIDE]]]]
 
 The folder gets `name.steps`, a line for each step: its time, the step and how many
 members there are; learner 1 of an island of several writes `name-1.steps`. A
@@ -17,6 +17,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
@@ -47,6 +48,39 @@ class Slow(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), 0.05)
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)]
+
+
+class Sharded(pl.LightningModule):
+    """A layer that the learners of an island hold together, and a buffer in each.
+
+    Its rows do not divide by 2, so that FSDP2 pads them.
+    """
+
+    def __init__(self, has_buffer: bool) -> None:
+        super().__init__()
+        self.layer: nn.Linear | None = None
+        self.seen: Tensor
+        zeros = torch.zeros(2, dtype=torch.float64)
+        self.register_buffer("seen", zeros, persistent=has_buffer)
+
+    @override
+    def configure_model(self) -> None:
+        if self.layer is None:
+            self.layer = nn.Linear(3, 5, dtype=torch.float64)
+            if self.device_mesh is not None:
+                mesh = self.device_mesh["data_parallel"]
+                fully_shard(self.layer, mesh=mesh)
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        time.sleep(STEP_S)
+        assert self.layer is not None
+        self.seen.add_(batch.mean())
+        return self.layer(batch).square().mean()
+
+    @override
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.05, momentum=0.5)
 
 
 class Diary(pl.Callback):
@@ -90,6 +124,9 @@ def main(
     steps: str = "-1",
     learners: str = "1",
     silence_s: str = "60",
+    inside: Any = "ddp",
+    resumed: str = "",
+    sizes: str = "",
 ) -> None:
     place, max_steps = Path(folder), int(steps)
     torch.set_num_threads(1)
@@ -97,7 +134,11 @@ def main(
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=int(learners),
-        strategy=HADPSGDStrategy(islands=url),
+        strategy=HADPSGDStrategy(
+            super_learner_size=tuple(map(int, sizes.split(","))) if sizes else "node",
+            islands=url,
+            inside=inside,
+        ),
         max_steps=max_steps,
         max_epochs=-1 if max_steps < 0 else None,
         logger=False,
@@ -108,11 +149,20 @@ def main(
     )
     own = f"{name}-{trainer.global_rank}" if trainer.global_rank else name
     trainer.callbacks.append(Diary(place / f"{own}.steps"))  # pyright: ignore
-    module = Slow()
-    trainer.fit(module, DataLoader(Rows(ROWS), batch_size=8, shuffle=True))
-    weights = ",".join(f"{value:.6f}" for value in module.weight.tolist())
+    module = Slow() if inside == "ddp" else Sharded(has_buffer=not sizes)
+    rows = DataLoader(Rows(ROWS), batch_size=8, shuffle=True)
+    trainer.fit(module, rows, ckpt_path=resumed or None)
+    weights = _in_words(module)
+    print(f"exchanges: {trainer.strategy.gossip_statistics().exchanges}")  # pyright: ignore
     consensus = trainer.strategy.last_consensus  # pyright: ignore
     print(f"ended at {trainer.global_step}: {weights} of {consensus.members}")
+
+
+def _in_words(module: Slow | Sharded) -> str:
+    """The weights, as far as one learner has them."""
+    if isinstance(module, Slow):
+        return ",".join(f"{value:.6f}" for value in module.weight.tolist())
+    return " ".join(f"{value:.6f}" for value in module.seen.tolist())
 
 
 if __name__ == "__main__":

@@ -79,15 +79,24 @@ class World:
         self._processes[name] = []
         self._start(name, name, namespace, {}, *self._trains(name, steps, 1))
 
-    def start_wide(self, name: str, variables: Variables, size: int = 2) -> None:
+    def start_wide(
+        self,
+        name: str,
+        variables: Variables,
+        size: int = 2,
+        *options: str,
+        steps: int = -1,
+    ) -> None:
         """Starts an island of several learners, with the variables of a launcher.
 
-        What learner 1 of an island "a" writes is that of "a-1".
+        What learner 1 of an island "a" writes is that of "a-1". The options are the
+        last arguments of `island.main`.
         """
         self._processes[name] = []
         for rank in range(size):
             own = f"{name}-{rank}" if rank else name
-            self._start(name, own, "", variables(rank), *self._trains(name, -1, size))
+            trains = *self._trains(name, steps, size), *options
+            self._start(name, own, "", variables(rank), *trains)
 
     def signal_one(self, name: str, number: signal.Signals) -> None:
         """Sends it to the last learner of an island alone."""

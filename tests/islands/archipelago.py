@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.gossip.engine import GossipOptions
 from lightning_adpsgd.gossip.protocol import Position
-from lightning_adpsgd.islands.island import Island, Timeouts
+from lightning_adpsgd.islands.island import Island, Sections, Timeouts
 from lightning_adpsgd.islands.members import Heartbeat
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.membership_reader import Members
@@ -86,6 +86,8 @@ class Trained:
         node: SuperLearnerGroup | None = None,
         store: Store | None = None,
         in_place: bool = False,
+        sections: Sections | None = None,
+        num_elements: int = 0,
         **options: Any,
     ) -> None:
         self.vector = weights if in_place else weights.clone()
@@ -94,11 +96,12 @@ class Trained:
             server.address,
             Schedule(find_topology(topology), 1),
             GossipOptions(**{"timeout": helpers.PATIENCE, **options}),
-            f"weight:({len(weights)},):{weights.dtype}",
+            f"weight:({num_elements or len(weights)},):{weights.dtype}",
             Credentials(),
             node,
             store,
             PATIENCE,
+            sections,
         )
 
     def step(self, update: float = 0.0) -> None:
@@ -133,9 +136,9 @@ class Trained:
     def cut_off(self) -> None:
         """Its connections break, as when its process is killed."""
         fall_silent(self.membership)
-        assert self.island._listener is not None
-        self.island._listener.close()
-        self.island._transport.close()
+        assert self.island._listeners
+        for one in (*self.island._listeners, *self.island._transports):
+            one.close()
 
     def die(self) -> None:
         """Ends without a word, as a process that is killed."""

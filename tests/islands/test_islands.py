@@ -126,7 +126,7 @@ def test_a_death_in_the_middle_of_an_exchange_costs_that_exchange_alone(
         land = _Exchange.land
 
         def land_or_die(exchange: _Exchange, *arguments: Any) -> Any:
-            is_its = exchange._channel.transport is dead.island._transport
+            is_its = exchange._channel.transport is dead.island._transports[0]
             if is_its and not killed.is_set():
                 killed.set()
                 dead.cut_off()
@@ -319,7 +319,7 @@ def test_a_mean_waits_for_nobody_who_says_nothing(
         give = Lane.give
 
         def give_or_hang(lane: Lane, position: Position) -> None:
-            if lane.channel.transport is stuck.island._transport:
+            if lane.channel.transport is stuck.island._transports[0]:
                 assert release.wait(PATIENCE_S)
             give(lane, position)
 
@@ -346,16 +346,16 @@ def test_a_diverged_island_is_in_no_mean_and_gives_no_joiner_its_weights() -> No
 
 
 def change_model(one: Trained) -> None:
-    transport = one.island._transport
+    transport = one.island._transports[0]
     transport._info = replace(transport._info, model="bias:(2,):torch.float64")
 
 
 def change_token(one: Trained) -> None:
-    one.island._transport._credentials = Credentials(b"x" * 16)
+    one.island._transports[0]._credentials = Credentials(b"x" * 16)
 
 
 def change_version(one: Trained) -> None:
-    transport = one.island._transport
+    transport = one.island._transports[0]
     transport._info = replace(transport._info, version="0.0.1")
 
 
@@ -459,9 +459,9 @@ def test_who_spares_the_cores_still_says_goodbye_to_whom_it_asks_no_more(
     left = set[tuple[int, int]]()
     on_left = Connections.on_left
 
-    def note(connections: Connections, number: int, for_good: bool) -> None:
-        left.add((connections._transport.index, number))
-        on_left(connections, number, for_good)
+    def note(connections: Connections, number: int, *how: Any) -> None:
+        left.add((connections._own, number))
+        on_left(connections, number, *how)
 
     monkeypatch.setattr(Connections, "on_left", note)
     monkeypatch.setattr(CoreShare, "pause_s", lambda share: 10.0)
@@ -589,7 +589,7 @@ def test_another_incarnation_does_not_take_over_the_lane_of_a_member() -> None:
         all_see([one, other], 2)
         theirs = other.membership.member
         twin = LinkTransport(
-            replace(one.island._transport._info, member=1, incarnation="twin"),
+            replace(one.island._transports[0]._info, member=1, incarnation="twin"),
             Credentials(),
         )
         door = Address.parse(one.membership.member.addresses[0])
@@ -608,7 +608,7 @@ def test_another_incarnation_does_not_take_over_the_lane_of_a_member() -> None:
 def test_who_is_not_on_the_list_takes_a_bounded_number_of_threads() -> None:
     with rendezvous() as server, archipelago(server, random_rows(1)) as (one,):
         door = Address.parse(one.membership.member.addresses[0])
-        info = one.island._transport._info
+        info = one.island._transports[0]._info
         strangers = [
             LinkTransport(replace(info, member=n, incarnation=str(n)), Credentials())
             for n in range(1000, 1000 + MOST_UNLISTED + 20)
@@ -617,8 +617,7 @@ def test_who_is_not_on_the_list_takes_a_bounded_number_of_threads() -> None:
             # One that is turned away may notice it before it is greeted.
             with suppress(PeerLost):
                 stranger.connect(0, door)
-        listener = one.island._listener
-        assert listener is not None
+        (listener,) = one.island._listeners
         refused = "ConnectionRefusedError"
         until(lambda: listener.turned_away[refused] == 20, "refusals")
         names = [thread.name for thread in threading.enumerate()]

@@ -78,10 +78,6 @@ from tests.learners import (
             r"`exchange_frozen` must be True with `islands`, got False",
         ),
         (
-            {"inside": "model_parallel", "islands": "tcp://10.0.0.1:29400"},
-            r"`islands` must be None with `inside=\"model_parallel\"`, got 'tcp:",
-        ),
-        (
             {"inside": "model_parallel", "static_graph": True},
             r"`static_graph` must not be set with `inside=\"model_par.*, got True",
         ),

@@ -22,8 +22,9 @@ class PeerInfo:
         incarnation: identifier of this start of the super-learner's processes.
         job: name of the job.
         model: `FlatParameters.layout()`: names, shapes and dtypes of the weights.
-        super_learner_size: number of learners in the super-learner.
-        shard: index of this learner among them.
+        super_learner_size: number of shards, each of which has one owner among the
+            learners of the super-learner: as many as these, if all have one size.
+        shard: number of the shard for which the connection is.
         settings: what else must be equal at both ends, such as the wire's dtype.
         version: version of this package.
         origin: training of which its weights are; empty: it has yet to take some.
