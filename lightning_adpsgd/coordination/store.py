@@ -48,18 +48,16 @@ class Coordinator:
     under `_lock` and read by the training thread. Everything else is the training
     thread's own.
 
-    Attributes:
-        failure: what failed; None as long as nothing has.
-        num_meetings: number of meetings that this learner has come back from.
-
     Args:
         store: store of the job, shared by all learners under a prefix of its own.
-        rank: number of this learner.
-        world_size: number of learners.
         timeout: time that a learner that knows of a failure may go on before its
             process is ended.
         poll: pause between two looks at the store.
         when_failed: called once, by the watching thread, when it sees a failure.
+
+    Attributes:
+        failure: what failed; None as long as nothing has.
+        num_meetings: number of meetings that this learner has come back from.
     """
 
     def __init__(
@@ -165,9 +163,7 @@ class Coordinator:
         ends, because what the store knows is gone with it.
         """
         deadline = time.perf_counter() + patience.total_seconds()
-        while silent := [
-            rank for rank in range(self._world_size) if self._unseen(rank)
-        ]:
+        while silent := list(filter(self._unseen, range(self._world_size))):
             if time.perf_counter() > deadline:
                 break
             self._stopped.wait(0.05)
