@@ -105,7 +105,6 @@ class Ledger(NamedTuple):
         """Writes down what an island has, as the island itself knows best.
 
         Args:
-            name: name of the island.
             holds: units that it has claimed, or taken alone, and not finished.
             finished: units that it has finished since its last report.
 
@@ -152,10 +151,8 @@ class Ledger(NamedTuple):
     def joined(self, known: "Ledger", name: str, mine: Ranges) -> "Ledger":
         """Adds what an island knows that has not seen this life of the ledger.
 
-        Args:
-            known: ledger as the island knew it.
-            name: name of the island.
-            mine: units that it holds, or has finished since its last report.
+        `known` is the ledger as the island knew it, and `mine` are the units that it
+        holds, or has finished since its last report.
         """
         if self.terms != known.terms:
             raise OtherTerms(
