@@ -210,7 +210,8 @@ class Lease:
             self.num_units, len(ledger.held), len(self.out) + num_ahead
         )
         # The one that would be the last to leave the rest to others stays.
-        if slow and not ledger.others_rest(self._name):
+        others = set(ledger.held) - {self._name}
+        if slow and not others <= set(ledger.resting):
             return 0
         needs = int(self.is_awaited and not num_ahead)
         return needs if ledger.another_waits(self._name) else _AHEAD - num_ahead

@@ -78,10 +78,6 @@ class Ledger(NamedTuple):
         rests = all(name in self.resting for name in self.held)
         return self.is_settled and not self.left and rests
 
-    def others_rest(self, name: str) -> bool:
-        """Whether all other islands want no more."""
-        return all(other in self.resting for other in self.held if other != name)
-
     def another_waits(self, name: str) -> bool:
         """Whether another island has asked and got nothing."""
         return any(other in self.resting for other in self.held if other != name)

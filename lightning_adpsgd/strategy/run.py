@@ -69,9 +69,8 @@ class TrainingRun:
     @property
     def work_sharing(self) -> WorkSharing | None:
         """How the learners share epochs; None: each has its own share."""
-        return (
-            self.sharing if self.sharing is not None and self.sharing.shares else None
-        )
+        shares = self.sharing is not None and self.sharing.shares
+        return self.sharing if shares else None
 
     def adapt(self, overrides: Overrides) -> None:
         """Replaces what of Lightning does not go with learners that are apart."""
@@ -182,14 +181,8 @@ def set_up_run(
         index = LearnerIndex(super_learner, num_super_learners, learner, size)
         problem = problem_of(trainer, dials, resumed)
         decides = None if asked else DefaultSharing(trainer, problem, overrides)
-        sharing = WorkSharing(
-            trainer,
-            job,
-            index,
-            resumed.epoch,
-            dials.islands,
-            decides,
-        )
+        epoch, islands = resumed.epoch, dials.islands
+        sharing = WorkSharing(trainer, job, index, epoch, islands, decides)
     return TrainingRun(trainer, job, dials, size, sharing)
 
 
