@@ -143,8 +143,7 @@ class IslandPool:
             self._ask()
             try:
                 self._wait(
-                    lambda: self._has_answer(lease, waits, begin),
-                    self._times.slowest_s,
+                    lambda: self._has_answer(lease, waits, begin), self._times.slowest_s
                 )
                 # Under the lock still, or what is ahead might be given back.
                 number = self._answer(lease, waits)

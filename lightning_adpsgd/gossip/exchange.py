@@ -35,12 +35,7 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.gossip.pacing import Pacer
-from lightning_adpsgd.gossip.protocol import (
-    Outcome,
-    Position,
-    Pulled,
-    exchange_weight,
-)
+from lightning_adpsgd.gossip.protocol import Outcome, Position, Pulled, exchange_weight
 from lightning_adpsgd.gossip.quarantine import Disagreement
 from lightning_adpsgd.gossip.wire import (
     DAMAGED,

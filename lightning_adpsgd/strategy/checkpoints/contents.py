@@ -127,10 +127,7 @@ def place_in_epoch(trainer: pl.Trainer, resumed: Resumed) -> PlaceInEpoch:
 
 
 def add_learners(
-    checkpoint: dict[str, Any],
-    place: PlaceInEpoch,
-    strategy: Strategy,
-    job: Job | None,
+    checkpoint: dict[str, Any], place: PlaceInEpoch, strategy: Strategy, job: Job | None
 ) -> None:
     """Adds the state of each learner; a collective over all."""
     names = (*_OF_EACH_LEARNER, type(strategy.precision_plugin).__qualname__)
