@@ -114,7 +114,20 @@ class Dials:
         _check_one_of("after_evaluation", self.after_evaluation, ("restore", "adopt"))
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name), field.type)
-        self._check_bounds()
+        if not 0 < self.mixing_gain <= 1:
+            raise ValueError(f"`mixing_gain` must be in (0, 1], got {self.mixing_gain}")
+        if not 0 < self.cpu_share <= 1:
+            raise ValueError(f"`cpu_share` must be in (0, 1], got {self.cpu_share}")
+        if self.link_budget is not None and self.link_budget <= 0:
+            raise ValueError(f"`link_budget` must be positive, got {self.link_budget}")
+        if self.max_reloads is not None and self.max_reloads < 0:
+            raise ValueError(
+                f"`max_reloads` must be at least 0, got {self.max_reloads}"
+            )
+        if self.timeout.total_seconds() <= 0:
+            raise ValueError(f"`timeout` must be positive, got {self.timeout}")
+        for name in ("super_learner_size", "gossip_every", "max_staleness"):
+            _check_positive(name, getattr(self, name))
         self._check_combinations()
         if self.inside == "model_parallel":
             self._check_with_shards()
@@ -211,8 +224,9 @@ class Dials:
                 f"got {self.communication!r}, where all learners make their steps "
                 "together and so get equal shares"
             )
-        order, why = _ORDER_OF.get(self.communication, (self.effective_order, ""))
-        if self.effective_order != order:
+        if self.communication == "ready_pairs" and (
+            self.effective_order != "step_then_average"
+        ):
             raise ValueError(
                 f'`order` must be "{order}" with `communication="{self.communication}"`'
                 f", whose average is {why}, got {self.order!r}"

@@ -51,7 +51,7 @@ def make_groups(
         timeout: longest wait of an operation.
         device: device of the weights. Their gradients are reduced by what the default
             group uses for it.
-        on_device: as in `Groups`.
+        on_device: as in `Groups`; `has_nccl` must hold.
     """
     size, count = super_learner_size, dist.get_world_size() // super_learner_size
     across = [[s * size + n for s in range(count)] for n in range(size)]

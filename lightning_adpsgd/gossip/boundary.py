@@ -22,8 +22,13 @@ class Boundary:
     """One learner at its step boundaries; for the training thread.
 
     The first learner of a super-learner finds the partner and the others follow: all of
-    them exchange with their counterparts, or none does. `state` guards the pairing.
-    `timeout` bounds the wait for an answer, and for each message of an exchange.
+    them exchange with their counterparts, or none does.
+
+    Args:
+        pairing: rules, and what was agreed on; guarded by `state`.
+        node: learners of this super-learner.
+        patience: for how long to wait for a partner.
+        timeout: longest wait for an answer, and for each message of an exchange.
     """
 
     def __init__(

@@ -105,6 +105,10 @@ class Gossip(Communication, Exchanges):
         node: the learners of this super-learner.
         members: the super-learners; two that meet alone use a = gain / 2.
         on_error: called once, by a communication thread that ends the learner.
+
+    Attributes:
+        peers: the connections to the others.
+        members: as given.
     """
 
     def __init__(

@@ -105,7 +105,11 @@ class Channel(NamedTuple):
 
 
 class Lanes:
-    """Makes the lanes of one learner, which share the memory of exchanges."""
+    """Makes the lanes of one learner, which share the memory of exchanges.
+
+    Attributes:
+        timeout: longest wait for one message.
+    """
 
     def __init__(
         self,

@@ -192,7 +192,10 @@ class Traffic:
     ) -> None:
         """Makes an exchange with a peer, if it may begin, and notes what came of it.
 
-        `exchange` is given the number under way. A peer that has asked is not refused.
+        Args:
+            peer: number of the other end.
+            exchange: function that makes it, given the number under way.
+            asked: whether the peer has asked: then it may begin (`UnderWay`).
         """
         with self._state:
             may_begin = asked or not self._paused

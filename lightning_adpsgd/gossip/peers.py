@@ -347,7 +347,11 @@ class Peers:
         return future
 
     def weights_of(self, peer: int, seconds: float) -> list[Tensor] | None:
-        """The weights of a peer, if they come within so many seconds."""
+        """The weights of a peer, if they come within so many seconds.
+
+        Raises:
+            BaseException: What has ended the learner.
+        """
         self.raise_if_failed()
         with suppress(PeerLost, TimeoutError):
             return self.pull(peer).result(seconds).values

@@ -181,8 +181,14 @@ def set_up_run(
         index = LearnerIndex(super_learner, num_super_learners, learner, size)
         problem = problem_of(trainer, dials, resumed)
         decides = None if asked else DefaultSharing(trainer, problem, overrides)
-        epoch, islands = resumed.epoch, dials.islands
-        sharing = WorkSharing(trainer, job, index, epoch, islands, decides)
+        sharing = WorkSharing(
+            trainer,
+            job,
+            index,
+            resumed.epoch,
+            dials.islands,
+            decides,
+        )
     return TrainingRun(trainer, job, dials, size, sharing)
 
 
