@@ -46,20 +46,21 @@ _UNITS = {
     "link_budget": " of bytes per second",
     "max_wait": " of seconds",
 }
-# The others have their defaults as examples.
 _EXAMPLES = {
     "super_learner_size": 1,
+    "mixing_gain": 1.0,
+    "gossip_every": 1,
     "link_budget": 1e6,
+    "cpu_share": 0.01,
+    "exchange_frozen": False,
     "work_sharing": True,
+    "save_learners": True,
     "islands": "tcp://10.0.0.1:29400",
+    "seed": 0,
     "timeout": 300,
     "max_staleness": 100,
     "max_wait": 0.05,
-}
-# Modes that have one order, and why.
-_ORDER_OF: dict[str, tuple[Order, str]] = {
-    "ready_pairs": ("step_then_average", "complete before the next forward"),
-    "delay_by_one": ("average_then_step", "joined before the step"),
+    "max_reloads": 3,
 }
 
 
@@ -129,6 +130,7 @@ class Dials:
         for name in ("super_learner_size", "gossip_every", "max_staleness"):
             _check_positive(name, getattr(self, name))
         self._check_combinations()
+        self._check_max_wait()
         if self.inside == "model_parallel":
             self._check_with_shards()
         if self.islands is not None:
@@ -162,53 +164,32 @@ class Dials:
                 "`inside=\"model_parallel\"`, got 'ready_pairs': pairs of sharded "
                 "super-learners are not tried"
             )
-        self._check_with(
-            '`inside="model_parallel"`',
+        for name, allowed, reason in (
             ("save_learners", False, one_place),
             ("islands", None, "an island sends whole models to those that join"),
             ("exchange_frozen", True, "shards that are frozen are not told apart"),
-        )
+        ):
+            if (value := getattr(self, name)) != allowed:
+                raise ValueError(
+                    f'`{name}` must be {allowed!r} with `inside="model_parallel"`, got '
+                    f"{value!r}: {reason}"
+                )
 
     def _check_with_islands(self, islands: str) -> None:
         RendezvousAddress.parse(islands)
         check_any_size(self.topology)
         no_rounds = "islands come and go, so that none can be waited for"
         no_peer = "an island may be alone, with no peer to wait for"
-        self._check_with(
-            "`islands`",
+        for name, allowed, reason in (
             ("communication", "async", no_rounds),
             ("max_staleness", None, no_peer),
             ("exchange_frozen", True, "who joins takes all weights from the others"),
-        )
-
-    def _check_with(self, option: str, *limits: tuple[str, Any, str]) -> None:
-        for name, allowed, reason in limits:
+        ):
             if (value := getattr(self, name)) != allowed:
                 raise ValueError(
-                    f"`{name}` must be {allowed!r} with {option}, got {value!r}: "
+                    f"`{name}` must be {allowed!r} with `islands`, got {value!r}: "
                     f"{reason}"
                 )
-
-    def _check_bounds(self) -> None:
-        for name in ("mixing_gain", "cpu_share"):
-            if not 0 < (share := getattr(self, name)) <= 1:
-                raise ValueError(f"`{name}` must be in (0, 1], got {share}")
-        for name in ("super_learner_size", "gossip_every", "max_staleness"):
-            _check_positive(name, getattr(self, name))
-        if self.link_budget is not None and self.link_budget <= 0:
-            raise ValueError(f"`link_budget` must be positive, got {self.link_budget}")
-        if self.max_reloads is not None and self.max_reloads < 0:
-            raise ValueError(
-                f"`max_reloads` must be at least 0, got {self.max_reloads}"
-            )
-        seconds = self.timeout.total_seconds()
-        if seconds <= 0:
-            raise ValueError(f"`timeout` must be positive, got {self.timeout}")
-        if self.max_wait is not None and not 0 < self.max_wait < seconds:
-            raise ValueError(
-                "`max_wait` must be positive and less than the `timeout` of "
-                f"{seconds:g} seconds, got {self.max_wait}"
-            )
 
     def _check_combinations(self) -> None:
         for name, modes in _MODES_OF.items():
@@ -228,8 +209,25 @@ class Dials:
             self.effective_order != "step_then_average"
         ):
             raise ValueError(
-                f'`order` must be "{order}" with `communication="{self.communication}"`'
-                f", whose average is {why}, got {self.order!r}"
+                '`order` must be "step_then_average" with '
+                '`communication="ready_pairs"`, whose average is complete before the '
+                f"next forward, got {self.order!r}"
+            )
+        if self.communication == "delay_by_one" and (
+            self.effective_order == "step_then_average"
+        ):
+            raise ValueError(
+                '`order` must be "average_then_step" with '
+                '`communication="delay_by_one"`, whose average is joined before the '
+                f"step, got {self.order!r}"
+            )
+
+    def _check_max_wait(self) -> None:
+        seconds = self.timeout.total_seconds()
+        if self.max_wait is not None and not 0 < self.max_wait < seconds:
+            raise ValueError(
+                "`max_wait` must be positive and less than the `timeout` of "
+                f"{seconds:g} seconds, got {self.max_wait}"
             )
 
 
@@ -262,12 +260,12 @@ def _check_type(name: str, value: Any, annotation: Any) -> None:
     as_number = isinstance(value, bool) and bool not in plain
     if isinstance(value, types) and not as_number:
         return
-    unit, default = _UNITS.get(name, ""), Dials.__dataclass_fields__[name].default
+    unit = _UNITS.get(name, "")
     called = [_CALLED[k] + (unit if k is float else "") for k in plain]
     called += [f'"{get_args(kind)[0]}"' for kind in texts]
     raise TypeError(
         f"`{name}` must be {' or '.join(called)}, got {value!r} of type "
-        f"{type(value).__name__}; for example `{name}={_EXAMPLES.get(name, default)!r}`"
+        f"{type(value).__name__}; for example `{name}={_EXAMPLES[name]!r}`"
     )
 
 

@@ -163,7 +163,9 @@ class Coordinator:
         ends, because what the store knows is gone with it.
         """
         deadline = time.perf_counter() + patience.total_seconds()
-        while silent := list(filter(self._unseen, range(self._world_size))):
+        while silent := [
+            rank for rank in range(self._world_size) if self._unseen(rank)
+        ]:
             if time.perf_counter() > deadline:
                 break
             self._stopped.wait(0.05)
