@@ -68,7 +68,7 @@ class LinkTransport(Transport):
         deadline = Deadline(timeout.total_seconds())
         wanted = Wanted(number, incarnation, str(address))
         try:
-            sock, info = self._dial(number, address, deadline, wanted)
+            sock, info = self._dial(address, deadline, wanted)
             self._lanes.put(number, lane, sock, info.incarnation)
         except (OSError, Malformed) as error:
             raise PeerLost(number, doing, str(error), evidence_of(error)) from error
@@ -157,15 +157,13 @@ class LinkTransport(Transport):
         )
 
     def _dial(
-        self, number: int, address: Address, deadline: Deadline, wanted: Wanted
+        self, address: Address, deadline: Deadline, wanted: Wanted
     ) -> tuple[socket.socket, PeerInfo]:
-        sock = connect(address, deadline.left())
+        sock, own = connect(address, deadline.left()), self._credentials
         try:
-            self._credentials.check_address(sock)
+            own.check_address(sock)
             sock = self._prepare(sock, deadline, server_side=False)
-            info = greet_listener(
-                sock, deadline, self._credentials, self._info, *wanted
-            )
+            info = greet_listener(sock, deadline, own, self._info, *wanted)
         except BaseException:
             sock.close()
             raise
@@ -188,14 +186,8 @@ class LinkTransport(Transport):
         try:
             _await_first_byte(sock, deadline)
             sock = self._prepare(sock, deadline, server_side=True)
-            info = greet_dialer(
-                sock,
-                deadline,
-                self._credentials,
-                self._info,
-                (address,),
-                whole_objection,
-            )
+            mine = self._credentials, self._info
+            info = greet_dialer(sock, deadline, *mine, (address,), whole_objection)
         except BaseException:
             sock.close()
             raise
