@@ -166,8 +166,7 @@ def measure(quick: bool = False) -> Report:
             "checksums take beside the wire stands next to it."
         ],
     )
-    if reason := hosts.reason_against():
-        report.skipped["everything"] = reason
+    if hosts.are_missing(report):
         return report
     torch.set_num_threads(1)
     with hosts.emulated(2) as emulated:

@@ -148,8 +148,7 @@ def measure(quick: bool = False) -> Report:
         limit="gloo",
         notes=["softirq is sampled by the tick, and of the whole machine."],
     )
-    if reason := hosts.reason_against():
-        report.skipped["everything"] = reason
+    if hosts.are_missing(report):
         return report
     torch.set_num_threads(1)
     costs: dict[str, list[Cost]] = {way: [] for way in WAYS}

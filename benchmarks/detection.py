@@ -45,8 +45,7 @@ def measure(quick: bool = False) -> Report:
             "from the start of the process, and from the cable."
         ],
     )
-    if reason := hosts.reason_against():
-        report.skipped["detection"] = reason
+    if hosts.are_missing(report):
         return report
     found = observe(TIMES_QUICK if quick else TIMES)
     report.rows += [row(what, seconds) for what, seconds in found.items()]

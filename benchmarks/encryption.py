@@ -130,8 +130,7 @@ def measure(quick: bool = False) -> Report:
         limit="neither",
         notes=["Both hosts share the cores of this machine."],
     )
-    if reason := hosts.reason_against():
-        report.skipped["everything"] = reason
+    if hosts.are_missing(report):
         return report
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, hosts.emulated(2) as emulated:

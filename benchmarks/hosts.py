@@ -26,6 +26,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.results import Report
+
 _NAMESPACES = Path("/run/netns")
 _NAMES = Path("/etc/netns")  # `ip netns exec` shows a host its own /etc/hosts from here
 _PREFIX = "adpsgd"
@@ -48,6 +50,13 @@ def reason_against() -> str | None:
         return f"no network namespaces here: {made.stderr.strip()}"
     _ip("netns", "del", probe)
     return None
+
+
+def are_missing(report: Report) -> bool:
+    """Whether this machine cannot emulate hosts; then the report says why."""
+    if reason := reason_against():
+        report.skipped["everything"] = reason
+    return bool(reason)
 
 
 class Finished(NamedTuple):

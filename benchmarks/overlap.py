@@ -138,8 +138,7 @@ def measure(quick: bool = False) -> Report:
         limit="solo",
         notes=_NOTES,
     )
-    if reason := hosts.reason_against():
-        report.skipped["everything"] = reason
+    if hosts.are_missing(report):
         return report
     if reason := peers_missing():
         report.skipped["Decent-DP, torchft"] = reason

@@ -62,8 +62,7 @@ def measure(quick: bool = False) -> Report:
         limit="measured",
         notes=_NOTES,
     )
-    if reason := hosts.reason_against():
-        report.skipped["everything"] = reason
+    if hosts.are_missing(report):
         return report
     torch.set_num_threads(1)
     for link in list(RATES)[: 1 if quick else None]:

@@ -22,9 +22,10 @@ from typing_extensions import override
 
 from benchmarks import killed_methods, step_journal, workload
 from benchmarks.fault_injection import FALL_ILL, SLOW_DISK
-from benchmarks.history import Name, Recorder
+from benchmarks.history import Name
 from benchmarks.killable import Killable
 from benchmarks.lightning_programs import quieten
+from benchmarks.recorder import Recorder
 from benchmarks.step_journal import Entry, Journal
 from benchmarks.workload import NARROW, Batch
 from lightning_adpsgd import HADPSGDStrategy

@@ -50,8 +50,7 @@ def measure(quick: bool = False) -> Report:
         limit="solo",
         notes=[f"Each run is ended after {LIMIT_S:g} s."],
     )
-    if reason := hosts.reason_against():
-        report.skipped["everything"] = reason
+    if hosts.are_missing(report):
         return report
     torch.set_num_threads(1)
     task, turns = (replace(TASK, seconds=5.0), 1) if quick else (TASK, TURNS)

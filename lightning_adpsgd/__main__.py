@@ -43,12 +43,12 @@ from lightning_adpsgd.virtual.clock import Compute, Link
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _PATIENCE = timedelta(minutes=5)
-_MODES: tuple[tuple[str, Mode], ...] = (
-    ("ddp", "allreduce"),
-    ("sync", "sync"),
-    ("delay_by_one", "delay_by_one"),
-    ("async", "async"),
-)
+_MODES: dict[str, Mode] = {
+    "ddp": "allreduce",
+    "sync": "sync",
+    "delay_by_one": "delay_by_one",
+    "async": "async",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,9 +115,7 @@ def _add_calibrate(commands: _Commands) -> None:
     add.add_argument("--out", type=Path, default=Path("calibration.json"))
     add.add_argument("--master", metavar="HOST:PORT", help="address of rank 0")
     add.add_argument("--rank", type=int, choices=(0, 1), default=0)
-    add.add_argument(
-        "--weight-mb", type=float, default=64.0, help="size of weights to send"
-    )
+    add.add_argument("--weight-mb", type=float, default=64.0, help="size of weights")
     add.add_argument("--step-s", type=float, help="seconds of your training step")
     add.set_defaults(command=_calibrate)
 
@@ -188,16 +186,12 @@ def _add_predict(commands: _Commands) -> None:
     add.add_argument("--local-batch", type=int, default=128)
     add.add_argument("--step-s", type=float, help="seconds, not the calibration's")
     add.add_argument("--spread", type=float, default=0.0, help="spread of log(step)")
-    add.add_argument(
-        "--slow", type=float, default=1.0, help="factor of the last learner"
-    )
+    add.add_argument("--slow", type=float, default=1.0, help="last learner's factor")
     add.add_argument("--gbit", type=float, help="link, not the calibration's")
     add.add_argument("--inner-gbit", type=float, help="link inside a super-learner")
     add.add_argument("--wire-dtype", choices=("bfloat16", "float16", "int8"))
     add.add_argument("--learners-per-machine", type=int, default=1)
-    add.add_argument(
-        "--cpu-share", type=float, default=0.01, help="bound on exchanges' time"
-    )
+    add.add_argument("--cpu-share", type=float, default=0.01, help="exchanges' share")
     add.add_argument("--samples", type=float, help="samples in all: adds hours")
     add.set_defaults(command=_predict)
 
@@ -227,7 +221,7 @@ def _predict(chosen: argparse.Namespace) -> None:
                 costs=found.costs(chosen.learners_per_machine),
             ),
         )
-        for name, mode in _MODES
+        for name, mode in _MODES.items()
     ]
     print("\n".join(_table(rows, chosen.samples)))
 
@@ -284,9 +278,7 @@ def _add_rendezvous(commands: _Commands) -> None:
         "interrupted. It keeps nothing on disk and may be started again at any time.",
     )
     add.add_argument("--port", type=int, required=True)
-    add.add_argument(
-        "--host", default="", help="address to listen at; all of this machine's if none"
-    )
+    add.add_argument("--host", default="", help="address to listen at; by default all")
     add.set_defaults(command=_rendezvous)
 
 

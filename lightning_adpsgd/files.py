@@ -29,12 +29,7 @@ _Result = TypeVar("_Result")
 
 @contextmanager
 def written_whole(path: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """Does what `bytes_written_whole` does, for text in UTF-8.
-
-    Args:
-        path: file to write; its folder is made if there is none.
-        newline: as for `open`; "" for CSV.
-    """
+    """Does what `bytes_written_whole` does, for text in UTF-8; `newline=""` for CSV."""
     with bytes_written_whole(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline=newline)
         try:
@@ -84,8 +79,7 @@ def remove_leftovers(folder: Path) -> list[Path]:
     it is removed when the process is gone and has no lock. Files of other hosts are
     removed when nobody has written to them for a day.
 
-    Returns:
-        The files that were removed.
+    It returns the files that were removed.
     """
     left = list(folder.glob(f".*{_UNFINISHED}"))
     return [path for path in left if _removed_if_left(path)]
@@ -173,12 +167,13 @@ def _lock_domain(folder: Path) -> str:
     Two mounts of one remote folder on a host may keep locks each on their own. Their
     devices have different numbers.
     """
-    text = f"{_boot()} {os.stat(folder).st_dev}"
+    text = f"{boot_id()} {os.stat(folder).st_dev}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @cache
-def _boot() -> str:
+def boot_id() -> str:
+    """What names this run of the kernel; the host's name where it does not tell."""
     # Host names are often equal among containers.
     with suppress(OSError):
         return _BOOT.read_text().strip()

@@ -38,7 +38,7 @@ def install() -> None:
         for name in _REGISTRIES:
             if name in sys.modules:
                 _register(sys.modules[name])
-            elif not any(f.watches(name) for f in _finders()):
+            elif not any(getattr(f, "registry", "") == name for f in sys.meta_path):
                 sys.meta_path.insert(0, _RegistryFinder(name))
     except Exception as error:
         _warn(error)
@@ -96,12 +96,8 @@ _REGISTRIES = {
 class _RegistryFinder(MetaPathFinder):
     """Lets the other finders find the module of a registry, and wraps its loader."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def watches(self, name: str) -> bool:
-        """Whether the finder waits for this module."""
-        return name == self._name
+    def __init__(self, registry: str) -> None:
+        self.registry = registry
 
     def find_spec(
         self,
@@ -109,7 +105,7 @@ class _RegistryFinder(MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        if fullname != self._name or self not in sys.meta_path:
+        if fullname != self.registry or self not in sys.meta_path:
             return None
         # Once is enough, and without this finder the search cannot come back here.
         sys.meta_path.remove(self)
@@ -117,10 +113,6 @@ class _RegistryFinder(MetaPathFinder):
         if spec is not None and spec.loader is not None:
             spec.loader = _RegisteringLoader(spec.loader)
         return spec
-
-
-def _finders() -> list[_RegistryFinder]:
-    return [finder for finder in sys.meta_path if isinstance(finder, _RegistryFinder)]
 
 
 class _RegisteringLoader(Loader):

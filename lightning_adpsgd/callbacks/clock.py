@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.callbacks.reporting import within_training
+from lightning_adpsgd.callbacks.reporting import all_of, within_training
 
 Outputs = Tensor | Mapping[str, Any] | None
 """What a training step returns, as Lightning hands it to a callback."""
@@ -132,7 +132,5 @@ def stop_clocks(trainer: Trainer) -> None:
 
     For a callback whose work at the start of a validation takes time.
     """
-    callbacks: list[Any] = getattr(trainer, "callbacks", [])
-    for callback in callbacks:
-        if isinstance(callback, Monitor):
-            callback.clock.stop()
+    for monitor in all_of(Monitor, trainer):
+        monitor.clock.stop()

@@ -92,12 +92,6 @@ class Halves(NamedTuple):
     second: Tensor
 
 
-class _LocalGradients(NamedTuple):
-    of_one_step: Tensor
-    first: Tensor
-    second: Tensor
-
-
 class ConsensusMonitor(Monitor):
     """Logs how far the super-learners are apart, and what follows from it.
 
@@ -155,7 +149,8 @@ class ConsensusMonitor(Monitor):
         self._kept: list[Any] = []
         self._num_validations = 0
         self._local_loss = math.nan
-        self._local: _LocalGradients | None = None
+        # Over the batch of one step, and over two halves.
+        self._local: list[Tensor] = []
         self.effective_rate: EffectiveRate | None = None
 
     @override
@@ -189,12 +184,8 @@ class ConsensusMonitor(Monitor):
             self._held_out = held_out_batches(trainer, self._num_held_out)
         self._local_loss = self._mean_loss(trainer, pl_module)
         if self._num_gradients and self._has_kept_all():
-            step, first, second = self._in_turn()
-            self._local = _LocalGradients(
-                self._gradient(trainer, pl_module, step),
-                self._gradient(trainer, pl_module, first),
-                self._gradient(trainer, pl_module, second),
-            )
+            turns = self._in_turn()
+            self._local = [self._gradient(trainer, pl_module, one) for one in turns]
 
     # The consensus model is in place, and the clocks are still paused.
     @override
@@ -236,7 +227,7 @@ class ConsensusMonitor(Monitor):
     def _all_have_gradients(self, trainer: Trainer) -> bool:
         if not self._num_gradients:
             return False
-        mine = [float(self._local is not None)]
+        mine = [float(bool(self._local))]
         return all(measured for [measured] in gather(trainer, mine))
 
     def _gradient(
@@ -245,16 +236,15 @@ class ConsensusMonitor(Monitor):
         return mean_gradient(trainer, module, batches, self._loss)
 
     def _rates(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
-        local, self._local = self._local, None
-        assert local is not None
+        local, self._local = self._local, []
         _, *halves = self._in_turn()
         self._num_validations += 1
-        means = _LocalGradients(*(_mean(trainer, each.clone()) for each in local))
+        of_one_step, *means = (_mean(trainer, each.clone()) for each in local)
         gradients = Halves(
             *(_mean(trainer, self._gradient(trainer, module, half)) for half in halves)
         )
         lr = float(trainer.optimizers[0].param_groups[0]["lr"])
-        rate = effective_rate(lr, means.of_one_step, Halves(*means[1:]), gradients)
+        rate = effective_rate(lr, of_one_step, Halves(*means), gradients)
         self.effective_rate = rate
         return {
             "consensus/effective_lr": lr * rate.share,

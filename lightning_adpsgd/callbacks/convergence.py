@@ -22,12 +22,7 @@ from lightning_adpsgd.callbacks.algorithms import algorithm_of, batches_per_step
 from lightning_adpsgd.callbacks.clock import Monitor, Outputs
 from lightning_adpsgd.callbacks.gossip import exposed_seconds
 from lightning_adpsgd.callbacks.progress import NONE_YET, Losses, Progress
-from lightning_adpsgd.callbacks.reporting import (
-    epochs_so_far,
-    gather,
-    log,
-    loss_of,
-)
+from lightning_adpsgd.callbacks.reporting import epochs_so_far, gather, log, loss_of
 from lightning_adpsgd.callbacks.runs import Run, results_of, settings_of, write_run
 
 _MARGIN = 0.05  # a held-out loss this far below chance level has learned something
@@ -139,7 +134,8 @@ class ConvergenceMonitor(Monitor):
         self._marks = self._marks + 1 if self.diverged else 0
         if trainer.is_global_zero:
             log(trainer, self._logged(trainer, figures))
-        if self._stop and self._is_hopeless(figures.held_out_loss):
+        is_finite = math.isfinite(figures.held_out_loss)
+        if self._stop and (not is_finite or self._marks >= self._patience):
             self._end(trainer, figures.held_out_loss)
 
     def _figures(self, trainer: Trainer) -> Progress:
@@ -169,9 +165,6 @@ class ConvergenceMonitor(Monitor):
         assert self._chance is not None
         # A comparison with a chance level of NaN is false, and marks nothing.
         return not math.isfinite(loss) or loss >= self._chance - _MARGIN
-
-    def _is_hopeless(self, loss: float) -> bool:
-        return not math.isfinite(loss) or self._marks >= self._patience
 
     def _end(self, trainer: Trainer, loss: float) -> None:
         # Decided by figures that were gathered, so that all learners decide alike.
@@ -229,9 +222,10 @@ class ConvergenceMonitor(Monitor):
         seed = self._seed
         if seed is None and "PL_GLOBAL_SEED" in os.environ:
             seed = int(os.environ["PL_GLOBAL_SEED"])
-        lr = self._peak_lr or None
+        lr, suffix = self._peak_lr or None, uuid.uuid4().hex[:8]
+        made_up = f"{algorithm.algorithm}-B{batch}-lr{lr}-seed{seed}-{suffix}"
         return Run(
-            name=self._name or _made_up_name(algorithm.algorithm, batch, lr, seed),
+            name=self._name or made_up,
             **algorithm._asdict(),
             global_batch=batch,
             local_batch=batch // num_learners,
@@ -282,9 +276,3 @@ class ConvergenceMonitor(Monitor):
         super().load_state_dict(state_dict["clock"])
         self._chance, self._best = state_dict["chance"], Progress(*state_dict["best"])
         self._restored = True
-
-
-def _made_up_name(
-    algorithm: str, batch: int, lr: float | None, seed: int | None
-) -> str:
-    return f"{algorithm}-B{batch}-lr{lr}-seed{seed}-{uuid.uuid4().hex[:8]}"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
@@ -10,6 +10,7 @@ from typing_extensions import override
 from lightning_adpsgd.callbacks.allreduce import AllreduceWait
 from lightning_adpsgd.callbacks.clock import Monitor, TrainingClock
 from lightning_adpsgd.callbacks.reporting import (
+    all_of,
     consensus_distances,
     gather,
     gossip_of,
@@ -106,7 +107,7 @@ def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
         merges=statistics.merges,
         bytes_sent=statistics.bytes_sent,
         refused=statistics.refused,
-        allreduce_bytes=sum(one.bytes_sent for one in _allreduce_waits(trainer)),
+        allreduce_bytes=sum(one.bytes_sent for one in all_of(AllreduceWait, trainer)),
         staleness=_histogram(statistics.staleness),
         peer_ages=_ages(trainer, statistics.peer_ages),
     )
@@ -114,13 +115,8 @@ def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
 
 def exposed_seconds(trainer: Trainer) -> float:
     """Seconds for which this learner's training thread waited for communication."""
-    waits = sum(one.seconds for one in _allreduce_waits(trainer))
+    waits = sum(one.seconds for one in all_of(AllreduceWait, trainer))
     return waits + statistics_of(trainer).exposed_seconds
-
-
-def _allreduce_waits(trainer: Trainer) -> list[AllreduceWait]:
-    callbacks: list[Any] = getattr(trainer, "callbacks", [])
-    return [one for one in callbacks if isinstance(one, AllreduceWait)]
 
 
 def statistics_of(trainer: Trainer) -> Statistics:
@@ -131,13 +127,8 @@ def statistics_of(trainer: Trainer) -> Statistics:
 def _membership(trainer: Trainer) -> dict[str, float]:
     """Figures of islands; empty where the super-learners are fixed."""
     statistics = statistics_of(trainer)
-    if not statistics.members:
-        return {}
-    return {
-        "gossip/members": statistics.members,
-        "gossip/joined": statistics.joined,
-        "gossip/lost": statistics.lost,
-    }
+    names = ("members", "joined", "lost") if statistics.members else ()
+    return {f"gossip/{name}": getattr(statistics, name) for name in names}
 
 
 def summarize(records: list[LearnerRecord]) -> dict[str, float]:

@@ -107,21 +107,23 @@ class WandbRun(Callback):
     @override
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                run: Any = logger.experiment
-                define_axes(run)
-                options = _strategy_options(trainer)
-                run.config.update(options, allow_val_change=True)
+        for logger in _wandb_loggers(trainer):
+            define_axes(logger.experiment)
+            options = _strategy_options(trainer)
+            logger.experiment.config.update(options, allow_val_change=True)
 
     @override
     @rank_zero_only
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
     ) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                _finish(logger)
+        for logger in _wandb_loggers(trainer):
+            if (run := getattr(logger, "_experiment", None)) is not None:
+                run.finish()
+
+
+def _wandb_loggers(trainer: Trainer) -> list[Any]:
+    return [one for one in trainer.loggers if isinstance(one, WandbLogger)]
 
 
 def _strategy_options(trainer: Trainer) -> dict[str, Any]:
@@ -129,14 +131,8 @@ def _strategy_options(trainer: Trainer) -> dict[str, Any]:
     dials = getattr(trainer.strategy, "dials", None)
     options = {} if dials is None else vars(dials)
     named = {"class": type(trainer.strategy).__name__, **options}
-    return {f"strategy/{name}": _plain(value) for name, value in named.items()}
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int | float | None) else str(value)
-
-
-def _finish(logger: Any) -> None:
-    run = getattr(logger, "_experiment", None)
-    if run is not None:
-        run.finish()
+    plain = int | float | None
+    return {
+        f"strategy/{name}": value if isinstance(value, plain) else str(value)
+        for name, value in named.items()
+    }

@@ -1,7 +1,7 @@
 """Losses and gradients of a module, measured without side effects."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from itertools import islice
@@ -14,7 +14,11 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.backends import cudnn
 
-from lightning_adpsgd.virtual.objective import training_step_of, without_logging
+from lightning_adpsgd.virtual.objective import (
+    loss_in,
+    training_step_of,
+    without_logging,
+)
 from lightning_adpsgd.weights.replica import to_averaging_dtype
 
 Loss = Callable[[LightningModule, Any], Tensor]
@@ -22,20 +26,9 @@ Loss = Callable[[LightningModule, Any], Tensor]
 
 
 def training_loss(module: LightningModule, batch: Any) -> Tensor:
-    """The loss that the module's `training_step` returns; its logging is dropped.
-
-    Raises:
-        TypeError: The step returns no loss.
-    """
+    """The loss that the module's `training_step` returns; its logging is dropped."""
     with without_logging(module):
-        output = training_step_of(module)(batch, 0)
-    loss = output["loss"] if isinstance(output, Mapping) else output
-    if not isinstance(loss, Tensor):
-        raise TypeError(
-            f"`training_step` must return a loss, got {type(loss).__name__}; "
-            "give `loss`"
-        )
-    return loss
+        return loss_in(training_step_of(module)(batch, 0))
 
 
 def held_out_batches(trainer: Trainer, num_batches: int) -> list[Any]:

@@ -73,11 +73,9 @@ class ProgressLine(Monitor):
             )
 
     def _look(self, trainer: Trainer) -> "Look":
-        total = self._total.up_to(self.clock.samples)
-        done = statistics_of(trainer)
-        return Look(
-            self.clock.seconds, total, self.clock.steps, done.exchanges, done.members
-        )
+        clock, done = self.clock, statistics_of(trainer)
+        total = self._total.up_to(clock.samples)
+        return Look(clock.seconds, total, clock.steps, done.exchanges, done.members)
 
     def _figures(self, trainer: Trainer) -> dict[str, float]:
         figures = self._looks[-1].figures_since(self._looks[0])
@@ -139,6 +137,6 @@ class GlobalCount:
 
 
 def _store_of_the_job() -> _Counters | None:
-    if not dist.is_available() or not dist.is_initialized():
+    if not dist.is_initialized():
         return None
     return PrefixStore(_KEY, dist.distributed_c10d._get_default_store())

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch import Trainer
@@ -11,12 +11,20 @@ from torch import Tensor
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 
+_Kind = TypeVar("_Kind")
+
 
 def log(trainer: Trainer, figures: Mapping[str, float]) -> None:
     """Writes figures to all loggers of the trainer, at the last finished step."""
     step = trainer.global_step - 1  # as Lightning numbers the figures of `self.log`
     for logger in trainer.loggers:
         logger.log_metrics(dict(figures), step=step)
+
+
+def all_of(kind: type[_Kind], trainer: Trainer) -> list[_Kind]:
+    """The callbacks of one kind that a trainer has."""
+    callbacks: list[Any] = getattr(trainer, "callbacks", [])
+    return [one for one in callbacks if isinstance(one, kind)]
 
 
 def within_training(trainer: Trainer) -> bool:
@@ -27,7 +35,8 @@ def within_training(trainer: Trainer) -> bool:
 def gather(trainer: Trainer, row: Sequence[float]) -> list[list[float]]:
     """Gathers rows of equal length from all learners; a collective."""
     device = trainer.strategy.root_device
-    mine = torch.tensor(row, dtype=_widest_float(device), device=device)
+    widest = torch.float32 if device.type == "mps" else torch.float64
+    mine = torch.tensor(row, dtype=widest, device=device)
     return trainer.strategy.all_gather(mine).reshape(-1, len(row)).tolist()
 
 
@@ -86,7 +95,3 @@ def summary(trainer: Trainer) -> str:
     if (consensus := consensus_of(trainer)) is not None:
         done += f", relative consensus distance {consensus.relative_distance:.2g}"
     return done
-
-
-def _widest_float(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64

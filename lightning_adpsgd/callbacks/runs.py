@@ -24,17 +24,17 @@ PREFIX = "run/"
 class Run:
     """The settings and results of a run; None where it has no such figure.
 
+    The settings come first, up to `seed`.
+
     Attributes:
         name: Name of the run and of its file.
         algorithm: Name in the papers, such as "adpsgd", or "ddp".
-        topology: Name of the topology.
         communication: "allreduce", "sync", "delay_by_one" or "async"; "none" alone.
         num_super_learners: S.
         super_learner_size: N; 0 where super-learners differ in size.
         global_batch: B, samples per step of all learners.
         local_batch: Samples per step of one learner.
         lr: Highest learning rate used.
-        seed: Random seed.
         epochs: Epochs trained, with a fraction for a partial epoch.
         global_samples: Samples of all learners.
         train_seconds: Training time without validation.
@@ -70,38 +70,24 @@ class Run:
     diverged: bool = False
 
 
-_SETTINGS = frozenset(
-    {
-        "name",
-        "algorithm",
-        "topology",
-        "communication",
-        "num_super_learners",
-        "super_learner_size",
-        "global_batch",
-        "local_batch",
-        "lr",
-        "seed",
-    }
-)
+_NAMES = [field.name for field in fields(Run)]
+_SETTINGS = _NAMES[: _NAMES.index("epochs")]
 
 
 def settings_of(run: Run) -> dict[str, Any]:
     """The settings for a logger's hyperparameters, without those that are None."""
-    return {
-        PREFIX + name: value
-        for name, value in asdict(run).items()
-        if name in _SETTINGS and value is not None
-    }
+    return _known(run, _SETTINGS)
 
 
 def results_of(run: Run) -> dict[str, float]:
     """The results for a logger's metrics, without those that are None."""
-    return {
-        PREFIX + name: float(value)
-        for name, value in asdict(run).items()
-        if name not in _SETTINGS and value is not None
-    }
+    found = _known(run, _NAMES[len(_SETTINGS) :])
+    return {name: float(value) for name, value in found.items()}
+
+
+def _known(run: Run, names: Iterable[str]) -> dict[str, Any]:
+    found = ((PREFIX + name, getattr(run, name)) for name in names)
+    return {name: value for name, value in found if value is not None}
 
 
 def write_run(run: Run, folder: str | Path) -> Path:
@@ -118,7 +104,7 @@ def write_run(run: Run, folder: str | Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (run.name + SUFFIX)
     with written_whole(path, newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Run)])
+        writer = csv.DictWriter(file, _NAMES)
         writer.writeheader()
         writer.writerow(asdict(run))
     return path

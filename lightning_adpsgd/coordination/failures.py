@@ -32,10 +32,7 @@ class SuperLearnerBroken(RuntimeError):
 class FailureReport:
     """Turns the loss of a connection into the failure that caused it.
 
-    Args:
-        coordinator: connection to the job's failure notices.
-        rank: rank of this learner.
-        super_learner: ranks of the learners of its super-learner.
+    `super_learner` has the ranks of all learners of this one's super-learner.
     """
 
     def __init__(

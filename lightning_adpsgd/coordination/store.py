@@ -48,18 +48,16 @@ class Coordinator:
     under `_lock` and read by the training thread. Everything else is the training
     thread's own.
 
-    Attributes:
-        failure: what failed; None as long as nothing has.
-        num_meetings: number of meetings that this learner has come back from.
-
     Args:
         store: store of the job, shared by all learners under a prefix of its own.
-        rank: number of this learner.
-        world_size: number of learners.
         timeout: time that a learner that knows of a failure may go on before its
             process is ended.
         poll: pause between two looks at the store.
         when_failed: called once, by the watching thread, when it sees a failure.
+
+    Attributes:
+        failure: what failed; None as long as nothing has.
+        num_meetings: number of meetings that this learner has come back from.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ present.
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from typing_extensions import override
@@ -42,7 +42,6 @@ class Pool(Protocol):
         """Begins an epoch, and ends the one before.
 
         Args:
-            number: number of the epoch.
             terms: terms that this super-learner would have.
             num_units: function that gives the units of the epoch on any terms.
             num_finished: function that gives how many of the units handed out here were
@@ -126,9 +125,6 @@ class SharedBatches:
         pool: function that gives the pool; None while there is none to draw from.
         is_training: function that tells whether a batch is being trained on.
         reads_ahead: whether the loader has workers.
-
-    Attributes:
-        seed: seed of the order of samples, as agreed.
     """
 
     def __init__(
@@ -184,7 +180,7 @@ class SharedBatches:
         if (pool := self._pool()) is not None and not self._is_closed:
             self._current(pool)
         learner = self._index.learner
-        return _Handing(self, [epoch.samples(n, learner) for epoch, n in self._held])
+        return _Handing(self, (epoch.samples(n, learner) for epoch, n in self._held))
 
     def draw(self) -> list[int] | None:
         """The samples of one batch more; None at the end of the epoch, or for now."""
@@ -266,7 +262,7 @@ class SharedBatches:
 class _Handing(Iterator[list[int]]):
     """Goes on after an end that was one for the present."""
 
-    def __init__(self, batches: SharedBatches, held: list[list[int]]) -> None:
+    def __init__(self, batches: SharedBatches, held: Iterable[list[int]]) -> None:
         self._batches, self._held = batches, deque(held)
 
     @override

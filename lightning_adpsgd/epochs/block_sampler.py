@@ -148,8 +148,7 @@ class BlockSampler(DistributedSampler[int]):
         num_replicas: number of learners.
         rank: number of this learner.
         seed: seed of the orders; that of an epoch is drawn from `seed` + epoch.
-        block: see `BlockOrder`.
-        window: see `BlockOrder`.
+        block: as for `BlockOrder`, like `window`.
     """
 
     def __init__(

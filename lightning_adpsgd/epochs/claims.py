@@ -43,9 +43,7 @@ class LearnerIndex(NamedTuple):
 class LeaderBroadcast:
     """Tells all learners of a super-learner what its first one, the leader, says.
 
-    Args:
-        store: keys that nothing else uses.
-        raise_if_failed: function that is called while this learner waits.
+    Nothing else uses its store, and `raise_if_failed` is called while a learner waits.
     """
 
     def __init__(
@@ -140,11 +138,8 @@ class Claim(NamedTuple):
 class ClaimCounter:
     """The pool of work units of one job: a counter for each epoch, in the job's store.
 
-    The leader of each super-learner uses it; `remaining` is for all learners.
-
-    Args:
-        store: keys that nothing else uses, shared by all learners.
-        meet: function that returns when all learners have called it.
+    The leader of each super-learner uses it; `remaining` is for all learners. Nothing
+    else uses its store. `meet` returns when all learners have called it.
     """
 
     def __init__(
@@ -176,10 +171,9 @@ class ClaimCounter:
         """The next unit; see `SharedBatches`."""
         number = self._draw(num_held)
         num_claimed = max(number + 1, self._index.num_super_learners)
+        is_last = number >= self._num_units
         num_claimed = min(num_claimed, self._num_units)
-        if number >= self._num_units:
-            return Claim(None, num_claimed, is_last=True)
-        return Claim(number, num_claimed, is_last=False)
+        return Claim(None if is_last else number, num_claimed, is_last)
 
     @property
     def num_claimed(self) -> int:

@@ -146,11 +146,9 @@ class Lease:
         return found.revision < newest or found.life != self.ledger.life
 
     def plan(self, found: Ledger, gone: set[str]) -> Plan:
-        """What should take the place of the ledger that was found.
+        """What should take the place of the ledger found in the rendezvous.
 
-        Args:
-            found: ledger in the rendezvous.
-            gone: islands that have a part in it, and have left or died.
+        `gone` has the islands that have a part in it, and have left or died.
         """
         name = self._name
         self._note_finished()
@@ -179,11 +177,7 @@ class Lease:
         return Plan(after, numbers(claimed), lost, twice, len(self._finished))
 
     def apply(self, plan: Plan) -> int:
-        """Takes note that a plan has been carried out.
-
-        Returns:
-            How many units are newly found to be trained on twice.
-        """
+        """Notes that a plan was carried out; counts units newly found trained twice."""
         if plan.ledger.terms != self.ledger.terms and not self.is_fresh:
             raise OtherTerms("the answer came after the epoch had begun without it")
         self.ledger, self.is_fresh, self._share = plan.ledger, False, None
@@ -216,7 +210,8 @@ class Lease:
             self.num_units, len(ledger.held), len(self.out) + num_ahead
         )
         # The one that would be the last to leave the rest to others stays.
-        if slow and not ledger.others_rest(self._name):
+        others = set(ledger.held) - {self._name}
+        if slow and not others <= set(ledger.resting):
             return 0
         needs = int(self.is_awaited and not num_ahead)
         return needs if ledger.another_waits(self._name) else _AHEAD - num_ahead

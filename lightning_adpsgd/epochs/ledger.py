@@ -78,10 +78,6 @@ class Ledger(NamedTuple):
         rests = all(name in self.resting for name in self.held)
         return self.is_settled and not self.left and rests
 
-    def others_rest(self, name: str) -> bool:
-        """Whether all other islands want no more."""
-        return all(other in self.resting for other in self.held if other != name)
-
     def another_waits(self, name: str) -> bool:
         """Whether another island has asked and got nothing."""
         return any(other in self.resting for other in self.held if other != name)
@@ -105,7 +101,6 @@ class Ledger(NamedTuple):
         """Writes down what an island has, as the island itself knows best.
 
         Args:
-            name: name of the island.
             holds: units that it has claimed, or taken alone, and not finished.
             finished: units that it has finished since its last report.
 
@@ -152,10 +147,8 @@ class Ledger(NamedTuple):
     def joined(self, known: "Ledger", name: str, mine: Ranges) -> "Ledger":
         """Adds what an island knows that has not seen this life of the ledger.
 
-        Args:
-            known: ledger as the island knew it.
-            name: name of the island.
-            mine: units that it holds, or has finished since its last report.
+        `known` is the ledger as the island knew it, and `mine` are the units that it
+        holds, or has finished since its last report.
         """
         if self.terms != known.terms:
             raise OtherTerms(

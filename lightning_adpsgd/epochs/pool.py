@@ -71,13 +71,8 @@ class IslandPool:
     """This island's part in the pool; its first learner uses it, the others cannot.
 
     The training thread and the thread of the pool share everything below `_state`. The
-    thread alone uses the rendezvous.
-
-    Args:
-        raise_if_failed: function that is called while the training thread waits.
-
-    Attributes:
-        away: reason why the pool cannot be reached at present; empty if it can.
+    thread alone uses the rendezvous. `raise_if_failed` is called while the training
+    thread waits. `away` says why the pool cannot be reached; empty if it can.
     """
 
     def __init__(
@@ -124,7 +119,8 @@ class IslandPool:
         num_finished: Callable[[], int],
     ) -> Terms:
         """Begins an epoch; see `SharedBatches`."""
-        ledger = Ledger(uuid.uuid4().hex, terms, _all(num_units(terms)))
+        num = num_units(terms)
+        ledger = Ledger(uuid.uuid4().hex, terms, ((0, num),) if num else ())
         is_first = self._lease is None
         with self._state:
             self._close(leaves=False)
@@ -147,8 +143,7 @@ class IslandPool:
             self._ask()
             try:
                 self._wait(
-                    lambda: self._has_answer(lease, waits, begin),
-                    self._times.slowest_s,
+                    lambda: self._has_answer(lease, waits, begin), self._times.slowest_s
                 )
                 # Under the lock still, or what is ahead might be given back.
                 number = self._answer(lease, waits)
@@ -415,7 +410,3 @@ def _text(store: Store, key: str) -> str:
         # No comparison could ever replace it.
         store.set(key, "")
         return ""
-
-
-def _all(num: int) -> Ranges:
-    return ((0, num),) if num else ()

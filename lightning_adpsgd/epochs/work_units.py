@@ -57,7 +57,6 @@ def draw_epoch(batches: Any, seed: int, epoch: int) -> Epoch:
         batches: batch sampler of a loader: torch's own over any sampler, or one that
             yields lists of indices.
         seed: seed of the whole training.
-        epoch: number of the epoch, from 0.
 
     Raises:
         ValueError: The sampler yields something other than integers.
@@ -77,8 +76,7 @@ def draw_epoch(batches: Any, seed: int, epoch: int) -> Epoch:
 class Terms(NamedTuple):
     """What all learners must agree upon to mean the same by the number of a work unit.
 
-    Attributes:
-        base: positions in that order from which work units are cut.
+    Work units are cut from the positions `base` of the order.
     """
 
     seed: int
@@ -181,10 +179,9 @@ class WorkUnits:
 
     def _count_units(self) -> int:
         full, rest = divmod(len(self._pieces), self._size)
-        over = int(
-            sum(stop - start for start, stop in self._pieces[full * self._size :])
-        )
-        own = rest and not self._drop_last and over >= self._size
+        starts, stops = self._pieces[full * self._size :].T
+        num_over = int((stops - starts).sum())
+        own = rest and not self._drop_last and num_over >= self._size
         return full + bool(own)
 
     def _deal_evenly(self, ranges: Ranges, num_super_learners: int) -> None:
@@ -204,9 +201,8 @@ def _cut(ranges: Ranges, bounds: Tensor) -> Tensor:
     pieces = [torch.empty(0, 2, dtype=torch.int64)]
     for first, last in ranges:
         inner = bounds[(bounds > first) & (bounds < last)]
-        edges = torch.cat(
-            [bounds.new_tensor([first]), inner, bounds.new_tensor([last])]
-        )
+        begin, end = bounds.new_tensor([[first], [last]])
+        edges = torch.cat([begin, inner, end])
         pieces.append(torch.stack([edges[:-1], edges[1:]], dim=1))
     return torch.cat(pieces)
 
@@ -246,12 +242,12 @@ def _order(sampler: Any, seed: int) -> Tensor | BlockOrder:
 
 def _indices(sampler: Iterable[Any]) -> Tensor:
     values = list(sampler)
-    if not all(isinstance(value, int) for value in values):
-        raise ValueError(
-            "`work_sharing` needs samplers that yield integers, got "
-            f"{next(v for v in values if not isinstance(v, int))!r} from "
-            f"{type(sampler).__name__}"
-        )
+    for value in values:
+        if not isinstance(value, int):
+            raise ValueError(
+                "`work_sharing` needs samplers that yield integers, got "
+                f"{value!r} from {type(sampler).__name__}"
+            )
     return torch.tensor(values, dtype=torch.int64)
 
 

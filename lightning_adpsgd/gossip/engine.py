@@ -72,24 +72,13 @@ _ABORT_S = 5.0
 class GossipOptions:
     """How the engine exchanges.
 
+    The others mean what they mean in `strategy.HADPSGDOptions`.
+
     Args:
-        order: "step_then_average" merges after the optimizer step, "average_then_step"
-            between the gradient and the step.
         every: optimizer steps per round of asking.
-        wire_dtype: what travels: a floating-point type, or int8 for one byte a number
-            on a lattice; the average is taken in float32 or better.
-        max_staleness: steps that a learner may go without a completed exchange before
-            its training thread waits for one; None: it never waits.
-        timeout: for how long a peer may say nothing before it counts as lost.
-        link_budget: bytes per second that a learner sends, on average; None: as many as
-            the link takes.
-        cpu_share: share of the training's time that exchanges may take; 1: no bound.
         chunk_elements: elements per message.
-        max_reloads: how often in ten minutes a learner whose weights diverged may try
-            to go on from those of a peer; None: it never does, and is left out.
         in_pairs: whether a learner waits at a step boundary for a peer that is at its
-            own, and exchanges with no other; with the first `order`.
-        max_wait: seconds that it waits for one (`Patience`).
+            own, and exchanges with no other; with "step_then_average".
     """
 
     order: Order = "step_then_average"
@@ -119,7 +108,6 @@ class Gossip(Communication, Exchanges):
             several sections, those of the first.
         node: the learners of this super-learner.
         members: the super-learners; two that meet alone use a = gain / 2.
-        options: how to exchange.
         on_error: called once, by a communication thread that ends the learner.
         further: connections to the counterparts of the learner's further sections
             (`weights.sections`); of each it makes exchanges of their own.
@@ -374,10 +362,7 @@ class Gossip(Communication, Exchanges):
 
     def _reload_if_diverged(self) -> None:
         alone = self._node.size == 1
-        wanted = (
-            self._quarantine.wants_reload if alone else self._merging.agreed.recover
-        )
-        if wanted:
+        if self._quarantine.wants_reload if alone else self._merging.agreed.recover:
             # Nothing else of the node is under way while they look for a peer together.
             self._merging.begin_anew()
             peers = self._account.peers_by_age()

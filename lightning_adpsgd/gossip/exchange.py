@@ -35,12 +35,7 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.gossip.pacing import Pacer
-from lightning_adpsgd.gossip.protocol import (
-    Outcome,
-    Position,
-    Pulled,
-    exchange_weight,
-)
+from lightning_adpsgd.gossip.protocol import Outcome, Position, Pulled, exchange_weight
 from lightning_adpsgd.gossip.quarantine import Disagreement
 from lightning_adpsgd.gossip.wire import (
     DAMAGED,
@@ -73,11 +68,7 @@ ASK, ALIVE, LEAVE, GRANT, PULL = 1, 2, 3, 4, 5
 
 
 class Channel(NamedTuple):
-    """Where the messages of one lane go and come from.
-
-    Attributes:
-        timeout: longest wait for one message.
-    """
+    """Where the messages of one lane go and come from; `timeout` is that of each."""
 
     transport: Transport
     peer: int
@@ -196,10 +187,7 @@ class Lane:
     def ask(self, num_under_way: int, pacer: Pacer, hurry: threading.Event) -> Outcome:
         """Asks for an exchange and makes it, as fast as the pacer allows.
 
-        Args:
-            num_under_way: number of exchanges of this learner, this one included.
-            pacer: bound on the bytes per second.
-            hurry: event that is set when the pacer is to be ignored.
+        Exchanges under way include this one. While there is `hurry`, no pacer counts.
         """
         greeting = [self._post_hearing(), self._post_word(ASK, num_under_way)]
         return self._exchange(greeting, pacer, hurry)

@@ -17,7 +17,6 @@ class Members:
     """Who there is to exchange with, and what a learner tells them of itself.
 
     Args:
-        schedule: topology, gain and seed.
         numbers: numbers of the super-learners that are there at the start.
         own: number of this one.
         on_lost: called by a thread that has lost a peer.

@@ -22,12 +22,7 @@ _PRESSURE = Path("/proc/pressure/cpu")
 
 
 class Pacer:
-    """Spreads bytes over time: a budget of bytes per second; shared by all threads.
-
-    Args:
-        bytes_per_second: the budget; None is no bound.
-        clock: clock that tells the seconds.
-    """
+    """Spreads bytes over time: a budget of bytes per second; shared by all threads."""
 
     def __init__(
         self,
@@ -65,11 +60,7 @@ class CoreShare:
     The asking end pays beforehand what the last exchange has cost, so that only one of
     several that wait begins; the end that is asked pays afterwards. `_lock` guards all.
 
-    Args:
-        share: 0 < share <= 1; 1 is no bound.
-
-    Attributes:
-        has_bound: whether an exchange has had to wait.
+    A `share` of 1 is no bound. `has_bound` tells whether an exchange has had to wait.
     """
 
     def __init__(self, share: float) -> None:
@@ -150,8 +141,6 @@ class Traffic:
     exchange has ended and when rests end.
 
     Attributes:
-        cores: bound on the share of the training's time.
-        pacer: bound on the bytes per second.
         hurry: set while the training thread waits, and no exchange rests.
     """
 

@@ -51,11 +51,6 @@ class Pairing:
 
     Each method returns the words to be said, in this order.
 
-    Args:
-        own: number of this super-learner.
-        peers: numbers of those with which it may pair.
-        draw: generator that draws one of those that are ready.
-
     Attributes:
         pair: what came of the boundary, once that is decided.
         partner: peer with which all learners of this super-learner exchange at present.

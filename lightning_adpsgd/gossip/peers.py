@@ -89,22 +89,14 @@ class Threads:
             raise self._error
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Waits until a condition holds; whether it does in time.
-
-        Raises:
-            BaseException: What a communication thread has met.
-        """
+        """Waits until a condition holds; whether it does in time. Raises failures."""
         with self._state:
             done = self._state.wait_for(lambda: condition() or self.has_failed, seconds)
         self.raise_if_failed()
         return done
 
     def join(self, deadline: float) -> list[str]:
-        """Waits for their ends, until `time.perf_counter` tells the deadline.
-
-        Returns:
-            The names of those that have not ended.
-        """
+        """Waits until a deadline of `time.perf_counter`; names those that are left."""
         with self._state:
             threads = list(self._threads)
         for thread in threads:
@@ -238,11 +230,7 @@ class Asker:
 
 
 class Answerer:
-    """What the thread that answers a peer does.
-
-    Args:
-        heard: function that is told each word, before it is acted on.
-    """
+    """What the thread that answers a peer does; `heard` is told each word before."""
 
     def __init__(
         self,

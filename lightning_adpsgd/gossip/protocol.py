@@ -45,12 +45,7 @@ BEGINNING = Position()
 
 
 class Pulled(NamedTuple):
-    """The weights of a peer.
-
-    Attributes:
-        position: position of the peer.
-        values: x of the peer, one tensor for each chunk, on the host.
-    """
+    """Where a peer is, and its x: one tensor for each chunk, on the host."""
 
     position: Position
     values: list[Tensor]
@@ -95,11 +90,8 @@ def exchange_weight(gain: float, num_mine: int, num_theirs: int) -> float:
     Two ends that meet alone take their mean, a = gain / 2. Overlapping exchanges would
     together overshoot the mean; these weights make the sum of them an average again.
 
-    Args:
-        gain: gamma.
-        num_mine: number of exchanges that this end had under way when this one began,
-            this one included.
-        num_theirs: the same number at the other end.
+    `num_mine` and `num_theirs` are the exchanges that each end had under way when this
+    one began, this one included.
     """
     return gain / (1 + max(num_mine, num_theirs))
 
@@ -107,8 +99,7 @@ def exchange_weight(gain: float, num_mine: int, num_theirs: int) -> float:
 class Patience:
     """For how long a learner waits at a step boundary for a partner.
 
-    Args:
-        max_wait: seconds; None: a quarter of what its last few steps have taken.
+    `max_wait` is in seconds; None: a quarter of what its last few steps have taken.
     """
 
     def __init__(self, max_wait: float | None) -> None:

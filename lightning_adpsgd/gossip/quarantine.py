@@ -107,15 +107,9 @@ class Quarantine:
 
     Args:
         vectors: whole weights of this super-learner.
-        node: learners of this super-learner.
         replica: this learner's shards.
-        timeout: longest wait for a peer.
         max_reloads: number of times in ten minutes that it may try to go on from a
             peer's weights; None: it never does, and its peers leave it out.
-        clock: seconds of a clock that never goes back.
-
-    Attributes:
-        num_reloads: number of times that it has done so.
     """
 
     def __init__(

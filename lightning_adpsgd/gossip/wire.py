@@ -84,12 +84,9 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, weights: Tensor, message: Tensor, place: int) -> None:
-        """Writes a message about weights, [n]; may overwrite the weights.
+        """Writes a message, [length(n)], about weights, [n]; may overwrite the weights.
 
-        Args:
-            weights: part of the vector.
-            message: memory for it, [length(n)].
-            place: number of the part, the same at both ends.
+        `place` is the number of the part of the vector, the same at both ends.
         """
 
     @abstractmethod
@@ -160,7 +157,7 @@ class Lattice(Codec):
 
     @override
     def length(self, num_elements: int) -> int:
-        return _num_blocks(num_elements) * (BLOCK + 8)
+        return -(-num_elements // BLOCK) * (BLOCK + 8)
 
     @override
     def encode(self, weights: Tensor, message: Tensor, place: int) -> None:
@@ -187,7 +184,8 @@ class Lattice(Codec):
         sums, exponents, least, residues = _fields(theirs)
         # The bytes wrap around, and so the nearest of all possible differences is left.
         points = residues.sub_(my_residues).view(torch.int8)
-        reach = _reach(points)
+        # The largest absolute value of each block, [b], up to 128.
+        reach = torch.maximum(points.amax(1).int(), -points.amin(1).int())
         agreed = (exponents == my_exponents) & (exponents != _OUT_OF_RANGE)
         fits = (
             (points.sum(1, dtype=torch.int32) == sums - my_sums)
@@ -221,10 +219,6 @@ def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:
     if wire_dtype == torch.int8:
         return Lattice()
     return Cast(wire_dtype or dtype)
-
-
-def _num_blocks(num_elements: int) -> int:
-    return -(-num_elements // BLOCK)
 
 
 def _in_blocks(weights: Tensor) -> Tensor:
@@ -268,11 +262,6 @@ def _first_exponents(largest: Tensor) -> Tensor:
 
 def _power(exponents: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.exp2(exponents.to(dtype))[:, None]
-
-
-def _reach(points: Tensor) -> Tensor:
-    # The largest absolute value of each block, [b], up to 128.
-    return torch.maximum(points.amax(1).int(), -points.amin(1).int())
 
 
 def _next_exponents(

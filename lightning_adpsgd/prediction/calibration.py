@@ -27,10 +27,7 @@ from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.prediction.model import Costs
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import (
-    SYNCHRONOUS_LANE,
-    one_behind,
-)
+from lightning_adpsgd.transport.base import SYNCHRONOUS_LANE, one_behind
 from lightning_adpsgd.transport.process_group import DistributedTransport
 from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Link
 from lightning_adpsgd.weights.replica import Replica

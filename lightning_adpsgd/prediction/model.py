@@ -148,12 +148,10 @@ def predict(
     The other options are those of `VirtualCluster`.
 
     Args:
-        workload: what each learner computes and sends.
         num_super_learners: S.
         super_learner_size: N.
         communication: as for the strategies; "allreduce" is DDP over all learners.
         cpu_share: share of the training's time that exchanges may take in "async".
-        costs: processor work of communication.
 
     Raises:
         ValueError: An argument is out of its bounds, or has no meaning with another.

@@ -27,14 +27,11 @@ def read_series(path: Path) -> dict[str, Series]:
     for where, cells in read_table(path):
         step = number_in(where, "step", cells.get("step", "0"))
         # Programs log much else, of which nothing is asked.
-        for name in filter(_is_known, cells):
-            values = found.setdefault(name, {})
-            values[step] = number_in(where, name, cells[name])
+        for name, cell in cells.items():
+            if name in _OTHERS or name.startswith(_GROUPS):
+                values = found.setdefault(name, {})
+                values[step] = number_in(where, name, cell)
     return {name: list(_thinned(sorted(one.items()))) for name, one in found.items()}
-
-
-def _is_known(name: str) -> bool:
-    return name in _OTHERS or name.startswith(_GROUPS)
 
 
 def _thinned(points: Series) -> Iterator[tuple[float, float]]:

@@ -32,12 +32,8 @@ def read_lanes(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def _order(path: Path) -> tuple[bool, int, str]:
-    name = _name(path)
+    name = path.name.removesuffix(SUFFIX)
     return not name.isdigit(), int(name) if name.isdigit() else 0, name
-
-
-def _name(path: Path) -> str:
-    return path.name.removesuffix(SUFFIX)
 
 
 def _since(start: float, entry: Sequence[Any]) -> list[Any]:
@@ -59,4 +55,4 @@ def _read(path: Path) -> dict[str, Any]:
             counts = (one.get("exchanges", 0.0), peers, one.get("lost", 0.0))
             waited = one.get("waited", 0.0)
             steps.append([one["begin"], one["end"], waited, *counts])
-    return {"name": _name(path), "steps": steps, "events": events}
+    return {"name": path.name.removesuffix(SUFFIX), "steps": steps, "events": events}

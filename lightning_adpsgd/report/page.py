@@ -1,6 +1,7 @@
 """The page: one HTML file with its data, its style and its program inside."""
 
 import datetime
+import html
 import json
 from importlib.resources import files
 from pathlib import Path
@@ -25,18 +26,13 @@ def write_page(report: Report, path: Path, title: str | None = None) -> None:
 
 
 def page_of(report: Report, title: str | None = None) -> str:
-    """The page of what `collect` has found.
-
-    Args:
-        report: What it shows.
-        title: Of the page; by default that of the first `*.page.json`.
-    """
+    """The page of what `collect` has found; by default titled as a `*.page.json`."""
     named = (notes["title"] for notes in report.notes if notes.get("title"))
     heading: str = title or next(named, "Training report")
     written = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
     data = {"title": heading, "written": written, **vars(report)}
     parts = {
-        "TITLE": _escaped(heading),
+        "TITLE": html.escape(heading, quote=False),
         "STYLE": _asset("page.css"),
         "PROGRAM": "\n".join(map(_asset, _PROGRAM)),
         # Last: what it holds may look like one of the others.
@@ -57,7 +53,3 @@ def _json(value: Any) -> str:
     """JSON that ends no element of HTML."""
     text = json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -47,11 +47,7 @@ def read_table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def number_in(where: str, name: str, cell: str) -> float:
-    """The number in a cell.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """The number in a cell, or an error that says where there is none."""
     try:
         return float(cell)
     except ValueError:

@@ -50,11 +50,7 @@ class Agreement:
             self._proposal = what
 
     def pending(self, at_once: bool = False) -> str | None:
-        """What waits for this learner's answer.
-
-        Args:
-            at_once: whether to look at the store in any case, not only now and then.
-        """
+        """What waits for this learner's answer; looks now and then, or `at_once`."""
         looks = self._proposal is None and (at_once or self._may_look())
         if looks and self._store.check([self._key("what")]):
             self._proposal = self._store.get(self._key("what")).decode()

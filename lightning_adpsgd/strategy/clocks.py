@@ -18,6 +18,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import (
+    Callback,
     ModelCheckpoint,
     StochasticWeightAveraging,
     Timer,
@@ -150,8 +151,8 @@ class Boundary:
         self._stops = [StopClock(trainer, timer) for timer in _timers(trainer)]
         timed = _validates_by_time(trainer)
         self._validation = ValidationClock(trainer) if timed else None
-        self.clocks: list[Clock] = [*self.saves, *self._stops]
-        self.clocks += [self._validation] if self._validation else []
+        found = (*self.saves, *self._stops, self._validation)
+        self.clocks: list[Clock] = [clock for clock in found if clock is not None]
         rank, num_learners = dist.get_rank(), dist.get_world_size()
         self._agreement = Agreement(job.store, rank, num_learners, job.coordinator)
         self._is_learner_0, self._answered_to = rank == 0, -1
@@ -284,7 +285,9 @@ def _follow_apart(
     loop = trainer.fit_loop.epoch_loop
     overrides.replace("clocks", loop, "_should_check_val_fx", boundary)
     for timer in _timers(trainer):
-        overrides.replace("clocks", timer, "on_train_batch_end", _do_nothing)
+        # The hook of a base class, which does nothing.
+        hook = partial(Callback.on_train_batch_end, timer)
+        overrides.replace("clocks", timer, "on_train_batch_end", hook)
     checkpoints = _timed_checkpoints(trainer)
     for checkpoint, clock in zip(checkpoints, boundary.saves, strict=True):
         overrides.replace("clocks", checkpoint, "on_train_batch_end", clock.hold)
@@ -353,7 +356,3 @@ def _end_of_epoch(trainer: pl.Trainer) -> list[Any]:
     saves: list[Any] = [(epoch + 1) % every == 0 for every in periods if every]
     averages = any(isinstance(c, StochasticWeightAveraging) for c in callbacks)
     return [*saves, epoch] if averages else saves
-
-
-def _do_nothing(*arguments: Any) -> None:
-    """Takes the place of a hook."""

@@ -29,11 +29,8 @@ _OF_AN_ALLREDUCE = ("ddp_comm_hook", "ddp_comm_wrapper", "mixed_precision")
 def save_period(callback: ModelCheckpoint, argument: str) -> Any:
     """What a callback was given for when it saves; None: it does not save then.
 
-    A user's own kind of `ModelCheckpoint` may lack what Lightning's keeps.
-
-    Args:
-        callback: what saves.
-        argument: "every_n_train_steps", "every_n_epochs" or "train_time_interval".
+    A user's own kind of `ModelCheckpoint` may lack what Lightning's keeps. The argument
+    is "every_n_train_steps", "every_n_epochs" or "train_time_interval".
     """
     return getattr(callback, f"_{argument}", None) or None
 
@@ -194,6 +191,25 @@ def _refuse_layer_sync(layer_sync: Any, size: int, device: str) -> None:
         )
 
 
+_ALLOWED_WITH_WORK_SHARING: dict[str, tuple[Any, str]] = {
+    "use_distributed_sampler": (
+        True,
+        "the samples of each learner are chosen here; give all learners all data",
+    ),
+    "limit_train_batches": (
+        1.0,
+        "no learner knows its number of batches; use torch.utils.data.Subset (also "
+        "instead of `overfit_batches`)",
+    ),
+    "val_check_interval": (
+        1.0,
+        "learners come to a number of batches at different times, or never",
+    ),
+    "max_steps": (-1, "learners make different numbers of steps; use `max_epochs`"),
+    "min_steps": (None, "learners make different numbers of steps; use `min_epochs`"),
+}
+
+
 def refuse_with_work_sharing(trainer: pl.Trainer) -> None:
     """Refuses what counts batches or steps, of which each learner makes its own."""
     for problem in problems_with_work_sharing(trainer):
@@ -203,41 +219,9 @@ def refuse_with_work_sharing(trainer: pl.Trainer) -> None:
 def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
     """What counts batches or steps, of which each learner makes its own."""
     connector = trainer._accelerator_connector
-    limits: list[tuple[str, Any, Any, str]] = [
-        (
-            "use_distributed_sampler",
-            connector.use_distributed_sampler,
-            True,
-            "the samples of each learner are chosen here; give all learners all data",
-        ),
-        (
-            "limit_train_batches",
-            trainer.limit_train_batches,
-            1.0,
-            "no learner knows its number of batches; use torch.utils.data.Subset "
-            "(also instead of `overfit_batches`)",
-        ),
-        (
-            "val_check_interval",
-            getattr(trainer, "val_check_interval", 1.0),
-            1.0,
-            "learners come to a number of batches at different times, or never",
-        ),
-        (
-            "max_steps",
-            trainer.max_steps,
-            -1,
-            "learners make different numbers of steps; use `max_epochs`",
-        ),
-        (
-            "min_steps",
-            trainer.min_steps,
-            None,
-            "learners make different numbers of steps; use `min_epochs`",
-        ),
-    ]
-    for name, value, allowed, reason in limits:
-        if value != allowed:
+    for name, (allowed, reason) in _ALLOWED_WITH_WORK_SHARING.items():
+        owner = connector if name == "use_distributed_sampler" else trainer
+        if (value := getattr(owner, name, allowed)) != allowed:
             yield (
                 f"`{name}` must be {allowed!r} with `work_sharing=True`, got "
                 f"{value!r}: {reason}"

@@ -5,7 +5,6 @@ its own, with the environment of this one. Everything else is asked of this mach
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,23 +55,18 @@ def examine() -> Iterator[Finding]:
     yield _names(list(entry_points(group="torch.backends", name="lightning_adpsgd")))
     yield Finding("Python", f"{sys.version.split()[0]} at {sys.executable}")
     yield Finding("torch", torch.__version__, flawed_loader() or "")
-    yield Finding("Lightning", ", ".join(_lightnings()))
+    found = [name for name in (LIGHTNING, OTHER) if find_spec(name) is not None]
+    versions = (f"{version(name.replace('_', '-'))} as {name}" for name in found)
+    yield Finding("Lightning", ", ".join(versions))
     yield _gloo()
     yield _nccl()
-    yield from _interfaces()
-    yield _namespaces()
+    found = ", ".join(str(interface) for interface in interfaces())
+    yield Finding("interfaces", found or "none with an IPv4 address")
 
 
 def _package() -> Finding:
     place = Path(lightning_adpsgd.__file__).parent
     return Finding("package", f"{lightning_adpsgd.__version__} at {place}")
-
-
-def _lightnings() -> Iterator[str]:
-    """The import names of Lightning that are installed, with their versions."""
-    for name in (LIGHTNING, OTHER):
-        if find_spec(name) is not None:
-            yield f"{version(name.replace('_', '-'))} as {name}"
 
 
 def _names(installed: list[EntryPoint]) -> Finding:
@@ -138,18 +132,3 @@ def _nccl() -> Finding:
         return Finding("NCCL", f"missing; {gpus}", remedy)
     release = ".".join(str(part) for part in nccl.version())
     return Finding("NCCL", f"{release}; {gpus}")
-
-
-def _interfaces() -> Iterator[Finding]:
-    found = ", ".join(str(interface) for interface in interfaces())
-    yield Finding("interfaces", found or "none with an IPv4 address")
-
-
-def _namespaces() -> Finding:
-    """Without a remedy: training needs none."""
-    command = shutil.which("unshare")
-    made = command and subprocess.run([command, "--net", "true"], capture_output=True)
-    if made and not made.returncode:
-        return Finding("namespaces", "can be made: benchmarks can emulate hosts")
-    why = "no `unshare`" if not command else "needs root, or CAP_SYS_ADMIN"
-    return Finding("namespaces", f"cannot be made ({why}): no emulated hosts")

@@ -39,7 +39,6 @@ from lightning_adpsgd.strategy.options import HADPSGDOptions
 from lightning_adpsgd.strategy.overrides import Overrides
 
 _Broadcast = TypeVar("_Broadcast")
-_Step = Callable[[Callable[[], Any]], Any]
 
 
 @final
@@ -166,14 +165,21 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
         closure = kwargs.pop("closure", None)
         take = partial(super().optimizer_step, optimizer, **kwargs)
-        step = _without_closure(take) if closure is None else _with_closure(take)
+
+        def take_averaging(averaging: Callable[[], Any]) -> Any:
+            if closure is not None:
+                return take(closure=averaging)
+            averaging()  # the gradients are ready
+            return take()
+
+        step: Callable[..., Any] = take_averaging
         for job in self.jobs.of_optimizer(optimizer):
             _check_trains(job)
             # The program alone knows how many samples and epochs.
             if job.island is not None:
                 job.island.note(samples=0, epochs=0)
             step = partial(job.update, step)
-        return step(closure or _nothing)
+        return step(closure or (lambda: None))
 
     # --- checkpoints: the consensus model
 
@@ -184,9 +190,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         if job is None or not job.running or job.in_consensus:
             return super().get_module_state_dict(module)
         job.enter_consensus("checkpoint")
-        state = super().get_module_state_dict(module)
         # The local weights come back into the same memory.
-        state = cloned(state)
+        state = cloned(super().get_module_state_dict(module))
         job.leave_consensus(adopt=False)
         return state
 
@@ -254,12 +259,11 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        jobs = self.jobs.running
-        if jobs:
-            name = args[0] if args else kwargs.get("name")
-            jobs[0].meet(str(name or "barrier"))
-        else:
+        if not (jobs := self.jobs.running):
             super().barrier(*args, **kwargs)
+            return
+        name = args[0] if args else kwargs.get("name")
+        jobs[0].meet(str(name or "barrier"))
 
     @override
     def all_reduce(
@@ -310,18 +314,6 @@ def _run(strategy: HADPSGDFabricStrategy, function: Any, *args: Any, **kw: Any) 
     return strategy.jobs.run(function, *args, **kw)
 
 
-def _with_closure(take: Callable[..., Any]) -> _Step:
-    return lambda closure: take(closure=closure)
-
-
-def _without_closure(take: Callable[..., Any]) -> _Step:
-    def step(averaging: Callable[[], Any]) -> Any:
-        averaging()  # the gradients are ready
-        return take()
-
-    return step
-
-
 def _check_trains(job: Job) -> None:
     """Refuses a step that would be lost, and ends if another learner has failed."""
     if not job.running:
@@ -340,7 +332,3 @@ def _check_trains(job: Job) -> None:
 
 def _is_world(group: Any) -> bool:
     return group is None or group is dist.group.WORLD
-
-
-def _nothing() -> None:
-    """The closure of a step whose gradients are ready."""

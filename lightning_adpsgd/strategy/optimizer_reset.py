@@ -10,11 +10,8 @@ class FreshState:
     """The state of an optimizer at the beginning, to return to.
 
     Momentum belongs to weights that are gone, and is not finite where they were not.
-    Most optimizers begin without any state, so that this costs no memory.
-
-    Args:
-        optimizer: optimizer before its first step; Lightning's stand-in for a module
-            without one has no state either.
+    Most optimizers begin without any state, so that this costs no memory. Lightning's
+    stand-in for a module without an optimizer has none either.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:

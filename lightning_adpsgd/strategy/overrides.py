@@ -50,18 +50,8 @@ REPLACED = (
     _of(_CHECKPOINTS, "_parse_ckpt_path", "launchers", "it takes damaged files too"),
     _of("_Launcher", "launch", "launchers fabric", "what runs is run to its end"),
     _of(_SWA, "transfer_weights", "weight_callbacks", "gossip reads what it writes"),
-    _of(
-        _SWA,
-        "reset_batch_norm_and_save_state",
-        "weight_callbacks",
-        "it gives buffers other memory than the vectors that are averaged",
-    ),
-    _of(
-        "ModelPruning",
-        "_run_pruning",
-        "weight_callbacks",
-        "learners choose apart",
-    ),
+    _of(_SWA, "reset_batch_norm_and_save_state", "weight_callbacks", "moves buffers"),
+    _of("ModelPruning", "_run_pruning", "weight_callbacks", "learners choose apart"),
 )
 
 _STATE, _GIVEN = "where the training is", "what Lightning's set-up of DDP was given"
@@ -70,13 +60,7 @@ READ = (
     _of("Trainer", "_signal_connector", "signals", "has the handler of SIGTERM"),
     _of("Trainer", "_checkpoint_connector", "launchers last_good", "a path's choice"),
     _of("Trainer", "_accelerator_connector", "compatibility default_sharing", "who"),
-    _of(
-        "Trainer",
-        "_val_check_time_interval",
-        "clocks compatibility",
-        _STATE,
-        "2.6.6",
-    ),
+    _of("Trainer", "_val_check_time_interval", "clocks compatibility", _STATE, "2.6.6"),
     _of("Trainer", "_last_val_time", "clocks", _STATE, "2.6.6"),
     _of("LightningModule", "_trainer", "trainer", "`trainer` raises without one"),
     _of("LightningModule", "_current_fx_name", "scope", "the hook that runs"),
@@ -129,8 +113,6 @@ class Overrides:
 
         Args:
             owner: module that replaces it; the table names it.
-            target: object of Lightning's.
-            attribute: name of the attribute.
             value: what takes its place; a function of a module or a method and not a
                 lambda, because a Trainer may be pickled.
 

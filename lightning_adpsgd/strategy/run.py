@@ -69,9 +69,8 @@ class TrainingRun:
     @property
     def work_sharing(self) -> WorkSharing | None:
         """How the learners share epochs; None: each has its own share."""
-        return (
-            self.sharing if self.sharing is not None and self.sharing.shares else None
-        )
+        shares = self.sharing is not None and self.sharing.shares
+        return self.sharing if shares else None
 
     def adapt(self, overrides: Overrides) -> None:
         """Replaces what of Lightning does not go with learners that are apart."""

@@ -44,11 +44,7 @@ class CollectiveScope:
         overrides.replace("scope", loop, "run", partial(self._run_epoch, run))
 
     def __call__(self, group: Any, operation: str) -> Any:
-        """Who takes part: the group asked for, `ALONE`, or none for all learners.
-
-        Args:
-            operation: what is asked for, "reduce" or "all_gather".
-        """
+        """Who takes part: the group asked for, `ALONE`, or none for all learners."""
         if group is not None and group is not dist.group.WORLD:
             return group
         if self._apart():

@@ -25,32 +25,23 @@ from typing_extensions import override
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.checkpoints.contents import (
+    EPOCH,
     Resumed,
-    add_epoch,
     add_learners,
     cloned,
     place_in_epoch,
     resumed_from,
 )
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
-from lightning_adpsgd.strategy.checkpoints.saving import (
-    finish_saves,
-    must_wait,
-)
+from lightning_adpsgd.strategy.checkpoints.saving import finish_saves, must_wait
 from lightning_adpsgd.strategy.compatibility import refuse_unsupported
-from lightning_adpsgd.strategy.launchers import (
-    check_launch,
-    resume_from_whole,
-)
+from lightning_adpsgd.strategy.launchers import check_launch, resume_from_whole
 from lightning_adpsgd.strategy.model_parallel import ModelParallelInside
 from lightning_adpsgd.strategy.optimizer_reset import FreshState
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.strategy.run import TrainingRun, set_up_run
 from lightning_adpsgd.strategy.scope import ALONE
-from lightning_adpsgd.strategy.work_sharing import (
-    WorkSharing,
-    prepare_training_loaders,
-)
+from lightning_adpsgd.strategy.work_sharing import WorkSharing, prepare_training_loaders
 
 _Broadcast = TypeVar("_Broadcast")
 
@@ -270,7 +261,7 @@ class HADPSGDStrategy(ModelParallelInside):
         # Islands need not ask one another what is left.
         may_ask = not interrupted or self._dials.islands is not None
         if self.work_sharing is not None and may_ask:
-            add_epoch(checkpoint, self.work_sharing.state())
+            checkpoint[EPOCH] = self.work_sharing.state()
         waits = must_wait(self._trainer_or_none(), filepath)
         if waits:
             finish_saves(self.checkpoint_io, interrupted)

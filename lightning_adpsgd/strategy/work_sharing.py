@@ -161,7 +161,9 @@ class WorkSharing:
     # --- private
 
     def _shared(self, loader: DataLoader[Any]) -> SharedBatches:
-        seed = self._batches.seed if self._batches is not None else _seed()
+        # By default that of `seed_everything`, as in Lightning's distributed sampler.
+        common = int(os.environ.get("PL_GLOBAL_SEED", 0))
+        seed = self._batches.seed if self._batches is not None else common
         self._num_loaders += 1
         store = PrefixStore(f"loader/{self._num_loaders}", self._job.store)
         return SharedBatches(
@@ -238,11 +240,6 @@ def _prepare(
         return work_sharing.prepare(dataloader)
     loader = lightnings(dataloader, shuffle, mode)
     return place.prepare(loader) if trains and place is not None else loader
-
-
-def _seed() -> int:
-    """The seed of `seed_everything`, as for Lightning's distributed sampler."""
-    return int(os.environ.get("PL_GLOBAL_SEED", 0))
 
 
 def _refuse_loader(loader: Any) -> None:

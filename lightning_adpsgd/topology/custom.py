@@ -86,7 +86,7 @@ def from_function(matrix: MatrixOfRound) -> Topology:
         never_repeats,
         gives=partial(_row, checked),
         frequencies=partial(_frequencies, checked, None),
-        check_size=partial(_check_first_round, checked),
+        check_size=partial(checked, round=0, seed=0),
     )
 
 
@@ -176,10 +176,6 @@ def _check_same_size(size: int, num_super_learners: int) -> None:
             f"`topology` has matrices for {size} super-learners, but there are "
             f"{num_super_learners}"
         )
-
-
-def _check_first_round(matrix: MatrixOfRound, num_super_learners: int) -> None:
-    matrix(num_super_learners, 0, 0)
 
 
 # --- matchings

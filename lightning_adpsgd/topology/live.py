@@ -18,10 +18,7 @@ _SIZES_TO_TRY = range(1, 9)
 class LiveSchedule(NamedTuple):
     """A schedule over the live super-learners, and the own number among them.
 
-    Attributes:
-        schedule: schedule of as many super-learners as are live.
-        numbers: numbers of the live super-learners, in ascending order.
-        own: own number, one of them.
+    The numbers are in ascending order.
     """
 
     schedule: Schedule

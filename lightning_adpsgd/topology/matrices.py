@@ -11,6 +11,7 @@ from torch import Tensor
 
 # Below this the mean is exact: 1024 products of numbers rounded to float64.
 _ROUNDING = 1e-12
+_TOLERANCE = 1e-9  # of a row's or column's sum
 
 
 def identity(num_super_learners: int) -> Tensor:
@@ -45,7 +46,7 @@ def contraction(rounds: Sequence[Tensor]) -> float:
     return float(torch.linalg.eigvals(rest).abs().max()) ** (1 / len(rounds))
 
 
-def check_mixing(mixing: Tensor, tolerance: float = 1e-9) -> None:
+def check_mixing(mixing: Tensor) -> None:
     """Refuses a matrix that is not doubly stochastic.
 
     Raises:
@@ -58,7 +59,7 @@ def check_mixing(mixing: Tensor, tolerance: float = 1e-9) -> None:
         raise ValueError(f"a mixing matrix has no negative entry, got {mixing.min()}")
     for axis, name in enumerate(("column", "row")):
         error = (mixing.sum(axis) - 1).abs().max().item()
-        if error > tolerance:
+        if error > _TOLERANCE:
             raise ValueError(
                 f"each {name} of a mixing matrix sums to 1, one is off by {error:.3g}; "
                 "thirds and the like need `dtype=torch.float64`"

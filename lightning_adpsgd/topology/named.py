@@ -151,10 +151,7 @@ TOPOLOGIES = {
         Topology("random_pairs", random_pairs_shares, never_repeats),
         Topology("exponential", exponential_shares, _one_per_bit, _exponential_gives),
         Topology(
-            "hypercube",
-            hypercube_shares,
-            _one_per_bit,
-            check_size=_check_power_of_two,
+            "hypercube", hypercube_shares, _one_per_bit, check_size=_check_power_of_two
         ),
         Topology("complete", complete_shares, _always_the_same),
         Topology("grid", grid_shares, _always_the_same),

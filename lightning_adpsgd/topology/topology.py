@@ -61,7 +61,7 @@ class Topology:
     period: Callable[[int], int] = field(repr=False)
     gives: SharesOfRound | None = field(default=None, repr=False)
     frequencies: SharesOfRound | None = field(default=None, repr=False)
-    check_size: Callable[[int], None] = field(default=any_size, repr=False)
+    check_size: Callable[[int], object] = field(default=any_size, repr=False)
 
     def matrix(self, num_super_learners: int, round: int = 0, seed: int = 0) -> Tensor:
         """Returns T of a round: shape [S, S], float64."""

@@ -37,11 +37,7 @@ class PeerLost(RuntimeError):
     """
 
     def __init__(
-        self,
-        peer: int | None,
-        operation: str,
-        reason: str,
-        evidence: Evidence = "",
+        self, peer: int | None, operation: str, reason: str, evidence: Evidence = ""
     ) -> None:
         whom = "a super-learner" if peer is None else f"super-learner {peer}"
         super().__init__(

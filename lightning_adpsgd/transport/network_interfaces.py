@@ -6,6 +6,7 @@ Written after torch's `ProcessGroupGloo`. Interfaces are looked up on Linux alon
 for IPv4; elsewhere none is known, and nothing is said about them.
 """
 
+import fcntl
 import ipaddress
 import os
 import socket
@@ -24,6 +25,11 @@ class Interface(NamedTuple):
 
     name: str
     address: str
+
+    @property
+    def host(self) -> str:
+        """The address alone."""
+        return self.address.partition("/")[0]
 
     def __str__(self) -> str:
         return f"{self.name} {self.address}"
@@ -92,20 +98,14 @@ def _address_of_host_name() -> str:
 
 def _address_of(interface: str) -> str | None:
     """Address and prefix length, "10.0.0.3/24"; None without an IPv4 address."""
-    try:
-        import fcntl  # not on Windows
-    except ImportError:
-        return None
     request = struct.pack("256s", interface.encode()[:15])
+    codes = _SIOCGIFADDR, _SIOCGIFNETMASK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         try:
-            answers = [
-                fcntl.ioctl(asker, code, request)[20:24]
-                for code in (_SIOCGIFADDR, _SIOCGIFNETMASK)
-            ]
+            answers = [fcntl.ioctl(asker, code, request)[20:24] for code in codes]
         except OSError:
             return None
-    host, mask = (socket.inet_ntoa(answer) for answer in answers)
+    host, mask = map(socket.inet_ntoa, answers)
     return f"{host}/{_network(f'{host}/{mask}').prefixlen}"
 
 

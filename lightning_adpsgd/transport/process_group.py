@@ -8,12 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.transport.base import (
-    AVERAGING,
-    PeerLost,
-    Pending,
-    Transport,
-)
+from lightning_adpsgd.transport.base import AVERAGING, PeerLost, Pending, Transport
 
 
 class DistributedTransport(Transport):

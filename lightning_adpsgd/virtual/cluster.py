@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -334,9 +333,7 @@ class VirtualCluster:
             )
         rows, size = self.learners.rows, self.scenario.num_super_learners
         gradients = BatchedGradients(self._objective, rows, size)
-        row_bytes = sum(vector.nbytes for vector in rows.vectors(0))
-        at_once = rows_at_once(size, row_bytes)
-        return GradientsAhead(gradients, at_once, self._next_turn)
+        return GradientsAhead(gradients, rows_at_once(rows, size), self._next_turn)
 
     def _next_turn(self, index: int) -> tuple[list[Any], int]:
         return self._next_batches(index), self.learners.steps[index]
@@ -473,11 +470,7 @@ def dials_and_scenario(
         topology=find_topology(topology),
         super_learner_size=super_learner_size,
         wire_dtype=as_dtype(wire_dtype),
-        # These have no effect in a simulated cluster.
-        cpu_share=1.0,
-        after_evaluation="restore",
-        save_learners=False,
-        timeout=timedelta(minutes=5),
+        cpu_share=1.0,  # simulated exchanges take nothing from training
         **dials,
     )
     scenario = Scenario(

@@ -85,7 +85,7 @@ class BatchedGradients:
         Args:
             rows: numbers of the rows, in ascending order.
             batches: batches of each row, as many for each.
-            numbers: number of each row's step: `batch_idx` of a training step.
+            numbers: `batch_idx` of each row's step.
 
         Returns:
             None where the batches have different shapes and cannot be stacked.
@@ -122,11 +122,8 @@ class BatchedGradients:
     def _of(
         self, weights: tuple[_Named, _Named], batch: Any, numbers: Tensor
     ) -> tuple[_Named, Tensor]:
-        leaves, structure = batch
-        trained, fixed = weights
-        stacked = tree_unflatten(leaves, structure)
         try:
-            return self._gradients(trained, fixed, stacked, numbers)
+            return self._gradients(*weights, tree_unflatten(*batch), numbers)
         except RuntimeError as error:
             raise ValueError(
                 f"`vectorize` must be False for this module: {error}"
@@ -144,10 +141,8 @@ class BatchedGradients:
             gradients = {n: g / len(turns) for n, g in gradients.items()}
         return gradients, losses / len(turns)
 
-    def _loss_at(
-        self, trained: _Named, fixed: _Named, batch: Any, number: Tensor
-    ) -> Tensor:
-        return functional_call(self._loss, {**trained, **fixed}, (batch, number))
+    def _loss_at(self, trained: _Named, fixed: _Named, *given: Any) -> Tensor:
+        return functional_call(self._loss, {**trained, **fixed}, given)
 
 
 class GradientsAhead:
@@ -190,8 +185,9 @@ class GradientsAhead:
             self._ready[row] = Turn(own, found and _at(found, position))
 
 
-def rows_at_once(num_rows: int, row_bytes: int) -> int:
-    """How many gradients of this many bytes one pass takes."""
+def rows_at_once(rows: Rows, num_rows: int) -> int:
+    """How many gradients one pass takes."""
+    row_bytes = sum(vector.nbytes for vector in rows.vectors(0))
     return min(num_rows, max(_FEWEST, _TOGETHER_BYTES // row_bytes))
 
 

@@ -7,8 +7,9 @@ super-learner, and makes the step through `update`.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,28 +47,10 @@ from lightning_adpsgd.weights.worker import InlineWorker
 Closure = Callable[[], Any]
 
 
-class Totals(NamedTuple):
-    """What all super-learners together have done; see `Statistics`.
-
-    Exchanges are counted at each end, and rounds in each super-learner.
-    """
-
-    exchanges: int
-    merges: int
-    bytes_sent: int
-    refused: int
-    staleness: dict[int, int]
-    skipped: int = 0
-    partner_seconds: float = 0.0
-
-
 class VirtualLearners(ABC):
     """S super-learners, of which one at a time is in the module.
 
-    Args:
-        module: module on its final device and in its final dtype.
-        dials: options of the averages.
-        scenario: super-learners that take part, and their speed.
+    The module is on its final device and in its final dtype.
 
     Attributes:
         rows: weights; the row after the last super-learner's is the consensus.
@@ -121,8 +104,11 @@ class VirtualLearners(ABC):
         """
 
     @abstractmethod
-    def totals(self) -> Totals:
-        """The counters so far."""
+    def totals(self) -> Statistics:
+        """What all super-learners together have done, in simulated seconds.
+
+        Exchanges are counted at each end, and rounds in each super-learner.
+        """
 
     def shown(self, index: int) -> list[Tensor]:
         """What peers see of a super-learner: its weights and what awaits its merge."""
@@ -254,10 +240,11 @@ class LockstepLearners(VirtualLearners):
         return output
 
     @override
-    def totals(self) -> Totals:
+    def totals(self) -> Statistics:
         done, size = self._mixer.statistics(), self._scenario.num_super_learners
         staleness = {steps: size * count for steps, count in done.staleness.items()}
-        return _totals([done])._replace(staleness=staleness)
+        # Its waits are those of this process, and not simulated.
+        return done._replace(staleness=staleness, exposed_seconds=0.0)
 
 
 class AsynchronousLearners(VirtualLearners):
@@ -328,8 +315,14 @@ class AsynchronousLearners(VirtualLearners):
         return output
 
     @override
-    def totals(self) -> Totals:
-        return _totals(self._tallies)
+    def totals(self) -> Statistics:
+        staleness = Counter[int]()
+        for tally in self._tallies:
+            staleness.update(tally.staleness)
+        in_all = Tally(staleness=dict(sorted(staleness.items())))
+        for name in vars(in_all).keys() - {"staleness"}:
+            setattr(in_all, name, sum(getattr(tally, name) for tally in self._tallies))
+        return in_all.snapshot()
 
     @override
     def shown(self, index: int) -> list[Tensor]:
@@ -398,22 +391,6 @@ def _communication(dials: Dials, mixer: RowMixer) -> Communication:
         order, every = dials.effective_order, dials.gossip_every
         return synchronous(mixer, order, every, InlineWorker())
     return delay_by_one(mixer, dials.gossip_every, worker=InlineWorker())
-
-
-def _totals(tallies: Sequence[Tally | Statistics]) -> Totals:
-    staleness: dict[int, int] = {}
-    for tally in tallies:
-        for steps, count in tally.staleness.items():
-            staleness[steps] = staleness.get(steps, 0) + count
-    return Totals(
-        sum(tally.exchanges for tally in tallies),
-        sum(tally.merges for tally in tallies),
-        sum(tally.bytes_sent for tally in tallies),
-        sum(tally.refused for tally in tallies),
-        dict(sorted(staleness.items())),
-        sum(tally.skipped for tally in tallies),
-        sum(tally.partner_seconds for tally in tallies),
-    )
 
 
 def _square(numbers: Tensor) -> float:

@@ -5,7 +5,7 @@ that makes an optimizer.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -105,14 +105,7 @@ class Objective:
         """
         if self.device.type != "cpu":
             batch = move_data_to_device(batch, self.device)
-        output = self._loss(batch, number)
-        loss = output["loss"] if isinstance(output, dict) else output
-        if not isinstance(loss, Tensor):
-            raise TypeError(
-                "the loss of a batch must be a tensor, or under the key `loss` of a "
-                f"dictionary, got {type(loss).__name__}"
-            )
-        return loss
+        return loss_in(self._loss(batch, number))
 
     def make_update(self) -> Update:
         """An optimizer without state, over the module's parameters."""
@@ -137,6 +130,21 @@ class Objective:
             return sum(loss * count for loss, count in pairs) / sum(counts)
 
         return mean_loss
+
+
+def loss_in(output: Any) -> Tensor:
+    """The loss in what a training step has returned, with its graph.
+
+    Raises:
+        TypeError: There is none.
+    """
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            "the loss of a batch must be a tensor, or under the key `loss` of a "
+            f"dictionary, got {type(loss).__name__}"
+        )
+    return loss
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from lightning_adpsgd.files import written_whole
-from lightning_adpsgd.virtual.learners import Totals
+from lightning_adpsgd.mixing.statistics import Statistics
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Report:
     samples: int
     seconds: float
     steps: list[int]
-    totals: Totals
+    totals: Statistics
     diverged: str = ""
 
     @property

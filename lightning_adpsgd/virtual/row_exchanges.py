@@ -1,6 +1,6 @@
 """Exchanges of super-learners that share one process, on rows of weights.
 
-The arithmetic is the engine's: `replica`, `wire` and `node`. The two ends of an
+The arithmetic is the engine's: `replica`, `wire`, `super_learner`. The two ends of an
 exchange lie in one memory, so there are no transport and no threads; `timeline` says
 when it happens.
 """

@@ -43,7 +43,6 @@ class RowMixer:
             Otherwise `mix` adds them.
 
     Attributes:
-        device: device of the weights.
         round: number of the next round.
         tally: counters of all rows together; the staleness counts rounds.
     """

@@ -54,7 +54,8 @@ class Rows:
             address = tensor.untyped_storage().data_ptr()
             if address in addresses:
                 number = addresses.index(address)
-                slot = _slot_of(name, tensor, number)
+                begin, stride = int(tensor.storage_offset()), tensor.stride()
+                slot = TensorSlot(name, number, begin, tensor.shape, stride)
                 self.slots.append(slot)
                 self._tensors.append((tensor, _views(whole[number], slot)))
             else:
@@ -98,11 +99,6 @@ def stacked(slot: TensorSlot, matrices: list[Tensor]) -> Tensor:
     strides = (matrix.stride(0), *slot.stride)
     offset = matrix.storage_offset() + slot.offset
     return matrix.as_strided((len(matrix), *slot.shape), strides, offset)
-
-
-def _slot_of(name: str, tensor: Tensor, number: int) -> TensorSlot:
-    offset, stride = tensor.storage_offset(), tensor.stride()
-    return TensorSlot(name, number, int(offset), tensor.shape, stride)
 
 
 def _views(matrix: Tensor, slot: TensorSlot) -> list[Tensor]:

@@ -28,6 +28,7 @@ from typing_extensions import Unpack, override
 from lightning_adpsgd.dials import CommunicationName, TunedDials
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.strategy.checkpoints.contents import cloned
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.topology.named import TopologyLike
 from lightning_adpsgd.virtual.clock import Compute, Link
@@ -134,10 +135,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     def gossip_statistics(self) -> Statistics | None:
         """What all super-learners' communication has done; None before `fit`."""
         if self.learners is not None:
-            totals = self.learners.totals()
-            self._statistics = Statistics(
-                exposed_seconds=0.0, peer_ages={}, **totals._asdict()
-            )
+            self._statistics = self.learners.totals()
         return self._statistics
 
     # --- set-up and end
@@ -225,10 +223,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         if self.learners is None:
             return super().lightning_module_state_dict()
         self._enter_consensus()
-        state = {
-            name: value.clone() if isinstance(value, Tensor) else value
-            for name, value in super().lightning_module_state_dict().items()
-        }
+        state = cloned(super().lightning_module_state_dict())
         self._leave_consensus()
         return state
 

@@ -164,7 +164,6 @@ def lockstep(
     round of exact means, which is an all-reduce, it waits for all.
 
     Args:
-        scenario: super-learners that take part.
         num_bytes: bytes of the weights as they travel.
         hidden: whether a round runs beside the gradient of the next step and is joined
             before its update; otherwise it comes after the update.
@@ -320,15 +319,11 @@ class Asynchronous:
     both go on when their exchange has ended. It takes two latencies more, in which they
     agree on it.
 
+    The last options are those of `gossip.engine.GossipOptions`, in simulated seconds.
+
     Args:
-        scenario: super-learners that take part.
         weight_bytes: bytes of the weights as they are, for gradients and joins.
         message_bytes: bytes of the weights as they travel in an exchange, one way.
-        link_budget: bytes per second that a learner sends on average; None: no bound.
-        max_staleness: steps after which a super-learner without an exchange waits for
-            one; None: it never waits.
-        in_pairs: whether it waits at each step boundary for a peer at its own.
-        max_wait: seconds that it waits for one (`Patience`).
 
     Attributes:
         at_boundary: super-learners that wait for a partner, or exchange with one.
@@ -380,7 +375,7 @@ class Asynchronous:
         self._schedule = self._scenario.schedule(len(members))
 
     def _enter_member(self, index: int, begin: float) -> None:
-        pacer = Pacer(self._link_budget, self._now)
+        pacer = Pacer(self._link_budget, lambda: self._agenda.now)
         self._states[index] = _Member(pacer, Patience(self._max_wait))
         self._compute(index, begin)
 
@@ -420,9 +415,6 @@ class Asynchronous:
     def _peers(self, index: int) -> list[int]:
         places = self._schedule.topology.peers(self._places[index], len(self.members))
         return [self.members[place] for place in places]
-
-    def _now(self) -> float:
-        return self._agenda.now
 
     # --- steps
 

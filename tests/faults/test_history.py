@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks import history
 from benchmarks.history import Average, Fault, Name, Put, Record, Step, Verdict, check
+from benchmarks.recorder import Recorder
 from lightning_adpsgd.gossip.exchange import Lane
 from lightning_adpsgd.weights.replica import Part
 from tests.helpers import engines, random_rows, running, until
@@ -237,7 +238,7 @@ def test_what_is_written_is_read_back_without_what_a_kill_has_torn(
     tmp_path: Path,
 ) -> None:
     name = Name(3, 12)
-    recorder = history.Recorder(tmp_path, name)
+    recorder = Recorder(tmp_path, name)
     written = [Average(1.5, 2, False, 0, -1 / 3), Put(2.5, 0.1)]
     for record in written:
         recorder.write(record)
@@ -251,7 +252,7 @@ def test_real_exchanges_take_at_one_end_what_they_add_at_the_other(
 ) -> None:
     for owner, name in ((Lane, "ask"), (Lane, "answer"), (Part, "add"), (Part, "put")):
         monkeypatch.setattr(owner, name, getattr(owner, name))
-    recorder = history.Recorder(tmp_path, Name(0, 0))
+    recorder = Recorder(tmp_path, Name(0, 0))
     recorder.follow_exchanges()
     vectors, gossips = engines(random_rows(3), "ring", chunk_elements=3)
 

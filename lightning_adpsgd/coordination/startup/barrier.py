@@ -62,10 +62,8 @@ class StartupBarrier:
 
     Args:
         store: store of the job, under a prefix that nothing else uses.
-        rank: rank of this learner.
-        world_size: number of learners.
         patience: longest wait of learner 0 for the others.
-        names: names of the learners in messages, as far as they are known.
+        names: names of the learners in messages; by default their ranks.
     """
 
     def __init__(
@@ -124,11 +122,8 @@ class StartupBarrier:
             ) from error
 
     def _absent(self, topic: str, waited_s: float) -> str:
-        missing = [
-            rank
-            for rank in range(self._world_size)
-            if not self._store.check([f"{topic}/{rank}"])
-        ]
+        ranks = range(self._world_size)
+        missing = [r for r in ranks if not self._store.check([f"{topic}/{r}"])]
         named = ", ".join(self.names[rank] for rank in missing[:_MOST_NAMES])
         return (
             f"{len(missing)} of {self._world_size} learners have not come to the "

@@ -14,7 +14,6 @@ from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from hashlib import sha256
-from pathlib import Path
 from typing import NamedTuple
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -40,6 +39,7 @@ from lightning_adpsgd.coordination.startup.reachability import (
     neighbours,
     probe_all,
 )
+from lightning_adpsgd.files import boot_id
 from lightning_adpsgd.transport.links import Address, probe
 from lightning_adpsgd.transport.network_interfaces import (
     VARIABLE,
@@ -143,10 +143,7 @@ def check_start(
 
     Args:
         store: store of the job.
-        rank: rank of this learner.
-        world_size: number of learners.
         dials: settings in which all learners must agree.
-        placement: place that the launcher gave this learner.
         patience: longest wait for a learner that has not come.
 
     Returns:
@@ -185,10 +182,7 @@ def check_same_layout(
 
     Args:
         store: store of the job, under a prefix that nothing else uses.
-        rank: rank of this learner.
-        world_size: number of learners.
         layout: `FlatParameters.layout()` of this learner.
-        patience: longest wait for a learner that has not come.
 
     Raises:
         StartUpError: Names the first weight in which learners differ from learner 0.
@@ -269,24 +263,16 @@ def _refuse(wrong: Sequence[str]) -> None:
 
 
 def _own_location(rank: int, server: ReachabilityServer) -> LearnerLocation:
-    chosen = os.environ.get(VARIABLE, "")
-    host = socket.gethostname()
-    return LearnerLocation(
-        rank, host, _machine(), server.endpoints, interfaces(), chosen
-    )
+    chosen, host = os.environ.get(VARIABLE, ""), socket.gethostname()
+    where = server.endpoints, interfaces(), chosen
+    return LearnerLocation(rank, host, _machine(), *where)
 
 
 def _machine() -> str:
     # It differs between machines of one name, and between containers of one machine.
-    parts = [socket.gethostname()]
-    for read in (
-        lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        lambda: os.readlink("/proc/self/ns/net"),
-    ):
-        try:
-            parts.append(read())
-        except OSError:
-            continue
+    parts = [socket.gethostname(), boot_id()]
+    with suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/net"))
     return " ".join(parts)
 
 

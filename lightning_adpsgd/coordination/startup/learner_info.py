@@ -113,12 +113,9 @@ def disagreements(infos: Sequence[LearnerInfo]) -> list[str]:
 
 def scattered(locations: Sequence[LearnerLocation], size: int) -> list[str]:
     """What is wrong with super-learners whose learners are on several hosts."""
-    parts = [
-        locations[first : first + size] for first in range(0, len(locations), size)
-    ]
-    broken = [
-        part for part in parts if len({location.machine for location in part}) > 1
-    ]
+    firsts = range(0, len(locations), size)
+    parts = [locations[first : first + size] for first in firsts]
+    broken = [part for part in parts if len({one.machine for one in part}) > 1]
     if not broken:
         return []
     hosts: dict[str, list[LearnerLocation]] = {}

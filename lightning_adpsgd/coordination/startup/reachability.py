@@ -25,6 +25,7 @@ from lightning_adpsgd.transport.network_interfaces import (
 
 _GREETING = "lightning_adpsgd learner "
 _FAR_AWAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
+_MOST_PROBED = 16  # other hosts, up to which all are probed
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,7 @@ class LearnerLocation:
 class ReachabilityServer:
     """Answers each connection with the rank of its learner, until closed.
 
-    Args:
-        rank: rank of the learner.
-        addresses: addresses to listen at; one that cannot be bound is left out.
+    Of the addresses those that cannot be bound are left out.
     """
 
     def __init__(self, rank: int, addresses: Sequence[str]) -> None:
@@ -125,9 +124,7 @@ def probe_all(
     locations: Sequence[LearnerLocation], timeout: timedelta
 ) -> list[tuple[int, Address, str]]:
     """Probes all endpoints at once; returns rank, endpoint and trouble of failures."""
-    targets = [
-        (location.rank, end) for location in locations for end in location.endpoints
-    ]
+    targets = [(one.rank, end) for one in locations for end in one.endpoints]
     if not targets:
         return []
     with ThreadPoolExecutor(len(targets)) as pool:
@@ -136,15 +133,11 @@ def probe_all(
         return [(rank, end, wrong) for (rank, end), wrong in met if wrong]
 
 
-def neighbours(rank: int, machines: Sequence[str], limit: int = 16) -> list[int]:
+def neighbours(rank: int, machines: Sequence[str]) -> list[int]:
     """The learners that one probes: on all other hosts, or on 2 log2 of their number.
 
     Its counterparts, in the same place on their hosts; on its own host the next one.
-
-    Args:
-        rank: rank of the learner.
-        machines: host of every learner.
-        limit: number of other hosts up to which all are probed.
+    `machines` has the host of every learner.
     """
     on: dict[str, list[int]] = {}
     for other, machine in enumerate(machines):
@@ -152,7 +145,7 @@ def neighbours(rank: int, machines: Sequence[str], limit: int = 16) -> list[int]
     hosts, own = list(on), on[machines[rank]]
     seat, here = own.index(rank), hosts.index(machines[rank])
     strides = range(1, len(hosts))
-    if len(strides) > limit:
+    if len(strides) > _MOST_PROBED:
         strides = [1 << k for k in range((len(hosts) // 2).bit_length())]
         strides += [-stride for stride in strides]
     others = {hosts[(here + stride) % len(hosts)] for stride in strides}
@@ -164,10 +157,11 @@ def loopback_traps(locations: Sequence[LearnerLocation]) -> list[str]:
     """Learners of a job on several hosts which listen where no other host can come."""
     if len({location.machine for location in locations}) == 1:
         return []
+    first_of_each_host = {one.machine: one for one in reversed(locations)}
     return [
         f"{location} would listen at {end.host}, a loopback address, which no other "
         f"host can reach: {_why_loopback(location)}. {_choose_interface(location)}"
-        for location in _one_of_each_host(locations)
+        for location in reversed(first_of_each_host.values())
         for end in location.endpoints
         if is_loopback(end.host)
     ]
@@ -231,10 +225,8 @@ def _why_loopback(location: LearnerLocation) -> str:
 
 
 def _choose_interface(location: LearnerLocation) -> str:
-    others = [
-        i for i in location.interfaces if not is_loopback(i.address.split("/")[0])
-    ]
-    listed = ", ".join(map(str, others)) or "none with an IPv4 address"
+    others = (str(i) for i in location.interfaces if not is_loopback(i.host))
+    listed = ", ".join(others) or "none with an IPv4 address"
     return (
         f"Set {VARIABLE} on host {location.host} to the interface of the job's "
         f"network; it has {listed}"
@@ -247,20 +239,13 @@ def _shared_networks(
     return [
         theirs
         for theirs in target.interfaces
-        for host in [theirs.address.partition("/")[0]]
-        if not is_loopback(host) and any(own.holds(host) for own in source.interfaces)
+        if not is_loopback(theirs.host)
+        and any(own.holds(theirs.host) for own in source.interfaces)
     ]
 
 
 def _interface_of(location: LearnerLocation, endpoint: Address) -> Interface | None:
-    found = (i for i in location.interfaces if i.address.split("/")[0] == endpoint.host)
-    return next(found, None)
-
-
-def _one_of_each_host(locations: Sequence[LearnerLocation]) -> list[LearnerLocation]:
-    return list(
-        {location.machine: location for location in reversed(locations)}.values()
-    )[::-1]
+    return next((i for i in location.interfaces if i.host == endpoint.host), None)
 
 
 def _listen(address: str) -> socket.socket | None:

@@ -14,8 +14,8 @@ from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.job import NAMESPACE, Job
 from lightning_adpsgd.topology.partition import Partition
 
-_EPOCH = f"{NAMESPACE}/epoch"
-"""The key of a shared epoch."""
+EPOCH = f"{NAMESPACE}/epoch"
+"""The key of what is left of a shared epoch."""
 
 _SAMPLES = f"{NAMESPACE}/samples"
 """The key of the number of samples that all learners together have trained on."""
@@ -57,12 +57,8 @@ def resumed_from(
     if learner is not None:
         checkpoint["optimizer_states"] = learner["states"]
         checkpoint.update(learner["own"].get("lightning", {}))
-    return Resumed(
-        learner,
-        checkpoint.get(_EPOCH),
-        checkpoint.get(_SAMPLES, 0),
-        is_within_epoch,
-    )
+    epoch, num_samples = checkpoint.get(EPOCH), checkpoint.get(_SAMPLES, 0)
+    return Resumed(learner, epoch, num_samples, is_within_epoch)
 
 
 def _is_within_epoch(loops: Mapping[str, Any]) -> bool:
@@ -98,10 +94,7 @@ def gather_learners(
 ) -> list[dict[str, Any]]:
     """The state of each super-learner and its learners, in learner 0; a collective.
 
-    Args:
-        job: job of this learner, which is running.
-        optimizer_states: states that are equal within a super-learner.
-        own: plain data of this learner alone.
+    The optimizer states are equal within a super-learner; `own` is this learner's.
     """
     mine = {"own": dict(own), **job.learner_state(optimizer_states)}
     all_learners = gather_weights_only(mine, job.flat.device) or []
@@ -138,10 +131,7 @@ def place_in_epoch(trainer: pl.Trainer, resumed: Resumed) -> PlaceInEpoch:
 
 
 def add_learners(
-    checkpoint: dict[str, Any],
-    place: PlaceInEpoch,
-    strategy: Strategy,
-    job: Job | None,
+    checkpoint: dict[str, Any], place: PlaceInEpoch, strategy: Strategy, job: Job | None
 ) -> None:
     """Adds the state of each learner; a collective over all."""
     names = (*_OF_EACH_LEARNER, type(strategy.precision_plugin).__qualname__)
@@ -157,8 +147,3 @@ def add_learners(
     checkpoint[NAMESPACE] = learners
     all_own = (one for group in learners for one in group["learners"])
     checkpoint[_SAMPLES] = sum(one["place"]["num_samples"] for one in all_own)
-
-
-def add_epoch(checkpoint: dict[str, Any], state: Mapping[str, Any] | None) -> None:
-    """Adds what is left of a shared epoch."""
-    checkpoint[_EPOCH] = state

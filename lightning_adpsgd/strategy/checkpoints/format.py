@@ -31,6 +31,12 @@ _OLD_MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")
 class DamagedCheckpoint(RuntimeError):
     """A checkpoint's file is not what was written."""
 
+    @classmethod
+    def of(cls, name: object, what: str) -> "DamagedCheckpoint":
+        """Says what is wrong with a checkpoint, and what to do."""
+        remedy = '`ckpt_path="last"` finds the last that is whole'
+        return cls(f"checkpoint {name} {what}: resume from another one ({remedy})")
+
 
 class UnsafeCheckpoint(pickle.UnpicklingError):
     """A checkpoint holds objects whose loading can run code."""
@@ -121,9 +127,6 @@ def _load(file: BinaryIO, name: str, map_location: Any, weights_only: bool) -> A
         raise _unreadable(name, error) from error
 
 
-_REMEDY = 'resume from another one (`ckpt_path="last"` finds the last that is whole)'
-
-
 class _Anything(dict[Any, Any]):
     """Stands for an object of any class, and for any function."""
 
@@ -198,9 +201,7 @@ def _check_magic(file: BinaryIO, name: str) -> None:
     begin = _read_from(file, 0, 32)
     if _OLD_MAGIC not in begin:
         what = f"begins with {begin[:24]!r}" if begin.strip(b"\0") else "holds nothing"
-        raise DamagedCheckpoint(
-            f"checkpoint {name} is no file of `torch.save`: it {what}: {_REMEDY}"
-        )
+        raise DamagedCheckpoint.of(name, f"is no file of `torch.save`: it {what}")
 
 
 def _check_sum(file: BinaryIO, end: bytes, size: int, name: str) -> None:
@@ -213,10 +214,11 @@ def _check_sum(file: BinaryIO, end: bytes, size: int, name: str) -> None:
     digest.update(b"\0\0")
     length, stored = end[: len(_LENGTH)], end[-_SUM_LENGTH:]
     if length != _LENGTH or digest.hexdigest().encode() != stored:
-        raise DamagedCheckpoint(
-            f"checkpoint {name} is damaged: the SHA-256 of its {size} bytes is "
+        raise DamagedCheckpoint.of(
+            name,
+            f"is damaged: the SHA-256 of its {size} bytes is "
             f"{digest.hexdigest()[:16]}... and was {stored[:16].decode('latin')}... "
-            f"when it was written: {_REMEDY}"
+            "when it was written",
         )
 
 
@@ -224,11 +226,8 @@ def _check_archive(file: BinaryIO, end: bytes, size: int, name: str) -> None:
     # Archives of torch have no comment; part of one of ours would be one.
     last = end[-_END_LENGTH:]
     if not (last.startswith(_END) and last.endswith(b"\0\0")):
-        what = "the end of the archive is missing or altered"
-        raise DamagedCheckpoint(
-            f"checkpoint {name} is truncated or damaged: {what} ({size} bytes): "
-            f"{_REMEDY}"
-        )
+        what = f"the end of the archive is missing or altered ({size} bytes)"
+        raise DamagedCheckpoint.of(name, f"is truncated or damaged: {what}")
     try:
         file.seek(0)
         with zipfile.ZipFile(file) as archive:
@@ -237,14 +236,10 @@ def _check_archive(file: BinaryIO, end: bytes, size: int, name: str) -> None:
     except Exception as error:  # a damaged archive raises whatever comes of it
         raise _unreadable(name, error) from error
     if bad is not None:
-        raise DamagedCheckpoint(
-            f"checkpoint {name} is damaged: the CRC-32 of its record {bad} is another "
-            f"than when it was written: {_REMEDY}"
-        )
+        what = f"the CRC-32 of its record {bad} is another than when it was written"
+        raise DamagedCheckpoint.of(name, f"is damaged: {what}")
     if not is_torchs:
-        raise DamagedCheckpoint(
-            f"checkpoint {name} is an archive, but none of `torch.save`: {_REMEDY}"
-        )
+        raise DamagedCheckpoint.of(name, "is an archive, but none of `torch.save`")
 
 
 def _refuse_unsafe(file: BinaryIO, name: str, cause: Exception) -> None:
@@ -268,4 +263,4 @@ def _refuse_unsafe(file: BinaryIO, name: str, cause: Exception) -> None:
 def _unreadable(name: str, error: Exception) -> DamagedCheckpoint:
     first = str(error).strip().partition("\n")[0]
     what = f"{type(error).__name__}: {first}".removesuffix(": ")
-    return DamagedCheckpoint(f"checkpoint {name} cannot be read ({what}): {_REMEDY}")
+    return DamagedCheckpoint.of(name, f"cannot be read ({what})")

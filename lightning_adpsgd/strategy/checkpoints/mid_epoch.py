@@ -48,10 +48,9 @@ class PlacedBatches:
 
     def __iter__(self) -> Iterator[list[int]]:
         # Drawn with the first batch: the loader draws a number of its own before.
-        begin, num_left_out = self._begin, self._num_left_out
-        now = self._states()
-        if num_left_out and begin is not None:
-            self._set(begin)
+        num_left_out, now = self._num_left_out, self._states()
+        if num_left_out and self._begin is not None:
+            self._set(self._begin)
         else:
             self._begin = now
         batches = iter(self._batches)
@@ -89,10 +88,8 @@ class PlaceInEpoch:
     """One learner's place in the epochs of a Trainer, and its generators.
 
     With `work_sharing`, a stream, or several loaders there is no place to go back to:
-    then the checkpoint keeps the generators alone.
-
-    Args:
-        saved: what `state` gave to the checkpoint that is resumed.
+    then the checkpoint keeps the generators alone. `saved` is what `state` gave to the
+    checkpoint that is resumed.
     """
 
     def __init__(

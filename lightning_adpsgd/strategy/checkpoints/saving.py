@@ -91,10 +91,8 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
 def finish_saves(checkpoint_io: CheckpointIO, interrupted: bool) -> None:
     """Waits until all is on the disk, and ends the thread that writes.
 
-    Args:
-        checkpoint_io: what may write in the background.
-        interrupted: whether an exception ends the training; an error of a save is then
-            a warning, so that it does not hide the exception.
+    Where an exception has interrupted the training, an error of a save is a warning, so
+    that it does not hide the exception.
     """
     if not isinstance(checkpoint_io, BackgroundCheckpointIO):
         return
@@ -135,10 +133,10 @@ def snapshot_of(checkpoint: Any) -> Any:
     copies: dict[tuple[Any, ...], Tensor] = {}
 
     def copy(tensor: Tensor) -> Tensor:
-        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape)
         if tensor.numel() == 0 or tensor.layout != torch.strided:
             return tensor.detach().to("cpu", copy=True)
-        key = (*key, tensor.stride())
+        at = tensor.device, tensor.data_ptr()
+        key = (*at, tensor.dtype, tensor.shape, tensor.stride())
         if key not in copies:
             copies[key] = tensor.detach().to("cpu", copy=True)
         return copies[key]

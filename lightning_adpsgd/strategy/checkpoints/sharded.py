@@ -48,7 +48,6 @@ _FILES = "lightning_adpsgd/files"
 
 _WEIGHTS = "state_dict."
 _AT_WORKING_FOLDER, _EXCHANGE = -100, 2
-_REMEDY = 'resume from another one (`ckpt_path="last"` finds the last that is whole)'
 
 
 def is_folder(path: Any) -> bool:
@@ -260,7 +259,7 @@ def _check_files(path: Path, written: Mapping[str, Any]) -> None:
 
 
 def _refuse(path: Path, what: str) -> NoReturn:
-    raise DamagedCheckpoint(f"checkpoint {path} is damaged: {what}: {_REMEDY}")
+    raise DamagedCheckpoint.of(path, f"is damaged: {what}")
 
 
 def _put_in_place(folder: Path, path: Path) -> None:

@@ -75,7 +75,6 @@ class Connection:
 
     Args:
         sock: connected socket, after its handshake.
-        peer: number of the member at the other end.
         on_broken: called in the thread that is told of the break.
     """
 

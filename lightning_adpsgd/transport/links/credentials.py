@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lightning_adpsgd.transport.links.sockets import is_loopback
+from lightning_adpsgd.transport.network_interfaces import is_loopback
 
 TOKEN, TOKEN_FILE = "LIGHTNING_ADPSGD_TOKEN", "LIGHTNING_ADPSGD_TOKEN_FILE"
 CERTIFICATE = "LIGHTNING_ADPSGD_TLS_CERTIFICATE"
@@ -80,11 +80,12 @@ class Credentials:
         """
         if self.tls is not None:
             self.tls.context(server_side=True)
-        if (self.token and self.tls) or self.unprotected or is_loopback(sock):
+        host = sock.getsockname()[0]
+        if (self.token and self.tls) or self.unprotected or is_loopback(host):
             return
         absent = "TLS certificates" if self.token else "token"
         raise BadCredentials(
-            f"there is no {absent}, and {sock.getsockname()[0]} is not a loopback "
+            f"there is no {absent}, and {host} is not a loopback "
             "address, so that others could read and change the weights on their way. "
             "Make both with `python -m lightning_adpsgd credentials --out FOLDER`, "
             f"copy the folder to all islands and name it in {FOLDER}; or set "

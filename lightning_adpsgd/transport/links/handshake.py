@@ -108,9 +108,6 @@ def greet_listener(
     """Plays the dialer's part; returns who the listener is.
 
     Args:
-        sock: connected socket.
-        deadline: end of the whole handshake.
-        credentials: what to prove and demand.
         mine: who dials.
         wanted: number of the member that is expected to listen.
         incarnation: incarnation of it that is expected; empty: any.

@@ -85,8 +85,7 @@ class Listener:
         except BaseException:
             sock.close()
             raise
-        self._socket = sock
-        self.address = Address(*self._socket.getsockname()[:2])
+        self._socket, self.address = sock, Address(*sock.getsockname()[:2])
         self._thread.start()
 
     def close(self) -> None:

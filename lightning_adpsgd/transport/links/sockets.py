@@ -8,7 +8,6 @@ import sys
 import time
 from typing import NamedTuple
 
-from lightning_adpsgd.transport import network_interfaces
 from lightning_adpsgd.transport.base import Evidence
 
 # A host that is gone is noticed on a silent connection after 1 + 2 * 1 seconds.
@@ -125,11 +124,6 @@ def is_cut(sock: socket.socket, waited_s: float) -> bool:
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     unacknowledged, silence_ms = _INFO.unpack(info)
     return unacknowledged > 0 and min(silence_ms / 1000, waited_s) > _SILENCE_S
-
-
-def is_loopback(sock: socket.socket) -> bool:
-    """Returns whether a socket is bound to an address of this host alone."""
-    return network_interfaces.is_loopback(sock.getsockname()[0])
 
 
 def send_all(sock: socket.socket, data: bytes, deadline: Deadline) -> None:

@@ -40,11 +40,7 @@ class LinkTransport(Transport):
     Peers are named by their numbers in the membership, of which some may be absent, so
     that it has no `size`. Each lane is used by one thread at a time. A lane that is
     made anew belongs to the next thread that uses it: one that used it before is told
-    that it is lost.
-
-    Args:
-        info: this learner; `info.member` is the number of its super-learner.
-        credentials: what it proves and demands.
+    that it is lost. `info.member` is the number of this super-learner.
     """
 
     def __init__(self, info: PeerInfo, credentials: Credentials) -> None:
@@ -72,7 +68,7 @@ class LinkTransport(Transport):
         deadline = Deadline(timeout.total_seconds())
         wanted = Wanted(number, incarnation, str(address))
         try:
-            sock, info = self._dial(number, address, deadline, wanted)
+            sock, info = self._dial(address, deadline, wanted)
             self._lanes.put(number, lane, sock, info.incarnation)
         except (OSError, Malformed) as error:
             raise PeerLost(number, doing, str(error), evidence_of(error)) from error
@@ -138,7 +134,8 @@ class LinkTransport(Transport):
 
     def callers(self) -> list[int]:
         """The peers whose lanes, on which they ask, are connected."""
-        return self._lanes.peers(lambda peer: lane_of(peer, self.index))
+        lanes = self._lanes.connected()
+        return [peer for peer, lane in lanes if lane == lane_of(peer, self.index)]
 
     def close(self) -> None:
         """Breaks off all lanes, for good; listeners are closed separately."""
@@ -160,15 +157,13 @@ class LinkTransport(Transport):
         )
 
     def _dial(
-        self, number: int, address: Address, deadline: Deadline, wanted: Wanted
+        self, address: Address, deadline: Deadline, wanted: Wanted
     ) -> tuple[socket.socket, PeerInfo]:
-        sock = connect(address, deadline.left())
+        sock, own = connect(address, deadline.left()), self._credentials
         try:
-            self._credentials.check_address(sock)
+            own.check_address(sock)
             sock = self._prepare(sock, deadline, server_side=False)
-            info = greet_listener(
-                sock, deadline, self._credentials, self._info, *wanted
-            )
+            info = greet_listener(sock, deadline, own, self._info, *wanted)
         except BaseException:
             sock.close()
             raise
@@ -191,14 +186,8 @@ class LinkTransport(Transport):
         try:
             _await_first_byte(sock, deadline)
             sock = self._prepare(sock, deadline, server_side=True)
-            info = greet_dialer(
-                sock,
-                deadline,
-                self._credentials,
-                self._info,
-                (address,),
-                whole_objection,
-            )
+            mine = self._credentials, self._info
+            info = greet_dialer(sock, deadline, *mine, (address,), whole_objection)
         except BaseException:
             sock.close()
             raise
@@ -275,9 +264,9 @@ class _Lanes:
             holds = connection is not None and not connection.is_broken
             return self._whose[peer, lane] if holds else ""
 
-    def peers(self, lane_of_peer: Callable[[int], int]) -> list[int]:
+    def connected(self) -> list[tuple[int, int]]:
         with self._lock:
-            return [n for n, lane in self._connections if lane == lane_of_peer(n)]
+            return list(self._connections)
 
     def drop(self, peer: int, lane: int | None = None) -> None:
         with self._lock:
@@ -292,9 +281,8 @@ class _Lanes:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            peers = {peer for peer, _ in self._connections}
-        for peer in peers:
-            self.drop(peer)
+        for peer, lane in self.connected():
+            self.drop(peer, lane)
 
     def _was_told(self, key: tuple[int, int]) -> None:
         self._used.connections.pop(key, None)

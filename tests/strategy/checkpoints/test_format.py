@@ -329,7 +329,7 @@ def test_a_file_whose_lock_another_host_or_mount_keeps_stays_for_a_day(
     """Its lock is not seen here, so that a living writer looks like a dead one."""
     left = left_by_a_dead_writer(tmp_path)
     if what == "boot":
-        monkeypatch.setattr(files, "_boot", lambda: "another host")
+        monkeypatch.setattr(files, "boot_id", lambda: "another host")
     else:
         own = os.stat
 
@@ -354,7 +354,7 @@ def test_where_the_kernel_tells_no_boot_the_host_name_stands_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_BOOT", tmp_path / "none")
-    assert files._boot.__wrapped__() == socket.gethostname()
+    assert files.boot_id.__wrapped__() == socket.gethostname()
 
 
 def path_is(path: Any, other: Path) -> bool:
