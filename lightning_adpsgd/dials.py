@@ -276,6 +276,7 @@ def _check_one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
 
 def _check_positive(name: str, value: int | str | None) -> None:
     if isinstance(value, str):
-        _check_one_of(name, value, ("node",))
+        if value != "node":
+            raise ValueError(f'`{name}` must be an integer or "node", got {value!r}')
     elif value is not None and value < 1:
         raise ValueError(f"`{name}` must be at least 1, got {value}")

@@ -38,7 +38,10 @@ from tests.learners import (
         ({"topology": [[(0, 1), (0, 2)]]}, "super-learner 0 is in two pairs"),
         ({"communication": "later"}, r"`communication`.*'sync'.*got 'later'"),
         ({"super_learner_size": 0}, r"`super_learner_size`.*at least 1, got 0"),
-        ({"super_learner_size": "rack"}, r"`super_learner_size`.*'node'.*got 'rack'"),
+        (
+            {"super_learner_size": "rack"},
+            r"`super_learner_size` must be an integer or .node., got 'rack'",
+        ),
         ({"order": "both"}, r"`order` must be one of.*got 'both'"),
         ({"mixing_gain": 0.0}, r"`mixing_gain` must be in \(0, 1\], got 0"),
         ({"mixing_gain": 1.5}, r"`mixing_gain` must be in \(0, 1\], got 1.5"),
