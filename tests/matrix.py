@@ -176,8 +176,10 @@ def interpreter_of(cell: Cell) -> str | None:
     named = shutil.which(f"python{cell.python}")
     roots = (Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions",)
     kept = (p for root in roots for p in sorted(root.glob(f"{cell.python}.*/bin")))
-    for one in (named, *(str(folder / "python3") for folder in kept)):
-        if one and not subprocess.run([one, "-c", "import venv"]).returncode:
+    for one in filter(None, (named, *(str(folder / "python3") for folder in kept))):
+        # Captured: a version manager complains about names of interpreters it lacks.
+        tried = subprocess.run([one, "-c", "import venv"], capture_output=True)
+        if not tried.returncode:
             return one
     return None
 
