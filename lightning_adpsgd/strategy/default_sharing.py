@@ -105,7 +105,7 @@ class DefaultSharing:
         if self._num_loaders > 1:
             return "there are several training loaders"
         if type(loader.batch_sampler) is not BatchSampler or not _is_plain(loader):
-            return "the loader has a sampler of its own"
+            return "the loader has a sampler of its own; `work_sharing=True` shares it"
         if len(loader) < 2 * _batches_held(loader) * self._trainer.world_size:
             return "an epoch has few batches beside those that learners hold"
         return ""
