@@ -65,7 +65,7 @@ _PATIENCE_S = 3600.0
 _RENAMED = (
     (r"\blightning\.pytorch\b", "pytorch_lightning"),
     (r"\blightning\.fabric\b", "lightning_fabric"),
-    (r"\bimport lightning as\b", "import pytorch_lightning as"),
+    (r"\bimport lightning\b(?!\.)", "import pytorch_lightning"),
 )
 
 
