@@ -9,11 +9,14 @@ units of one step's noise.
 
     python -m benchmarks.topologies           measures, prints the tables as Markdown
     python -m benchmarks.topologies --draw    also draws docs/images/topologies.svg
+    python -m benchmarks.topologies --add NAME    measures one, and enters its rows into
+                                                  docs/how-to-choose-a-topology.md
 """
 
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,9 @@ SIZES = (4, 8, 16, 64, 128)
 ODD_SIZES = (3, 7, 17, 67)
 SEEDS = range(5)
 COORDINATES = 64
-IMAGE = Path(__file__).parents[1] / "docs" / "images" / "topologies.svg"
+DOCS = Path(__file__).parents[1] / "docs"
+IMAGE = DOCS / "images" / "topologies.svg"
+GUIDE = DOCS / "how-to-choose-a-topology.md"
 
 
 # --- what arithmetic says
@@ -162,25 +167,36 @@ MEASURED = {
 }
 
 
-def table(title: str, sizes: Sequence[int], cell: Callable[[str, int], str]) -> str:
+def table(
+    title: str,
+    sizes: Sequence[int],
+    cell: Callable[[str, int], str],
+    names: Sequence[str],
+) -> str:
     """Markdown: a row for each topology, a column for each number of super-learners."""
     lines = [f"| {title} | " + " | ".join(f"S = {size}" for size in sizes) + " |"]
     lines.append("|---" * (1 + len(sizes)) + "|")
-    for name in TOPOLOGIES:
+    for name in names:
         cells = (cell(name, s) if _exists(name, s) else "none" for s in sizes)
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def arithmetic_tables(sizes: Sequence[int]) -> list[str]:
+def arithmetic_tables(
+    sizes: Sequence[int], names: Sequence[str] = tuple(TOPOLOGIES)
+) -> list[str]:
     """All that is not measured, as Markdown."""
-    return [
-        table(title, sizes, lambda n, s, f=function, spec=spec: format(f(n, s), spec))
-        for title, (function, spec) in ARITHMETIC.items()
-    ]
+
+    def cell(title: str, name: str, size: int) -> str:
+        function, spec = ARITHMETIC[title]
+        return format(function(name, size), spec)
+
+    return [table(title, sizes, partial(cell, title), names) for title in ARITHMETIC]
 
 
-def measure(quick: bool = False) -> dict[str, Any]:
+def measure(
+    quick: bool = False, names: Sequence[str] = tuple(TOPOLOGIES)
+) -> dict[str, Any]:
     """Figures by title, topology and number of super-learners."""
     seeds = SEEDS[:2] if quick else SEEDS
     sizes = SIZES[:3] if quick else SIZES + ODD_SIZES
@@ -190,7 +206,7 @@ def measure(quick: bool = False) -> dict[str, Any]:
                 str(size): spread(function(name, size, seed) for seed in seeds)
                 for size in sizes_of(name, sizes)
             }
-            for name in TOPOLOGIES
+            for name in names
         }
         for title, function in MEASURED.items()
     }
@@ -204,9 +220,23 @@ def measured_tables(found: dict[str, Any], sizes: Sequence[int]) -> list[str]:
         return f"{value.median:.2f} ± {(value.high - value.low) / 2:.2f}"
 
     return [
-        table(title, sizes, lambda name, size, t=title: cell(t, name, size))
-        for title in found
+        table(title, sizes, partial(cell, title), list(by_name))
+        for title, by_name in found.items()
     ]
+
+
+def add_rows(name: str, found: dict[str, Any], guide: str) -> str:
+    """The guide with the rows of one topology, in place of those that it may have."""
+    for sizes in (SIZES, ODD_SIZES):
+        for one in arithmetic_tables(sizes, [name]) + measured_tables(found, sizes):
+            header, rule, row = one.splitlines()
+            before, after = guide.split(f"{header}\n{rule}\n")
+            rows, blank, rest = after.partition("\n\n")
+            by_name = {line.split("`")[1]: line for line in rows.splitlines()}
+            by_name[name] = row
+            rows = "\n".join(by_name[n] for n in TOPOLOGIES if n in by_name)
+            guide = f"{before}{header}\n{rule}\n{rows}{blank}{rest}"
+    return guide
 
 
 def draw(found: dict[str, Any]) -> None:
@@ -243,7 +273,7 @@ def _draw_panel(ax: Any, title: str, by_name: dict[str, dict[str, Spread]]) -> N
         sizes = [size for size in SIZES if str(size) in by_size]
         medians = [by_size[str(size)].median for size in sizes]
         if max(medians) > 1e-6:  # the synchronous mean of all leaves no distance
-            colour, style = _STYLES[name]
+            colour, style = _STYLES.get(name, (None, "."))
             ax.plot(sizes, medians, style, color=colour, label=name, markersize=5)
     ax.set(title=title, xscale="log", yscale="log", xlabel="super-learners S")
     ax.set_xticks(SIZES, [str(size) for size in SIZES])
@@ -255,8 +285,13 @@ def _draw_panel(ax: Any, title: str, by_name: dict[str, dict[str, Spread]]) -> N
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.topologies")
     parser.add_argument("--draw", action="store_true", help=f"also write {IMAGE.name}")
+    parser.add_argument("--add", choices=TOPOLOGIES, help=f"enter into {GUIDE.name}")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if name := arguments.add:
+        text = add_rows(name, measure(names=[name]), GUIDE.read_text("utf-8"))
+        GUIDE.write_text(text, "utf-8")
+        return
     found = measure()
     for sizes in (SIZES, ODD_SIZES):
         print("\n".join(arithmetic_tables(sizes) + measured_tables(found, sizes)))

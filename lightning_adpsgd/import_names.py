@@ -13,6 +13,7 @@ alone.
 import ast
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -48,7 +49,8 @@ class ImportNames(MetaPathFinder):
         """The name that this process uses.
 
         It is the one asked for, or named in the file that imports this package, or
-        imported already. Where that leaves both, it is `lightning` if installed.
+        imported already. Where that leaves both, it is `lightning` if installed, and
+        a warning says so.
 
         Raises:
             ImportError: Another one is in use, or neither is installed.
@@ -56,6 +58,8 @@ class ImportNames(MetaPathFinder):
         if self.chosen is None:
             self.chosen = asked or _only(_named_by_the_importer()) or _only(sys.modules)
             self.chosen = self.chosen or _installed()
+            if asked is None and OTHER in _imported() and self.chosen == LIGHTNING:
+                warnings.warn(refusal(LIGHTNING, OTHER), stacklevel=2)
         if asked not in (None, self.chosen):
             raise ImportError(refusal(self.chosen, asked))
         return self.chosen

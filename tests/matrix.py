@@ -65,7 +65,7 @@ _PATIENCE_S = 3600.0
 _RENAMED = (
     (r"\blightning\.pytorch\b", "pytorch_lightning"),
     (r"\blightning\.fabric\b", "lightning_fabric"),
-    (r"\bimport lightning as\b", "import pytorch_lightning as"),
+    (r"\bimport lightning\b(?!\.)", "import pytorch_lightning"),
 )
 
 
@@ -176,8 +176,10 @@ def interpreter_of(cell: Cell) -> str | None:
     named = shutil.which(f"python{cell.python}")
     roots = (Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions",)
     kept = (p for root in roots for p in sorted(root.glob(f"{cell.python}.*/bin")))
-    for one in (named, *(str(folder / "python3") for folder in kept)):
-        if one and not subprocess.run([one, "-c", "import venv"]).returncode:
+    for one in filter(None, (named, *(str(folder / "python3") for folder in kept))):
+        # Captured: a version manager complains about names of interpreters it lacks.
+        tried = subprocess.run([one, "-c", "import venv"], capture_output=True)
+        if not tried.returncode:
             return one
     return None
 

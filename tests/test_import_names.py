@@ -1,5 +1,6 @@
 """Two import names of Lightning, one strategy; subprocesses start clean."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,24 @@ def test_a_program_with_both_is_told_which_one_is_in_use() -> None:
         (line,) = (line for line in said if line.startswith(f"{kind}: lightning_adp"))
         assert "uses `lightning` in this process" in line
         assert "do not fit a Trainer or Fabric of `pytorch_lightning`" in line
+
+
+BOTH = ("lightning", "pytorch_lightning")
+
+
+@pytest.mark.parametrize(
+    ("imported", "told"), [(BOTH, True), (BOTH[:1], False)], ids=["both", "one"]
+)
+def test_a_program_that_has_imported_both_is_told_which_one_is_used(
+    imported: tuple[str, ...], told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning's own message would only say that the strategy's name is invalid."""
+    monkeypatch.setattr(import_names, "_named_by_the_importer", lambda: iter(BOTH))
+    monkeypatch.setattr(import_names, "_imported", lambda: iter(imported))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert import_names.ImportNames().choose() == "lightning"
+    assert ["do not fit a Trainer" in str(one.message) for one in said] == [True] * told
 
 
 # --- how modules are renamed

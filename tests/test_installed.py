@@ -55,11 +55,12 @@ def test_the_metadata_name_what_the_core_needs() -> None:
 
 def test_tests_are_rewritten_for_the_other_import_name() -> None:
     text = "import lightning.pytorch as pl\nfrom lightning.fabric import Fabric\n"
-    text += "import lightning as L\nimport lightning_adpsgd\n"
+    text += "import lightning as L\nimport lightning\nimport lightning_adpsgd\n"
     assert renamed(text).splitlines() == [
         "import " + "pytorch_lightning as pl",
         "from " + "lightning_fabric import Fabric",
         "import " + "pytorch_lightning as L",
+        "import " + "pytorch_lightning",
         "import lightning_adpsgd",
     ]
 

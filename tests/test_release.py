@@ -159,6 +159,12 @@ def test_only_a_tag_publishes_and_no_secret_is_read() -> None:
     assert "secrets." not in path.read_text()
 
 
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_an_action_is_named_by_its_commit(path: Path) -> None:
+    for action in values_of(read(path), "uses"):
+        assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action), action
+
+
 def test_every_workflow_says_what_it_may_do() -> None:
     assert len(WORKFLOWS) == 3
     for path in WORKFLOWS:

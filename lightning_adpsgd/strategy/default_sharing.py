@@ -105,7 +105,7 @@ class DefaultSharing:
         if self._num_loaders > 1:
             return "there are several training loaders"
         if type(loader.batch_sampler) is not BatchSampler or not _is_plain(loader):
-            return "the loader has a sampler of its own"
+            return "the loader has a sampler of its own; `work_sharing=True` shares it"
         # Batches that a learner has claimed beyond the one that it trains on.
         held = 1 + loader.num_workers * (loader.prefetch_factor or 0)
         if len(loader) < 2 * held * self._trainer.world_size:

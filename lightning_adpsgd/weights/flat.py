@@ -106,17 +106,14 @@ class FlatParameters:
         # By memory and not by name: pruning gives a weight another name.
         views = {slot.view.data_ptr(): slot.name for slot in self._slots}
         masks = {name for name, _ in pruning_masks(self._module)}
+        known = {slot.name for slot in self._slots}
         in_use = set[int]()
         for name, tensor in floating_tensors(self._module):
             in_use.add(tensor.data_ptr())
             if name in self._left_out and not tensor.requires_grad:
                 continue
             if tensor.data_ptr() not in views and name not in masks:
-                raise RuntimeError(
-                    f"`{name}` was given new storage after set-up, so averaging would "
-                    "miss it; change weights in place (`p.data.copy_(...)`), or before "
-                    "`trainer.fit`"
-                )
+                raise RuntimeError(_missed(name, added=name not in known))
         for address, name in views.items():
             if address not in in_use:
                 raise RuntimeError(
@@ -181,6 +178,18 @@ class FlatParameters:
             tensor.data = views[name]
             self._slots.append(_Slot(name, tensor, views[name], tensor.data_ptr()))
         self.vectors.append(vector)
+
+
+def _missed(name: str, added: bool) -> str:
+    if added:
+        return (
+            f"`{name}` was added to the module after set-up, so averaging would miss "
+            "it; add weights in `__init__` or `configure_model`"
+        )
+    return (
+        f"`{name}` was given new storage after set-up, so averaging would miss it; "
+        "change weights in place (`p.data.copy_(...)`), or before `trainer.fit`"
+    )
 
 
 def _frozen(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

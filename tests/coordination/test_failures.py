@@ -1,3 +1,4 @@
+import threading
 from datetime import timedelta
 
 import pytest
@@ -48,11 +49,19 @@ def test_another_failure_is_no_divergence() -> None:
     assert not isinstance(error.value, FloatingPointError)
 
 
-def test_the_others_end_without_a_message_of_their_own() -> None:
+def test_the_others_end_when_learner_0_has_told_the_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # A launcher that forks ends all learners as soon as one has ended.
     first, second = reports(2)
-    first.announce(WeightsDiverged("it diverged"))
+    second.announce(WeightsDiverged("it diverged"))
+    late = threading.Timer(0.1, first._coordinator.start)
+    late.start()
     with pytest.raises(LearnerFollows):
         end_with(second)
+    assert "Training ends: learner 1" in capsys.readouterr().err
+    late.join()
+    first._coordinator.stop()
 
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages.messages import is_said
+from tests.pages.messages import is_in, is_said, warned
 
 PAGE = Path(__file__).parents[2] / "docs" / "faq.md"
 CODE = re.compile(r"(`+)(.+?)\1(?!`)", re.S)
@@ -15,7 +15,9 @@ FOREIGN = {
     "You selected an invalid strategy name": (
         "lightning.pytorch",
         "trainer/connectors/accelerator_connector.py",
-    )
+    ),
+    "process ... terminated with exit code": ("torch.multiprocessing", "spawn.py"),
+    "process ... terminated with signal": ("torch.multiprocessing", "spawn.py"),
 }
 
 
@@ -45,6 +47,16 @@ def test_no_message_is_explained_twice() -> None:
 @pytest.mark.parametrize("quote", [q for q in QUOTES if q not in FOREIGN])
 def test_a_quoted_message_is_one_of_the_codes(quote: str) -> None:
     assert is_said(quote), quote
+
+
+@pytest.mark.parametrize("warning", list(warned()), ids=lambda text: text[:40])
+def test_a_warning_is_explained(warning: str) -> None:
+    assert any(is_in(quote, warning) for quote in QUOTES), warning
+
+
+def test_a_warning_that_the_page_lacks_would_be_told() -> None:
+    assert len(list(warned())) > 10
+    assert not any(is_in(quote, "the moon is full") for quote in QUOTES)
 
 
 @pytest.mark.parametrize("quote", FOREIGN)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks import topologies as guide
+from benchmarks.timing import Spread
 from lightning_adpsgd.topology.named import TOPOLOGIES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "how-to-choose-a-topology.md").read_text()
@@ -69,3 +70,15 @@ def test_pairs_send_one_model_and_a_ring_two() -> None:
             assert guide.sent_synchronously(name, size) == 1
         assert guide.sent_asynchronously("ring", size) == 2
         assert guide.sent_synchronously("ring", size) == 2
+
+
+def test_the_rows_of_a_topology_are_entered_in_their_places() -> None:
+    mark = "| `exponential` | "
+    without = "\n".join(line for line in TEXT.split("\n") if not line.startswith(mark))
+    by_size = {str(s): Spread(1.0, 0.9, 1.1) for s in guide.SIZES + guide.ODD_SIZES}
+    found = {title: {"exponential": by_size} for title in guide.MEASURED}
+    text = guide.add_rows("exponential", found, without)
+    for sizes in (guide.SIZES, guide.ODD_SIZES):
+        assert all(table in text for table in guide.arithmetic_tables(sizes))
+    assert text.count(f"{mark}1.00 ± 0.10 ") == 2 * len(guide.MEASURED)
+    assert len(text.split("\n")) == len(TEXT.split("\n"))
