@@ -1,47 +1,24 @@
-"""In which order tests run and on which devices; and what none may leave behind."""
+"""How tests are dealt to processes, in which order, and again if they fail.
+
+pytest-xdist's controller imports this too, which runs no test: so torch, Lightning and
+hypothesis are imported by `tests.fixtures`, in the processes that run tests.
+"""
 
 import gc
+import importlib.metadata
 import multiprocessing
 import os
+import resource
+import shlex
+import sys
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
-from hypothesis import HealthCheck, settings
 
 from tests import warm
-from tests.helpers import num_gpus
-
-# How long an example takes is the machine's affair; which ones are tried, the code's.
-settings.register_profile(
-    "tests",
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("tests")
-
-
-def devices() -> list[str]:
-    """The CPU, and the accelerator of this machine if it has one."""
-    found = torch.accelerator.current_accelerator()
-    is_cuda = found is None or found.type == "cuda"
-    present = num_gpus() if is_cuda else torch.accelerator.is_available()
-    return ["cpu", f"{found.type}:0"] if found is not None and present else ["cpu"]
-
-
-@pytest.fixture(scope="module", params=devices())
-def engine_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """Where a test's weights lie: tensors that it makes without a device are there."""
-    before = torch.get_default_device()
-    torch.set_default_device(device := torch.device(request.param))
-    yield device
-    torch.set_default_device(before)
-
 
 # By what a test's module starts processes, or connects islands over real sockets.
 STARTERS = {
@@ -58,8 +35,10 @@ STARTERS = {
 }
 
 
-# Seconds that files of tests take, if more than a few; written by `--record-seconds`.
+# What files of tests take, if more than a few seconds; written by `--record-seconds`.
 SECONDS = Path(__file__).with_name("seconds.txt")
+PROCESSOR = "processor seconds"
+USED = pytest.StashKey[float]()
 # Of a file that starts processes and is not in the list.
 SECONDS_OF_PROCESSES = 10.0
 
@@ -68,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record-seconds",
         action="store_true",
-        help=f"write how long each file takes to {SECONDS.name}",
+        help=f"write how long each file and its processes take to {SECONDS.name}",
     )
 
 
@@ -76,8 +55,28 @@ def pytest_configure(config: pytest.Config) -> None:
     """One server of warm programs for all workers of pytest-xdist, which inherit it."""
     if server := warm.start():
         config.add_cleanup(server.close)
+    if config.getoption("dist", "no") != "no":
+        return  # the controller
+    sys.executable = getattr(config, "workerinput", {}).get("python", sys.executable)
     # Of processes that recipes and launchers spawn.
     multiprocessing.set_executable(warm.python())
+    # Every Trainer looks for callbacks in the metadata of all that is installed, which
+    # is a third of the processor time of a learner that takes a few steps.
+    importlib.metadata.entry_points = importlib.metadata.entry_points().select
+    config.pluginmanager.import_plugin("tests.fixtures")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: Iterable[Any]) -> None:
+    """Workers are warm programs, and so need not import torch and Lightning."""
+    for spec in specs:
+        spec.python = shlex.quote(warm.python())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tells a worker which interpreter it would be without the server."""
+    node.workerinput["python"] = sys.executable
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -102,7 +101,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Leaves what imports and collection make out of garbage collections.
 
     None of it is garbage, and a forked learner that looked for some would write to all
@@ -116,25 +115,52 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         os.register_at_fork(after_in_child=gc.freeze)
+        session.config.stash[USED] = processor_seconds()
 
 
 def recorded_seconds() -> dict[str, float]:
     """Seconds of each file that is in the list; a file that is not takes few."""
     lines = SECONDS.read_text().splitlines() if SECONDS.exists() else []
-    return {file: float(seconds) for seconds, file in map(str.split, lines)}
+    return {file: float(seconds) for seconds, _, file in map(str.split, lines)}
+
+
+def processor_seconds() -> float:
+    """Of this process and of those that it has waited for; not of warm programs."""
+    kinds = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Notes in each report how much of the processor was used since the last one."""
+    report = yield
+    before, now = item.config.stash[USED], processor_seconds()
+    item.config.stash[USED] = now
+    report.user_properties.append((PROCESSOR, now - before))
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Writes the list anew after a run of all tests that was to record it."""
     if not config.getoption("--record-seconds"):
         return
-    seconds: dict[str, float] = defaultdict(float)
+    seconds, processor = (
+        defaultdict(float),
+        defaultdict(float, warm.processor_seconds()),
+    )
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                seconds[report.nodeid.partition("::")[0]] += report.duration
+                file = report.nodeid.partition("::")[0]
+                seconds[file] += report.duration
+                used: dict[str, Any] = dict(report.user_properties)
+                processor[file] += used.get(PROCESSOR, 0.0)
     slow = sorted((-s, file) for file, s in seconds.items() if s >= 2)
-    SECONDS.write_text("".join(f"{-s:.0f} {file}\n" for s, file in slow))
+    lines = (f"{-s:.0f} {processor[file]:.0f} {file}\n" for s, file in slow)
+    SECONDS.write_text("".join(lines))
+    terminalreporter.write_line(f"processor: {sum(processor.values()):.0f} s in tests")
 
 
 def starts_processes(module: Any) -> bool:
@@ -142,20 +168,3 @@ def starts_processes(module: Any) -> bool:
     name = module.__name__
     is_named = name.endswith(("_integration", "test_notebooks")) or ".faults." in name
     return is_named or bool(STARTERS & vars(module).keys())
-
-
-# What Lightning tells the learners that it starts, by the environment.
-LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
-
-
-@pytest.fixture(autouse=True)
-def nothing_of_a_job_is_left() -> Iterator[None]:
-    """A Trainer of one process leaves its group and its environment to what follows."""
-    before = {name: os.environ.get(name) for name in LAUNCHED}
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    for name, value in before.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value

@@ -433,6 +433,16 @@ def in_fresh_process(action: Callable[[str], Any], argument: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def without(*packages: str) -> str:
+    """The first lines of a warm program in which packages cannot be imported."""
+    return f"""
+import sys
+for name in {{*sys.modules, *{packages}}}:
+    if name.partition(".")[0] in {packages}:
+        sys.modules[name] = None
+"""
+
+
 def _report(action: Callable[[int], Any], rank: int, sender: Connection) -> None:
     torch.set_num_threads(1)
     try:

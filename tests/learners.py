@@ -3,8 +3,8 @@
 import faulthandler
 import os
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
@@ -16,6 +16,8 @@ from lightning_adpsgd import HADPSGDStrategy
 from tests.helpers import PATIENCE, Outcome, forked, free_port
 
 LR = 0.1
+COMMUNICATIONS = ("sync", "delay_by_one", "async")
+T = TypeVar("T")
 
 
 class Rows(Dataset[Tensor]):
@@ -152,3 +154,29 @@ def values(outcomes: list[Outcome]) -> list[Any]:
     for rank, outcome in enumerate(outcomes):
         assert not outcome.error, f"learner {rank}: {outcome.error}"
     return [outcome.value for outcome in outcomes]
+
+
+def in_every_mode(
+    num: int,
+    program: Callable[[int, Any], T],
+    modes: Sequence[str] = COMMUNICATIONS,
+) -> dict[str, list[T]]:
+    """What each learner returns, for each mode; the same processes run all of them."""
+
+    def named(rank: int, mode: str) -> T:
+        try:
+            return program(rank, mode)
+        except BaseException as error:
+            error.add_note(f"communication: {mode}")
+            raise
+
+    def all_named(rank: int) -> list[T]:
+        return [named(rank, mode) for mode in modes]
+
+    told = values(learners(num, all_named, seconds=200))
+    return dict(zip(modes, map(list, zip(*told, strict=True)), strict=True))
+
+
+def each(results: dict[str, list[T]]) -> list[tuple[str, T]]:
+    """All learners of all modes."""
+    return [(mode, one) for mode, told in results.items() for one in told]

@@ -1,7 +1,6 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,10 +29,10 @@ def _first_block(page: str) -> str:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)[0]
 
 
-def _run(program: str, folder: Path, python: str) -> subprocess.CompletedProcess[str]:
+def _run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(program)
     done = subprocess.run(
-        [python, "train.py"],
+        [warm.python(), "train.py"],
         cwd=folder,
         env={
             **os.environ,
@@ -50,7 +49,7 @@ def _run(program: str, folder: Path, python: str) -> subprocess.CompletedProcess
 
 @pytest.mark.slow
 def test_the_readmes_program_trains_in_an_empty_folder(tmp_path: Path) -> None:
-    done = _run(_first_block("README.md"), tmp_path, sys.executable)
+    done = _run(_first_block("README.md"), tmp_path)
     assert "`max_epochs=5` reached" in done.stderr
     said = re.findall(r"learner (\d): (\d+) steps, (\d+) exchanges", done.stdout)
     assert sorted(index for index, *_ in said) == ["0", "1", "2", "3"]
@@ -61,7 +60,7 @@ def test_the_readmes_program_trains_in_an_empty_folder(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_program_for_fabric_trains_in_an_empty_folder(tmp_path: Path) -> None:
-    done = _run(_first_block("docs/fabric.md"), tmp_path, warm.python())
+    done = _run(_first_block("docs/fabric.md"), tmp_path)
     assert done.stdout.count("validation loss") == 5
     saved = torch.load(tmp_path / "model.ckpt", weights_only=True)
     # It learns the sum of its features.
@@ -71,7 +70,7 @@ def test_the_program_for_fabric_trains_in_an_empty_folder(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_the_page_on_monitoring_shows_what_a_run_came_to(tmp_path: Path) -> None:
-    done = _run(_first_block("docs/monitoring.md"), tmp_path, warm.python())
+    done = _run(_first_block("docs/monitoring.md"), tmp_path)
     # Both learners write to one output, and one of them draws progress bars there.
     losses = re.findall(r"adpsgd 64 ([\d.]+) False", done.stdout)
     assert losses, done.stdout
@@ -79,7 +78,7 @@ def test_the_page_on_monitoring_shows_what_a_run_came_to(tmp_path: Path) -> None
     pytest.importorskip("matplotlib")
     page = (ROOT / "docs/monitoring.md").read_text()
     drawing = re.findall(r"```python\n(.*?)```", page, re.S)[1]
-    _run(drawing, tmp_path, warm.python())
+    _run(drawing, tmp_path)
     assert (tmp_path / "loss_against_batch.png").stat().st_size > 0
 
 

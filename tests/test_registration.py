@@ -19,6 +19,7 @@ from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy, registratio
 from lightning_adpsgd import __main__ as command_line
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy import doctor
+from tests import warm
 from tests.helpers import PROGRAM_S
 
 TRAINER = """
@@ -39,9 +40,30 @@ LIGHTNING = "import lightning.pytorch as pl"
 PACKAGE = "import lightning_adpsgd"
 
 
-def in_clean_process(program: str, **environment: str) -> str:
+# Of a warm process: as if torch alone had been imported.
+AS_NEW = """
+import sys
+own = "lightning", "lightning_fabric", "pytorch_lightning", "lightning_adpsgd"
+is_own = lambda name: name.partition(".")[0] in own
+sys.meta_path[:] = [finder for finder in sys.meta_path if not is_own(finder.__module__)]
+for name in filter(is_own, list(sys.modules)):
+    del sys.modules[name]
+"""
+
+
+def in_clean_process(program: str) -> str:
+    """What a program prints; torch is there, and Lightning is yet to be imported."""
+    return printed_by(warm.python(), AS_NEW + program)
+
+
+def in_new_process(program: str, **environment: str) -> str:
+    """What a program prints that begins with nothing."""
+    return printed_by(sys.executable, program, **environment)
+
+
+def printed_by(python: str, program: str, **environment: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
+        [python, "-W", "ignore", "-c", program],
         capture_output=True,
         text=True,
         timeout=PROGRAM_S,
@@ -72,7 +94,7 @@ def test_an_installed_package_makes_the_names_known_without_an_import() -> None:
     if not entry_points(group="torch.backends", name=PACKAGE.split()[1]):
         pytest.skip("the package is not installed")
     programs = [make.format(name="adpsgd_random") for make in (TRAINER, FABRIC)]
-    in_clean_process("\n".join(programs), TORCH_DEVICE_BACKEND_AUTOLOAD="1")
+    in_new_process("\n".join(programs), TORCH_DEVICE_BACKEND_AUTOLOAD="1")
 
 
 # --- a package that cannot be imported
@@ -262,7 +284,7 @@ def test_an_import_costs_nothing() -> None:
     program = (
         f"import sys\n{PACKAGE}\nprint({{'torch', 'lightning'}} & set(sys.modules))"
     )
-    assert in_clean_process(program) == "set()"
+    assert in_new_process(program) == "set()"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,7 +4,6 @@ import csv
 import multiprocessing
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.asr.monitor import HeldOut, WordErrorMonitor
 from lightning_adpsgd.callbacks import ConvergenceMonitor
+from tests import warm
 from tests.helpers import PATIENCE_S
 from tests.learners import gossip, learners, trainer_of, values
 
@@ -250,4 +250,4 @@ def test_the_monitor_leaves_the_strategy_alone():
         "import sys, lightning_adpsgd.asr.monitor\n"
         "assert 'lightning_adpsgd.strategy.trainer' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S * 4)
+    subprocess.run([warm.python(), "-c", program], check=True, timeout=PATIENCE_S * 4)

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lightning_adpsgd import HADPSGDStrategy
+from tests import warm
 from tests.helpers import PROGRAM_S, free_port
 from tests.pages.blocks import programs
 
@@ -24,7 +24,7 @@ def test_the_program_gossips_and_says_so(tmp_path: Path) -> None:
     (program,) = programs(PAGE)
     (tmp_path / "train.py").write_text(program)
     done = subprocess.run(
-        [sys.executable, "train.py"],
+        [warm.python(), "train.py"],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())},
         capture_output=True,

@@ -9,7 +9,6 @@ known exactly, however they average: start - lr * sum of the mean gradients.
 
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,13 +20,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_adpsgd import HADPSGDFabricStrategy, Topology
+from tests import warm
 from tests.expectations import (
     expect_consensus,
     expect_delay_by_one,
     expect_matrices,
     expect_super_learners_of_two,
 )
-from tests.helpers import PROGRAM_S, engine_threads, until
+from tests.helpers import PROGRAM_S, engine_threads, until, without
 from tests.learners import LR, Rows, consensus_after, learners, loader, values
 from tests.strategy.fabric_learners import (
     Bowl,
@@ -305,9 +305,7 @@ def test_the_mean_is_evaluated_and_the_local_weights_come_back(
 
 
 PLAIN = """
-import sys
-sys.modules["lightning_adpsgd"] = sys.modules["lightning"] = None
-import torch
+import sys, torch
 state = torch.load(sys.argv[1], weights_only=True)
 assert set(state) == {"model", "optimizer", "epoch"}, state
 assert state["model"]["weight"].untyped_storage().nbytes() == 3 * 8
@@ -340,7 +338,14 @@ def test_a_checkpoint_is_the_mean_and_needs_torch_alone(
     for rank, local in enumerate(results):
         torch.testing.assert_close(local, -LR * Rows(8).rows[rank::2].sum(0))
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PLAIN, str(path)],
+        [
+            warm.python(),
+            "-W",
+            "ignore",
+            "-c",
+            without("lightning", "lightning_adpsgd") + PLAIN,
+            str(path),
+        ],
         capture_output=True,
         text=True,
         timeout=PROGRAM_S,

@@ -2,9 +2,13 @@
 
 The gradients of `Linear` are the rows, so that the consensus of all learners after any
 sequence of steps is a sum over rows, whoever averaged with whom and when.
+
+Learners train in each communication mode, one after the other: most of what a training
+of a few steps costs is the start of its processes.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,22 +21,24 @@ from torch.utils.data import DataLoader, IterableDataset
 from typing_extensions import override
 
 from tests.learners import (
+    COMMUNICATIONS,
     LR,
     Linear,
     Quadratic,
     Rows,
     consensus_after,
+    each,
     gossip,
+    in_every_mode,
     learners,
     loader,
     trainer_of,
-    values,
 )
 
-COMMUNICATIONS = ("sync", "delay_by_one", "async")
 NUM_ROWS = 16
 
 each_communication = pytest.mark.parametrize("communication", COMMUNICATIONS)
+Results = dict[str, list[tuple[Tensor, int, Any]]]
 
 
 def strategy_of(communication: Any, **dials: Any) -> Any:
@@ -41,15 +47,14 @@ def strategy_of(communication: Any, **dials: Any) -> Any:
 
 
 def trained(
-    communication: str,
     module: Callable[[], Linear] = Linear,
     num: int = 2,
     size: int = 1,
     **arguments: Any,
-) -> list[tuple[Tensor, int, Any]]:
+) -> Results:
     """Final weights, optimizer steps and `facts` of the module, for each learner."""
 
-    def program(rank: int) -> tuple[Tensor, int, Any]:
+    def program(rank: int, communication: str) -> tuple[Tensor, int, Any]:
         learner = module()
         strategy = strategy_of(communication, super_learner_size=size)
         made = {name: make() for name, make in arguments.items() if callable(make)}
@@ -58,12 +63,12 @@ def trained(
         facts = getattr(learner, "facts", None)
         return learner.weight.detach(), trainer.global_step, facts
 
-    return values(learners(num, program))
+    return in_every_mode(num, program)
 
 
-def assert_consensus(results: list[tuple[Tensor, int, Any]], expected: Tensor) -> None:
-    for weight, *_ in results:
-        torch.testing.assert_close(weight, expected, atol=1e-12, rtol=0)
+def assert_consensus(results: Results, expected: Tensor) -> None:
+    for mode, (weight, *_) in each(results):
+        assert torch.allclose(weight, expected, atol=1e-12, rtol=0), (mode, weight)
 
 
 def rows() -> Tensor:
@@ -73,20 +78,16 @@ def rows() -> Tensor:
 # --- optimizers
 
 
-@each_communication
-def test_clipping_by_norm_clips_the_gradient_of_each_learner(communication: str):
-    results = trained(communication, gradient_clip_val=0.5)
+def test_clipping_by_norm_clips_the_gradient_of_each_learner() -> None:
+    results = trained(gradient_clip_val=0.5)
     lengths = rows().norm(dim=1, keepdim=True)
     # torch divides by the norm plus 1e-6.
     clipped = rows() * (0.5 / (lengths + 1e-6)).clamp(max=1)
     assert_consensus(results, -LR * clipped.sum(0) / 2)
 
 
-@each_communication
-def test_clipping_by_value_clips_the_gradient_of_each_learner(communication: str):
-    results = trained(
-        communication, gradient_clip_val=0.3, gradient_clip_algorithm="value"
-    )
+def test_clipping_by_value_clips_the_gradient_of_each_learner() -> None:
+    results = trained(gradient_clip_val=0.3, gradient_clip_algorithm="value")
     assert_consensus(results, -LR * rows().clamp(-0.3, 0.3).sum(0) / 2)
 
 
@@ -107,17 +108,15 @@ class Scheduled(Linear):
         }
 
 
-@each_communication
-def test_a_schedule_by_steps_steps_once_a_step(communication: str) -> None:
-    results = trained(communication, lambda: Scheduled("step"))
+def test_a_schedule_by_steps_steps_once_a_step() -> None:
+    results = trained(lambda: Scheduled("step"))
     rates = [LR * 0.5**step for step in range(8) for _ in range(2)]
     weighted = rows() * torch.tensor(rates, dtype=torch.float64)[:, None]
     assert_consensus(results, -weighted.sum(0) / 2)
 
 
-@each_communication
-def test_a_schedule_by_epochs_steps_once_an_epoch(communication: str) -> None:
-    results = trained(communication, lambda: Scheduled("epoch"), max_epochs=3)
+def test_a_schedule_by_epochs_steps_once_an_epoch() -> None:
+    results = trained(lambda: Scheduled("epoch"), max_epochs=3)
     assert_consensus(results, 1.75 * consensus_after(NUM_ROWS, 2))
 
 
@@ -145,22 +144,21 @@ class OnPlateau(Linear):
         self.facts.append(self.trainer.optimizers[0].param_groups[0]["lr"])
 
 
-@each_communication
-def test_a_schedule_on_a_plateau_sees_the_reduced_metric(communication: str) -> None:
-    results = trained(communication, OnPlateau, max_epochs=4)
-    for _, _, rates in results:
-        assert rates == pytest.approx([LR, LR, LR / 2, LR / 4])
+def test_a_schedule_on_a_plateau_sees_the_reduced_metric() -> None:
+    results = trained(OnPlateau, max_epochs=4)
+    for mode, (_, _, rates) in each(results):
+        assert rates == pytest.approx([LR, LR, LR / 2, LR / 4]), mode
     assert_consensus(results, 2.75 * consensus_after(NUM_ROWS, 2))
 
 
-@each_communication
-def test_accumulation_by_a_schedule(communication: str) -> None:
+def test_accumulation_by_a_schedule() -> None:
     results = trained(
-        communication,
         max_epochs=2,
         callbacks=lambda: [GradientAccumulationScheduler({0: 1, 1: 4})],
     )
-    assert [steps for _, steps, _ in results] == [8 + 2] * 2
+    assert {(mode, steps) for mode, (_, steps, _) in each(results)} == {
+        (mode, 8 + 2) for mode in COMMUNICATIONS
+    }
     # Lightning divides the loss by the batches of a step.
     assert_consensus(results, 1.25 * consensus_after(NUM_ROWS, 2))
 
@@ -182,13 +180,12 @@ class Lbfgs(Quadratic):
         return torch.optim.LBFGS(self.parameters(), lr=0.5, max_iter=3)
 
 
-@each_communication
-def test_an_optimizer_that_calls_its_closure_many_times(communication: str) -> None:
-    results = trained(communication, Lbfgs, max_epochs=3)
-    for weight, steps, closures in results:
-        assert closures > steps == 24
+def test_an_optimizer_that_calls_its_closure_many_times() -> None:
+    results = trained(Lbfgs, max_epochs=3)
+    for mode, (weight, steps, closures) in each(results):
+        assert closures > steps == 24, mode
         torch.testing.assert_close(weight, rows().mean(0), atol=2e-2, rtol=0)
-        assert torch.equal(weight, results[0][0])
+        assert torch.equal(weight, results[mode][0][0]), mode
 
 
 class Unoptimized(Linear):
@@ -200,14 +197,12 @@ class Unoptimized(Linear):
 
 
 @pytest.mark.filterwarnings("ignore:.*will run with no optimizer")
-@each_communication
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_module_without_an_optimizer(communication: str, size: int) -> None:
-    for weight, steps, _ in trained(
-        communication, Unoptimized, num=2 * size, size=size
-    ):
-        assert torch.equal(weight, torch.zeros(3, dtype=torch.float64))
-        assert steps == NUM_ROWS // (2 * size)
+def test_a_module_without_an_optimizer(size: int) -> None:
+    results = trained(Unoptimized, num=2 * size, size=size)
+    for mode, (weight, steps, _) in each(results):
+        assert torch.equal(weight, torch.zeros(3, dtype=torch.float64)), mode
+        assert steps == NUM_ROWS // (2 * size), mode
 
 
 class Manual(Linear):
@@ -234,24 +229,22 @@ class Manual(Linear):
             self.untoggle_optimizer(optimizer)
 
 
-@each_communication
-def test_manual_optimizers_that_step_unequally_often(communication: str) -> None:
-    def program(rank: int) -> Any:
+def test_manual_optimizers_that_step_unequally_often() -> None:
+    def program(rank: int, communication: str) -> Any:
         module = Manual()
         trainer = trainer_of(strategy_of(communication), 2)
         trainer.fit(module, loader(NUM_ROWS, rank, 2))
         return module.weight.detach(), module.bias.detach(), trainer.global_step
 
     odd = rows().view(8, 2, 3)[1::2].sum((0, 1))
-    for weight, bias, steps in values(learners(2, program)):
+    for mode, (weight, bias, steps) in each(in_every_mode(2, program)):
         torch.testing.assert_close(weight, consensus_after(NUM_ROWS, 2))
         torch.testing.assert_close(bias, -LR * odd / 2)
-        assert steps == 8 + 4
+        assert steps == 8 + 4, mode
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "32-true"])
-@each_communication
-def test_precisions(communication: str, precision: Any) -> None:
+def test_precisions(precision: Any) -> None:
     class Layer(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
@@ -266,18 +259,18 @@ def test_precisions(communication: str, precision: Any) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), LR)
 
-    def program(rank: int) -> Tensor:
+    def program(rank: int, communication: str) -> Tensor:
         module = Layer()
         trainer = trainer_of(strategy_of(communication), 2, precision=precision)
         trainer.fit(module, loader(NUM_ROWS, rank, 2))
         return module.layer.weight.detach()[0]
 
-    finals = values(learners(2, program))
+    finals = each(in_every_mode(2, program))
     atol = {"64-true": 1e-12, "bf16-mixed": 1e-2, "32-true": 1e-5}[precision]
     expected = consensus_after(NUM_ROWS, 2)
-    for final in finals:
+    for mode, final in finals:
         double = torch.float64 if precision == "64-true" else torch.float32
-        assert final.dtype == double
+        assert final.dtype == double, mode
         torch.testing.assert_close(final.double(), expected, atol=atol, rtol=0)
 
 
@@ -300,11 +293,10 @@ class Tied(Linear):
         self.facts = self.other is self.weight
 
 
-@each_communication
-def test_tied_weights_stay_tied(communication: str) -> None:
-    results = trained(communication, Tied)
+def test_tied_weights_stay_tied() -> None:
+    results = trained(Tied)
     assert_consensus(results, 2 * consensus_after(NUM_ROWS, 2))
-    assert all(tied for *_, tied in results)
+    assert all(tied for _, (*_, tied) in each(results))
 
 
 class Unused(Linear):
@@ -319,33 +311,28 @@ class Unused(Linear):
         self.facts = self.idle.detach().clone()
 
 
-@each_communication
-def test_unused_parameters_need_no_option_in_super_learners_of_one(
-    communication: str,
-) -> None:
-    results = trained(communication, Unused)
+def test_unused_parameters_need_no_option_in_super_learners_of_one() -> None:
+    results = trained(Unused)
     assert_consensus(results, consensus_after(NUM_ROWS, 2))
-    torch.testing.assert_close(results[0][2], results[1][2])
+    for first, second in results.values():
+        torch.testing.assert_close(first[2], second[2])
 
 
-@each_communication
-def test_unused_parameters_need_the_option_of_ddp_in_larger_super_learners(
-    communication: str,
-) -> None:
-    def program(find: bool) -> Callable[[int], Tensor]:
-        def run(rank: int) -> Tensor:
-            dials = {"super_learner_size": 2, "find_unused_parameters": find}
-            strategy = strategy_of(communication, **dials)
-            module = Unused()
-            trainer_of(strategy, 4).fit(module, loader(NUM_ROWS, rank, 4))
-            return module.weight.detach()
+def test_unused_parameters_need_the_option_of_ddp_in_larger_super_learners() -> None:
+    def run(rank: int, communication: str, find: bool) -> Tensor:
+        dials = {"super_learner_size": 2, "find_unused_parameters": find}
+        module = Unused()
+        trainer = trainer_of(strategy_of(communication, **dials), 4)
+        trainer.fit(module, loader(NUM_ROWS, rank, 4))
+        return module.weight.detach()
 
-        return run
-
-    for final in values(learners(4, program(True))):
+    found = in_every_mode(4, partial(run, find=True))
+    for _, final in each(found):
         torch.testing.assert_close(final, consensus_after(NUM_ROWS, 4))
-    outcomes = learners(4, program(False))
-    assert any("find_unused_parameters" in outcome.error for outcome in outcomes)
+    for communication in COMMUNICATIONS:
+        program = partial(run, communication=communication, find=False)
+        outcomes = learners(4, program)
+        assert any("find_unused_parameters" in outcome.error for outcome in outcomes)
 
 
 class Unfreeze(BaseFinetuning):
@@ -381,14 +368,11 @@ class Frozen(Linear):
         self.facts.append(self.weight.detach().clone())
 
 
-@each_communication
-def test_a_weight_that_is_frozen_and_later_trained(communication: str) -> None:
-    results = trained(
-        communication, Frozen, max_epochs=2, callbacks=lambda: [Unfreeze()]
-    )
-    # A learner that is an epoch ahead trains it already, and gossips.
-    if communication != "async":
-        assert all(facts[0].eq(0).all() for *_, facts in results)
+def test_a_weight_that_is_frozen_and_later_trained() -> None:
+    results = trained(Frozen, max_epochs=2, callbacks=lambda: [Unfreeze()])
+    for mode, (*_, facts) in each(results):
+        # A learner that is an epoch ahead trains it already, and gossips.
+        assert mode == "async" or facts[0].eq(0).all(), mode
     assert_consensus(results, consensus_after(NUM_ROWS, 2))
 
 
@@ -410,22 +394,18 @@ class Normalised(Linear):
 
 
 @pytest.mark.parametrize("synchronised", [False, True])
-@each_communication
-def test_statistics_of_batch_norm_are_averaged(
-    communication: str, synchronised: bool
-) -> None:
+def test_statistics_of_batch_norm_are_averaged(synchronised: bool) -> None:
     # In super-learners of one, to synchronise it is to leave it as it is.
-    results = trained(communication, Normalised, sync_batchnorm=synchronised)
-    for _, _, (mean, batches) in results:
-        assert batches == 8
-        torch.testing.assert_close(mean, results[0][2][0])
-        assert 0 < mean.min() < mean.max() + 1e-9 < 1
+    results = trained(Normalised, sync_batchnorm=synchronised)
+    for mode, (_, _, (mean, batches)) in each(results):
+        assert batches == 8, mode
+        torch.testing.assert_close(mean, results[mode][0][2][0])
+        assert 0 < mean.min() < mean.max() + 1e-9 < 1, mode
     assert_consensus(results, consensus_after(NUM_ROWS, 2))
 
 
-@each_communication
-def test_a_compiled_module(communication: str) -> None:
-    def program(rank: int) -> Tensor:
+def test_a_compiled_module() -> None:
+    def program(rank: int, communication: str) -> Tensor:
         module = Linear()
         compiled: Any = torch.compile(module, backend="eager")
         trainer_of(strategy_of(communication), 2).fit(
@@ -433,7 +413,7 @@ def test_a_compiled_module(communication: str) -> None:
         )
         return module.weight.detach()
 
-    for final in values(learners(2, program)):
+    for _, final in each(in_every_mode(2, program)):
         torch.testing.assert_close(final, consensus_after(NUM_ROWS, 2))
 
 
@@ -447,9 +427,8 @@ class Replaced(Linear):
         return super().training_step(batch, batch_idx)
 
 
-@each_communication
-def test_a_weight_that_is_given_other_memory(communication: str) -> None:
-    assert_consensus(trained(communication, Replaced), consensus_after(NUM_ROWS, 2))
+def test_a_weight_that_is_given_other_memory() -> None:
+    assert_consensus(trained(Replaced), consensus_after(NUM_ROWS, 2))
 
 
 class Reshaped(Linear):
@@ -486,9 +465,8 @@ class Pair(Linear):
         return self.loss(first) + self.loss(second)
 
 
-@each_communication
-def test_streams_and_combined_loaders(communication: str) -> None:
-    def program(rank: int) -> tuple[Tensor, Tensor]:
+def test_streams_and_combined_loaders() -> None:
+    def program(rank: int, communication: str) -> tuple[Tensor, Tensor]:
         module = Linear()
         stream = DataLoader(Stream(rank, 2))
         trainer_of(strategy_of(communication), 2, max_epochs=2).fit(module, stream)
@@ -499,31 +477,12 @@ def test_streams_and_combined_loaders(communication: str) -> None:
         return module.weight.detach(), pair.weight.detach()
 
     twice = 2 * Rows(NUM_ROWS // 2).rows.sum(0)
-    for streamed, paired in values(learners(2, program)):
+    for _, (streamed, paired) in each(in_every_mode(2, program)):
         torch.testing.assert_close(streamed, 2 * consensus_after(NUM_ROWS, 2))
         torch.testing.assert_close(paired, -LR * (rows().sum(0) + twice) / 2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "steps", "validations"),
-    [
-        ({"max_steps": 3, "max_epochs": -1}, 3, 0),
-        ({"fast_dev_run": 2}, 2, 2),
-        ({"limit_train_batches": 5, "limit_val_batches": 3}, 5, 3),
-        ({"limit_train_batches": 0.5, "limit_val_batches": 0}, 4, 0),
-        ({"overfit_batches": 2, "max_epochs": 3}, 6, 6),
-        ({"val_check_interval": 3}, 8, 2 * 4),
-        ({"val_check_interval": 0.25}, 8, 4 * 4),
-        ({"check_val_every_n_epoch": 2, "max_epochs": 5}, 40, 2 * 4),
-        ({"val_check_interval": 6, "check_val_every_n_epoch": None}, 8, 4),
-        ({"reload_dataloaders_every_n_epochs": 1, "max_epochs": 2}, 16, 8),
-        ({"num_sanity_val_steps": 2, "min_epochs": 1}, 8, 6),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_the_amount_of_training_and_validation_is_that_of_ddp(
-    arguments: dict[str, Any], steps: int, validations: int
-) -> None:
+def test_the_amount_of_training_and_validation_is_that_of_ddp() -> None:
     class Counting(Linear):
         validated = 0
 
@@ -531,14 +490,32 @@ def test_the_amount_of_training_and_validation_is_that_of_ddp(
         def validation_step(self, batch: Tensor, batch_idx: int) -> None:
             self.validated += 1
 
-    def program(rank: int) -> list[tuple[int, int]]:
+    def program(rank: int, name: str) -> list[tuple[int, int]]:
         counts = []
-        for strategy in ("ddp", "sdpsgd", "d1psgd", "adpsgd"):
+        for arguments, *_ in AMOUNTS:
             module = Counting()
-            trainer = trainer_of(strategy, 2, **arguments)
+            trainer = trainer_of(name, 2, **arguments)
             trainer.fit(module, loader(NUM_ROWS, rank, 2), loader(8, rank, 2))
             counts.append((trainer.global_step, module.validated))
         return counts
 
-    for counts in values(learners(2, program)):
-        assert counts == [(steps, validations)] * 4
+    expected = [(steps, validations) for _, steps, validations in AMOUNTS]
+    names = ("ddp", "sdpsgd", "d1psgd", "adpsgd")
+    for name, counts in each(in_every_mode(2, program, names)):
+        assert counts == expected, name
+
+
+AMOUNTS: list[tuple[dict[str, Any], int, int]] = [
+    ({"max_steps": 3, "max_epochs": -1}, 3, 0),
+    ({"fast_dev_run": 2}, 2, 2),
+    ({"limit_train_batches": 5, "limit_val_batches": 3}, 5, 3),
+    ({"limit_train_batches": 0.5, "limit_val_batches": 0}, 4, 0),
+    ({"overfit_batches": 2, "max_epochs": 3}, 6, 6),
+    ({"val_check_interval": 3}, 8, 2 * 4),
+    ({"val_check_interval": 0.25}, 8, 4 * 4),
+    ({"check_val_every_n_epoch": 2, "max_epochs": 5}, 40, 2 * 4),
+    ({"val_check_interval": 6, "check_val_every_n_epoch": None}, 8, 4),
+    ({"reload_dataloaders_every_n_epochs": 1, "max_epochs": 2}, 16, 8),
+    ({"num_sanity_val_steps": 2, "min_epochs": 1}, 8, 6),
+]
+"""Arguments of the Trainer, and the steps and validated batches that they make."""

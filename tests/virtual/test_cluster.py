@@ -89,7 +89,7 @@ def test_the_same_seed_gives_the_same_run_to_the_last_bit(mode: Any, size: int) 
             **mode,
         )
         torch.manual_seed(torch.seed())  # what was drawn before makes no difference
-        report = virtual.fit(batches_of, 2000, evaluate=held_out(), local_losses=True)
+        report = virtual.fit(batches_of, 800, evaluate=held_out(), local_losses=True)
         return report, virtual.weights()
 
     (first, weights), (second, again) = run(3), run(3)
@@ -136,7 +136,7 @@ def test_the_common_generator_is_left_as_it_was() -> None:
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_every_mode_learns(mode: Any) -> None:
-    report = cluster(4, **mode).fit(batches_of, 12_000, evaluate=held_out())
+    report = cluster(4, **mode).fit(batches_of, 3000, evaluate=held_out())
     first, last = report.points[0], report.points[-1]
     assert first.held_out_loss == pytest.approx(math.log(3), rel=0.2)
     assert last.held_out_loss < 0.3
@@ -145,7 +145,7 @@ def test_every_mode_learns(mode: Any) -> None:
     assert not report.diverged
 
 
-@pytest.mark.parametrize(("topology", "size"), topologies_of(3, 64))
+@pytest.mark.parametrize(("topology", "size"), topologies_of(3, 32))
 def test_any_topology_runs_asynchronously_at_odd_and_large_sizes(
     topology: str, size: int
 ) -> None:
@@ -349,8 +349,8 @@ class Recurrent(nn.Module):
 
 
 def test_an_lstm_learns() -> None:
-    virtual = cluster(3, Recurrent(), optimizer=lambda p: torch.optim.Adam(p, 0.01))
-    report = virtual.fit(batches_of, 6000, evaluate=held_out())
+    virtual = cluster(3, Recurrent(), optimizer=lambda p: torch.optim.Adam(p, 0.03))
+    report = virtual.fit(batches_of, 2000, evaluate=held_out())
     assert report.points[-1].held_out_loss < 0.5
 
 
@@ -358,7 +358,7 @@ def test_an_lstm_learns() -> None:
 def test_statistics_of_batch_norm_are_averaged_and_counts_are_not(mode: Any) -> None:
     norm = nn.BatchNorm1d(16)
     virtual = cluster(3, perceptron(norm), topology="complete", **mode)
-    report = virtual.fit(batches_of, 3000, evaluate=held_out())
+    report = virtual.fit(batches_of, 1500, evaluate=held_out())
     assert norm.num_batches_tracked is not None
     assert norm.num_batches_tracked.item() == virtual.learners.steps[0]
     assert norm.running_mean is not None
@@ -396,7 +396,7 @@ class Tied(nn.Module):
 
 def test_tied_weights_stay_tied() -> None:
     virtual = cluster(3, Tied(), **UNEVEN)
-    report = virtual.fit(batches_of, 6000, evaluate=held_out())
+    report = virtual.fit(batches_of, 2000, evaluate=held_out())
     assert virtual.module.second.weight is virtual.module.first.weight
     assert virtual.weights()[0].shape == (3, 36 + 6 + 6 + 21)
     assert report.points[-1].held_out_loss < 0.7
@@ -409,14 +409,14 @@ def test_half_precision_is_averaged_in_single(mode: Any) -> None:
         return nn.functional.cross_entropy(outputs, batch[1])
 
     virtual = cluster(3, perceptron().bfloat16(), loss=loss, communication=mode)
-    report = virtual.fit(batches_of, 6000, evaluate=held_out())
+    report = virtual.fit(batches_of, 2000, evaluate=held_out())
     assert report.points[-1].held_out_loss < 0.6
 
 
 @cache
 def loss_with(wire_dtype: torch.dtype | None) -> float:
     virtual = cluster(4, wire_dtype=wire_dtype, compute=Compute(1.0, spread=0.2))
-    return virtual.fit(batches_of, 8000, evaluate=held_out()).points[-1].held_out_loss
+    return virtual.fit(batches_of, 2000, evaluate=held_out()).points[-1].held_out_loss
 
 
 @pytest.mark.parametrize("wire_dtype", [torch.bfloat16, torch.float16, torch.int8])

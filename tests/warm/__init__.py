@@ -34,6 +34,16 @@ def python() -> str:
     return os.environ.get(_VARIABLE, sys.executable)
 
 
+def processor_seconds() -> dict[str, float]:
+    """What ended programs and the processes that they waited for took, by test file."""
+    path = Path(python()).with_name("seconds")
+    lines = path.read_text().splitlines() if path.exists() else []
+    seconds: dict[str, float] = {}
+    for took, file in map(str.split, lines):
+        seconds[file] = seconds.get(file, 0.0) + float(took)
+    return seconds
+
+
 class Server:
     """The server of one test session: it imports nothing before its first program.
 

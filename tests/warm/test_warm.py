@@ -31,6 +31,12 @@ def test_what_lightning_imports_is_there_and_no_more() -> None:
     assert ast.literal_eval(done.stdout) == {"torch", "lightning"}
 
 
+def test_the_interpreter_of_tests_is_none_of_them() -> None:
+    program = "import sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    assert done.stdout == b"False\n"
+
+
 def test_a_program_has_words_folder_environment_and_files(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -1,0 +1,54 @@
+"""What all tests have: devices, the profile of hypothesis, and an end of each job."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, settings
+
+from tests.helpers import num_gpus
+
+# How long an example takes is the machine's affair; which ones are tried, the code's.
+settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("tests")
+
+
+def devices() -> list[str]:
+    """The CPU, and the accelerator of this machine if it has one."""
+    found = torch.accelerator.current_accelerator()
+    is_cuda = found is None or found.type == "cuda"
+    present = num_gpus() if is_cuda else torch.accelerator.is_available()
+    return ["cpu", f"{found.type}:0"] if found is not None and present else ["cpu"]
+
+
+@pytest.fixture(scope="module", params=devices())
+def engine_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where a test's weights lie: tensors that it makes without a device are there."""
+    before = torch.get_default_device()
+    torch.set_default_device(device := torch.device(request.param))
+    yield device
+    torch.set_default_device(before)
+
+
+# What Lightning tells the learners that it starts, by the environment.
+LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_a_job_is_left() -> Iterator[None]:
+    """A Trainer of one process leaves its group and its environment to what follows."""
+    before = {name: os.environ.get(name) for name in LAUNCHED}
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
