@@ -85,7 +85,7 @@ ROOMS = {
     "checkpoints": Room(
         ("strategy/checkpoints/*.py", "files.py"),
         (
-            "strategy/checkpoints/test_[fl]*.py",
+            "strategy/checkpoints/test_[flm]*.py",
             "strategy/checkpoints/test_saving.py",
             "strategy/checkpoints/test_sharded.py",
             "strategy/checkpoints/test_exact_resume_integration.py",
