@@ -8,6 +8,7 @@ the tests that were written since.
 """
 
 import argparse
+import json
 import shutil
 import sys
 import time
@@ -47,8 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     copies = [copy_of(ROOT, out / f"copy-{number}") for number in range(options.jobs)]
     chosen = _chosen(options, out)
     rooms = dict.fromkeys(room for room, _ in chosen)
-    limits = {room: _seconds_without_mutant(room, copies) for room in rooms}
-    tasks = [Task(room, mutant, limits[room]) for room, mutant in chosen]
+    seconds = {room: _known_seconds(room, copies, out) for room in rooms}
+    tasks = [Task(room, mutant, 3 * seconds[room] + 20) for room, mutant in chosen]
     _run_all(tasks, copies, out)
     done = results.read(out)
     late = [t for t in tasks if done[results.key(t.room, t.mutant)].is_late_once]
@@ -102,8 +103,19 @@ def _is_as_before(result: results.Result) -> bool:
     return False
 
 
+def _known_seconds(room: str, copies: list[Path], out: Path) -> float:
+    """Of a run without a mutant, as an earlier call has measured them or this one."""
+    path = out / "seconds.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    if room not in known:
+        known[room] = round(_seconds_without_mutant(room, copies), 1)
+        path.write_text(json.dumps(known))
+    print(f"{room}: {known[room]} s without a mutant", flush=True)
+    return known[room]
+
+
 def _seconds_without_mutant(room: str, copies: list[Path]) -> float:
-    """How long a mutant of this room may take: what its tests take without one.
+    """How long the tests of a room take without a mutant.
 
     They run in all copies at once, as mutants do, and so meet the same load.
     """
@@ -120,8 +132,7 @@ def _seconds_without_mutant(room: str, copies: list[Path]) -> float:
                 f"the tests of {room} {ended.outcome} without a mutant\n{ended.output}"
             )
         seconds = max(seconds, ended.seconds)
-    print(f"{room}: {seconds:.1f} s without a mutant", flush=True)
-    return 3 * seconds + 20
+    return seconds
 
 
 def _run_all(tasks: list[Task], copies: list[Path], out: Path) -> None:
