@@ -4,7 +4,8 @@ It draws as many mutants from each room and runs the room's fast tests against e
 mutant is killed if a test fails, or if the tests twice do not end within their time,
 the second time alone. Each trial is a line of `results.jsonl` in the folder `--out`; a
 second call takes it up again. `--again survived` tries what survived once more, with
-the tests that were written since.
+the tests that were written since. `--again killed` runs the test that has failed alone:
+one that passes had failed for another reason, such as the load of the machine.
 """
 
 import argparse
@@ -27,16 +28,12 @@ LONGEST_S = 600.0
 
 
 class Task(NamedTuple):
-    """One mutant, and how long its tests may take."""
+    """One mutant, its tests, and how long they may take."""
 
     room: str
     mutant: Mutant
-    seconds: float
-
-    @property
-    def tests(self) -> list[str]:
-        """Files of its tests."""
-        return ROOMS[self.room].test_files(ROOT, Path(self.mutant.file))
+    tests: list[str]
+    seconds: float = 0.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,10 +43,10 @@ def main(arguments: Sequence[str]) -> int:
     out.mkdir(parents=True, exist_ok=True)
     import_what_is_never_mutated()
     copies = [copy_of(ROOT, out / f"copy-{number}") for number in range(options.jobs)]
-    chosen = _chosen(options, out)
-    rooms = dict.fromkeys(room for room, _ in chosen)
-    seconds = {room: _known_seconds(room, copies, out) for room in rooms}
-    tasks = [Task(room, mutant, 3 * seconds[room] + 20) for room, mutant in chosen]
+    tasks = _again(options, out) if options.again else _drawn(options, out)
+    rooms = dict.fromkeys(task.room for task in tasks)
+    longest = {room: 3 * _known_seconds(room, copies, out) + 20 for room in rooms}
+    tasks = [task._replace(seconds=longest[task.room]) for task in tasks]
     _run_all(tasks, copies, out)
     done = results.read(out)
     late = [t for t in tasks if done[results.key(t.room, t.mutant)].is_late_once]
@@ -73,23 +70,34 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _chosen(options: argparse.Namespace, out: Path) -> list[tuple[str, Mutant]]:
-    """The mutants to try, with their rooms."""
+def _drawn(options: argparse.Namespace, out: Path) -> list[Task]:
+    """The mutants of a draw that had no trial yet, or one that timed out."""
     done, rooms = results.read(out), options.rooms.split(",")
-    if options.again:
-        return [
-            (result.room, result.mutant)
-            for result in done.values()
-            if result.room in rooms and result.last == options.again
-            if _is_as_before(result)
-        ]
     share = -(-options.number // len(rooms))
     return [
-        (room, mutant)
+        Task(room, mutant, _tests(room, mutant))
         for room in rooms
         for mutant in draw(ROOT, ROOMS[room].source_files(ROOT), share, options.seed)
         if (known := done.get(results.key(room, mutant))) is None or known.is_late_once
     ]
+
+
+def _again(options: argparse.Namespace, out: Path) -> list[Task]:
+    """The mutants whose last trial had this outcome, where they can still be made."""
+    rooms = options.rooms.split(",")
+    found = [
+        result
+        for result in results.read(out).values()
+        if (result.last, result.room in rooms) == (options.again, True)
+    ]
+    return [
+        Task(one.room, one.mutant, one.killer or _tests(one.room, one.mutant))
+        for one in filter(_is_as_before, found)
+    ]
+
+
+def _tests(room: str, mutant: Mutant) -> list[str]:
+    return ROOMS[room].test_files(ROOT, Path(mutant.file))
 
 
 def _is_as_before(result: results.Result) -> bool:

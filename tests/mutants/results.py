@@ -21,12 +21,14 @@ class Result(NamedTuple):
         mutant: the change.
         change: lines that it takes away and adds, as a diff has them.
         outcomes: of each trial, as `Ended` has them; the oldest comes first.
+        failed: the test that failed in the last trial; empty: none, or no test began.
     """
 
     room: str
     mutant: Mutant
     change: list[str]
     outcomes: list[str]
+    failed: str = ""
 
     @property
     def key(self) -> str:
@@ -42,6 +44,11 @@ class Result(NamedTuple):
     def last(self) -> str:
         """What the newest tests said."""
         return self.outcomes[-1]
+
+    @property
+    def killer(self) -> list[str]:
+        """The test that failed, with all its parameters; empty if there is none."""
+        return [self.failed.partition("[")[0]] if self.failed else []
 
     @property
     def is_late_once(self) -> bool:
@@ -83,7 +90,9 @@ def read(out: Path) -> dict[str, Result]:
     results: dict[str, Result] = {}
     for line in map(json.loads, path.read_text().splitlines() if path.exists() else []):
         result = _result(line)
-        results.setdefault(result.key, result).outcomes.append(line["outcome"])
+        before = results.get(result.key, result).outcomes
+        outcomes = [*before, line["outcome"]]
+        results[result.key] = result._replace(outcomes=outcomes, failed=line["by"])
     return results
 
 

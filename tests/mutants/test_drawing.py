@@ -95,6 +95,7 @@ def test_one_trial_that_timed_out_says_nothing_yet(
         results.write(tmp_path, tmp_path, "room", mutant, Ended(outcome, 1.0, ""))
     (result,) = results.read(tmp_path).values()
     assert (result.mutant, result.outcomes) == (mutant, outcomes)
+    assert result.killer == []
     assert (result.first, result.last) == (first, outcomes[-1])
     assert result.is_late_once == is_late_once
 
@@ -114,3 +115,14 @@ def test_a_report_counts_a_mutant_once_and_shows_what_is_left(tmp_path: Path) ->
     assert "| room | 3 | 1 (33%) | 2 (67%) | 0 | 1 |" in text
     assert text.count("- `counter.py`") == 1
     assert f"line {mutants[2].position[0]}, {mutants[2].operator}" in text
+
+
+def test_the_killer_is_the_test_that_has_failed_last(tmp_path: Path) -> None:
+    (tmp_path / "counter.py").write_text(SOURCE)
+    (mutant,) = draw(tmp_path, [Path("counter.py")], 1, "0")
+    said = "FAILED tests/test_a.py::test_{}[1 x] - assert 1 == 2\n1 failed"
+    for name in "ab":
+        ended = Ended("killed", 1.0, said.format(name))
+        results.write(tmp_path, tmp_path, "room", mutant, ended)
+    (result,) = results.read(tmp_path).values()
+    assert result.killer == ["tests/test_a.py::test_b"]
