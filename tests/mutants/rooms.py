@@ -1,7 +1,7 @@
 """Which tests must notice a change in which room: the one table of `make mutants`.
 
-Only fast tests are here: those that run in one process and take seconds. The tests with
-several processes notice much of the same, minutes later.
+Only fast tests are here: those that take seconds, in one process but for those of exact
+resumes. The tests with several processes notice much of the same, minutes later.
 """
 
 from collections.abc import Iterator
@@ -26,10 +26,19 @@ class Room(NamedTuple):
 
     def test_files(self, root: Path, source: Path) -> list[str]:
         """All test files of the room; first the one that has the name of `source`."""
-        files = [str(path) for path in _matching(root, "tests", self.tests)]
+        matching = _matching(root, "tests", self.tests)
+        files = list(dict.fromkeys(map(str, matching)))
         return sorted(files, key=lambda file: not file.endswith(f"_{source.stem}.py"))
 
 
+_ISLANDS = (
+    "islands/test_[mrs]*.py",
+    "islands/test_islands.py",
+    "islands/test_wide_islands.py",
+    "topology/test_live.py",
+)
+# Three rooms are in two parts, so that the handshake, the member list and the ledger
+# have a share of the mutants that is theirs alone.
 ROOMS = {
     "topology": Room(
         ("topology/*.py",), ("topology/test_*.py", "mixing/test_mixing.py")
@@ -40,20 +49,47 @@ ROOMS = {
     ),
     "mixing": Room(("mixing/*.py",), ("mixing/test_*.py", "gossip/test_engine.py")),
     "gossip": Room(("gossip/*.py",), ("gossip/test_*.py",)),
-    "links": Room(("transport/links/*.py",), ("transport/links/test_*.py",)),
-    "islands": Room(
-        ("islands/*.py",),
-        (
-            "islands/test_membership.py",
-            "islands/test_islands.py",
-            "islands/test_setting_up.py",
-            "topology/test_live.py",
+    "handshake": Room(
+        tuple(
+            f"transport/links/{name}.py"
+            for name in ("handshake", "peer_info", "credentials", "issuing")
         ),
+        ("transport/links/test_*.py",),
     ),
-    "epochs": Room(("epochs/*.py",), ("epochs/test_*.py",)),
+    "links": Room(
+        tuple(
+            f"transport/links/{name}.py"
+            for name in ("connection", "listener", "sockets", "transport")
+        ),
+        ("transport/links/test_*.py",),
+    ),
+    "list": Room(("islands/member*.py", "islands/signatures.py"), _ISLANDS),
+    "islands": Room(
+        (
+            "islands/island.py",
+            *(f"islands/{letter}*.py" for letter in ("c", "j", "mean", "r", "se", "w")),
+        ),
+        _ISLANDS,
+    ),
+    "ledger": Room(
+        tuple(f"epochs/{name}.py" for name in ("ledger", "claims", "lease")),
+        ("epochs/test_*.py",),
+    ),
+    "epochs": Room(
+        tuple(
+            f"epochs/{name}.py"
+            for name in ("batches", "block_sampler", "pool", "ranges", "work_units")
+        ),
+        ("epochs/test_*.py",),
+    ),
     "checkpoints": Room(
         ("strategy/checkpoints/*.py", "files.py"),
-        ("strategy/checkpoints/test_[fls]*.py",),
+        (
+            "strategy/checkpoints/test_[flm]*.py",
+            "strategy/checkpoints/test_saving.py",
+            "strategy/checkpoints/test_sharded.py",
+            "strategy/checkpoints/test_exact_resume_integration.py",
+        ),
     ),
 }
 

@@ -322,6 +322,28 @@ def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(
     assert [p.name for p in tmp_path.iterdir()] == ["a.ckpt"]
 
 
+def test_what_has_a_lock_stays_though_its_process_looks_dead(tmp_path: Path) -> None:
+    """As where the writer is in another container, whose numbers are other ones."""
+    left = left_by_a_dead_writer(tmp_path)
+    with left.open("rb") as file:
+        files.fcntl.flock(file, files.fcntl.LOCK_EX)
+        assert remove_leftovers(tmp_path) == []
+    assert remove_leftovers(tmp_path) == [left]
+
+
+def test_the_writers_own_error_is_raised_though_its_file_was_removed(
+    tmp_path: Path,
+) -> None:
+    def write() -> None:
+        with bytes_written_whole(tmp_path / "a"):
+            for path in tmp_path.iterdir():
+                path.unlink()
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        write()
+
+
 @pytest.mark.parametrize("what", ["boot", "mount"])
 def test_a_file_whose_lock_another_host_or_mount_keeps_stays_for_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -92,6 +93,18 @@ def test_a_new_one_takes_the_place_of_what_was_there(
     assert found["state_dict"]["bias"].tolist() == [2.0] * 4
     assert sorted(p.name for p in path.iterdir()) == [".metadata", SHARDS, META]
     assert not [p.name for p in path.parent.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system exchanges names")
+def test_two_folders_exchange_their_names_at_once(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for path in (one, other):
+        path.mkdir()
+        (path / f"was {path.name}").touch()
+    assert sharded._exchange(one, other)
+    assert [path.name for path in one.iterdir()] == ["was other"]
+    assert [path.name for path in other.iterdir()] == ["was one"]
+    assert not sharded._exchange(one, tmp_path / "absent")
 
 
 def test_an_error_in_the_middle_leaves_the_old_one(

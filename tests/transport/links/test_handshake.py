@@ -204,6 +204,24 @@ def test_a_dialers_own_proof_sent_back_is_not_a_listeners() -> None:
         together([mirror, dial])
 
 
+@pytest.mark.parametrize("answer", [b"\0", b"\2", b"\xff"])
+def test_only_one_byte_says_that_the_dialers_proof_was_accepted(answer: bytes) -> None:
+    with tcp_pair() as (first, second):
+
+        def listen() -> None:
+            nonces = second.recv(HELLO.size, socket.MSG_WAITALL)[-32:] + bytes(32)
+            second.sendall(good_hello())
+            second.recv(32, socket.MSG_WAITALL)
+            second.sendall(answer + TOKEN.proof(b"listener", nonces))
+            second.shutdown(socket.SHUT_WR)
+
+        def dial() -> None:
+            with pytest.raises(Refused, match="its token differs"):
+                greet_listener(first, Deadline(PATIENCE_S), TOKEN, info(0), 1)
+
+        together([listen, dial])
+
+
 def proved_dialer_says(*pieces: Callable[[Callable[..., bytes]], bytes]) -> str:
     """The same of a dialer that has the token; pieces are made with its proofs."""
     with tcp_pair() as (first, second):

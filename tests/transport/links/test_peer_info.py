@@ -24,6 +24,9 @@ def test_peer_info_goes_through_json() -> None:
         ({"member": -1}, "numbers from 0 to"),
         ({"member": 1 << 70}, "numbers from 0 to"),
         ({"super_learner_size": 0}, "numbers from 0 to"),
+        ({"member": 1 << 31}, "numbers from 0 to"),
+        ({"shard": 1 << 31}, "numbers from 0 to"),
+        ({"super_learner_size": (1 << 31) + 1}, "numbers from 0 to"),
         ({"model": 4}, "`model` of peer info must be a str"),
         ({"settings": {"gain": 1}}, "must hold strings"),
         ({"settings": []}, "`settings` of peer info must be a dict"),
@@ -33,6 +36,12 @@ def test_peer_info_goes_through_json() -> None:
 def test_malformed_peer_info_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PeerInfo.from_dict({**asdict(info()), **change})
+
+
+def test_the_largest_numbers_are_read() -> None:
+    most = 1 << 31
+    largest = info(most - 1, shard=most - 1, super_learner_size=most)
+    assert PeerInfo.from_dict(asdict(largest)) == largest
 
 
 @pytest.mark.parametrize("content", [None, [], "info", 3, {}])

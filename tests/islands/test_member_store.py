@@ -1,0 +1,123 @@
+"""What members write into the rendezvous and read there, on a store of this process."""
+
+import logging
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from lightning_adpsgd.islands.member_store import MemberStore
+from lightning_adpsgd.islands.members import Beat, Member, MemberList
+from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
+from lightning_adpsgd.islands.signatures import Signatures
+from lightning_adpsgd.transport.links import Credentials
+
+PLAIN = Signatures(Credentials(), "job")
+SIGNED = Signatures(Credentials(b"0123456789abcdef"), "job")
+ONE, TWO = (Member(number, f"start {number}", "host", ()) for number in (1, 2))
+
+
+def list_of(*members: Member, epoch: int = 1) -> MemberList:
+    return MemberList(epoch, {member.number: member for member in members})
+
+
+@pytest.fixture
+def plain() -> HashStore:
+    return HashStore()
+
+
+@pytest.fixture
+def store(plain: HashStore) -> MemberStore:
+    return MemberStore(plain, PLAIN)
+
+
+@pytest.mark.parametrize("other", [list_of(ONE), list_of(TWO, epoch=9)])
+def test_a_list_is_replaced_only_where_nobody_was_faster(
+    plain: HashStore, store: MemberStore, other: MemberList
+) -> None:
+    """Whichever text is greater."""
+    wanted = list_of(ONE, TWO, epoch=5)
+    version = plain.get("version")
+    plain.set("members", other.to_json())
+    assert not store.replace("", wanted)
+    assert store.members().members == other
+    assert plain.get("version") == version
+    assert store.replace(other.to_json(), wanted)
+    assert store.members().members == wanted
+    assert plain.get("version") != version
+
+
+def test_a_change_raises_the_epoch_and_nothing_changed_raises_none(
+    store: MemberStore,
+) -> None:
+    assert store.change(7, lambda old: {**old, 1: ONE}) == list_of(ONE, epoch=8)
+    assert store.change(3, lambda old: {**old, 2: TWO}) == list_of(ONE, TWO, epoch=9)
+    assert store.change(99, lambda old: old) == list_of(ONE, TWO, epoch=9)
+
+
+@pytest.mark.parametrize("text", ["nonsense", '[1, [["no row"]]]'])
+def test_nonsense_is_counted_told_once_and_replaced_by_the_next_change(
+    plain: HashStore,
+    store: MemberStore,
+    text: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    for _ in range(2):
+        for _ in range(3):
+            plain.set("members", text)
+            assert store.members().members == MemberList(int(text != "nonsense"))
+            assert store.members().members.num_invalid == 1
+        store.change(5, lambda old: {1: ONE})
+        assert store.members().members.num_invalid == 0
+    told = [one.message for one in caplog.records]
+    assert [one.startswith("1 rows of the member list") for one in told] == [True] * 2
+
+
+def test_a_list_that_others_change_all_the_time_is_given_up(
+    plain: HashStore, store: MemberStore
+) -> None:
+    def edit(old: dict[int, Member]) -> dict[int, Member]:
+        plain.set("members", list_of(epoch=plain.add("edits", 1)).to_json())
+        return {1: ONE}
+
+    with pytest.raises(RendezvousUnreachable, match="during each of 100 attempts"):
+        store.change(0, edit)
+
+
+@pytest.mark.parametrize("signatures", [PLAIN, SIGNED])
+def test_a_goodbye_is_the_last_heartbeat_of_one_incarnation(
+    plain: HashStore, signatures: Signatures
+) -> None:
+    store = MemberStore(plain, signatures)
+    assert not store.has_said_goodbye(ONE)
+    for beat, leaves in ((Beat(3, 40), False), (Beat(None, 41), True)):
+        store.show(ONE, beat)
+        assert store.has_said_goodbye(ONE) == leaves
+        version, beats = store.beats([ONE, TWO])
+        assert version == plain.get("version")
+        assert beats == {"start 1": beat, "start 2": None}
+    if signatures is SIGNED:
+        assert not store.has_said_goodbye(ONE._replace(incarnation="another"))
+
+
+def test_a_number_is_greater_than_those_drawn_and_those_on_the_list(
+    plain: HashStore, store: MemberStore
+) -> None:
+    assert [store.draw_number() for _ in range(3)] == [0, 1, 2]
+    store.change(0, lambda old: {7: ONE._replace(number=7)})
+    assert [store.draw_number() for _ in range(2)] == [8, 9]
+    for nonsense in ("x", "-5", "9" * 10):
+        plain.set("next", nonsense)
+        assert store.draw_number() == 8
+    plain.set("next", "999999999")
+    assert store.draw_number() == 999999999
+
+
+def test_a_member_is_genuine_only_with_the_proof_of_its_signatures(
+    plain: HashStore,
+) -> None:
+    store = MemberStore(plain, SIGNED)
+    signed = store.signed(ONE)
+    store.change(0, lambda old: {1: signed, 2: TWO})
+    found = store.members().members
+    assert (found.by_number, found.num_invalid) == ({1: signed}, 1)

@@ -1,0 +1,160 @@
+"""A batch sampler that begins in the middle, and generators that go on, in one process.
+
+`test_exact_resume_integration.py` has the same in a Trainer.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+
+from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlacedBatches, PlaceInEpoch
+from lightning_adpsgd.strategy.checkpoints.rng_state import (
+    generator_states,
+    set_generator_states,
+)
+
+CPU = torch.device("cpu")
+DRAWS = [
+    random.random,
+    lambda: torch.rand(1).item(),
+    lambda: numpy.random.rand(),
+]
+
+
+@pytest.mark.parametrize("draw", DRAWS, ids=["python", "torch", "numpy"])
+def test_each_generator_goes_on_from_where_it_was(draw: Callable[[], float]) -> None:
+    states = generator_states(CPU)
+    drawn = [draw() for _ in range(3)]
+    set_generator_states(states, CPU)
+    assert [draw() for _ in range(3)] == drawn
+
+
+def test_a_generator_without_a_state_is_left_alone() -> None:
+    states = generator_states(CPU)
+    numpy.random.seed(3)
+    del states["numpy"]
+    before = numpy.random.get_state()
+    set_generator_states(states, CPU)
+    assert str(numpy.random.get_state()) == str(before)
+
+
+def placed(generator: torch.Generator | None) -> PlacedBatches:
+    sampler = RandomSampler(range(12), generator=generator)
+    return PlacedBatches(BatchSampler(sampler, 2, drop_last=False), CPU)
+
+
+@pytest.mark.parametrize("has_its_own", [False, True])
+def test_an_epoch_goes_on_in_its_middle_and_the_next_one_is_whole(
+    has_its_own: bool,
+) -> None:
+    def generator() -> torch.Generator | None:
+        return torch.Generator().manual_seed(5) if has_its_own else None
+
+    first = placed(generator())
+    assert first.state() is None
+    begun = list(first)
+    state = first.state()
+    later = generator_states(CPU)
+    expected = torch.rand(2).tolist()
+
+    # Some other generators, as in a process that has begun anew.
+    torch.manual_seed(77)
+    second = placed(torch.Generator().manual_seed(78) if has_its_own else None)
+    second.resume(state, 4)
+    set_generator_states(later, CPU)
+    assert list(second) == begun[4:]
+    # What is drawn afterwards has nothing to do with the order of this epoch.
+    assert torch.rand(2).tolist() == expected
+    assert second.state() == state
+    assert sorted(sum(second, list[int]())) == list(range(12))
+    assert second.state() is not state
+
+
+def test_batches_are_left_out_of_an_order_that_nobody_wrote_down() -> None:
+    batches = PlacedBatches(BatchSampler(range(12), 2, drop_last=False), CPU)
+    batches.resume(None, 5)
+    assert list(batches) == [[10, 11]]
+    assert len(list(batches)) == 6
+
+
+def test_it_answers_as_the_sampler_that_it_wraps() -> None:
+    inner = BatchSampler(range(7), 2, drop_last=False)
+    batches = PlacedBatches(inner, CPU)
+    assert (batches.sampler, batches.batch_size) == (inner.sampler, 2)
+    assert len(batches) == 4
+    bare = PlacedBatches([[1], [2]], CPU)
+    assert (bare.sampler, bare.batch_size, len(bare)) == (None, None, 2)
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(4))
+
+
+class KeepsItsPlace(DataLoader[int]):
+    def load_state_dict(self, state: Any) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        [1, 2, 3],
+        DataLoader(Stream()),
+        DataLoader(range(4), batch_size=None),  # pyright: ignore[reportArgumentType]
+        KeepsItsPlace(range(4)),  # pyright: ignore[reportArgumentType]
+    ],
+    ids=["list", "stream", "no batches", "its own"],
+)
+def test_a_loader_that_can_have_no_place_is_left_as_it_is(loader: Any) -> None:
+    place: Any = PlaceInEpoch(None, CPU)  # pyright: ignore[reportArgumentType]
+    assert place.prepare(loader) is loader
+
+
+def test_a_loader_gets_a_place_in_a_copy() -> None:
+    loader: Any = DataLoader(range(6), batch_size=2)  # pyright: ignore
+    place: Any = PlaceInEpoch(None, CPU)  # pyright: ignore[reportArgumentType]
+    prepared = place.prepare(loader)
+    assert isinstance(prepared.batch_sampler, PlacedBatches)
+    assert not isinstance(loader.batch_sampler, PlacedBatches)
+    assert [batch.tolist() for batch in prepared] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_loader_goes_on_at_the_saved_place() -> None:
+    saved = {
+        "num_samples": 40,
+        "num_batches": 2,
+        "begin": None,
+        "generators": generator_states(CPU),
+    }
+    place: Any = PlaceInEpoch(None, CPU, saved)  # pyright: ignore[reportArgumentType]
+    prepared = place.prepare(DataLoader(range(6), batch_size=2))  # pyright: ignore
+    assert [batch.tolist() for batch in prepared] == [[4, 5]]
+
+
+@pytest.mark.parametrize("begins_an_epoch", [False, True])
+def test_the_generators_go_on_before_the_first_batch(begins_an_epoch: bool) -> None:
+    states = generator_states(CPU)
+    expected = torch.rand(1).item()
+    saved = {"num_samples": 0, "num_batches": 0, "begin": None, "generators": states}
+    place: Any = PlaceInEpoch(None, CPU, saved)  # pyright: ignore[reportArgumentType]
+    if begins_an_epoch:
+        place.prepare(DataLoader(range(6)))  # pyright: ignore
+    else:
+        place.begin()
+    assert torch.rand(1).item() == expected
+    place.begin()  # they are set once
+    assert torch.rand(1).item() != expected
+
+
+def test_samples_of_all_runs_are_counted() -> None:
+    saved = {"num_samples": 40}
+    for start in ({"saved": saved}, {"num_samples": 40}):
+        place: Any = PlaceInEpoch(None, CPU, **start)  # pyright: ignore
+        place.count(torch.zeros(3, 7))
+        assert place._num_samples == 43
