@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +15,12 @@ from recipes.hybrid.pipeline.crew import (
     CrewError,
     FinishedError,
     crew_of,
+    finished,
     shard_of,
     shared,
 )
 from recipes.hybrid.pipeline.overrides import override
-from recipes.hybrid.pipeline.runner import Stage, StageError, run_stages
+from recipes.hybrid.pipeline.runner import STAMP, Stage, StageError, run_stages
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.stages import STAGES
 
@@ -87,10 +90,53 @@ def test_a_share_that_does_not_come_is_named(tmp_path):
         list(shared(hasty, tmp_path, "x", range(5), tens))
 
 
+def test_all_machines_get_the_results_that_they_go_on_from(tmp_path):
+    with ThreadPoolExecutor() as threads:
+        both = [
+            threads.submit(
+                lambda crew: [*shared(crew, tmp_path, "x", range(5), tens, True)], crew
+            )
+            for crew in PAIR
+        ]
+    assert [one.result() for one in both] == [[0, 20, 40, 10]] * 2
+
+
+def test_a_share_that_came_too_late_is_not_done(tmp_path):
+    output = tmp_path / ".partial"  # the leader has given it its name meanwhile
+    for to_all in (False, True):
+        with pytest.raises(FinishedError):
+            list(shared(PAIR[1], output, "x", range(5), tens, to_all))
+    assert not output.exists()
+
+
 def test_waiting_ends_when_the_stage_is_finished_without_this_process(tmp_path):
-    (tmp_path / "stamp").touch()
     with pytest.raises(FinishedError):
-        PAIR[1].await_until(lambda: False, "nothing", tmp_path / "stamp")
+        PAIR[1].await_until(lambda: False, "nothing", finished(tmp_path / "gone"))
+
+
+def test_a_process_that_is_needed_no_more_waits_for_the_stamp(tmp_path):
+    settings = Settings(corpus=tmp_path, out=tmp_path)
+    begun, returned = threading.Event(), threading.Event()
+    stamped: list[bool] = []
+
+    def work(settings: Settings, _: Path) -> None:
+        if not settings.crew.leads:
+            begun.set()
+            raise FinishedError
+        assert begun.wait(20)
+        returned.wait(0.3)  # it would return now
+
+    def follow() -> None:
+        run_stages(replace(settings, crew=PAIR[1]), stages)
+        stamped.append((settings.directory("features") / STAMP).exists())
+        returned.set()
+
+    stages = [Stage("features", "", work, together="machines")]
+    follower = threading.Thread(target=follow)
+    follower.start()
+    run_stages(replace(settings, crew=PAIR[0]), stages)
+    follower.join(20)
+    assert stamped == [True]
 
 
 def run_together(settings: Settings, stages: list[Stage], last: str) -> None:

@@ -1,8 +1,11 @@
 import dataclasses
+import gzip
 import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 from unittest.mock import create_autospec
 
 import numpy as np
@@ -17,14 +20,18 @@ from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
 from lightning_adpsgd.asr.hmm.states import read_topology
 from lightning_adpsgd.asr.language.lexicon import write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
+from recipes.hybrid.pipeline.crew import Crew
 from recipes.hybrid.pipeline.groups import (
     AlignSettings,
     DecodeSettings,
+    LmSettings,
     RealignSettings,
     TriphoneSettings,
 )
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.recognition.scorers import mixtures
+from recipes.hybrid.stages import decode as decode_stage
 from recipes.hybrid.stages import realign as realign_stage
 from recipes.hybrid.stages import triphone as triphone_stage
 from recipes.hybrid.stages.align import align
@@ -258,9 +265,9 @@ def _linked(settings: Settings, finished: Settings, without: str) -> Settings:
 def test_a_network_that_knows_the_states_labels_as_the_mixtures_do(
     triphones, tmp_path, monkeypatch
 ):
-    mixtures = GaussianMixtures.load(triphones.directory("mixtures") / "gmm.npz")
+    gaussians = GaussianMixtures.load(triphones.directory("mixtures") / "gmm.npz")
     front_end = FrontEnd.load(triphones.directory("mixtures") / "front_end.npz")
-    scorer = mixtures.scorer()
+    scorer = gaussians.scorer()
 
     class Knows:
         hparams: ClassVar = {"input_size": 120}
@@ -309,6 +316,52 @@ def test_a_network_that_has_learnt_nothing_is_decoded_and_scored(settings):
     assert report["parts"]["total"]["wer"] > 0.5
     lines = (settings.directory("decode") / "swb.txt").read_text().splitlines()
     assert len(lines) == SPLITS["swb"]
+
+
+def test_two_machines_find_the_words_of_one_for_both_networks(
+    settings, tmp_path, monkeypatch
+):
+    asked = dataclasses.replace(
+        settings,
+        cores=1,
+        lm=LmSettings(large_order=3),
+        decode=dataclasses.replace(settings.decode, nbest=5, export_lattices=True),
+    )
+    shutil.copy(asked.directory("lm") / "lm.arpa", asked.directory("lm") / "large.arpa")
+    scorer = mixtures(asked.directory("mixtures"))
+    monkeypatch.setattr(decode_stage, "network", lambda _: scorer)
+    monkeypatch.setattr(decode_stage, "_check_outputs", lambda _: None)
+    monkeypatch.setattr(decode_stage, "best_is_another", lambda _: True)
+    outputs = [tmp_path / name for name in ("one", "two")]
+    for output in outputs:
+        output.mkdir()
+    decode(asked, outputs[0])
+    crews = [Crew(rank, 2, patience_s=60) for rank in range(2)]
+    pair = [dataclasses.replace(asked, crew=crew) for crew in crews]
+    with ThreadPoolExecutor() as threads:
+        for done in [threads.submit(decode, one, outputs[1]) for one in pair]:
+            done.result()
+    alone, together = (_written(output) for output in outputs)
+    assert alone == together
+    assert {"swb.ctm", "ch.lat.gz", "best/swb.txt"} <= alone.keys()
+    shares = (outputs[1] / ".parts").glob("swb-?-of-2.pickle")
+    assert len(list(shares)) == 2  # each machine has searched some
+
+
+def _written(output: Path) -> dict[str, Any]:
+    """Everything that a decoding has left, but for its speed."""
+    found: dict[str, Any] = {}
+    for path in output.rglob("*"):
+        if path.is_file() and path.suffix != ".pickle":
+            data = path.read_bytes()
+            data = gzip.decompress(data) if path.suffix == ".gz" else data
+            found[str(path.relative_to(output))] = data
+    for name in ("decode.json", "best/decode.json"):
+        report = json.loads(found[name])
+        for split in report["decoded"].values():
+            del split["real_time_factor"]
+        found[name] = report
+    return found
 
 
 def test_decoding_without_training_says_what_to_do(settings, tmp_path):

@@ -135,6 +135,7 @@ def test_kaldis_graph_is_decoded_scored_and_exported(settings, monkeypatch, caps
     run_stage(graph, settings, "graph")
     monkeypatch.setattr(decode_stage, "network", lambda _: sharp)
     monkeypatch.setattr(decode_stage, "_check_outputs", lambda _: None)
+    monkeypatch.setattr(decode_stage, "best_is_another", lambda _: True)
     decoded = run_stage(decode_stage.decode, settings, "decode")
     report = json.loads((decoded / "decode.json").read_text())
     assert report["frame_accuracy"] == 1.0
@@ -154,6 +155,8 @@ def test_kaldis_graph_is_decoded_scored_and_exported(settings, monkeypatch, caps
     assert read >= set(SENTENCES["swb"]["sw_3-A_1"])
 
     archive = decoded / "swb.loglikes.scp"
+    for table in (archive, decoded / "best" / archive.name):
+        assert f" {table.resolve().with_suffix('.ark')}:" in table.read_text()
     reader = kio.RandomAccessFloatMatrixReader(f"scp:{archive}")
     store = FrameStore(settings.directory("features") / "swb")
     assert np.array_equal(np.array(reader["sw_3-A_1"]), named(store.frames(0).numpy()))

@@ -1,6 +1,9 @@
 """Where figures go, with Weights & Biases and without."""
 
 import importlib.util
+import multiprocessing
+import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from lightning_adpsgd.asr.scoring.scorer import ScoredSegment, score_lines
 from lightning_adpsgd.callbacks.runs import Run, write_run
 from recipes.batch_size.panels import best_by_batch
 from recipes.batch_size.panels import main as panels
+from recipes.hybrid.pipeline.provenance import provenance
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.training import learners
 from recipes.hybrid.training.metrics import read_rows
@@ -82,6 +86,22 @@ def test_the_configuration_has_every_setting_as_a_plain_value(tmp_path):
     config = config_of(settings_in(tmp_path))
     assert config["decode/acoustic_scales"] == [0.05, 0.07, 0.1, 0.15, 0.2, 0.3]
     assert config["out"] == str(tmp_path / "corpus")
+
+
+def _told(connection: Connection) -> None:
+    connection.send(provenance()["command"])
+
+
+def test_a_learner_tells_the_command_that_the_user_began(monkeypatch):
+    main = Path(learners.__file__).parents[3] / "recipes" / "demo" / "__main__.py"
+    monkeypatch.setattr(sys, "argv", [str(main), "--out", "runs/demo"])
+    here, there = multiprocessing.get_context("fork").Pipe()
+    learner = multiprocessing.get_context("fork").Process(target=_told, args=(there,))
+    learner.start()
+    learner.join(60)
+    command = here.recv()
+    assert command.endswith(" -m recipes.demo --out runs/demo")
+    assert provenance()["command"].split()[1:] == " ".join(sys.orig_argv[1:]).split()
 
 
 def test_an_interval_holds_the_rate_and_shrinks_with_more_words():

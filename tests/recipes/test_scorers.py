@@ -6,8 +6,8 @@ import torch
 from lightning_adpsgd.asr.model import AcousticModel
 from recipes.hybrid.data.inputs import Inputs
 from recipes.hybrid.pipeline.settings import Settings
-from recipes.hybrid.recognition import recognise
 from recipes.hybrid.recognition.scorers import NetworkScorer
+from recipes.hybrid.recognition.searching import Task, searched
 
 
 def scorer() -> NetworkScorer:
@@ -30,7 +30,8 @@ def test_blocks_in_this_process_give_what_processes_give(tmp_path, monkeypatch):
     found = []
     for alone in (False, True):
         monkeypatch.setattr(NetworkScorer, "needs_this_process", alone)
-        task = recognise._Task(settings, tmp_path, scorer(), None)  # pyright: ignore
-        found.append(dict(recognise._searched(task, loads, search)))
+        task = Task(settings, tmp_path, "", scorer(), None)  # pyright: ignore
+        several = searched(task, "sums", loads, search)
+        found.append({index: one for index, one, _ in several})
     assert found[0].keys() == found[1].keys() == set(range(len(frames)))
     assert found[0] == found[1]

@@ -273,7 +273,10 @@ def _place(line: str, table: Path, where: str) -> _Place:
     if not path.exists() and beside.exists():
         path = beside
     if not path.exists():
-        raise KaldiError(f"{where}: there is no file {path}")
+        raise KaldiError(
+            f"{where}: there is no file {path}; if the experiment was moved, change "
+            "the beginning of the paths in its tables"
+        )
     return _Place(match[1], path, int(match[3] or 0))
 
 

@@ -44,9 +44,10 @@ class Cmvn:
         speaker = self._speakers.get(utterance, utterance)
         sums = self._statistics.get(speaker)
         if sums is None:
+            beside = "" if self._speakers else ", and no utt2spk is beside it"
             raise KaldiError(
                 f"{self._table}: no statistics of the speaker {speaker} of utterance "
-                f"{utterance}; take the table away if features are normalised"
+                f"{utterance}{beside}; take the table away if features are normalised"
             )
         if sums.shape != (_STATISTICS, features.shape[1] + 1):
             wanted = [_STATISTICS, features.shape[1] + 1]

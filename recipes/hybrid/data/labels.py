@@ -32,7 +32,7 @@ from lightning_adpsgd.asr.search.alignment import (
 from lightning_adpsgd.asr.search.graphs import TrainingGraphs
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.data.splits import with_copies
-from recipes.hybrid.pipeline.crew import shared
+from recipes.hybrid.pipeline.crew import finished, shared
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
 
@@ -95,7 +95,8 @@ def await_training(settings: Settings, output: Path) -> None:
         FinishedError: The stage was finished without this process.
     """
     mixtures = output / "gmm.npz"
-    settings.crew.await_until(mixtures.exists, f"process 0 to train {mixtures}")
+    about = f"process 0 to train {mixtures}"
+    settings.crew.await_until(mixtures.exists, about, finished(output))
 
 
 def log_training(output: Path, steps: Iterator[AlignmentStep], total: int) -> None:

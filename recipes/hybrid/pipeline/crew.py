@@ -30,6 +30,14 @@ class FinishedError(Exception):
     """The leader has finished the stage: what this process does is needed no more."""
 
 
+def finished(output: Path) -> Callable[[], bool]:
+    """Whether the leader has finished the stage, by the folder in which it runs.
+
+    That folder gets its final name then.
+    """
+    return lambda: not output.exists()
+
+
 @dataclass(frozen=True)
 class Crew:
     """The place of this process among those that run the recipe.
@@ -77,22 +85,26 @@ class Crew:
         return self.rank % self.per_node == 0
 
     def await_until(
-        self, is_so: Callable[[], bool], what: str, done: Path | None = None
+        self,
+        is_so: Callable[[], bool],
+        what: str,
+        is_done: Callable[[], bool] | None = None,
     ) -> None:
         """Waits until something is so.
 
         Args:
             is_so: function that is asked twice a second.
             what: whom and what it waits for, for the error.
-            done: stamp of the stage that this is for, if it may come first.
+            is_done: function that says whether the stage is finished, which may come
+                first.
 
         Raises:
             CrewError: It is not so in time.
-            FinishedError: The stamp is there.
+            FinishedError: The stage is finished.
         """
         deadline = time.monotonic() + self.patience_s
         while not is_so():
-            if done is not None and done.exists():
+            if is_done is not None and is_done():
                 raise FinishedError
             if time.monotonic() > deadline:
                 raise CrewError(
@@ -156,8 +168,9 @@ def shared(
     name: str,
     items: Iterable[Item],
     work: Callable[[Iterator[Item]], Iterator[Result]],
+    to_all: bool = False,
 ) -> Iterator[Result]:
-    """Results of a share of the items, and for the leader those of all.
+    """The results of all items, for the leader or for all; otherwise none.
 
     Item i is of machine i modulo their number. What a machine has left in an earlier
     attempt is taken again.
@@ -168,6 +181,7 @@ def shared(
         name: name of the work, of its own within the stage.
         items: all items, the same in every process.
         work: function that does a share, several results or none for an item.
+        to_all: whether all machines get the results, to go on from the same ones.
 
     Raises:
         CrewError: A share does not come.
@@ -176,16 +190,21 @@ def shared(
     if crew.num_nodes == 1:
         yield from work(iter(items))
         return
-    nodes = range(crew.num_nodes)
+    nodes, is_done = range(crew.num_nodes), finished(output)
     files = [output / PARTS / f"{name}-{n}-of-{crew.num_nodes}.pickle" for n in nodes]
     own = files[crew.node]
     if not own.exists():
+        if is_done():
+            raise FinishedError
         _write(own, work(islice(items, crew.node, None, crew.num_nodes)))
-    if not crew.leads:
+    if not (crew.leads or to_all):
         return
     for node, file in enumerate(files):
-        crew.await_until(file.exists, f"machine {node} to leave {file}")
-        yield from _read(file)
+        crew.await_until(file.exists, f"machine {node} to leave {file}", is_done)
+        try:
+            yield from _read(file)
+        except FileNotFoundError:  # removed meanwhile, as the leader needs it no more
+            raise FinishedError from None
 
 
 def _write(path: Path, results: Iterator[object]) -> None:

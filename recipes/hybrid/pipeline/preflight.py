@@ -28,7 +28,10 @@ def problems(settings: Settings, stages: Iterable[str]) -> Iterator[str]:
     if "export" in wanted and settings.export.onnx:
         yield from _missing(["onnx"], "onnx")
     if "train" in wanted and not settings.crew.trains:
-        yield "shares cannot train together; end them with --to realign"
+        yield (
+            "shares cannot train together; end them with --to baseline, train without "
+            "them, and let them go on with --from decode"
+        )
     if "train" in wanted and settings.train.accelerator == "gpu":
         yield from _devices(settings.train.num_learners)
 

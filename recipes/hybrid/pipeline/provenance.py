@@ -1,6 +1,7 @@
 """Where a result comes from: date, command, commit, machine."""
 
 import datetime
+import multiprocessing
 import os
 import platform
 import subprocess
@@ -21,7 +22,14 @@ def provenance() -> dict[str, str]:
 
 
 def _command() -> list[str]:
-    return sys.orig_argv[1:]
+    """What the user began; a learner is a process that another one has spawned."""
+    if multiprocessing.parent_process() is None:
+        return sys.orig_argv[1:]
+    main, *arguments = sys.argv  # those of the process that spawned it
+    path = Path(main)
+    if path.name != "__main__.py" or not path.is_relative_to(_ROOT):
+        return sys.argv
+    return ["-m", ".".join(path.parent.relative_to(_ROOT).parts), *arguments]
 
 
 def _commit() -> str:

@@ -281,11 +281,10 @@ def _follow(stage: Stage, settings: Settings, fingerprint: dict[str, Any]) -> fl
     try:
         if takes_part:
             claimed = functools.partial(_is_claimed, partial, fingerprint)
-            crew.await_until(claimed, about.format("begin"), stamp)
-            stage.run(settings, partial)
+            with contextlib.suppress(FinishedError):
+                crew.await_until(claimed, about.format("begin"), stamp.exists)
+                stage.run(settings, partial)
         crew.await_until(stamp.exists, about.format("finish"))
-    except FinishedError:
-        pass
     except CrewError as error:
         raise StageError(str(error)) from error
     return time.monotonic() - start

@@ -1,7 +1,6 @@
 """Recognition with Kaldi's graph, and log-likelihoods for Kaldi's decoders."""
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from lightning_adpsgd.asr.search.decoding import SearchOptions
 from recipes.hybrid.data.kaldi import find_kaldi
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.recognition.searching import Task
 
 
 def decoder(settings: Settings, options: SearchOptions) -> KaldiDecoder:
@@ -30,8 +30,7 @@ def decoder(settings: Settings, options: SearchOptions) -> KaldiDecoder:
 
 
 def export(
-    settings: Settings,
-    output: Path,
+    task: Task,
     split: str,
     utterances: Iterable[tuple[str, np.ndarray]],
     acoustic_scale: float,
@@ -41,15 +40,17 @@ def export(
     Raises:
         StageError: They do not fit the model.
     """
+    settings = task.settings
     found, transitions = find_kaldi(settings)
+    task.folder.mkdir(exist_ok=True)
     # Kaldi's table names the archive, which lies elsewhere once the stage is finished.
-    archive = output / f"{split}.loglikes.ark"
+    archive = task.folder / f"{split}.loglikes.ark"
     try:
         table = write_likelihoods(archive, utterances, transitions.num_pdfs)
     except KaldiError as error:
         raise StageError(str(error)) from error
-    final = settings.directory("decode").resolve()
-    text = table.read_text().replace(str(output.resolve()), str(final))
+    final = (settings.directory("decode") / task.within).resolve()
+    text = table.read_text().replace(str(task.folder.resolve()), str(final))
     table.write_text(text)
     command = latgen_command(
         found.model.resolve(),
@@ -59,5 +60,5 @@ def export(
         beam=settings.decode.beam,
         max_active=settings.decode.max_active,
     )
-    (output / f"{split}.latgen.sh").write_text(f"#!/bin/sh\n{command}\n")
+    (task.folder / f"{split}.latgen.sh").write_text(f"#!/bin/sh\n{command}\n")
     print(f"  {split}, for Kaldi:\n{command}", flush=True)

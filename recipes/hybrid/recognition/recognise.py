@@ -7,11 +7,11 @@ does not see.
 """
 
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product, starmap
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from rapidfuzz.distance import Levenshtein
@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from lightning_adpsgd.asr.corpora.corpus import Utterance
 from lightning_adpsgd.asr.kaldi.lattices import (
+    LabelledLattice,
     labelled_lattice,
     lattice_text,
     write_lattices,
@@ -33,7 +34,6 @@ from lightning_adpsgd.asr.search.decoding import (
     GraphDecoder,
     Hypothesis,
     Lister,
-    Search,
     hear,
 )
 from lightning_adpsgd.asr.search.nbest import NBestOptions
@@ -45,27 +45,19 @@ from lightning_adpsgd.asr.search.rescoring import (
 )
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.data.inputs import Load, StoredInputs, spoken_inputs
+from recipes.hybrid.pipeline.crew import shared
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
 from recipes.hybrid.recognition import kaldi
 from recipes.hybrid.recognition.decoder import make_decoder
 from recipes.hybrid.recognition.scorers import Scorer
 from recipes.hybrid.recognition.scoring import read_rules
+from recipes.hybrid.recognition.searching import Task, searched
 from recipes.hybrid.recognition.written import Decoded, say, told_of, write_words
 
 _MOST_WIDENINGS = 4
 _LOST_SHARE = 0.01
 _MARGIN = 2.0
-_MATRICES_PER_CORE = 4
-
-Result = TypeVar("Result")
-
-
-class _Task(NamedTuple):
-    settings: Settings
-    output: Path
-    scorer: Scorer
-    decoder: Search
 
 
 def recognise(
@@ -74,71 +66,86 @@ def recognise(
     scorer: Scorer,
     scales: Sequence[float],
     nbest: int = 0,
+    within: str = "",
 ) -> None:
     """Recognises dev and the test sets, with the scale that is best on dev.
 
+    Machines share the searches. All get the results on dev, and choose the same.
+
     Args:
         settings: settings of the experiment.
-        output: folder of the words.
+        output: folder of the stage.
         scorer: log-likelihoods of an utterance.
         scales: acoustic scales to try on dev.
         nbest: number of word sequences to rescore for each utterance; 0 for none.
+        within: name of a folder in `output` for the words of a further network.
     """
     decoder = make_decoder(settings)
     # Made before processes fork, which then share it.
     decoder.search_graph  # noqa: B018
-    task = _Task(settings, output, scorer, decoder)
-    report: dict[str, Any] = {"frame_accuracy": _frame_accuracy(task)}
+    task = Task(settings, output, within, scorer, decoder)
+    accuracy = _frame_accuracy(task)
     sweep = _widening_sweep(task, scales)
     chosen = min(sweep, key=lambda scale: sweep[scale].wer)
-    report |= {
+    report: dict[str, Any] = {
+        "frame_accuracy": accuracy,
         "acoustic_scale": chosen,
         "dev_wer": {str(scale): errors.wer for scale, errors in sweep.items()},
     }
-    print(
-        f"  dev: {report['frame_accuracy']:.1%} of frames right, "
+    _say(
+        task,
+        f"  dev: {accuracy:.1%} of frames right, "
         f"WER {sweep[chosen].wer:.1%} at acoustic scale {chosen}",
-        flush=True,
     )
     task = task._replace(decoder=ConfidentSearch(decoder))
     report["least_fit"] = _least_fit(task, chosen)
     if nbest:
         task, weights = _with_larger_model(task, decoder, chosen)
         report |= weights
-    decoded = {
-        split: _decode_split(task, split, chosen)
-        for split in settings.splits()
-        if split in TEST_SPLITS
-    }
+    decoded = {split: _decode_split(task, split, chosen) for split in _tests(settings)}
+    if settings.decode.export_lattices:
+        _export_lattices(task, decoder, chosen)
+    if not task.leads:
+        return
     report["incomplete"] = {split: one.incomplete for split, one in decoded.items()}
     report["decoded"] = {split: one._asdict() for split, one in decoded.items()}
     if settings.decode.export_likelihoods:
         _export(task, chosen)
-    if settings.decode.export_lattices:
-        _export_lattices(task, decoder, chosen)
-    write_json(output / "decode.json", report)
+    write_json(task.folder / "decode.json", report)
 
 
-def _export_lattices(task: _Task, decoder: GraphDecoder, scale: float) -> None:
+def _tests(settings: Settings) -> list[str]:
+    return [split for split in settings.splits() if split in TEST_SPLITS]
+
+
+def _say(task: Task, line: str) -> None:
+    if task.leads:
+        print(line, flush=True)
+
+
+def _export_lattices(task: Task, decoder: GraphDecoder, scale: float) -> None:
     """Leaves the lattices of the test sets in Kaldi's form."""
-    for split in task.settings.splits():
-        if split not in TEST_SPLITS:
-            continue
+
+    def search(matrix: np.ndarray) -> LabelledLattice | None:
+        return labelled_lattice(decoder, matrix, scale)
+
+    for split in _tests(task.settings):
         spoken = spoken_inputs(task.settings, split)
-        found = _searched(
-            task,
-            [load for _, load in spoken],
-            lambda matrix: labelled_lattice(decoder, matrix, scale),
-        )
+        loads = [load for _, load in spoken]
+        found = searched(task, f"lattices-{split}", loads, search)
+        if not task.leads:
+            deque(found, maxlen=0)  # leaves its share
+            continue
+        ordered = in_order((index, lattice) for index, lattice, _ in found)
         texts = (
             lattice_text(utterance.id, lattice)
-            for (utterance, _), lattice in zip(spoken, in_order(found), strict=True)
+            for (utterance, _), lattice in zip(spoken, ordered, strict=True)
             if lattice is not None
         )
-        write_lattices(task.output / f"{split}.lat.gz", texts)
+        write_lattices(task.folder / f"{split}.lat.gz", texts)
 
 
-def _least_fit(task: _Task, scale: float) -> float | None:
+def _least_fit(task: Task, scale: float) -> float | None:
     """The fit below which words are taken for noise.
 
     It lies twice as far from 0 as the fit below which utterances of dev have at most
@@ -146,8 +153,8 @@ def _least_fit(task: _Task, scale: float) -> float | None:
     if no word is right.
     """
     spoken = _dev(task.settings)
-    found = [several[0] for several in _hypotheses(task, "dev", spoken, [scale])]
-    pairs = zip(spoken, found, strict=True)
+    found = _hypotheses(task, "fit", spoken, [scale], to_all=True)
+    pairs = zip(spoken, (heard.several[0] for heard in found), strict=True)
     fits = [
         (one.fit, num_right(one.text, utterance.words))
         for (utterance, _), one in pairs
@@ -178,13 +185,13 @@ def least_fit(fits: Sequence[tuple[float, int]]) -> float | None:
     return None
 
 
-def _export(task: _Task, acoustic_scale: float) -> None:
+def _export(task: Task, acoustic_scale: float) -> None:
     """Leaves the log-likelihoods of the test sets for Kaldi's decoders."""
     for split in task.settings.splits():
         if split in TEST_SPLITS:
             spoken = spoken_inputs(task.settings, split)
             matrices = ((one.id, task.scorer(load())) for one, load in spoken)
-            kaldi.export(task.settings, task.output, split, matrices, acoustic_scale)
+            kaldi.export(task, split, matrices, acoustic_scale)
 
 
 def _dev(settings: Settings) -> list[tuple[Utterance, Load]]:
@@ -193,39 +200,36 @@ def _dev(settings: Settings) -> list[tuple[Utterance, Load]]:
     return evenly(spoken, settings.decode.max_dev_utterances)
 
 
+class _Heard(NamedTuple):
+    """A hypothesis per scale of an utterance, and the seconds of their search."""
+
+    several: list[Hypothesis]
+    seconds: float
+
+
 def _hypotheses(
-    task: _Task,
+    task: Task,
     name: str,
     spoken: Sequence[tuple[Utterance, Load]],
     scales: Sequence[float],
-) -> list[list[Hypothesis]]:
-    """A hypothesis per scale of each utterance, in the order of `spoken`."""
-    loads = [load for _, load in spoken]
-    found = _searched(task, loads, lambda matrix: hear(matrix, task.decoder, scales))
-    bar = tqdm(found, desc=f"decode {name}", total=len(loads), unit="utt")
-    return [hypotheses for _, hypotheses in sorted(bar, key=lambda pair: pair[0])]
+    to_all: bool = False,
+) -> list[_Heard]:
+    """What is heard of each utterance, in the order of `spoken`.
 
-
-def _searched(
-    task: _Task, loads: Sequence[Load], search: Callable[[np.ndarray], Result]
-) -> Iterator[tuple[int, Result]]:
-    """What a search finds in the log-likelihoods of each utterance, with its index.
-
-    Processes share the searches. A network on a GPU is of this process alone, which
-    computes for some utterances before they are searched.
+    Nothing in a process that does not lead, if it is not `to_all`.
     """
-    scorer, cores = task.scorer, task.settings.cores
-    if not getattr(scorer, "needs_this_process", False):
-        yield from fork_map(lambda load: search(scorer(load())), loads, cores)
-        return
-    block = cores * _MATRICES_PER_CORE
-    for first in range(0, len(loads), block):
-        matrices = [scorer(load()) for load in loads[first : first + block]]
-        for index, found in fork_map(search, matrices, cores):
-            yield first + index, found
+    loads = [load for _, load in spoken]
+
+    def search(matrix: np.ndarray) -> list[Hypothesis]:
+        return hear(matrix, task.decoder, scales)
+
+    found = searched(task, name, loads, search, to_all)
+    bar = tqdm(found, desc=f"decode {name}", total=len(loads), unit="utt")
+    ordered = sorted(bar, key=lambda one: one[0])
+    return [_Heard(several, seconds) for _, several, seconds in ordered]
 
 
-def _widening_sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
+def _widening_sweep(task: Task, scales: Sequence[float]) -> dict[float, Errors]:
     """The errors on dev by scale; goes on beyond the ends while an end is the best."""
     sweep = _sweep(task, scales)
     for _ in range(_MOST_WIDENINGS):
@@ -251,19 +255,18 @@ def beyond_the_best(rates: Mapping[float, float]) -> float | None:
     return float(f"{best * best / neighbour:.2g}")
 
 
-def _sweep(task: _Task, scales: Sequence[float]) -> dict[float, Errors]:
+def _sweep(task: Task, scales: Sequence[float]) -> dict[float, Errors]:
     spoken = _dev(task.settings)
-    hypotheses = _hypotheses(task, "dev", spoken, scales)
+    name = "-".join(("dev", *map(str, scales)))
+    found = _hypotheses(task, name, spoken, scales, to_all=True)
     return {
-        scale: _dev_errors(
-            task, spoken, [several[position].text for several in hypotheses]
-        )
+        scale: _dev_errors(task, spoken, [one.several[position].text for one in found])
         for position, scale in enumerate(scales)
     }
 
 
 def _dev_errors(
-    task: _Task,
+    task: Task,
     spoken: Sequence[tuple[Utterance, Load]],
     texts: Sequence[Sequence[str]],
 ) -> Errors:
@@ -277,8 +280,8 @@ def _dev_errors(
 
 
 def _with_larger_model(
-    task: _Task, decoder: Lister, scale: float
-) -> tuple[_Task, dict[str, Any]]:
+    task: Task, decoder: Lister, scale: float
+) -> tuple[Task, dict[str, Any]]:
     """The task with n-best lists and the weights that are best on dev, and a report.
 
     Raises:
@@ -305,9 +308,9 @@ def _with_larger_model(
         return rescoring.weighed(matrix, scale)
 
     loads = [load for _, load in spoken]
-    found = _searched(task, loads, weighed)
+    found = searched(task, "n-best", loads, weighed, to_all=True)
     bar = tqdm(found, desc="n-best dev", total=len(loads), unit="utt")
-    several = [one for _, one in sorted(bar, key=lambda pair: pair[0])]
+    several = [one for _, one, _ in sorted(bar, key=lambda one: one[0])]
     errors = {
         weights: _dev_errors(task, spoken, [best(one, weights) for one in several])
         for weights in starmap(
@@ -316,12 +319,12 @@ def _with_larger_model(
     }
     rescoring.weights = min(errors, key=lambda weights: errors[weights].wer)
     wer = errors[rescoring.weights].wer
-    print(f"  dev: WER {wer:.1%} with {rescoring.weights}", flush=True)
+    _say(task, f"  dev: WER {wer:.1%} with {rescoring.weights}")
     report = {"rescored": {"dev_wer": wer, **rescoring.weights._asdict()}}
     return task._replace(decoder=rescoring), report
 
 
-def _frame_accuracy(task: _Task) -> float:
+def _frame_accuracy(task: Task) -> float:
     """Fraction of dev frames whose most likely state is the label."""
     states = task.settings.directory("states")
     counts = np.array(json.loads((states / "states.json").read_text())["counts"])
@@ -338,18 +341,27 @@ def _frame_accuracy(task: _Task) -> float:
 
     alone = getattr(task.scorer, "needs_this_process", False)
     cores = 1 if alone else task.settings.cores
-    pairs = [pair for _, pair in fork_map(num_right, positions, cores)]
+
+    def work(share: Iterator[int]) -> Iterator[tuple[int, int]]:
+        yield from (pair for _, pair in fork_map(num_right, [*share], cores))
+
+    name, crew = task.name_of("frames"), task.settings.crew
+    pairs = [*shared(crew, task.output, name, positions, work, to_all=True)]
     return sum(right for right, _ in pairs) / sum(total for _, total in pairs)
 
 
-def _decode_split(task: _Task, split: str, scale: float) -> Decoded:
-    """Writes words and times; returns what is told of them."""
+def _decode_split(task: Task, split: str, scale: float) -> Decoded:
+    """Writes words and times; returns what is told of them.
+
+    A process that does not lead leaves its share, writes nothing and tells nothing.
+    """
     spoken = spoken_inputs(task.settings, split)
-    begin = time.perf_counter()
-    found = [several[0] for several in _hypotheses(task, split, spoken, [scale])]
-    seconds = (time.perf_counter() - begin) * min(task.settings.cores, len(spoken))
-    write_words(task.output, split, [one for one, _ in spoken], found)
+    heard = _hypotheses(task, split, spoken, [scale])
+    found = [one.several[0] for one in heard]
     speech_s = sum(utterance.duration_s for utterance, _ in spoken)
-    decoded = told_of(found, task.settings.decode.nbest, seconds / speech_s)
-    say(split, decoded)
+    factor = sum(one.seconds for one in heard) / speech_s
+    decoded = told_of(found, task.settings.decode.nbest, factor)
+    if task.leads:
+        write_words(task.folder, split, [one for one, _ in spoken], found)
+        say(split, decoded)
     return decoded

@@ -117,6 +117,7 @@ STAGES = (
         "recognise frames that are adapted to their speakers, by the mixtures",
         inputs=(*SPOKEN, "features", "states", "graph", "streams", "mixtures"),
         depends=("decode",),
+        together="machines",
         wanted=lambda settings: settings.adapt.fmllr and not settings.kaldi.fmllr,
     ),
     _stage(
@@ -124,6 +125,7 @@ STAGES = (
         "recognise by the Gaussian mixtures, for comparison",
         inputs=(*SPOKEN, "features", "mixtures", "states", "graph"),
         depends=("decode",),
+        together="machines",
         wanted=lambda settings: not settings.uses_kaldi,
     ),
     _stage(
@@ -147,6 +149,7 @@ STAGES = (
             "train",
         ),
         depends=("decode",),
+        together="machines",
     ),
     _stage(
         "score",

@@ -12,4 +12,5 @@ def adapted_baseline(settings: Settings, output: Path) -> None:
     """Recognises and scores with mixtures and frames adapted to the speakers."""
     scorer = adapted_mixtures(settings.directory("streams") / "mixtures.npz")
     recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
-    score_decoded(settings, output, output, f"{settings.states} GMM, fMLLR")
+    if settings.crew.leads:
+        score_decoded(settings, output, output, f"{settings.states} GMM, fMLLR")

@@ -12,4 +12,5 @@ def baseline(settings: Settings, output: Path) -> None:
     """Recognises and scores with the Gaussian mixtures that made the alignment."""
     scorer = mixtures(settings.directory("mixtures"))
     recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
-    score_decoded(settings, output, output, f"{settings.states} GMM")
+    if settings.crew.leads:
+        score_decoded(settings, output, output, f"{settings.states} GMM")

@@ -24,14 +24,16 @@ def decode(settings: Settings, output: Path) -> None:
         raise StageError("`decode.nbest` needs a larger model: set `lm.large_order`")
     _recognise(settings, output, scorer)
     if settings.decode.best_epoch and best_is_another(trained):
-        print("  the epoch with the lowest held-out loss:", flush=True)
-        (output / BEST).mkdir(exist_ok=True)
-        _recognise(settings, output / BEST, network(trained / "best.ckpt"))
+        if settings.crew.leads:
+            print("  the epoch with the lowest held-out loss:", flush=True)
+        _recognise(settings, output, network(trained / "best.ckpt"), BEST)
 
 
-def _recognise(settings: Settings, output: Path, scorer: NetworkScorer) -> None:
+def _recognise(
+    settings: Settings, output: Path, scorer: NetworkScorer, within: str = ""
+) -> None:
     scales, nbest = settings.decode.acoustic_scales, settings.decode.nbest
-    recognise(settings, output, scorer, scales, nbest=nbest)
+    recognise(settings, output, scorer, scales, nbest, within)
 
 
 def _check_outputs(settings: Settings) -> None:

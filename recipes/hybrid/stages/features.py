@@ -25,7 +25,7 @@ from lightning_adpsgd.asr.sound.noise import add_noise, dice_of, noise_files
 from lightning_adpsgd.asr.sound.speeds import at_speed, samples_at
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
 from recipes.hybrid.data.splits import speeds_of, with_copies
-from recipes.hybrid.pipeline.crew import shared
+from recipes.hybrid.pipeline.crew import finished, shared
 from recipes.hybrid.pipeline.groups import FeatureSettings
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
@@ -112,7 +112,9 @@ def _split(settings: Settings, split: str, folder: Path) -> None:
         writer.create()
     else:
         crew.await_until(
-            lambda: writer.is_begun() or is_stored(folder), f"process 0 to lay {folder}"
+            lambda: writer.is_begun() or is_stored(folder),
+            f"process 0 to lay {folder}",
+            finished(folder.parent),
         )
     lost = Skipped()
     present = [True] * len(spoken)

@@ -42,6 +42,7 @@ from recipes.hybrid.data.labels import (
     log_training,
     training_utterances,
 )
+from recipes.hybrid.pipeline.crew import finished
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
 
@@ -117,7 +118,8 @@ def _write_phones(settings: Settings, folder: Path) -> None:
     """Writes the labels of a round as states of phones without their contexts."""
     path = folder / _PHONES
     if not settings.crew.leads:
-        settings.crew.await_until(path.exists, f"process 0 to write {path}")
+        about = f"process 0 to write {path}"
+        settings.crew.await_until(path.exists, about, finished(folder))
         return
     found = read_topology(folder / "tree.json")
     phones = read_topology(settings.directory("align") / "tree.json")

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from tqdm import tqdm
@@ -213,7 +214,7 @@ def _callbacks(settings: Settings, output: Path) -> list[Callback]:
     before = [listening] if listening else []
     timeline = Timeline(output / "timeline")
     figures = [AllreduceWait(), TrainingCurve(), GossipMonitor(), timeline]
-    monitors = [*figures, *before, convergence]
+    monitors = [LearningRateMonitor(), *figures, *before, convergence]
     saving = make_savers(settings.train, output / "checkpoints")
     timed = timed_callbacks(settings, output)
     return [*monitors, *saving, _Progress(settings.run), WandbRun(), *timed]

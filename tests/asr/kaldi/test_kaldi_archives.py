@@ -104,7 +104,7 @@ def test_a_table_points_into_archives(tmp_path):
         ("u1 gunzip -c x.gz |", "copy-feats"),
         ("u1 feats.ark:3[0:5]", "copy-feats"),
         ("u1", "expected `utterance file"),
-        ("u1 nowhere.ark:3", "there is no file nowhere.ark"),
+        ("u1 nowhere.ark:3", "there is no file nowhere.ark; if the experiment was"),
     ],
 )
 def test_a_line_of_a_table_that_cannot_be_used_is_named(tmp_path, line, message):

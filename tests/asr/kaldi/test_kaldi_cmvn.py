@@ -54,6 +54,13 @@ def test_statistics_that_do_not_fit_are_refused(tmp_path, utterance, features, p
         cmvn.apply(utterance, features)
 
 
+def test_speakers_that_nobody_names_are_said_to_be_missing(tmp_path):
+    write(tmp_path, {"s1": statistics(FEATURES)})
+    (tmp_path / "utt2spk").unlink()
+    with pytest.raises(KaldiError, match=r"speaker u1 .*no utt2spk is beside it"):
+        Cmvn(tmp_path).apply("u1", FEATURES)
+
+
 def test_they_are_found_beside_a_table_with_the_options_of_the_experiment(tmp_path):
     write(tmp_path, {"s1": statistics(FEATURES)})
     options = tmp_path / "cmvn_opts"
