@@ -58,7 +58,7 @@ class ImportNames(MetaPathFinder):
         if self.chosen is None:
             self.chosen = asked or _only(_named_by_the_importer()) or _only(sys.modules)
             self.chosen = self.chosen or _installed()
-            if asked is None and OTHER in _imported() and self.chosen == LIGHTNING:
+            if asked is None and OTHER in sys.modules and self.chosen == LIGHTNING:
                 warnings.warn(refusal(LIGHTNING, OTHER), stacklevel=2)
         if asked not in (None, self.chosen):
             raise ImportError(refusal(self.chosen, asked))
