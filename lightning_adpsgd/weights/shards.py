@@ -151,17 +151,17 @@ def _check_sharding(name: str, weight: Tensor, num_learners: int) -> None:
 
 
 def _check_rows(name: str, tensor: Tensor) -> None:
-    reason = ", with super-learners of different sizes: "
     if not isinstance(tensor, nn.Parameter):
         raise ValueError(
-            f"`{name}` must not be a floating-point buffer{reason}each learner has a "
-            "whole one, and no counterpart; register it with `persistent=False`, or "
-            "give all super-learners one size"
+            f"`{name}` must not be a floating-point buffer, with super-learners of "
+            "different sizes: each learner has a whole one, and no counterpart; "
+            "register it with `persistent=False`, or give all super-learners one size"
         )
     placements = tensor.placements if isinstance(tensor, DTensor) else (Shard(0),)
     if placements != (Shard(0),):
         raise ValueError(
-            f"`{name}` must be sharded by rows, Shard(dim=0){reason}got {placements}"
+            f"`{name}` must be sharded by rows, Shard(dim=0), with super-learners of "
+            f"different sizes, got {placements}"
         )
 
 

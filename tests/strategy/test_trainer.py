@@ -39,6 +39,17 @@ from tests.learners import (
         ({"communication": "later"}, r"`communication`.*'sync'.*got 'later'"),
         ({"super_learner_size": 0}, r"`super_learner_size`.*at least 1, got 0"),
         ({"super_learner_size": "rack"}, r"`super_learner_size`.*'node'.*got 'rack'"),
+        ({"super_learner_size": (2, 0)}, r"whole number of at least 1 .*\(2, 0\)"),
+        ({"super_learner_size": [2, 4.0]}, r"whole number of at least 1 .*\(2, 4.0\)"),
+        ({"super_learner_size": ()}, r"`super_learner_size` must hold .*got \(\)"),
+        (
+            {"super_learner_size": (2, 4), "work_sharing": True},
+            r"`work_sharing` must not be True .* different sizes, got .*\(2, 4\)",
+        ),
+        (
+            {"super_learner_size": (2, 4), "islands": "tcp://127.0.0.1:1/a"},
+            r"`super_learner_size` must be \"node\" or a number .*got \(2, 4\)",
+        ),
         ({"order": "both"}, r"`order` must be one of.*got 'both'"),
         ({"mixing_gain": 0.0}, r"`mixing_gain` must be in \(0, 1\], got 0"),
         ({"mixing_gain": 1.5}, r"`mixing_gain` must be in \(0, 1\], got 1.5"),
@@ -287,6 +298,12 @@ class Lazy(Linear):
             Linear,
             "`super_learner_size` must divide the number of learners 2, got 3",
         ),
+        (
+            {"super_learner_size": (1, 2)},
+            {},
+            Linear,
+            r"sum of `super_learner_size` must .* 2, got \(1, 2\), which is 3",
+        ),
         ({"model_averaging_period": 2}, {}, Linear, "must not be set, got 2"),
         (
             {"ddp_comm_hook": allreduce_hook},
@@ -330,7 +347,7 @@ class Lazy(Linear):
         ),
     ],
     ids=[
-        *("size", "period", "hook", "plugin", "norm", "shard", "lazy"),
+        *("size", "sizes", "period", "hook", "plugin", "norm", "shard", "lazy"),
         *("unsharded", "shards", "average", "checkpoint_io", "sync_batchnorm"),
     ],
 )

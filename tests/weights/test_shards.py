@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lightning_adpsgd.weights.flat import FlatParameters
@@ -50,6 +51,32 @@ def test_what_is_written_into_a_vector_is_in_the_module(mesh: DeviceMesh) -> Non
     assert (state["0.weight"].to_local() == 7.0).all()
     assert (state["2.bias"].to_local() == 7.0).all()
     assert (state["1.running_var"] == 7.0).all()
+
+
+def test_what_a_learner_owns_is_what_fsdp2_gives_to_it(mesh: DeviceMesh) -> None:
+    """The second of two has two rows of five, and one of two."""
+    module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    fully_shard(module, mesh=mesh)
+    shards = LocalShards(module, 2)
+    owned = shards.owned(2)[1]
+    assert owned == [(0, 9, 15), (1, 3, 5), (2, 5, 10), (3, 1, 2)]
+    lengths = [len(vector) for vector in shards.vectors]
+    assert lengths == [end - begin for _, begin, end in owned]
+
+
+def test_unequal_super_learners_have_no_counterpart_for_a_buffer(
+    mesh: DeviceMesh,
+) -> None:
+    shards = LocalShards(sharded(mesh), 2)
+    with pytest.raises(ValueError, match=r"`1.running_mean` must not be .* buffer"):
+        shards.owned(4)
+
+
+def test_unequal_super_learners_are_matched_by_rows(mesh: DeviceMesh) -> None:
+    module = nn.Linear(4, 4, bias=False)
+    fully_shard(module, mesh=mesh, shard_placement_fn=lambda weight: Shard(1))
+    with pytest.raises(ValueError, match=r"`weight` must be sharded by rows"):
+        LocalShards(module, 2).owned(4)
 
 
 def test_a_sharded_model_and_a_whole_one_have_the_same_layout(mesh: DeviceMesh) -> None:
