@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -35,11 +35,11 @@ from lightning_adpsgd.islands.members import (
     transition,
 )
 from lightning_adpsgd.islands.membership_reader import Members
+from lightning_adpsgd.islands.section_links import SectionLinks
 from lightning_adpsgd.islands.service import Service
 from lightning_adpsgd.topology.live import LiveSchedule
-from lightning_adpsgd.transport.base import PeerLost, lane_of
+from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.transport.links import (
-    Address,
     LinkTransport,
     Refused,
     evidence_of,
@@ -102,10 +102,11 @@ class Connections:
         shards: Sequence[int] = (0,),
         dial_timeout: timedelta = _DIAL_TIMEOUT,
     ) -> None:
-        self._transports, self._membership = transports, membership
-        self._on_unlisted = on_unlisted
-        self._shards, self._dial_timeout = shards, dial_timeout
+        self._membership, self._on_unlisted = membership, on_unlisted
         self.engine = make_engine(self.on_lost, self.on_left)
+        self._links = SectionLinks(
+            transports, self.engine.sections, shards, dial_timeout
+        )
         self._state, self._dialing = threading.Condition(), threading.Lock()
         self._woken, self._ending = False, False
         self._posted: list[_Posted] = []
@@ -147,14 +148,13 @@ class Connections:
                 islands that only begin. They may try again.
         """
         listed = self._membership.members.by_number
-        callers = self._transports[section].callers()
-        unlisted = [one for one in callers if one not in listed]
+        unlisted = [n for n in self._links.callers(section) if n not in listed]
         if number not in listed and len(unlisted) > MOST_UNLISTED:
             raise ConnectionRefusedError(
                 f"{MOST_UNLISTED} super-learners that are not on the member list ask "
                 "already"
             )
-        self.engine.sections[section].answer(number)
+        self._links.answer(section, number)
         self._post(number, Event.CALLED)
 
     def on_lost(self, number: int, error: PeerLost) -> None:
@@ -164,8 +164,7 @@ class Connections:
 
     def on_left(self, number: int, for_good: bool, section: int = 0) -> None:
         """A member asks no more for a section."""
-        lane = lane_of(number, self._own)
-        self._transports[section].disconnect(number, lane)
+        self._links.end_answers(section, number)
         if for_good:
             self._post(number, Event.GOODBYE)
 
@@ -183,8 +182,7 @@ class Connections:
         try:
             with self._dialing:
                 self._dial(member)
-            futures = [peers.pull(number) for peers in self.engine.sections]
-            return _in_order(futures, deadline)
+            return self._links.pull(number, deadline)
         except (PeerLost, TimeoutError) as error:
             _log.info("%s gave no weights: %s", member, error)
             has_broken = isinstance(error, PeerLost)
@@ -228,7 +226,7 @@ class Connections:
     def _stand_apart(self) -> None:
         with self._dialing:
             schedule = self.engine.members.circle.schedule
-            alone = LiveSchedule.of(schedule, (), self._own)
+            alone = LiveSchedule.of(schedule, (), self._links.own)
             self.engine.members.circle = alone
             for peer in self._present():
                 self._observe(peer.member, Event.FORGOTTEN)
@@ -238,13 +236,11 @@ class Connections:
     def take_number(self) -> None:
         """Presents itself as the membership says; before the start, for any thread."""
         own = self._membership.member
-        if own.number != self._own:
+        if own.number != self._links.own:
             numbers = {one.member.number for one in self._present()}
             for number in self._dialed | numbers:
                 self._disconnect(number)
-        for transport in self._transports:
-            if (own.number, own.origin) != (transport.index, transport.origin):
-                transport.rename(own.number, own.incarnation, own.origin)
+        self._links.rename(own)
 
     def _heed(self, posted: _Posted) -> None:
         number, event, reason = posted
@@ -301,7 +297,7 @@ class Connections:
         """
         if not peers:
             return []
-        addresses = [self._address_of(peer.member) for peer in peers]
+        addresses = [self._links.address_of(peer.member) for peer in peers]
         with ThreadPoolExecutor(min(len(addresses), _MOST_PROBES)) as pool:
             errors = list(pool.map(probe, addresses))
         for peer, error in zip(peers, errors, strict=True):
@@ -325,7 +321,7 @@ class Connections:
         while True:
             alive = {peer.member.number: peer for peer in self._alive()}
             schedule = self.engine.members.circle.schedule
-            circle = LiveSchedule.of(schedule, alive, self._own)
+            circle = LiveSchedule.of(schedule, alive, self._links.own)
             self.engine.members.circle, wanted = circle, set(circle.peers())
             missing = sorted(wanted - self._dialed)
             if all(self._reach(alive[number]) for number in missing):
@@ -346,40 +342,15 @@ class Connections:
         """Begins to ask a member; does nothing if it is asked already."""
         if member.number in self._dialed:
             return
-        number, name = member.number, member.incarnation
-        try:
-            for section, transport in enumerate(self._transports):
-                address = self._address_of(member, section)
-                transport.connect(number, address, self._dial_timeout, name)
-        except (PeerLost, Refused):
-            # A member is asked for all sections, or for none.
-            self._break_off(number)
-            raise
-        self._dialed.add(number)
-        for peers in self.engine.sections:
-            peers.add(number)
+        self._links.ask(member)
+        self._dialed.add(member.number)
 
-    def _hang_up_on(self, numbers: Collection[int]) -> None:
-        sections = self.engine.sections
-        ended = [(n, [peers.drop(n) for peers in sections]) for n in numbers]
-        deadline = time.monotonic() + _HANG_UP_S
-        for number, events in ended:
-            for event in events:
-                event.wait(max(0.0, deadline - time.monotonic()))
-            self._break_off(number)
-            self._dialed.discard(number)
-
-    def _break_off(self, number: int) -> None:
-        """Breaks off the lanes on which this island asks a member."""
-        for transport in self._transports:
-            transport.disconnect(number, lane_of(self._own, number))
+    def _hang_up_on(self, numbers: set[int]) -> None:
+        self._links.stop_asking(numbers, _HANG_UP_S)
+        self._dialed -= numbers
 
     def _disconnect(self, number: int) -> None:
-        for peers, transport in zip(
-            self.engine.sections, self._transports, strict=True
-        ):
-            peers.forget(number)
-            transport.disconnect(number)
+        self._links.disconnect(number)
         self._dialed.discard(number)
 
     # --- what is believed of the peers
@@ -422,24 +393,7 @@ class Connections:
         members, own = self._membership.members, self._membership.member
         return {members.by_number[number] for number in members.after(own.number)}
 
-    @property
-    def _own(self) -> int:
-        return self._transports[0].index
-
-    def _address_of(self, member: Member, section: int = 0) -> Address:
-        if len(member.addresses) <= self._shards[section]:
-            # Nobody listens there, as far as the list says.
-            return Address("", 0)
-        return Address.parse(member.addresses[self._shards[section]])
-
     def _post(self, number: int, event: Event, reason: str = "") -> None:
         with self._state:
             self._posted.append(_Posted(number, event, reason))
         self.wake()
-
-
-def _in_order(futures: Sequence["Future[Pulled]"], deadline: float) -> Pulled:
-    """The weights of all sections of a member, at the furthest of their positions."""
-    found = [one.result(max(0.0, deadline - time.monotonic())) for one in futures]
-    values = [value for pulled in found for value in pulled.values]
-    return Pulled(max(pulled.position for pulled in found), values)

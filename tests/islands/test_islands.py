@@ -460,7 +460,7 @@ def test_who_spares_the_cores_still_says_goodbye_to_whom_it_asks_no_more(
     on_left = Connections.on_left
 
     def note(connections: Connections, number: int, *how: Any) -> None:
-        left.add((connections._own, number))
+        left.add((connections._links.own, number))
         on_left(connections, number, *how)
 
     monkeypatch.setattr(Connections, "on_left", note)

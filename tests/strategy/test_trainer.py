@@ -46,10 +46,6 @@ from tests.learners import (
             {"super_learner_size": (2, 4), "work_sharing": True},
             r"`work_sharing` must not be True .* different sizes, got .*\(2, 4\)",
         ),
-        (
-            {"super_learner_size": (2, 4), "islands": "tcp://127.0.0.1:1/a"},
-            r"`super_learner_size` must be \"node\" or a number .*got \(2, 4\)",
-        ),
         ({"order": "both"}, r"`order` must be one of.*got 'both'"),
         ({"mixing_gain": 0.0}, r"`mixing_gain` must be in \(0, 1\], got 0"),
         ({"mixing_gain": 1.5}, r"`mixing_gain` must be in \(0, 1\], got 1.5"),
