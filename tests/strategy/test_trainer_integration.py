@@ -10,10 +10,10 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from lightning_adpsgd.topology.partition import Partition
 from tests import warm
 from tests.expectations import (
     MODES,
-    expect_consensus,
     expect_death_named,
     expect_delay_by_one,
     expect_ends,
@@ -53,6 +52,7 @@ from tests.helpers import (
     num_gpus,
     topologies_of,
     until,
+    without,
 )
 from tests.learners import (
     LR,
@@ -61,7 +61,9 @@ from tests.learners import (
     Rows,
     Sampled,
     consensus_after,
+    each,
     gossip,
+    in_every_mode,
     learners,
     loader,
     trainer_of,
@@ -93,15 +95,26 @@ def fit(
     **arguments: Any,
 ) -> list[tuple[Tensor, Tensor]]:
     """Trajectory [step, weight] and final weights of every learner."""
+    return fit_each(num, {"": strategy}, num_rows, module, **arguments)[""]
 
-    def program(rank: int) -> tuple[Tensor, Tensor]:
-        learner, trajectory = module(), Trajectory()
-        trainer = trainer_of(strategy(), num, callbacks=[trajectory], **arguments)
+
+def fit_each(
+    num: int,
+    strategies: Mapping[str, Callable[[], Any]],
+    num_rows: int,
+    module: Callable[[], Linear] = Linear,
+    **arguments: Any,
+) -> dict[str, list[tuple[Tensor, Tensor]]]:
+    """The same for each strategy, by its name; the same processes train with all."""
+
+    def program(rank: int, name: str) -> tuple[Tensor, Tensor]:
+        learner, trajectory, strategy = module(), Trajectory(), strategies[name]()
+        trainer = trainer_of(strategy, num, callbacks=[trajectory], **arguments)
         trainer.fit(learner, loader(num_rows, rank, num))
         assert engine_threads() == []
         return torch.stack(trajectory.weights), learner.weight.detach()
 
-    return values(learners(num, program))
+    return in_every_mode(num, program, list(strategies))
 
 
 def fit_one(strategy: Any, rank: int, num: int) -> None:
@@ -112,15 +125,16 @@ def fit_one(strategy: Any, rank: int, num: int) -> None:
 # --- arithmetic of the synchronous modes
 
 
-@pytest.mark.parametrize(
-    ("topology", "order"),
-    [(name, "step_then_average") for name, _ in topologies_of(3)]
-    + [("ring", "average_then_step")],
-)
-def test_sync_processes_follow_the_matrix(topology: str, order: Any) -> None:
+def test_sync_processes_follow_the_matrix() -> None:
     """All topologies in both orders follow it over threads, in `test_mixing.py`."""
-    results = fit(3, lambda: gossip(topology, "sync", order=order), 15)
-    expect_matrices(results, topology, order)
+    names = [name for name, _ in topologies_of(3)]
+    made = {name: partial(gossip, name, "sync") for name in names}
+    other: Any = "average_then_step"
+    made[other] = partial(gossip, "ring", "sync", order=other)
+    results = fit_each(3, made, 15)
+    expect_matrices(results.pop(other), "ring", other)
+    for name in names:
+        expect_matrices(results[name], name, "step_then_average")
 
 
 def test_delay_by_one_processes_follow_the_recurrence() -> None:
@@ -141,18 +155,14 @@ def test_complete_in_lockstep_is_ddp_and_one_process_with_the_whole_batch() -> N
 # --- the consensus, however it was reached
 
 
-@pytest.mark.parametrize("topology", [name for name, _ in topologies_of(4)])
-def test_async_processes_keep_the_mean(topology: str) -> None:
+def test_async_processes_keep_the_mean() -> None:
     """Other sizes keep it over threads, in `gossip/test_engine.py`."""
-    results = fit(4, lambda: gossip(topology), 48)
-    expect_consensus(results, consensus_after(48, 4))
-
-
-@pytest.mark.parametrize("communication", ["sync", "async"])
-def test_processes_average_along_the_matchings_of_a_user(communication: Any) -> None:
+    made = {name: partial(gossip, name) for name, _ in topologies_of(4)}
     matchings = [[(0, 1), (2, 3)], [(1, 2), (3, 0)]]
-    results = fit(4, lambda: gossip(matchings, communication), 48)
-    expect_consensus(results, consensus_after(48, 4))
+    made["matchings"] = partial(gossip, matchings)
+    made["matchings in rounds"] = partial(gossip, matchings, "sync")
+    for _, (_, final) in each(fit_each(4, made, 48)):
+        torch.testing.assert_close(final, consensus_after(48, 4), atol=1e-12, rtol=0)
 
 
 def test_a_topology_of_another_size_is_refused_at_set_up() -> None:
@@ -161,40 +171,35 @@ def test_a_topology_of_another_size_is_refused_at_set_up() -> None:
         assert "needs a power of two super-learners, got 3" in outcome.error
 
 
-@pytest.mark.parametrize(
-    "dials",
-    [
-        {"order": "average_then_step"},
-        {"wire_dtype": torch.bfloat16},
-        {"wire_dtype": torch.int8},
-        {"link_budget": 1e4},
-        {"max_staleness": 1},
-        {"gossip_every": 3, "mixing_gain": 0.5},
-        {"after_evaluation": "adopt"},
-    ],
-    ids=lambda dials: next(iter(dials)),
-)
-def test_no_dial_of_async_moves_the_mean(dials: dict[str, Any]) -> None:
-    results = fit(3, lambda: gossip("ring", **dials), 36, max_epochs=2)
-    for _, final in results:
-        expected = 2 * consensus_after(36, 3)
-        torch.testing.assert_close(final, expected, atol=1e-12, rtol=0)
+DIALS: list[dict[str, Any]] = [
+    {"order": "average_then_step"},
+    {"wire_dtype": torch.bfloat16},
+    {"wire_dtype": torch.int8},
+    {"link_budget": 1e4},
+    {"max_staleness": 1},
+    {"gossip_every": 3, "mixing_gain": 0.5},
+    {"after_evaluation": "adopt"},
+]
 
 
-@pytest.mark.parametrize(
-    ("topology", "communication"),
-    [
-        ("ring", "sync"),
-        ("complete", "delay_by_one"),
-        ("ring", "async"),
-    ],
-)
-def test_super_learners_of_two(topology: str, communication: Any) -> None:
-    def strategy() -> HADPSGDStrategy:
-        return gossip(topology, communication, super_learner_size=2)
+def test_no_dial_of_async_moves_the_mean() -> None:
+    made = {str(dials): partial(gossip, "ring", **dials) for dials in DIALS}
+    results = each(fit_each(3, made, 36, max_epochs=2))
+    assert len(results) == 3 * len(DIALS)
+    expected = 2 * consensus_after(36, 3)
+    for dials, (_, final) in results:
+        assert torch.allclose(final, expected, atol=1e-12, rtol=0), dials
 
-    results = fit(4, strategy, 40)
-    expect_super_learners_of_two(results)
+
+def test_super_learners_of_two() -> None:
+    two = partial(gossip, super_learner_size=2)
+    made = {
+        "sync": partial(two, "ring", "sync"),
+        "delay_by_one": partial(two, "complete", "delay_by_one"),
+        "async": partial(two, "ring", "async"),
+    }
+    for results in fit_each(4, made, 40).values():
+        expect_super_learners_of_two(results)
 
 
 def test_gradient_accumulation_counts_one_step() -> None:
@@ -235,10 +240,9 @@ class TwoOptimizers(Linear):
             optimizer.step()
 
 
-@pytest.mark.parametrize("communication", ["sync", "async"])
-def test_manual_optimization_with_two_optimizers(communication: Any) -> None:
-    results = fit(2, lambda: gossip("ring", communication), 16, TwoOptimizers)
-    for _, final in results:
+def test_manual_optimization_with_two_optimizers() -> None:
+    made = {name: partial(gossip, "ring", name) for name in ("sync", "async")}
+    for _, (_, final) in each(fit_each(2, made, 16, TwoOptimizers)):
         torch.testing.assert_close(final, 2 * consensus_after(16, 2))
 
 
@@ -346,8 +350,7 @@ def test_training_resumes_from_a_checkpoint(
         torch.testing.assert_close(weights[0], origin - LR * Rows(8).rows[rank])
 
 
-@pytest.mark.parametrize("method", ["validate", "test", "predict"])
-def test_evaluation_on_its_own(method: str) -> None:
+def test_evaluation_on_its_own() -> None:
     class Module(Watch):
         @override
         def test_step(self, batch: Tensor, batch_idx: int) -> None:
@@ -357,14 +360,16 @@ def test_evaluation_on_its_own(method: str) -> None:
         def predict_step(self, batch: Tensor, batch_idx: int) -> None:
             self.validated.append(self.weight.detach().clone())
 
-    def program(rank: int) -> int:
+    def program(rank: int, method: str) -> int:
         module = Module()
         module.weight.data.fill_(2)
         getattr(trainer_of(gossip(), 2), method)(module, loader(8, rank, 2))
         assert all(weight.eq(2).all() for weight in module.validated)
         return len(module.validated)
 
-    assert values(learners(2, program)) == [4, 4]
+    methods = "validate", "test", "predict"
+    seen = in_every_mode(2, program, methods)
+    assert seen == {method: [4, 4] for method in methods}
 
 
 def test_early_stopping_ends_all_learners_at_the_same_epoch(tmp_path: Path) -> None:
@@ -587,8 +592,11 @@ def failing(mode: Any, rank: int, action: Callable[[], Any]) -> list[Any]:
     return outcomes
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("mode", "rank"),
+    # Learner 0 hosts the store.
+    [(MODES[0], 1), (MODES[1], 0), (MODES[2], 0), (MODES[2], 1), (MODES[3], 1)],
+)
 def test_an_exception_ends_all_and_is_named(mode: Any, rank: int) -> None:
     expect_error_named(failing(mode, rank, raise_error), rank)
 
@@ -747,17 +755,17 @@ TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("python", "launcher", "name", "num_files"),
+    ("launcher", "name", "num_files"),
     [
-        (warm.python(), "", "adpsgd", 2),
+        ("", "adpsgd", 2),
         # The weights of learner 0 come back to the process that made it.
-        (warm.python(), "", "sdpsgd_spawn", 1),
-        (sys.executable, TORCHRUN, "d1psgd", 2),
+        ("", "sdpsgd_spawn", 1),
+        (TORCHRUN, "d1psgd", 2),
     ],
     ids=["script", "spawn", "torchrun"],
 )
 def test_names_train_by_the_other_launchers(
-    tmp_path: Path, python: str, launcher: str, name: str, num_files: int
+    tmp_path: Path, launcher: str, name: str, num_files: int
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -766,7 +774,7 @@ def test_names_train_by_the_other_launchers(
     environment = {**os.environ, **quick, "MASTER_PORT": str(free_port())}
     words = [*launcher.split(), str(script), name, str(tmp_path)]
     result = subprocess.run(
-        [python, *words],
+        [warm.python(), *words],
         capture_output=True,
         text=True,
         timeout=PROGRAM_S,
@@ -782,7 +790,6 @@ def test_names_train_by_the_other_launchers(
 
 PLAIN = """
 import sys
-sys.modules["lightning_adpsgd"] = None
 import lightning.pytorch as pl, torch
 
 class Plain(pl.LightningModule):
@@ -811,8 +818,9 @@ def test_plain_lightning_loads_and_goes_on_from_a_checkpoint(tmp_path: Path) -> 
         trainer.fit(Linear(), loader(8, rank, 2))
 
     values(learners(2, program))
+    plain = without("lightning_adpsgd") + PLAIN
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PLAIN, str(tmp_path / "end.ckpt")],
+        [warm.python(), "-W", "ignore", "-c", plain, str(tmp_path / "end.ckpt")],
         capture_output=True,
         text=True,
         timeout=PROGRAM_S,

@@ -127,13 +127,20 @@ def _keep(link: socket.socket) -> tuple[Request, list[int]]:
         os.close(fd)
     _watch(link, program)
     _, status, used = os.wait4(program, 0)
-    if test := request.environment.get("PYTEST_CURRENT_TEST"):
-        with Path(request.command).with_name("seconds").open("a") as file:
-            print(used.ru_utime + used.ru_stime, test.partition("::")[0], file=file)
+    _note(request, used.ru_utime + used.ru_stime)
     try:
         link.send(str(os.waitstatus_to_exitcode(status)).encode())
     finally:
         os._exit(0)
+
+
+def _note(request: Request, seconds: float) -> None:
+    """Tells the session what a program took of the processor, and for which test."""
+    test = request.environment.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
+    path = Path(request.command).with_name("seconds")
+    # The session may have ended before.
+    with suppress(OSError), path.open("a") as file:
+        print(seconds, test or "-", file=file)
 
 
 def _watch(link: socket.socket, program: int) -> None:

@@ -160,3 +160,10 @@ def test_an_output_ends_with_its_program() -> None:
         run("-c", "print('said')", capture_output=False, stdout=writer)
         os.close(writer)
         assert stream.read() == "said\n"
+
+
+def test_what_a_program_takes_is_told_to_its_test() -> None:
+    before = warm.processor_seconds().get("tests/warm/test_warm.py", 0.0)
+    run("-c", "import time\nwhile time.process_time() < 0.2: pass")
+    after = warm.processor_seconds()["tests/warm/test_warm.py"]
+    assert 0.1 < after - before < PROGRAM_S
