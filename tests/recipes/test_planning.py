@@ -9,6 +9,7 @@ import pytest
 from recipes.hybrid.planning.__main__ import main
 from recipes.hybrid.planning.costs import CORPORA, Cost, measured, read_costs
 from recipes.hybrid.planning.hours import GRAPH, stage_minutes, training_hours
+from recipes.hybrid.planning.memory import memory_gb
 from recipes.hybrid.planning.tables import with_tables
 
 PAGE = Path(__file__).parents[2] / "docs/switchboard.md"
@@ -62,6 +63,11 @@ def test_minutes_are_units_by_speed_and_cores():
     assert one["adapt"] == pytest.approx(adapted / 60)
     test, dev = 3.7 * 360_000, 200_000
     assert one["decode"] == pytest.approx((2 * test + 7 * dev) / 60)
+
+
+def test_a_text_takes_the_memory_that_three_million_words_took():
+    need = memory_gb(CORPORA[0])["lm: 4-grams before pruning"]
+    assert need == pytest.approx(286 * 10_800 / 3e6 * 2.11, rel=0.02)
 
 
 def test_training_takes_what_the_papers_report():
