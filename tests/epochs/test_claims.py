@@ -265,6 +265,16 @@ def test_the_rate_compares_with_what_the_others_would_do_meanwhile() -> None:
     assert not leaves(3, 3 * 3 + 3 + 1, 3)
 
 
+def test_the_rate_is_that_of_the_last_five_claims() -> None:
+    rate = ClaimRate()
+    number = 0
+    for step in [1] * 9 + [16] * 3:
+        rate.note(number := number + step)
+    # The median of the last five is 16; with a sixth it would be 8.5.
+    assert rate.others_end_first(number + 16 + 24, 4, 1)
+    assert not rate.others_end_first(number + 16 + 25, 4, 1)
+
+
 def test_learners_with_other_data_are_told() -> None:
     sharing = Sharing(2, 1, 12)
     other = Learner(LearnerIndex(1, 2), sharing.store, 13, 2, 1)

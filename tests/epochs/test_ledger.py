@@ -75,6 +75,62 @@ def test_a_ledger_that_was_replaced_is_known_to_be_old() -> None:
     assert not lease.is_old(third)
 
 
+def test_whether_the_others_rest_says_nothing_of_oneself() -> None:
+    held: dict[str, Ranges] = {"a": (), "b": (), "c": ()}
+    ledger = Ledger("life", TERMS, ((0, 9),), held)
+    assert not ledger._replace(resting=("b", "c")).others_rest("b")
+    assert not ledger._replace(resting=("a", "b")).others_rest("b")
+    assert ledger._replace(resting=("a", "c")).others_rest("b")
+    assert ledger._replace(resting=("c",)).another_waits("b")
+    assert not ledger._replace(resting=("b",)).another_waits("b")
+
+
+def lease_on(num_units: int, num_finished: int = 0) -> tuple[Lease, Ledger]:
+    """With the units that it claims at its first look at the ledger."""
+    ledger = Ledger("life", TERMS, ((0, num_units),))
+    lease = Lease(0, ledger, "me", ClaimRate(), lambda: num_finished)
+    plan = lease.plan(ledger, set())
+    lease.apply(plan)
+    return lease, plan.ledger
+
+
+def test_what_is_claimed_ahead_is_kept_while_nobody_waits() -> None:
+    lease, found = lease_on(9)
+    assert list(lease.ahead) == [0, 1]
+    plan = lease.plan(found, set())
+    assert (list(lease.ahead), plan.claimed, plan.ledger) == ([0, 1], [], found)
+
+
+def test_what_is_claimed_ahead_is_given_to_one_that_waits() -> None:
+    lease, found = lease_on(9)
+    waits = found._replace(held={**found.held, "you": ()}, resting=("you",))
+    plan = lease.plan(waits, set())
+    assert (list(lease.ahead), plan.claimed) == ([], [])
+    assert plan.ledger.left == ((0, 9),)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_at_its_end_a_lease_gives_back_all_that_is_not_finished(leaves: bool) -> None:
+    lease, _ = lease_on(9, num_finished=1)
+    handed_out = [lease.hand_out(), lease.hand_out()]
+    assert handed_out == [0, 1]
+    lease.close(leaves)
+    assert (list(lease.out), list(lease.ahead)) == ([], [])
+    assert lease.ledger.left == ((1, 9),)
+    assert (lease.has_ended, lease.is_leaving) == (True, leaves)
+
+
+@pytest.mark.parametrize(("num_islands", "num_left"), [(0, 8), (1, 8), (3, 24)])
+def test_the_end_is_near_where_each_island_has_eight_units_left(
+    num_islands: int, num_left: int
+) -> None:
+    for more, is_near in ((0, True), (1, False)):
+        held: dict[str, Ranges] = {str(number): () for number in range(num_islands)}
+        ledger = Ledger("life", TERMS, ((0, num_left + more),), held)
+        lease = Lease(0, ledger, "me", ClaimRate(), lambda: 0)
+        assert lease.is_near_its_end == is_near
+
+
 def test_a_claim_whose_answer_was_lost_with_the_books_is_not_lost() -> None:
     known = Ledger("life 1", TERMS, (), {"me": ((0, 1),), "other": ((1, 3),)})
     # The other has begun the books anew and gives unit 2 back; I take it, and never

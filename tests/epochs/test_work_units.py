@@ -80,6 +80,16 @@ def test_drop_last_leaves_full_batches_alone() -> None:
         WorkUnits(epoch.everything(), epoch, 4, 2, drop_last=True)
 
 
+@pytest.mark.parametrize(
+    ("drop_last", "told"),
+    [(True, "full batches .* 8, got 7"), (False, "samples .* 8, got 5")],
+)
+def test_a_refusal_counts_what_is_too_few(drop_last: bool, told: str) -> None:
+    epoch = regular(31, 4, drop_last) if drop_last else regular(5, 4)
+    with pytest.raises(ValueError, match=told):
+        WorkUnits(epoch.everything(), epoch, 4, 2, drop_last=drop_last)
+
+
 def user_samplers() -> dict[str, Any]:
     data = range(40)
     generator = torch.Generator().manual_seed(9)

@@ -101,6 +101,24 @@ def test_concurrent_training_preserves_the_sum(name: str, size: int) -> None:
     assert engine_threads() == []
 
 
+def test_one_learner_of_all_reports_how_rare_exchanges_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vectors, gossips = engines(random_rows(3), "ring")
+    told = [0, 0, 0]
+    for index, gossip in enumerate(gossips):
+
+        def count(index: int = index) -> None:
+            told[index] += 1
+
+        monkeypatch.setattr(gossip._traffic, "report_rate", count)
+    with running(gossips):
+        for _ in range(4):
+            for vector, gossip in zip(vectors, gossips, strict=True):
+                step(vector, gossip)
+    assert told == [4, 0, 0]
+
+
 def test_four_local_steps_during_an_exchange_are_all_kept() -> None:
     rows = torch.tensor([[1.0], [5.0]], dtype=torch.float64)
     vectors = [row.clone() for row in rows]

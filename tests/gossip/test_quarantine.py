@@ -75,6 +75,17 @@ def test_weights_that_jump_are_far_at_once(factor: float) -> None:
     assert verdicts([*near, (usual, usual * factor)]) == [False] * 30 + [True]
 
 
+@pytest.mark.parametrize(
+    ("num", "is_known"), [(NUM_FIRST - 1, False), (NUM_FIRST, True)]
+)
+def test_what_is_usual_is_known_after_as_many_exchanges(
+    num: int, is_known: bool
+) -> None:
+    usual = torch.ones(100)
+    near = [(usual, usual * 1.01)] * num
+    assert verdicts([*near, (usual, usual * 1e3)])[-1] is is_known
+
+
 @pytest.mark.parametrize("growth", [1.5, 2.0, 10.0])
 def test_weights_that_grow_in_each_step_are_left_before_they_do_harm(
     growth: float,

@@ -32,7 +32,9 @@ class Room(NamedTuple):
 
 
 _ISLANDS = (
-    "islands/test_[mrs]*.py",
+    "islands/test_[cmt]*.py",
+    "islands/test_waiting.py",
+    "islands/test_[rs]*.py",
     "islands/test_islands.py",
     "islands/test_wide_islands.py",
     "topology/test_live.py",
@@ -48,7 +50,7 @@ ROOMS = {
         ("weights/test_*.py", "mixing/test_super_learner.py", "gossip/test_engine.py"),
     ),
     "mixing": Room(("mixing/*.py",), ("mixing/test_*.py", "gossip/test_engine.py")),
-    "gossip": Room(("gossip/*.py",), ("gossip/test_*.py",)),
+    "gossip": Room(("gossip/*.py",), ("gossip/test_[bmpqrw]*.py", "gossip/test_*.py")),
     "handshake": Room(
         tuple(
             f"transport/links/{name}.py"

@@ -5,6 +5,7 @@ import io
 import os
 import pickle
 import random
+import re
 import socket
 import stat
 import threading
@@ -509,6 +510,19 @@ def test_bytes_that_are_no_checkpoint_are_refused() -> None:
         for reads in (read, check):
             with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt"):
                 reads(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "it holds nothing: "),
+        (bytes(4096), "it holds nothing: "),
+        (b"<html>" * 9, "it begins with b'<html><html><html><html>': "),
+    ],
+)
+def test_a_file_that_is_no_checkpoint_is_described(content: bytes, what: str) -> None:
+    with pytest.raises(DamagedCheckpoint, match=re.escape(what)):
+        read(content)
 
 
 def test_an_old_format_is_checked_by_loading_it() -> None:

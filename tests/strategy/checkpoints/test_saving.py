@@ -83,6 +83,9 @@ def test_tied_tensors_stay_tied_and_views_are_not_taken_for_the_whole() -> None:
     assert snapshot["a"] is snapshot["b"]
     assert snapshot["rows"].tolist() == square.tolist()
     assert snapshot["columns"].tolist() == square.t().tolist()
+    scale = torch.ones(1)
+    tied = snapshot_of({"a": scale, "b": scale})
+    assert tied["a"] is tied["b"]
 
 
 # --- the thread

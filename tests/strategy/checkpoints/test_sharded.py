@@ -184,10 +184,19 @@ def test_a_model_of_another_shape_is_told_so(folder: Path) -> None:
     other = {"state_dict": {"bias": torch.zeros(9)}}
     with pytest.raises((RuntimeError, ValueError), match="bias"):
         read_shards(other, folder)
+    cast = {"state_dict": {"bias": torch.zeros(1)}}
+    with pytest.raises(RuntimeError, match="does not fit the model"):
+        read_shards(cast, folder)
     missing = {"state_dict": {"extra": torch.zeros(2)}}
     with pytest.raises(RuntimeError, match="extra"):
         read_shards(missing, folder)
     read_shards(missing, folder, strict=False)
+
+
+def test_a_shard_that_is_gone_is_damage_and_no_misfit(folder: Path) -> None:
+    os.unlink(folder / SHARDS)
+    with pytest.raises(DamagedCheckpoint, match=r"is damaged: .*No such file"):
+        read_shards(state(0.0), folder)
 
 
 def test_one_file_can_be_made_of_it(folder: Path, tmp_path: Path) -> None:

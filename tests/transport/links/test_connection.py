@@ -99,6 +99,15 @@ def test_a_message_may_come_byte_by_byte() -> None:
     assert torch.equal(into, sent)
 
 
+def test_a_message_leaves_before_anybody_waits_for_it() -> None:
+    sent = torch.tensor([1.5, -2.0])
+    with half() as (connection, other):
+        other.settimeout(PATIENCE_S)
+        connection.post_send(sent)
+        frame = other.recv(100)
+    assert frame == make_header(8) + sent.numpy().tobytes()
+
+
 def test_a_wait_that_timed_out_does_no_harm() -> None:
     into, sent = torch.zeros(1), torch.ones(1)
     with connected() as (first, second):

@@ -239,6 +239,21 @@ def test_credentials_that_cannot_be_made_leave_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_openssl_says_of_its_failure_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs, folder = tmp_path / "programs", tmp_path / "here"
+    programs.mkdir()
+    folder.mkdir()
+    broken = programs / "openssl"
+    broken.write_text("#!/bin/sh\necho no entropy >&2\nexit 1\n")
+    broken.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    with pytest.raises(BadCredentials, match=r"`openssl req .* failed: no entropy"):
+        issue(folder / "credentials", days=2)
+    assert list(folder.iterdir()) == []
+
+
 def test_a_folder_of_credentials_goes_with_none_of_the_others() -> None:
     with pytest.raises(BadCredentials, match=f"set {FOLDER} or {TOKEN_FILE}, not both"):
         Credentials.from_environment({FOLDER: "here", TOKEN_FILE: "there"})

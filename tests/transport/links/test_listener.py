@@ -1,5 +1,6 @@
 """The listener: few at a time, each for a short time, whatever comes."""
 
+import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -102,6 +103,43 @@ def test_one_who_says_nothing_is_turned_away_in_time() -> None:
     with listening(welcome, Bounds(seconds=0.1)) as listener, dial(listener) as sock:
         until(lambda: listener.turned_away["TimeoutError"] == 1, "the end of its time")
         assert sock.recv(1) == b""
+
+
+def test_an_error_of_this_process_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as too many open files: it goes on after a pause, and counts."""
+    accept, left, pauses = socket.socket.accept, [3], list[float | None]()
+
+    def accepts_at_last(sock: socket.socket) -> object:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(sock)
+
+    welcomed: list[socket.socket] = []
+    listener = Listener(LOOPBACK, anybody, lambda sock, _: welcomed.append(sock))
+    monkeypatch.setattr(socket.socket, "accept", accepts_at_last)
+    monkeypatch.setattr(listener._closing, "wait", pauses.append)
+    listener.start()
+    with dial(listener):
+        until(lambda: len(welcomed) == 1, "the connection")
+    assert listener.turned_away["accept"] == 3
+    listener.close()
+    assert all(pause is not None and pause > 0 for pause in pauses[:3])
+    welcomed[0].close()
+
+
+def test_a_listener_takes_the_place_of_one_before_it_at_once() -> None:
+    """Though connections that it has closed are remembered for a while."""
+
+    def welcome(sock: socket.socket, deadline: Deadline) -> None:
+        sock.close()
+
+    address = LOOPBACK
+    for _ in range(2):
+        with listening(welcome, address=address) as listener:
+            address = listener.address
+            with dial(listener) as sock:
+                assert sock.recv(1) == b""
 
 
 def test_closing_ends_what_is_under_way() -> None:

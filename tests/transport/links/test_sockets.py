@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from lightning_adpsgd.transport.links.sockets import (
+    _KEEPALIVE,
     Address,
     Deadline,
     evidence_of,
@@ -68,6 +69,15 @@ def test_a_silent_host_is_asked_whether_it_is_there() -> None:
     with tcp_pair() as (first, _):
         tune(first)
         assert first.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        # The defaults ask after two hours.
+        for name, value in _KEEPALIVE:
+            assert first.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
+
+
+def test_a_small_message_waits_for_no_other() -> None:
+    with tcp_pair() as (first, _):
+        tune(first)
+        assert first.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_peer_that_reads_nothing_is_not_cut_off() -> None:

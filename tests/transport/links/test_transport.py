@@ -22,8 +22,8 @@ from lightning_adpsgd.transport.links.credentials import BadCredentials, Credent
 from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.listener import Bounds, Listener
 from lightning_adpsgd.transport.links.peer_info import PeerInfo
-from lightning_adpsgd.transport.links.sockets import Address
-from lightning_adpsgd.transport.links.transport import LinkTransport
+from lightning_adpsgd.transport.links.sockets import Address, probe
+from lightning_adpsgd.transport.links.transport import LinkTransport, _Lanes
 from tests.helpers import (
     PATIENCE,
     PATIENCE_S,
@@ -36,7 +36,7 @@ from tests.helpers import (
     together,
     until,
 )
-from tests.transport.links.ends import LOOPBACK, TOKEN, info, linked
+from tests.transport.links.ends import LOOPBACK, TOKEN, info, linked, tcp_pair
 
 FOREVER = timedelta(minutes=5)
 
@@ -60,6 +60,40 @@ def test_each_swaps_with_each_other_on_both_lanes() -> None:
     with linked(3) as transports:
         got = together([lambda t=t: program(t) for t in transports])
     assert got == [[1, 11, 2, 12], [0, 10, 2, 12], [0, 10, 1, 11]]
+
+
+def test_a_broken_lane_is_nobodys() -> None:
+    """So that a peer that has begun anew can take it."""
+    lanes = _Lanes()
+    with tcp_pair() as (first, _):
+        lanes.put(1, 0, first, "start 1")
+        assert lanes.holder(1, 0) == "start 1"
+        assert lanes.holder(1, 1) == lanes.holder(2, 0) == ""
+        lanes.get(1, 0).break_off("the peer has gone")
+        assert lanes.holder(1, 0) == ""
+
+
+def test_no_lane_is_put_where_links_are_closed() -> None:
+    lanes = _Lanes()
+    lanes.close()
+    with tcp_pair() as (first, second):
+        with pytest.raises(ConnectionAbortedError, match="has closed its links"):
+            lanes.put(1, 0, first, "start 1")
+        assert lanes.peers(lambda peer: 0) == []
+        assert second.recv(1) == b""
+
+
+def test_one_who_only_looks_whether_anybody_listens_is_not_turned_away() -> None:
+    with linked(1) as (transport,):
+        door = transport.listen(LOOPBACK, ignore)
+        for _ in range(5):
+            assert probe(door.address) is None
+        late = LinkTransport(info(1), TOKEN)
+        late.connect(0, door.address)
+        until(lambda: not door._pending, "the end of all that came")
+        assert door.turned_away == {}
+        late.close()
+        door.close()
 
 
 def test_a_peer_that_was_never_connected_is_lost_by_name() -> None:

@@ -1,0 +1,109 @@
+"""The two threads of a peer, without threads: whom they ask, and when they end."""
+
+import threading
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_adpsgd.gossip.account import Account
+from lightning_adpsgd.gossip.members import Members
+from lightning_adpsgd.gossip.peers import Asker, Peers
+from lightning_adpsgd.gossip.protocol import LEAVE, Outcome
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import PeerLost
+from lightning_adpsgd.weights.replica import Replica
+
+
+class PlayedLane:
+    """A lane whose peer hears all, until it is lost."""
+
+    def __init__(self) -> None:
+        self.channel = SimpleNamespace(timeout=timedelta(seconds=4))
+        self.heard: list[tuple[int, ...]] = []
+        self.is_lost = False
+
+    def say(self, *words: int) -> None:
+        if self.is_lost:
+            raise PeerLost(1, "a test", "it is gone")
+        self.heard.append(words)
+
+
+class Played:
+    def __init__(self) -> None:
+        self.lane, self.state = PlayedLane(), threading.Condition()
+        self.threads: Any = SimpleNamespace(
+            leaving=threading.Event(), is_over=False, start=lambda *_: None
+        )
+        self.traffic: Any = SimpleNamespace()
+        lane: Any = self.lane
+        self.asker = Asker(1, lane, self.traffic, self.threads, self.state)
+        self.replica = Replica([torch.zeros(4)], 1 << 20, self.state)
+        members = Members.fixed(Schedule(find_topology("ring"), 4), 0)
+        quarantine: Any = SimpleNamespace(note=lambda outcome: None)
+        self.account = Account(members, self.replica, quarantine, self.state)
+        lanes: Any = SimpleNamespace(asking=lambda peer: self.lane)
+        own: Any = (members, lanes, self.traffic, self.account, self.threads)
+        self.peers = Peers(*own, self.state)
+
+
+@pytest.fixture
+def played() -> Played:
+    return Played()
+
+
+def test_the_loss_of_a_peer_that_was_dropped_is_no_news(played: Played) -> None:
+    played.lane.is_lost = True
+    played.asker.drop()
+    played.asker.run()
+
+
+def test_the_loss_of_another_is_raised(played: Played) -> None:
+    played.lane.is_lost = played.threads.is_over = True
+    with pytest.raises(PeerLost):
+        played.asker.run()
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_a_peer_hears_whether_this_end_leaves_for_good(
+    played: Played, for_good: bool
+) -> None:
+    played.threads.is_over = True
+    if for_good:
+        played.threads.leaving.set()
+    played.asker.run()
+    assert played.lane.heard == [(LEAVE, int(for_good))]
+
+
+def test_a_peer_is_silent_for_at_most_a_quarter_of_the_timeout(played: Played) -> None:
+    assert played.asker._silence_s == 1.0
+
+
+def test_one_that_is_asked_is_dropped_once_and_any_other_at_once(
+    played: Played,
+) -> None:
+    assert played.peers.drop(1).is_set()
+    played.peers.add(1)
+    asker = played.peers._askers[1]
+    ended = played.peers.drop(1)
+    assert asker._gone.is_set()
+    assert not ended.is_set()
+    asker.give_up()
+    assert ended.is_set()
+    assert played.peers.drop(1) is not ended
+    assert played.account.peers_by_age() == []
+
+
+def test_the_peer_that_was_heard_of_last_is_the_first_by_age(played: Played) -> None:
+    for peer in (1, 2, 3):
+        played.account.open(peer)
+    outcome = Outcome(finite=True, bytes_sent=1, first_step=0)
+    for peer in (2, 3, 1):
+        played.replica.step += 1
+        played.account.exchanged(peer, outcome)
+    assert played.account.peers_by_age() == [1, 3, 2]
+    played.account.exchanged(9, outcome)  # it asks, and is not asked
+    assert played.account.peers_by_age() == [1, 3, 2]

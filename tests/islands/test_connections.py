@@ -1,0 +1,184 @@
+"""Turns of the thread of connections, by hand, with peers that are only played."""
+
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightning_adpsgd.islands import connections
+from lightning_adpsgd.islands.connections import Connections
+from lightning_adpsgd.islands.island import Island
+from lightning_adpsgd.islands.members import Event, Member, MemberList, Status
+from lightning_adpsgd.topology.live import LiveSchedule
+from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import PeerLost
+
+OWN, ONE, TWO = (
+    Member(number, f"start {number}", "host", (f"127.0.0.1:{number + 1}",))
+    for number in range(3)
+)
+
+
+class Played:
+    """What connections call: engine, transport, membership and the other hosts."""
+
+    def __init__(self) -> None:
+        self.evicted: list[Member] = []
+        self.dropped: list[int] = []
+        self.disconnected: list[int] = []
+        self.refuses: dict[int, OSError] = {}  # by port
+        self.probed: list[int] = []
+        self.pulled: Future[Any] = Future()
+        circle = LiveSchedule.of(Schedule(find_topology("ring"), 3), (), 0)
+        peers = SimpleNamespace(
+            drop=self._drop,
+            add=lambda number: None,
+            forget=lambda number: None,
+            fail=lambda error: None,
+            answer=lambda number: None,
+            pull=lambda number: self.pulled,
+        )
+        members = SimpleNamespace(circle=circle)
+        self.engine: Any = SimpleNamespace(peers=peers, members=members)
+        self.transport: Any = SimpleNamespace(
+            index=0,
+            origin="",
+            connect=lambda *_: None,
+            disconnect=lambda number, *lane: self.disconnected.append(number),
+            callers=lambda: [],
+        )
+        self.membership: Any = SimpleNamespace(
+            services=[],
+            member=OWN,
+            members=MemberList(1, {m.number: m for m in (OWN, ONE, TWO)}),
+            is_awake=True,
+            is_in=True,
+            outage="",
+            left=frozenset(),
+            evict=self.evicted.append,
+        )
+
+    def _drop(self, number: int) -> threading.Event:
+        self.dropped.append(number)
+        (ended := threading.Event()).set()
+        return ended
+
+    def probe(self, address: Any) -> OSError | None:
+        self.probed.append(address.port)
+        return self.refuses.get(address.port)
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    found = Played()
+    monkeypatch.setattr(connections, "probe", found.probe)
+    return found
+
+
+@pytest.fixture
+def ours(played: Played) -> Connections:
+    return Connections(
+        played.transport, played.membership, lambda *_: played.engine, lambda: None
+    )
+
+
+def status_of(ours: Connections, member: Member) -> Status:
+    return ours._peers[member.incarnation].status
+
+
+def test_members_that_join_are_counted_and_dialed(
+    ours: Connections, played: Played
+) -> None:
+    ours._take_turn()
+    assert ours.joined == 2
+    assert ours._dialed == {1, 2}
+    played.membership.members = MemberList(2, {0: OWN, 1: ONE})
+    played.membership.left = frozenset({TWO.incarnation})
+    ours._take_turn()
+    assert (ours.joined, ours.lost) == (2, 0)
+    assert status_of(ours, TWO) is Status.LEFT
+    assert ours.engine.members.circle.numbers == (0, 1)
+
+
+def test_the_host_of_a_lost_peer_is_asked_and_a_refusal_evicts_it(
+    ours: Connections, played: Played
+) -> None:
+    ours._take_turn()
+    played.refuses[2] = ConnectionRefusedError()
+    ours.on_lost(1, PeerLost(1, "a test", "it broke"))
+    ours._take_turn()
+    assert played.probed == [2]
+    assert played.evicted == [ONE]
+    assert (ours.lost, status_of(ours, ONE)) == (1, Status.SUSPECT)
+    assert ours.engine.members.circle.numbers == (0, 2)
+
+
+def test_a_second_loss_of_a_suspect_is_no_news_and_a_call_of_it_is(
+    ours: Connections, played: Played
+) -> None:
+    played.refuses[2] = TimeoutError()
+    ours._take_turn()
+    for _ in range(2):
+        ours.on_lost(1, PeerLost(1, "a test", "it broke"))
+        ours._take_turn()
+    assert (ours.lost, played.disconnected) == (1, [1])
+    # It asks this island, and so can be reached.
+    played.refuses.clear()
+    ours._post(1, Event.CALLED)
+    ours._take_turn()
+    assert status_of(ours, ONE) is Status.ALIVE
+    assert ours._dialed == {1, 2}
+
+
+def test_without_a_list_peers_that_are_not_asked_are_probed_now_and_then(
+    ours: Connections, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(connections, "time", clock)
+    far = [Member(n, f"start {n}", "host", (f"127.0.0.1:{n + 1}",)) for n in (3, 4)]
+    everybody = (OWN, ONE, TWO, *far)
+    played.membership.members = MemberList(1, {m.number: m for m in everybody})
+    ours._take_turn()
+    assert (ours._dialed, played.probed) == ({1, 4}, [])
+    played.membership.outage = "it is away"
+    ours._take_turn()
+    assert sorted(played.probed) == [3, 4]
+    for seconds, num_probes in ((1.0, 2), (8.9, 2), (0.2, 4)):
+        clock.now += seconds
+        ours._take_turn()
+        assert len(played.probed) == num_probes
+
+
+def test_an_island_that_takes_its_number_is_alone_in_its_ring() -> None:
+    taken = list[bool]()
+    schedule = Schedule(find_topology("ring"), 3)
+    members = SimpleNamespace(circle=LiveSchedule.of(schedule, (1, 2), -1))
+    island: Any = SimpleNamespace(
+        _connections=SimpleNamespace(take_number=lambda: taken.append(True)),
+        membership=SimpleNamespace(member=TWO),
+        engine=SimpleNamespace(members=members),
+        _schedule=schedule,
+    )
+    Island._take_number(island)
+    assert taken == [True]
+    assert (members.circle.own, members.circle.numbers) == (2, (2,))
+
+
+@pytest.mark.parametrize("has_broken", [False, True])
+@pytest.mark.parametrize("has_started", [False, True])
+def test_who_gives_no_weights_is_asked_on_if_its_connection_holds(
+    ours: Connections, played: Played, has_started: bool, has_broken: bool
+) -> None:
+    """Before the start there is no thread that would dial it anew."""
+    ours._thread = SimpleNamespace(  # pyright: ignore[reportAttributeAccessIssue]
+        is_alive=lambda: has_started
+    )
+    if has_broken:
+        played.pulled.set_exception(PeerLost(1, "a test", "it broke"))
+    assert ours.pull(1, 0.01) is None
+    assert played.dropped == ([1] if has_broken or not has_started else [])
+    assert ours._dialed == (set() if played.dropped else {1})

@@ -1,0 +1,31 @@
+"""A wait tells of itself after twice the time each time, and ends with a remedy."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from lightning_adpsgd.islands import waiting
+from lightning_adpsgd.islands.waiting import Wait
+
+
+def test_a_wait_is_told_after_twice_the_time_each_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(waiting, "time", clock)
+    looks = list[float]()
+    wait = Wait("the sun", "wind the clock", 30.0, lambda: looks.append(clock.now))
+    told = list[float]()
+    while clock.now < 130:
+        clock.now += 0.5
+        wait.go_on("it is night")
+        told += [clock.now - 100] * (len(caplog.records) - len(told))
+    assert told == [2.0, 4.0, 8.0, 16.0]
+    assert "waiting for the sun, since 16 s and for at most 30 s" in caplog.text
+    clock.now += 0.5
+    with pytest.raises(RuntimeError, match=r"within 30 s: it is night\. .*wind the cl"):
+        wait.go_on("it is night")
+    assert len(looks) == 61
