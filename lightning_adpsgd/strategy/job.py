@@ -59,7 +59,12 @@ def has_peers(num_learners: int, super_learner_size: int) -> bool:
             f"`super_learner_size` must divide the number of learners "
             f"{num_learners}, got {super_learner_size}"
         )
-    if num_learners == super_learner_size and num_learners > 1:
+    if num_learners == 1:
+        rank_zero_info(
+            "There is one learner, so that nothing gossips: `devices` says how many "
+            "there are on each machine, and is 1 on CPUs where it is left out."
+        )
+    elif num_learners == super_learner_size:
         rank_zero_info(
             f"All {num_learners} learners form one super-learner, which is "
             "plain synchronous allreduce (ddp). To gossip, set "
