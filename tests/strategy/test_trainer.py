@@ -4,6 +4,8 @@ import inspect
 import logging
 import pickle
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.registration import NAMES
+from lightning_adpsgd.strategy.job import has_peers
 from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
 from tests.learners import (
     Linear,
@@ -395,14 +398,33 @@ def test_options_of_how_ddp_reduces_are_taken_by_learners_on_their_own() -> None
         torch.testing.assert_close(final, consensus_after(8, 2))
 
 
+@contextmanager
+def told_by_rank_zero() -> Iterator[list[str]]:
+    """What is logged once for all learners."""
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    rank_zero.log.addHandler(handler)
+    try:
+        yield told
+    finally:
+        rank_zero.log.removeHandler(handler)
+
+
+def test_one_learner_is_told_that_nothing_gossips() -> None:
+    """`devices` is 1 on CPUs unless it is given, and nothing else would say so."""
+    with told_by_rank_zero() as told:
+        assert not has_peers(1, super_learner_size=1)
+        assert has_peers(2, super_learner_size=1)
+    (message,) = told
+    assert "`devices`" in message
+
+
 def test_one_node_alone_says_once_that_it_is_plain_allreduce() -> None:
     def program(rank: int) -> tuple[Any, list[str]]:
-        told: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: told.append(record.getMessage())
-        rank_zero.log.addHandler(handler)
-        trainer = trainer_of("hadpsgd", 2)
-        trainer.fit(Linear(), loader(8, rank, 2))
+        with told_by_rank_zero() as told:
+            trainer = trainer_of("hadpsgd", 2)
+            trainer.fit(Linear(), loader(8, rank, 2))
         assert isinstance(trainer.strategy, HADPSGDStrategy)
         return trainer.strategy.gossip_statistics(), told
 
