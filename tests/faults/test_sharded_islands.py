@@ -60,7 +60,9 @@ def test_a_sharded_island_loses_a_learner_comes_back_and_saves(tmp_path: Path) -
         assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("inside", ["ddp", "model_parallel"])
+@pytest.mark.parametrize(
+    "inside", [pytest.param("ddp", marks=pytest.mark.slow), "model_parallel"]
+)
 def test_islands_of_one_learner_and_of_two_train_together(
     tmp_path: Path, inside: str
 ) -> None:

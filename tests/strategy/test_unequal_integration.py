@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 import lightning.pytorch as pl
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.topology.partition import Partition
 from tests.helpers import PATIENCE, PROGRAM_S, engine_threads
-from tests.learners import learners, trainer_of, values
+from tests.learners import Rows, learners, loader, trainer_of, values
 from tests.sharded import LR, Transformer, sequences
+from tests.strategy import fabric_learners
 
 SIZES = (2, 4)
 NUM = sum(SIZES)
@@ -100,7 +101,7 @@ OTHER_SIZES = (1, 3, 2)
 
 
 def program(folder: Path, rank: int) -> dict[Any, Any]:
-    runs: dict[Any, Any] = {"complete": fit(rank, strategy("ddp", "sync"))}
+    runs: dict[Any, Any] = {"fabric": with_fabric(rank)}
     for kind in KINDS:
         path, whole = folder / f"{kind}.ckpt", kind == "ddp"
         half = partial(strategy, kind, "sync", mixing_gain=0.5, save_learners=whole)
@@ -114,6 +115,18 @@ def program(folder: Path, rank: int) -> dict[Any, Any]:
     return runs
 
 
+def with_fabric(rank: int) -> Tensor:
+    """Two steps of a module whose gradient is the mean row of its batch."""
+    options = {"super_learner_size": SIZES, "timeout": PATIENCE}
+    chosen = HADPSGDFabricStrategy("complete", "sync", **options)
+    fabric, module = fabric_learners.launched(chosen, NUM), fabric_learners.Slope()
+    model, optimizer = fabric.setup(module, fabric_learners.sgd(module))
+    rows = loader(2 * NUM, rank, NUM)
+    fabric_learners.train(fabric, model, optimizer, rows)
+    chosen.finish()
+    return module.weight.detach()
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     folder = tmp_path_factory.mktemp("unequal")
@@ -124,27 +137,46 @@ def assert_same(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
 
 
-def of_one_process() -> Tensor:
-    """Weights after each step on the mean over super-learners of their mean losses."""
-    partition = Partition(SIZES)
-    (module := Transformer()).configure_model()
-    optimizer = module.configure_optimizers()
+def of_matrix() -> Tensor:
+    """Weights of both super-learners after each step: SGD of each, and T of half gain.
+
+    Returns:
+        Tensor [steps, super-learners, weights].
+    """
+    modules = [Transformer() for _ in SIZES]
+    for module in modules:
+        module.configure_model()
+    optimizers = [module.configure_optimizers() for module in modules]
+    mixing = torch.tensor([[0.75, 0.25], [0.25, 0.75]], dtype=torch.float64)
     batches = [list(sequences(NUM_SEQUENCES, rank, NUM)) for rank in range(NUM)]
     steps = []
-    for of_step in zip(*batches, strict=True):
-        optimizer.zero_grad()
-        for rank, batch in enumerate(of_step):
-            share = partition.weight(rank) / NUM
-            (share * module.loss(batch)).backward()
-        optimizer.step()
-        steps.append(torch.cat([w.detach().flatten() for w in module.parameters()]))
+    for of_step in [*zip(*batches, strict=True)] * 2:
+        of_learners = zip(Partition(SIZES).all_ranks, modules, optimizers, strict=True)
+        for ranks, module, optimizer in of_learners:
+            optimizer.zero_grad()
+            losses = [module.loss(of_step[rank]) for rank in ranks]
+            torch.stack(losses).mean().backward()
+            optimizer.step()
+        vectors = [nn.utils.parameters_to_vector(m.parameters()) for m in modules]
+        steps.append(mixing.T @ torch.stack(vectors).detach())
+        for module, mixed in zip(modules, steps[-1], strict=True):
+            nn.utils.vector_to_parameters(mixed.clone(), module.parameters())
     return torch.stack(steps)
 
 
+def test_two_learners_and_four_make_the_steps_of_the_matrix(results: Any) -> None:
+    expected = of_matrix()
+    for rank, runs in enumerate(results):
+        own = expected[:, Partition(SIZES).super_learner(rank)]
+        torch.testing.assert_close(runs["half", "ddp"].steps, own, atol=1e-9, rtol=0)
+
+
 def test_in_a_complete_average_each_super_learner_counts_once(results: Any) -> None:
-    expected = of_one_process()
+    rows, partition = Rows(2 * NUM).rows, Partition(SIZES)
+    shares = torch.tensor([partition.weight(rank) / NUM for rank in range(NUM)] * 2)
+    expected = -fabric_learners.LR * (shares[:, None] * rows).sum(0)
     for runs in results:
-        assert_same(runs["complete"].steps, expected)
+        assert_same(runs["fabric"], expected)
 
 
 def test_sharded_learners_do_what_whole_ones_do(results: Any) -> None:
