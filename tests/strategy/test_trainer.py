@@ -301,7 +301,7 @@ class Lazy(Linear):
             {"super_learner_size": (1, 2)},
             {},
             Linear,
-            r"sum of `super_learner_size` must .* 2, got \(1, 2\), which is 3",
+            "`super_learner_size` must be the number of learners 2, got (1, 2), which",
         ),
         ({"model_averaging_period": 2}, {}, Linear, "must not be set, got 2"),
         (
