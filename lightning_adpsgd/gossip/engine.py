@@ -393,17 +393,14 @@ class Gossip(Communication, Exchanges):
             return [value for pulled in found for value in pulled.values]
         return None
 
-    def _call_all(self) -> None:
-        for peers in self.sections:
-            peers.call_all()
-
     def _wait_if_too_stale(self) -> None:
         limit = self._options.max_staleness
         if limit is None or self._account.steps_alone <= limit:
             return
         # All of them, in turn or not: two stale ends must not wait for each other's
         # question, nor one for a straggler's.
-        self._call_all()
+        for peers in self.sections:
+            peers.call_all()
         # No exchange that is waited for rests to spare a link or the cores.
         self._traffic.hurry_on()
         self._wait_until(
@@ -424,7 +421,8 @@ class Gossip(Communication, Exchanges):
     def _leave(self) -> None:
         self._threads.leaving.set()
         self._traffic.hurry_on()
-        self._call_all()
+        for peers in self.sections:
+            peers.call_all()
 
 
 class Merging:
