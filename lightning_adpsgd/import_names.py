@@ -13,7 +13,7 @@ alone.
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.metadata import version
@@ -54,7 +54,7 @@ class ImportNames(MetaPathFinder):
             ImportError: Another one is in use, or neither is installed.
         """
         if self.chosen is None:
-            self.chosen = asked or _only(_named_by_the_importer()) or _only(sys.modules)
+            self.chosen = asked or _only(_named_by_the_importer()) or _only(_imported())
             self.chosen = self.chosen or _installed()
         if asked not in (None, self.chosen):
             raise ImportError(refusal(self.chosen, asked))
@@ -127,9 +127,8 @@ def _renamed(module: str) -> str:
     return module
 
 
-def _only(names: Iterable[str]) -> str | None:
-    given = set(names)
-    found = {root for name, root in ROOTS.items() if name in given}
+def _only(names: Iterator[str]) -> str | None:
+    found = {ROOTS[name] for name in names if name in ROOTS}
     return found.pop() if len(found) == 1 else None
 
 
@@ -143,6 +142,10 @@ def _named_by_the_importer() -> Iterator[str]:
         frame = frame.f_back
     names = frame.f_code.co_names if frame else ()
     return (name.partition(".")[0] for name in names)
+
+
+def _imported() -> Iterator[str]:
+    return (name for name in ROOTS if name in sys.modules)
 
 
 def _installed() -> str:

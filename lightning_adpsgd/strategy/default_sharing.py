@@ -53,7 +53,8 @@ def problem_of(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> str:
 class DefaultSharing:
     """Decides, for all learners alike, once the training loader is there.
 
-    `problem` is what this learner knows beforehand against it; empty: nothing.
+    Args:
+        problem: what this learner knows beforehand against it; empty: nothing.
     """
 
     def __init__(self, trainer: pl.Trainer, problem: str, overrides: Overrides) -> None:
@@ -66,11 +67,11 @@ class DefaultSharing:
     def look_at_schedules(self) -> None:
         """Optimizers and schedules are there."""
         self._too_early = False
-        manual = not self._trainer.lightning_module.automatic_optimization
-        for config in self._trainer.strategy.lr_scheduler_configs:
-            if manual or config.interval == "step":
-                by_steps = "a learning rate is scheduled by steps"
-                self._problem = self._problem or by_steps
+        module, configs = self._trainer.lightning_module, self._trainer.strategy
+        manual = not module.automatic_optimization
+        for config in configs.lr_scheduler_configs:
+            if not self._problem and (manual or config.interval == "step"):
+                self._problem = "a learning rate is scheduled by steps"
 
     def allows(self, loader: Any) -> bool:
         """Whether to share; a collective of all learners."""
@@ -105,11 +106,14 @@ class DefaultSharing:
             return "there are several training loaders"
         if type(loader.batch_sampler) is not BatchSampler or not _is_plain(loader):
             return "the loader has a sampler of its own"
-        # Batches that a learner has claimed beyond the one that it trains on.
-        held = 1 + loader.num_workers * (loader.prefetch_factor or 0)
-        if len(loader) < 2 * held * self._trainer.world_size:
+        if len(loader) < 2 * _batches_held(loader) * self._trainer.world_size:
             return "an epoch has few batches beside those that learners hold"
         return ""
+
+
+def _batches_held(loader: DataLoader[Any]) -> int:
+    """Batches that a learner has claimed beyond the one that it trains on."""
+    return 1 + loader.num_workers * (loader.prefetch_factor or 0)
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:
