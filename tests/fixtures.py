@@ -1,6 +1,7 @@
 """What all tests have: devices, the profile of hypothesis, and an end of each job."""
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,10 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
 from tests.helpers import num_gpus
+
+# jsonschema, which nbformat imports, would compile a grammar at its import, for over a
+# second of each worker; no notebook has an address that this checks.
+sys.modules.setdefault("rfc3987_syntax", None)  # pyright: ignore[reportArgumentType]
 
 # How long an example takes is the machine's affair; which ones are tried, the code's.
 settings.register_profile(

@@ -437,9 +437,10 @@ def without(*packages: str) -> str:
     """The first lines of a warm program in which packages cannot be imported."""
     return f"""
 import sys
-for name in {{*sys.modules, *{packages}}}:
-    if name.partition(".")[0] in {packages}:
-        sys.modules[name] = None
+is_one = lambda name: name.partition(".")[0] in {packages}
+sys.meta_path[:] = [finder for finder in sys.meta_path if not is_one(finder.__module__)]
+for name in filter(is_one, [*sys.modules, *{packages}]):
+    sys.modules[name] = None
 """
 
 

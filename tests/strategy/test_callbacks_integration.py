@@ -24,11 +24,14 @@ from typing_extensions import override
 from tests import warm
 from tests.helpers import PROGRAM_S, free_port
 from tests.learners import (
+    COMMUNICATIONS,
     LR,
     Linear,
     Rows,
     consensus_after,
+    each,
     gossip,
+    in_every_mode,
     learners,
     loader,
     trainer_of,
@@ -36,7 +39,6 @@ from tests.learners import (
 )
 from tests.strategy.test_trainer_integration import ALONE
 from tests.strategy.test_training_integration import (
-    COMMUNICATIONS,
     NUM_ROWS,
     each_communication,
     rows,
@@ -88,9 +90,8 @@ class Logs(Linear):
         self.gather("on_train_epoch_end")
 
 
-@each_communication
-def test_metrics_are_reduced_over_those_who_come(communication: str) -> None:
-    def program(rank: int) -> Any:
+def test_metrics_are_reduced_over_those_who_come() -> None:
+    def program(rank: int, communication: str) -> Any:
         module = Logs()
         trainer = trainer_of(strategy_of(communication), 2)
         # Unequal numbers of batches, where that is allowed: nobody comes to a step.
@@ -99,20 +100,20 @@ def test_metrics_are_reduced_over_those_who_come(communication: str) -> None:
         metrics = {name: v.item() for name, v in trainer.callback_metrics.items()}
         return metrics, module.gathered
 
-    for rank, (metrics, gathered) in enumerate(values(learners(2, program))):
-        in_step = float(rank) if communication == "async" else 0.5
-        # The mean over all batches of the epoch: 16 of learner 0, 24 of learner 1.
-        at_epoch = 0.6 if communication == "async" else 0.5
-        ends = {"epoch": at_epoch, "validation": 0.5, "epoch_end": 0.5}
-        expected = ends | {"step": in_step, "batch_end": in_step}
-        assert metrics == pytest.approx(expected)
-        alone = [float(rank)] if communication == "async" else [0.0, 1.0]
-        assert gathered.pop("training_step") == alone
-        assert set(map(tuple, gathered.values())) == {(0.0, 1.0)}
+    for mode, told in in_every_mode(2, program).items():
+        for rank, (metrics, gathered) in enumerate(told):
+            in_step = float(rank) if mode == "async" else 0.5
+            # The mean over all batches of the epoch: 16 of learner 0, 24 of learner 1.
+            at_epoch = 0.6 if mode == "async" else 0.5
+            ends = {"epoch": at_epoch, "validation": 0.5, "epoch_end": 0.5}
+            expected = ends | {"step": in_step, "batch_end": in_step}
+            assert metrics == pytest.approx(expected), mode
+            alone = [float(rank)] if mode == "async" else [0.0, 1.0]
+            assert gathered.pop("training_step") == alone, mode
+            assert set(map(tuple, gathered.values())) == {(0.0, 1.0)}, mode
 
 
-@each_communication
-def test_hooks_at_the_end_of_training_see_the_consensus(communication: str) -> None:
+def test_hooks_at_the_end_of_training_see_the_consensus() -> None:
     class Exports(Linear):
         exported: Tensor
 
@@ -120,13 +121,13 @@ def test_hooks_at_the_end_of_training_see_the_consensus(communication: str) -> N
         def on_train_end(self) -> None:
             self.exported = self.weight.detach().clone()
 
-    def program(rank: int) -> Tensor:
+    def program(rank: int, communication: str) -> Tensor:
         module = Exports()
         trainer_of(strategy_of(communication), 2).fit(module, loader(NUM_ROWS, rank, 2))
         assert torch.equal(module.exported, module.weight)
         return module.exported
 
-    for exported in values(learners(2, program)):
+    for _, exported in each(in_every_mode(2, program)):
         torch.testing.assert_close(exported, consensus_after(NUM_ROWS, 2))
 
 
@@ -154,25 +155,21 @@ def test_early_stopping_stops_all_strategies_at_one_epoch() -> None:
 # --- checkpoints
 
 
-@each_communication
-def test_checkpoints_by_metric_step_and_epoch(
-    tmp_path: Path, communication: str
-) -> None:
+def test_checkpoints_by_metric_step_and_epoch(tmp_path: Path) -> None:
     class Module(Linear):
         @override
         def validation_step(self, batch: Tensor, batch_idx: int) -> None:
             # Best in the second of four epochs.
             self.log("distance", abs(self.current_epoch - 1.0), sync_dist=True)
 
-    def program(rank: int) -> Any:
+    def program(rank: int, communication: str) -> Any:
+        folder = tmp_path / communication
         best = ModelCheckpoint(
-            tmp_path / "best", monitor="distance", save_top_k=2, save_weights_only=True
+            folder / "best", monitor="distance", save_top_k=2, save_weights_only=True
         )
-        last = ModelCheckpoint(tmp_path / "last", save_last=True, save_top_k=0)
-        steps = ModelCheckpoint(
-            tmp_path / "steps", every_n_train_steps=5, save_top_k=-1
-        )
-        epochs = ModelCheckpoint(tmp_path / "epochs", every_n_epochs=2, save_top_k=-1)
+        last = ModelCheckpoint(folder / "last", save_last=True, save_top_k=0)
+        steps = ModelCheckpoint(folder / "steps", every_n_train_steps=5, save_top_k=-1)
+        epochs = ModelCheckpoint(folder / "epochs", every_n_epochs=2, save_top_k=-1)
         callbacks: list[Any] = [best, last, steps, epochs]
         trainer = trainer_of(
             strategy_of(communication),
@@ -184,23 +181,29 @@ def test_checkpoints_by_metric_step_and_epoch(
         trainer.fit(Module(), loader(NUM_ROWS, rank, 2), loader(2))
         return best.best_model_path
 
+    for mode, (best, other) in in_every_mode(2, program).items():
+        assert best == other
+        expect_checkpoints(tmp_path / mode, Path(best))
+
+
+def expect_checkpoints(folder: Path, best: Path) -> None:
+    """Of four epochs of eight steps, of which the second was the best."""
+
     def load(path: Path) -> dict[str, Any]:
         return torch.load(path, weights_only=True)
 
-    best, other = values(learners(2, program))
-    assert best == other
-    saved = load(Path(best))
+    saved = load(best)
     expected = 2 * consensus_after(NUM_ROWS, 2)
     torch.testing.assert_close(saved["state_dict"]["weight"], expected)
     assert "optimizer_states" not in saved
-    assert len(list((tmp_path / "best").iterdir())) == 2
-    assert len(list((tmp_path / "epochs").iterdir())) == 2
-    at_steps = {load(p)["global_step"]: load(p) for p in (tmp_path / "steps").iterdir()}
+    assert len(list((folder / "best").iterdir())) == 2
+    assert len(list((folder / "epochs").iterdir())) == 2
+    at_steps = {load(p)["global_step"]: load(p) for p in (folder / "steps").iterdir()}
     assert sorted(at_steps) == [5, 10, 15, 20, 25, 30]
     first_five = -LR * rows()[:10].sum(0) / 2
     torch.testing.assert_close(at_steps[5]["state_dict"]["weight"], first_five)
     torch.testing.assert_close(
-        load(tmp_path / "last" / "last.ckpt")["state_dict"]["weight"],
+        load(folder / "last" / "last.ckpt")["state_dict"]["weight"],
         4 * consensus_after(NUM_ROWS, 2),
     )
 
@@ -255,12 +258,10 @@ class Normalised(Linear):
 
 
 @pytest.mark.parametrize("module", [Linear, Normalised])
-@pytest.mark.parametrize("communication", ["ddp", *COMMUNICATIONS])
-def test_stochastic_weight_averaging(communication: str, module: Any) -> None:
-    # Nobody averages with anybody, so that the mean is SWA's and not the gossip's.
-    strategy = "ddp" if communication == "ddp" else gossip(ALONE, communication)
-
-    def program(rank: int) -> Any:
+def test_stochastic_weight_averaging(module: Any) -> None:
+    def program(rank: int, communication: str) -> Any:
+        # Nobody averages with anybody, so that the mean is SWA's and not the gossip's.
+        strategy = "ddp" if communication == "ddp" else gossip(ALONE, communication)
         swa = StochasticWeightAveraging(LR, swa_epoch_start=2, annealing_epochs=1)
         learner = module()
         trainer = trainer_of(strategy, 2, max_epochs=4, callbacks=[swa])
@@ -273,24 +274,20 @@ def test_stochastic_weight_averaging(communication: str, module: Any) -> None:
     if module is Normalised:
         # Lightning's epoch of forward passes ends with a step of the last gradients.
         expected -= LR * rows()[-2:].mean(0)
-    results = values(learners(2, program))
-    for weight, variance in results:
+    results = in_every_mode(2, program, ["ddp", *COMMUNICATIONS])
+    for mode, (weight, variance) in each(results):
+        first_weight, first_variance = results[mode][0]
         torch.testing.assert_close(weight, expected, atol=1e-9, rtol=0)
-        assert torch.equal(weight, results[0][0])
-        if variance is not None:
-            # Under ddp each learner has its own.
-            if communication == "ddp":
-                continue
-            torch.testing.assert_close(variance, results[0][1])
+        assert torch.equal(weight, first_weight), mode
+        # Under ddp each learner has its own.
+        if variance is not None and mode != "ddp":
+            torch.testing.assert_close(variance, first_variance)
             # Of x and -x the unbiased variance is 2 x².
             squares = 2 * rows().square().mean(0)
             torch.testing.assert_close(variance, squares, atol=1e-6, rtol=0)
 
 
-@each_communication
-def test_an_average_that_a_callback_keeps_is_averaged_too(
-    tmp_path: Path, communication: str
-) -> None:
+def test_an_average_that_a_callback_keeps_is_averaged_too(tmp_path: Path) -> None:
     averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging")
 
     class Validates(Linear):
@@ -300,12 +297,12 @@ def test_an_average_that_a_callback_keeps_is_averaged_too(
         def validation_step(self, batch: Tensor, batch_idx: int) -> None:
             self.seen = self.weight.detach().clone()
 
-    def program(rank: int) -> Any:
-        module = Validates()
-        path = tmp_path / "last.ckpt"
+    def program(rank: int, communication: str) -> Any:
+        module, folder = Validates(), tmp_path / communication
+        path = folder / "last.ckpt"
         callbacks: list[Any] = [
             averaging.WeightAveraging(),
-            ModelCheckpoint(tmp_path, save_last=True),
+            ModelCheckpoint(folder, save_last=True),
         ]
         trainer = trainer_of(
             gossip(ALONE, communication),
@@ -320,12 +317,12 @@ def test_an_average_that_a_callback_keeps_is_averaged_too(
     # The mean of the eight consensus models after the eight steps.
     steps = torch.arange(8, 0, -1, dtype=torch.float64).repeat_interleave(2)
     expected = -LR * (rows() * steps[:, None]).sum(0) / 2 / 8
-    results = values(learners(2, program))
-    for seen, final, saved in results:
+    results = in_every_mode(2, program)
+    for mode, (seen, final, saved) in each(results):
         for weight in (seen, final, saved):
             torch.testing.assert_close(weight, expected, atol=1e-9, rtol=0)
-        torch.testing.assert_close(seen, results[0][0])
-        assert torch.equal(final, results[0][1])
+        torch.testing.assert_close(seen, results[mode][0][0])
+        assert torch.equal(final, results[mode][0][1]), mode
 
 
 class TwoLayers(Linear):
@@ -343,11 +340,8 @@ class TwoLayers(Linear):
 
 @pytest.mark.parametrize("method", ["l1_unstructured", "random_unstructured"])
 @pytest.mark.parametrize("lottery", [False, True])
-@each_communication
-def test_all_learners_prune_the_same_weights(
-    communication: str, lottery: bool, method: str
-) -> None:
-    def program(rank: int) -> Any:
+def test_all_learners_prune_the_same_weights(lottery: bool, method: str) -> None:
+    def program(rank: int, communication: str) -> Any:
         torch.manual_seed(rank)
         module = TwoLayers()
         pruning = ModelPruning(
@@ -362,11 +356,11 @@ def test_all_learners_prune_the_same_weights(
         trainer.fit(module, loader(NUM_ROWS, rank, 2), loader(2))
         return module.pruned.weight.detach(), module.weight.detach()
 
-    (first, weight), (second, _) = values(learners(2, program))
-    # A quarter of 64, and a quarter of what is left.
-    assert int((first == 0).sum()) == 16 + 12
-    assert torch.equal(first, second)
-    torch.testing.assert_close(weight, 2 * consensus_after(NUM_ROWS, 2))
+    for mode, ((first, weight), (second, _)) in in_every_mode(2, program).items():
+        # A quarter of 64, and a quarter of what is left.
+        assert int((first == 0).sum()) == 16 + 12, mode
+        assert torch.equal(first, second), mode
+        torch.testing.assert_close(weight, 2 * consensus_after(NUM_ROWS, 2))
 
 
 # --- tuner, profilers, command line
@@ -519,8 +513,7 @@ def test_the_command_line_takes_names_and_typed_arguments(
 # --- evaluation before, between and after
 
 
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_every_entry_point_in_one_process(name: str) -> None:
+def test_every_entry_point_in_one_process() -> None:
     class Module(Linear):
         @override
         def test_step(self, batch: Tensor, batch_idx: int) -> None:
@@ -530,7 +523,7 @@ def test_every_entry_point_in_one_process(name: str) -> None:
         def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
             return self.loss(batch)
 
-    def program(rank: int) -> Any:
+    def program(rank: int, name: str) -> Any:
         module, data = Module(), loader(4, rank, 2)
         trainer = trainer_of(name, 2)
         losses = [trainer.validate(module, data)[0]["val_loss"]]
@@ -543,12 +536,13 @@ def test_every_entry_point_in_one_process(name: str) -> None:
         return losses, predicted, module.weight.detach()
 
     trained = consensus_after(4, 2)
-    for rank, (losses, predicted, final) in enumerate(values(learners(2, program))):
-        loss = float(Rows(4).rows.mean(0) @ trained)
-        assert losses == pytest.approx([0.0, loss, loss])
-        expected = Rows(4).rows[rank::2] @ trained
-        torch.testing.assert_close(torch.stack(predicted), expected)
-        torch.testing.assert_close(final, 2 * trained)
+    for name, told in in_every_mode(2, program, ALL_NAMES).items():
+        for rank, (losses, predicted, final) in enumerate(told):
+            loss = float(Rows(4).rows.mean(0) @ trained)
+            assert losses == pytest.approx([0.0, loss, loss]), name
+            expected = Rows(4).rows[rank::2] @ trained
+            torch.testing.assert_close(torch.stack(predicted), expected)
+            torch.testing.assert_close(final, 2 * trained)
 
 
 def test_collectives_of_the_user_in_hooks_where_all_come() -> None:
