@@ -56,20 +56,16 @@ def has_peers(num_learners: int, super_learner_size: int) -> bool:
     """Whether there is more than one super-learner; says so once where there is not."""
     if num_learners % super_learner_size:
         raise ValueError(
-            f"`super_learner_size` must divide the number of learners "
+            "`super_learner_size` must divide the number of learners "
             f"{num_learners}, got {super_learner_size}"
         )
     if num_learners == 1:
-        rank_zero_info(
-            "There is one learner, so that nothing gossips: `devices` says how many "
-            "there are on each machine, and is 1 on CPUs where it is left out."
-        )
+        rank_zero_info("There is one learner, so that nothing gossips: set `devices`")
     elif num_learners == super_learner_size:
         rank_zero_info(
-            f"All {num_learners} learners form one super-learner, which is "
-            "plain synchronous allreduce (ddp). To gossip, set "
-            "`super_learner_size` to a proper divisor of "
-            f"{num_learners}, or use several machines."
+            f"All {num_learners} learners form one super-learner, which is plain "
+            "synchronous allreduce (ddp). To gossip, set `super_learner_size` to a "
+            f"proper divisor of {num_learners}, or use several machines."
         )
     return num_learners > super_learner_size
 
