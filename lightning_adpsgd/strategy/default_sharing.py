@@ -76,9 +76,9 @@ class DefaultSharing:
     def allows(self, loader: Any) -> bool:
         """Whether to share; a collective of all learners."""
         deals = self._trainer._data_connector._requires_distributed_sampler
-        is_dealt = isinstance(loader, DataLoader) and deals(loader)
+        is_dealt, strategy = isinstance(loader, DataLoader), self._trainer.strategy
+        is_dealt = is_dealt and deals(loader)
         problem = self._problem_with(loader) if is_dealt else "no sampler of Lightning"
-        strategy = self._trainer.strategy
         mine = problem or f"{len(loader.dataset)} samples by {loader.batch_size}"
         same = mine == strategy.broadcast(mine) and not problem
         if strategy.reduce_boolean_decision(same, all=True):
