@@ -49,8 +49,7 @@ class ImportNames(MetaPathFinder):
         """The name that this process uses.
 
         It is the one asked for, or named in the file that imports this package, or
-        imported already. Where that leaves both, it is `lightning` if installed, and
-        a warning says so.
+        imported already. Where that leaves both, it is `lightning`, with a warning.
 
         Raises:
             ImportError: Another one is in use, or neither is installed.
@@ -153,7 +152,4 @@ def _installed() -> str:
     for name in (LIGHTNING, OTHER):
         if find_spec(name) is not None:
             return name
-    raise ImportError(
-        "lightning_adpsgd needs Lightning, which is not installed: `pip install "
-        "lightning`"
-    )
+    raise ImportError("lightning_adpsgd needs Lightning: `pip install lightning`")

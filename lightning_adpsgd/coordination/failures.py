@@ -84,7 +84,7 @@ class FailureReport:
     def _follow(self, message: str, cause: BaseException) -> None:
         if self._rank != 0:
             # Learner 0 tells the reason. A launcher may end all when one has ended.
-            self._coordinator.silent_learners(ranks=[0])
+            self._coordinator.silent_learners()
             raise LearnerFollows(1) from cause
         repeats = isinstance(cause, LearnerFailed)
         kind = LearnerDiverged if _DIVERGED in message else LearnerFailed

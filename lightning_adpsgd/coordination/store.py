@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Protocol
@@ -156,23 +156,15 @@ class Coordinator:
             self.raise_if_failed()
             self._stopped.wait(0.01)
 
-    def silent_learners(
-        self,
-        patience: timedelta = timedelta(seconds=1),
-        ranks: Sequence[int] | None = None,
-    ) -> list[int]:
-        """Waits until learners have seen the failure; returns those that have not.
+    def silent_learners(self, patience: timedelta = timedelta(seconds=1)) -> list[int]:
+        """Waits until all learners have seen the failure; returns those that have not.
 
         They are dead, or stuck. The process that hosts the store comes here before it
         ends, because what the store knows is gone with it.
-
-        Args:
-            patience: the longest wait.
-            ranks: learners to wait for; None: all.
         """
-        asked = range(self._world_size) if ranks is None else ranks
         deadline = time.perf_counter() + patience.total_seconds()
-        while silent := [rank for rank in asked if self._unseen(rank)]:
+        ranks = range(self._world_size)
+        while silent := [rank for rank in ranks if self._unseen(rank)]:
             if time.perf_counter() > deadline:
                 break
             self._stopped.wait(0.05)

@@ -75,20 +75,17 @@ class DefaultSharing:
 
     def allows(self, loader: Any) -> bool:
         """Whether to share; a collective of all learners."""
-        connector = self._trainer._data_connector
-        is_dealt = isinstance(loader, DataLoader)
-        is_dealt = is_dealt and connector._requires_distributed_sampler(loader)
+        deals = self._trainer._data_connector._requires_distributed_sampler
+        is_dealt, strategy = isinstance(loader, DataLoader), self._trainer.strategy
+        is_dealt = is_dealt and deals(loader)
         problem = self._problem_with(loader) if is_dealt else "no sampler of Lightning"
-        strategy = self._trainer.strategy
         mine = problem or f"{len(loader.dataset)} samples by {loader.batch_size}"
         same = mine == strategy.broadcast(mine) and not problem
         if strategy.reduce_boolean_decision(same, all=True):
             rank_zero_info(_SHARED)
             return True
         if is_dealt:
-            rank_zero_info(
-                _EQUAL, problem or "learners have other loaders or callbacks"
-            )
+            rank_zero_info(_EQUAL, problem or "learners differ in loaders or callbacks")
         return False
 
     def _count(self) -> Any:

@@ -59,16 +59,12 @@ def has_peers(partition: Partition) -> bool:
     """Whether there is more than one super-learner; says so once where there is not."""
     num_learners, is_one = partition.num_learners, len(partition.sizes) == 1
     if num_learners == 1:
-        rank_zero_info(
-            "There is one learner, so that nothing gossips: `devices` says how many "
-            "there are on each machine, and is 1 on CPUs where it is left out."
-        )
+        rank_zero_info("There is one learner, so that nothing gossips: set `devices`")
     elif is_one:
         rank_zero_info(
-            f"All {num_learners} learners form one super-learner, which is "
-            "plain synchronous allreduce (ddp). To gossip, set "
-            "`super_learner_size` to a proper divisor of "
-            f"{num_learners}, or use several machines."
+            f"All {num_learners} learners form one super-learner, which is plain "
+            "synchronous allreduce (ddp). To gossip, set `super_learner_size` to a "
+            f"proper divisor of {num_learners}, or use several machines."
         )
     return not is_one
 

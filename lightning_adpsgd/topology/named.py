@@ -4,8 +4,7 @@ What super-learner `index` takes from whom in a round is column `index` of the m
 matrix. Random topologies draw from a generator seeded by ``(seed, round)``, so that all
 learners draw the same.
 
-To add one, write ``<name>_shares(index, size, round, seed)`` and enter it in
-`TOPOLOGIES`: every property is then tested for it.
+docs/extending.md has the steps that add one; every property is then tested for it.
 """
 
 import math

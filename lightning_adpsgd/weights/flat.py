@@ -113,7 +113,12 @@ class FlatParameters:
             if name in self._left_out and not tensor.requires_grad:
                 continue
             if tensor.data_ptr() not in views and name not in masks:
-                raise RuntimeError(_missed(name, added=name not in known))
+                added = "was added to the module after set-up"
+                moved = "was given new storage after set-up"
+                raise RuntimeError(
+                    f"`{name}` {moved if name in known else added}; change weights in "
+                    "place (`p.data.copy_(...)`), or before `trainer.fit`"
+                )
         for address, name in views.items():
             if address not in in_use:
                 raise RuntimeError(
@@ -178,18 +183,6 @@ class FlatParameters:
             tensor.data = views[name]
             self._slots.append(_Slot(name, tensor, views[name], tensor.data_ptr()))
         self.vectors.append(vector)
-
-
-def _missed(name: str, added: bool) -> str:
-    if added:
-        return (
-            f"`{name}` was added to the module after set-up, so averaging would miss "
-            "it; add weights in `__init__` or `configure_model`"
-        )
-    return (
-        f"`{name}` was given new storage after set-up, so averaging would miss it; "
-        "change weights in place (`p.data.copy_(...)`), or before `trainer.fit`"
-    )
 
 
 def _frozen(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

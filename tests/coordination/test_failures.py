@@ -55,13 +55,15 @@ def test_the_others_end_when_learner_0_has_told_the_reason(
     # A launcher that forks ends all learners as soon as one has ended.
     first, second = reports(2)
     second.announce(WeightsDiverged("it diverged"))
+    second._coordinator.start()
     late = threading.Timer(0.1, first._coordinator.start)
     late.start()
     with pytest.raises(LearnerFollows):
         end_with(second)
     assert "Training ends: learner 1" in capsys.readouterr().err
     late.join()
-    first._coordinator.stop()
+    for report in (first, second):
+        report._coordinator.stop()
 
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"

@@ -122,7 +122,7 @@ CASES = {
     ),
     "something of another learner": Case(
         EQUAL,
-        "other loaders or",
+        "differ in loaders or",
         arguments_of=lambda r: {"min_steps": 1} if r else {},
     ),
     "averages": Case(
@@ -139,7 +139,7 @@ CASES = {
     "own sampler": Case(EQUAL, "a sampler of its own", lambda rank: weighted()),
     "short": Case(EQUAL, "few batches", lambda rank: rows(batch_size=3)),
     "held ahead": Case(EQUAL, "few batches", lambda rank: rows(num_workers=1)),
-    "unlike": Case(EQUAL, "learners have other loaders", lambda r: rows(8 + 2 * r)),
+    "unlike": Case(EQUAL, "learners differ in loaders", lambda r: rows(8 + 2 * r)),
     "a stream": Case(EQUAL, "", lambda rank: DataLoader(Stream(), batch_size=2)),
 }
 
