@@ -75,12 +75,9 @@ def test_a_ledger_that_was_replaced_is_known_to_be_old() -> None:
     assert not lease.is_old(third)
 
 
-def test_whether_the_others_rest_says_nothing_of_oneself() -> None:
+def test_whether_another_waits_says_nothing_of_oneself() -> None:
     held: dict[str, Ranges] = {"a": (), "b": (), "c": ()}
     ledger = Ledger("life", TERMS, ((0, 9),), held)
-    assert not ledger._replace(resting=("b", "c")).others_rest("b")
-    assert not ledger._replace(resting=("a", "b")).others_rest("b")
-    assert ledger._replace(resting=("a", "c")).others_rest("b")
     assert ledger._replace(resting=("c",)).another_waits("b")
     assert not ledger._replace(resting=("b",)).another_waits("b")
 

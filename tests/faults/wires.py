@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from lightning_adpsgd.transport.links import Address, LinkTransport
+from lightning_adpsgd.transport.links.peer_info import Wanted
+from lightning_adpsgd.transport.links.sockets import Deadline
 from tests.helpers import PATIENCE_S
 
 _PIECE = 256
@@ -123,10 +125,10 @@ def wires(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wires]:
     made, dial = Wires(), LinkTransport._dial
 
     def dial_the_wire(
-        self: LinkTransport, number: int, address: Address, *rest: Any
+        self: LinkTransport, address: Address, deadline: Deadline, wanted: Wanted
     ) -> Any:
-        instead = made.address(self.index, number, address)
-        return dial(self, number, instead, *rest)
+        instead = made.address(self.index, wanted.member, address)
+        return dial(self, instead, deadline, wanted)
 
     monkeypatch.setattr(LinkTransport, "_dial", dial_the_wire)
     try:

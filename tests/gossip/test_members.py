@@ -15,14 +15,14 @@ def test_the_first_of_all_speaks_for_them(own: int) -> None:
 
 
 def test_where_they_come_and_go_the_least_number_speaks() -> None:
-    told = list[tuple[int, bool]]()
+    told = list[tuple[int, bool, int]]()
     members = Members(
         Schedule(find_topology("ring"), 1),
         [9, 4],
         7,
-        on_left=lambda peer, for_good: told.append((peer, for_good)),
+        on_left=lambda *left: told.append(left),
     )
     assert members.own_is_first is False
     assert members.circle.numbers == (4, 7, 9)
-    members.left(9, True)
-    assert (told, members.are_fixed) == ([(9, True)], False)
+    members.left(9, True, 2)
+    assert (told, members.are_fixed) == ([(9, True, 2)], False)

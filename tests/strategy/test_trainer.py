@@ -22,6 +22,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy.job import has_peers
+from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
 from tests.learners import (
     Linear,
@@ -414,8 +415,8 @@ def told_by_rank_zero() -> Iterator[list[str]]:
 def test_one_learner_is_told_that_nothing_gossips() -> None:
     """`devices` is 1 on CPUs unless it is given, and nothing else would say so."""
     with told_by_rank_zero() as told:
-        assert not has_peers(1, super_learner_size=1)
-        assert has_peers(2, super_learner_size=1)
+        assert not has_peers(Partition((1,)))
+        assert has_peers(Partition((1, 1)))
     (message,) = told
     assert "`devices`" in message
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,9 +138,13 @@ def test_weights_that_are_frozen_in_a_pause_stay() -> None:
 
 
 def test_a_pass_takes_as_many_gradients_as_fit_into_a_cache() -> None:
-    assert rows_at_once(16, 40_000) == 16
-    assert rows_at_once(1000, (24 << 20) // 100) == 100
-    assert rows_at_once(16, 24 << 20) == 8
+    def of(row_bytes: int) -> Any:
+        row = torch.empty(row_bytes, dtype=torch.uint8, device="meta")
+        return SimpleNamespace(vectors=lambda number: [row])
+
+    assert rows_at_once(of(40_000), 16) == 16
+    assert rows_at_once(of((24 << 20) // 100), 1000) == 100
+    assert rows_at_once(of(24 << 20), 16) == 8
 
 
 def test_frozen_weights_stay_and_tied_ones_are_one() -> None:

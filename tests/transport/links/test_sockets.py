@@ -13,12 +13,12 @@ from lightning_adpsgd.transport.links.sockets import (
     Deadline,
     evidence_of,
     is_cut,
-    is_loopback,
     probe,
     receive_all,
     tune,
     wake_after,
 )
+from lightning_adpsgd.transport.network_interfaces import is_loopback
 from tests.helpers import PATIENCE_S, until
 from tests.transport.links.ends import tcp_pair
 

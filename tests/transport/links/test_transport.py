@@ -79,7 +79,7 @@ def test_no_lane_is_put_where_links_are_closed() -> None:
     with tcp_pair() as (first, second):
         with pytest.raises(ConnectionAbortedError, match="has closed its links"):
             lanes.put(1, 0, first, "start 1")
-        assert lanes.peers(lambda peer: 0) == []
+        assert lanes.connected() == []
         assert second.recv(1) == b""
 
 
