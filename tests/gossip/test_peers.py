@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from lightning_adpsgd.gossip.account import Account
+from lightning_adpsgd.gossip.exchange import LEAVE
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.peers import Asker, Peers
-from lightning_adpsgd.gossip.protocol import LEAVE, Outcome
+from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import PeerLost
