@@ -25,7 +25,7 @@ class Room(NamedTuple):
         return list(_matching(root, "lightning_adpsgd", self.sources))
 
     def test_files(self, root: Path, source: Path) -> list[str]:
-        """All test files of the room: that with the name of `source`, then quick ones."""
+        """All test files of the room: the one named after `source`, then quick ones."""
         matching = _matching(root, "tests", self.tests)
         files = list(dict.fromkeys(map(str, matching)))
         seconds = _seconds(root)
