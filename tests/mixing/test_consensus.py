@@ -20,7 +20,7 @@ ROWS = random_rows(3, length=10)
 def averaged(folder: Path, rank: int, diverged: int | None) -> Any:
     """The consensus, the weights after it, and what was said."""
     dist.init_process_group("gloo", f"file://{folder}/store", world_size=3, rank=rank)
-    rank_zero_only.rank = rank
+    rank_zero_only.rank = rank  # pyright: ignore[reportFunctionMemberAccess]
     consensus._CHUNK = 4  # so that there are several, and a shorter one
     row = ROWS[rank].clone()
     if rank == diverged:
