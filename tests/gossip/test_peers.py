@@ -47,8 +47,8 @@ class Played:
         quarantine: Any = SimpleNamespace(note=lambda outcome: None)
         self.account = Account(members, self.replica, quarantine, self.state)
         lanes: Any = SimpleNamespace(asking=lambda peer: self.lane)
-        own: Any = (members, lanes, self.traffic, self.account, self.threads)
-        self.peers = Peers(*own, self.state)
+        own: Any = members, lanes, self.traffic, self.account, self.threads, self.state
+        self.peers = Peers(*own)
 
 
 @pytest.fixture

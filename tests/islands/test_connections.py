@@ -10,11 +10,12 @@ import pytest
 from lightning_adpsgd.islands import connections
 from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.island import Island
-from lightning_adpsgd.islands.members import Event, Member, MemberList, Status
+from lightning_adpsgd.islands.members import Event, Member, MemberList, Peer, Status
 from lightning_adpsgd.topology.live import LiveSchedule
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import PeerLost
+from lightning_adpsgd.transport.links import probe
 
 OWN, ONE, TWO = (
     Member(number, f"start {number}", "host", (f"127.0.0.1:{number + 1}",))
@@ -182,3 +183,17 @@ def test_who_gives_no_weights_is_asked_on_if_its_connection_holds(
     assert ours.pull(1, 0.01) is None
     assert played.dropped == ([1] if has_broken or not has_started else [])
     assert ours._dialed == (set() if played.dropped else {1})
+
+
+def test_a_member_without_an_address_cannot_be_reached_and_ends_nothing(
+    ours: Connections, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "probe", probe)
+    homeless = ONE._replace(addresses=())
+    ((_, error),) = ours_probes(ours, homeless)
+    assert isinstance(error, OSError)
+
+
+def ours_probes(ours: Connections, member: Member) -> Any:
+    ours._peers[member.incarnation] = peer = Peer(member)
+    return ours._probe([peer])

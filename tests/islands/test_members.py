@@ -103,3 +103,18 @@ def test_no_peer_is_lost_twice_before_it_was_reached_again(events: list[Event]) 
         is_lost = is_lost or news is News.LOST
         assert peer.is_due(float("inf")) == (peer.status is Status.SUSPECT)
         assert peer.member == MEMBER
+
+
+def test_only_a_suspect_is_due() -> None:
+    for peer in (ALIVE, DEAD, LEFT):
+        assert not peer.is_due(NOW)
+    assert not SUSPECT.is_due(SUSPECT.retry_at - 1)
+    assert SUSPECT.is_due(SUSPECT.retry_at)
+
+
+@pytest.mark.parametrize(
+    "row", [None, "row", {}, [], [1, "a", "b"], [1, "a", "b", [], "", "", "more"]]
+)
+def test_what_is_no_row_of_a_member_is_refused(row: object) -> None:
+    with pytest.raises(ValueError, match="a row has 4 to 6 fields"):
+        Member.from_row(row)

@@ -138,7 +138,7 @@ def test_what_stood_still_during_an_outage_was_the_rendezvous(turns: Turns) -> N
     turns.is_away = False
     turns.take(5)
     assert turns.numbers == {7, 8}
-    turns.take(3)
+    turns.take(6)
     assert turns.numbers == {8}
 
 
@@ -168,3 +168,37 @@ def test_the_first_of_a_list_begins_at_an_epoch_after_all_known(turns: Turns) ->
     found = turns.listed.members().members
     assert (found.epoch, set(found.by_number)) == (5, {0})
     assert found.by_number[0].origin == "mine"
+
+
+def test_nobody_begins_a_list_without_being_told_to(turns: Turns) -> None:
+    turns.take(40)
+    assert turns.numbers == set()
+
+
+def test_who_waits_outside_takes_another_number_when_its_own_is_taken(
+    turns: Turns,
+) -> None:
+    turns.take()
+    number = turns.one.member.number
+    turns.listed.change(0, lambda old: {number: OTHER._replace(number=number)})
+    turns.take(2)
+    assert turns.one.member.number > number
+    assert turns.numbers == {number}
+
+
+def test_who_was_stopped_during_an_outage_stands_aside(turns: Turns) -> None:
+    turns.enter()
+    turns.listed.change(0, lambda old: {7: OTHER})
+    turns.listed.show(OTHER, Beat(1, 0))
+    ask = turns.one._rendezvous.ask
+
+    def stopped_and_away(action: Callable[[Any], Any]) -> Any:
+        turns.clock.now += 100
+        raise RendezvousUnreachable("it is away")
+
+    turns.one._rendezvous.ask = stopped_and_away  # pyright: ignore
+    turns.take()
+    turns.one._rendezvous.ask = ask
+    turns.take()
+    assert not turns.one.is_in
+    assert turns.numbers == {7}

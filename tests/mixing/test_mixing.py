@@ -6,15 +6,22 @@ from typing import Literal
 import pytest
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_adpsgd import reference
-from lightning_adpsgd.mixing.communication import Communication
+from lightning_adpsgd.mixing.communication import AveragingClosure, Communication
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
-from lightning_adpsgd.mixing.synchronous import Order, delay_by_one, synchronous
+from lightning_adpsgd.mixing.synchronous import (
+    Order,
+    Rounds,
+    delay_by_one,
+    synchronous,
+)
 from lightning_adpsgd.topology.named import Topology, find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import ThreadTransport
+from lightning_adpsgd.weights.worker import InlineWorker
 from tests.helpers import (
     ALL_TOPOLOGIES,
     PATIENCE,
@@ -256,6 +263,36 @@ def test_statistics_count_rounds_and_bytes() -> None:
         assert statistics.bytes_sent == 3 * 2 * 10 * 8  # two neighbours, float64
         assert statistics.staleness == {0: 3}
         assert statistics.exposed_seconds > 0
+
+
+class Recorder(InlineWorker):
+    """Notes how it is stopped."""
+
+    def __init__(self) -> None:
+        self.stopped: list[float | None] = []
+
+    @override
+    def stop(self, seconds: float | None) -> None:
+        self.stopped.append(seconds)
+
+
+def test_the_end_waits_for_a_round_and_an_abort_only_for_seconds() -> None:
+    _, (mixer, *_) = round_mixers(random_rows(2), "ring")
+    for order in ("step_then_average", "average_then_step"):
+        worker = Recorder()
+        rounds = Rounds(mixer, 1, worker, hidden=order == "average_then_step")
+        rounds.abort()
+        rounds.stop()
+        assert worker.stopped == [2.0, None]
+
+
+def test_an_optimizer_that_calls_its_closure_often_averages_once_a_step() -> None:
+    told = list[str]()
+    average = AveragingClosure(
+        lambda: told.append("closure") or 7, lambda: told.append("average")
+    )
+    assert [average() for _ in range(3)] == [7] * 3
+    assert told == ["closure", "average", "closure", "closure"]
 
 
 def test_a_schedule_refuses_a_matrix_that_loses_mass() -> None:

@@ -11,7 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.mixing.super_learner import ShardGather, SuperLearnerGroup
+from lightning_adpsgd.mixing.super_learner import (
+    ShardGather,
+    SuperLearnerGroup,
+    gather_shards,
+)
 from lightning_adpsgd.weights.flat import shard
 from lightning_adpsgd.weights.replica import Replica
 from tests.helpers import PATIENCE, ThreadSuperLearner, forked, together
@@ -61,6 +65,17 @@ def test_a_node_gathers_in_order_agrees_on_the_largest_and_shares_what_one_has(
             [lambda n=n: cross(n) for n in ThreadSuperLearner.connect(2)]
         )
     assert results == [([[0, 0], [1, 1]], [1, 1, 0], [1, 1, 1])] * 2
+
+
+def test_all_learners_get_the_shard_of_each() -> None:
+    def learner(node: ThreadSuperLearner) -> list[float]:
+        vector = torch.zeros(6)
+        shard(vector, node.index, 2).fill_(node.index + 1.0)
+        gather_shards([vector], node, PATIENCE)
+        return vector.tolist()
+
+    results = together([lambda n=n: learner(n) for n in ThreadSuperLearner.connect(2)])
+    assert results == [[1.0, 1.0, 1.0, 2.0, 2.0, 2.0]] * 2
 
 
 class Counting(ThreadSuperLearner):

@@ -91,9 +91,15 @@ def _again(options: argparse.Namespace, out: Path) -> list[Task]:
         if (result.last, result.room in rooms) == (options.again, True)
     ]
     return [
-        Task(one.room, one.mutant, one.killer or _tests(one.room, one.mutant))
+        Task(one.room, one.mutant, one.killer or _newest_first(one))
         for one in filter(_is_as_before, found)
     ]
+
+
+def _newest_first(result: results.Result) -> list[str]:
+    """Its tests; those that were written since may be about it."""
+    tests = _tests(result.room, result.mutant)
+    return sorted(tests, key=lambda file: -(ROOT / file).stat().st_mtime)
 
 
 def _tests(room: str, mutant: Mutant) -> list[str]:

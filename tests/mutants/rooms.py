@@ -25,9 +25,11 @@ class Room(NamedTuple):
         return list(_matching(root, "lightning_adpsgd", self.sources))
 
     def test_files(self, root: Path, source: Path) -> list[str]:
-        """All test files of the room; first the one that has the name of `source`."""
+        """All test files of the room: the one named after `source`, then quick ones."""
         matching = _matching(root, "tests", self.tests)
         files = list(dict.fromkeys(map(str, matching)))
+        seconds = _seconds(root)
+        files.sort(key=lambda file: seconds.get(file, 0.0))
         return sorted(files, key=lambda file: not file.endswith(f"_{source.stem}.py"))
 
 
@@ -94,6 +96,11 @@ ROOMS = {
         ),
     ),
 }
+
+
+def _seconds(root: Path) -> dict[str, float]:
+    lines = (root / "tests" / "seconds.txt").read_text().splitlines()
+    return {file: float(seconds) for seconds, file in map(str.split, lines)}
 
 
 def _matching(root: Path, folder: str, patterns: tuple[str, ...]) -> Iterator[Path]:

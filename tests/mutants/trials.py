@@ -85,9 +85,22 @@ def _run(copy: Path, tests: list[str]) -> None:
     sys.dont_write_bytecode = True
     os.environ.update(PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1")
     os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    status = pytest.main(["-o", "addopts=", *OPTIONS, *tests])
+    in_order: list[Any] = [_InOrder(tests)]
+    status = pytest.main(["-o", "addopts=", *OPTIONS, *tests], in_order)
     sys.stdout.flush()
     os._exit(int(status))
+
+
+class _InOrder:
+    """Runs files as they were given; `tests/conftest.py` puts slow ones first."""
+
+    def __init__(self, files: list[str]) -> None:
+        self._files = files
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        files = [file.partition("::")[0] for file in self._files]
+        items.sort(key=lambda item: files.index(item.nodeid.partition("::")[0]))
 
 
 def copy_of(root: Path, folder: Path) -> Path:

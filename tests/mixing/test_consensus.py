@@ -1,0 +1,65 @@
+"""The mean over all learners, and how far they are from it, against arithmetic."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning_utilities.core.rank_zero import rank_zero_only
+from torch._C._distributed_c10d import HashStore
+
+from lightning_adpsgd.mixing import consensus
+from lightning_adpsgd.mixing.consensus import Consensus, average_shards, average_whole
+from tests.helpers import forked, random_rows
+
+ROWS = random_rows(3, length=10)
+
+
+def averaged(folder: Path, rank: int, diverged: int | None) -> Any:
+    """The consensus, the weights after it, and what was said."""
+    dist.init_process_group("gloo", f"file://{folder}/store", world_size=3, rank=rank)
+    rank_zero_only.rank = rank  # pyright: ignore[reportFunctionMemberAccess]
+    consensus._CHUNK = 4  # so that there are several, and a shorter one
+    row = ROWS[rank].clone()
+    if rank == diverged:
+        row[7] = float("nan")
+    vectors = [row[:6].clone(), row[6:].clone()]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = average_whole(vectors, [vector.clone() for vector in vectors])
+    return found, torch.cat(vectors).tolist(), [str(one.message) for one in told]
+
+
+@pytest.mark.parametrize("diverged", [None, 1])
+def test_the_mean_is_that_of_all_whose_weights_are_finite(
+    tmp_path: Path, diverged: int | None
+) -> None:
+    outcomes = forked(3, lambda rank: averaged(tmp_path, rank, diverged))
+    rows = ROWS[[n for n in range(3) if n != diverged]]
+    mean = rows.mean(0)
+    distance = float((rows - mean).square().sum(1).mean().sqrt())
+    for rank, outcome in enumerate(outcomes):
+        found, weights, told = outcome.value
+        assert ["learners [1] are infinite" in one for one in told] == (
+            [True] if rank == 0 and diverged is not None else []
+        )
+        assert weights == pytest.approx(mean.tolist())
+        assert found.distance == pytest.approx(distance)
+        assert found.relative_distance == pytest.approx(distance / float(mean.norm()))
+
+
+def test_a_learner_alone_is_its_own_mean() -> None:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        assert average_whole([], []) == Consensus(0.0, 0.0)
+        group = dist.distributed_c10d._get_default_group()
+        row, buffer = ROWS[0].clone(), torch.tensor([4.0])
+        found = average_shards([row, buffer], [row + 1, buffer], group, 1)
+        assert (row.tolist(), buffer.tolist()) == (ROWS[0].tolist(), [4.0])
+        assert found.distance == pytest.approx(10**0.5)
+        with pytest.raises(FloatingPointError, match="weights of all learners are"):
+            average_whole([row * float("inf")], [row])
+    finally:
+        dist.destroy_process_group()
