@@ -44,7 +44,7 @@ class Played:
         self.asker = Asker(1, lane, self.traffic, self.threads, self.state, 0)
         self.replica = Replica([torch.zeros(4)], 1 << 20, self.state)
         members = Members.fixed(Schedule(find_topology("ring"), 4), 0)
-        quarantine: Any = SimpleNamespace(note=lambda outcome: None)
+        quarantine: Any = SimpleNamespace(note=lambda outcome, section: None)
         self.account = Account(members, self.replica, quarantine, self.state)
         lanes: Any = SimpleNamespace(asking=lambda peer: self.lane)
         own: Any = members, lanes, self.traffic, self.account, self.threads, self.state

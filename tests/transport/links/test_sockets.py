@@ -145,8 +145,10 @@ def test_what_errors_say_about_the_other_end(
 
 @pytest.mark.parametrize(
     ("host", "leads_back"),
-    [("127.0.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True)]
-    + [("10.0.0.1", False), ("fe80::1%eth0", False)],
+    [
+        *(("127.0.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True)),
+        *(("10.0.0.1", False), ("fe80::1%eth0", False)),
+    ],
 )
 def test_loopback_is_known(host: str, leads_back: bool) -> None:
     assert is_loopback(host) is leads_back
