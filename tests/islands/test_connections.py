@@ -43,7 +43,9 @@ class Played:
             pull=lambda number: self.pulled,
         )
         members = SimpleNamespace(circle=circle)
-        self.engine: Any = SimpleNamespace(peers=peers, members=members)
+        self.engine: Any = SimpleNamespace(
+            peers=peers, sections=[peers], members=members
+        )
         self.transport: Any = SimpleNamespace(
             index=0,
             origin="",
@@ -82,7 +84,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
 @pytest.fixture
 def ours(played: Played) -> Connections:
     return Connections(
-        played.transport, played.membership, lambda *_: played.engine, lambda: None
+        [played.transport], played.membership, lambda *_: played.engine, lambda: None
     )
 
 

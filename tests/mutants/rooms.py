@@ -100,7 +100,7 @@ ROOMS = {
 
 def _seconds(root: Path) -> dict[str, float]:
     lines = (root / "tests" / "seconds.txt").read_text().splitlines()
-    return {file: float(seconds) for seconds, file in map(str.split, lines)}
+    return {file: float(seconds) for seconds, _, file in map(str.split, lines)}
 
 
 def _matching(root: Path, folder: str, patterns: tuple[str, ...]) -> Iterator[Path]:

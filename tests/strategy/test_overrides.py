@@ -233,13 +233,15 @@ def lightnings_own() -> set[str]:
     return {name for base in bases for name in dir(base) if is_private(name)}
 
 
+OWN = ("self", "cls", "super()")
+
+
 def private_names(module: ModuleType) -> set[str]:
     """Those of other objects, and those that a class has from Lightning's."""
     of_others = {
         node.attr
         for node in attributes(module)
-        if is_private(node.attr)
-        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        if is_private(node.attr) and ast.unparse(node.value) not in OWN
     }
     inherited = {node.attr for node in attributes(module)} & lightnings_own()
     is_strategy = module in (trainer_face, fabric, options)

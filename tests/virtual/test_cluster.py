@@ -525,7 +525,7 @@ def test_the_class_is_public() -> None:
     [
         ({"size": 0}, "`num_super_learners` must be at least 1, got 0"),
         ({"super_learner_size": 0}, "`super_learner_size` must be at least 1, got 0"),
-        ({"super_learner_size": "node"}, "`super_learner_size` must be a number"),
+        ({"super_learner_size": "node"}, "`super_learner_size` must be one number"),
         ({"mixing_gain": 2.0}, r"`mixing_gain` must be in \(0, 1\], got 2.0"),
         ({"communication": "later"}, "`communication` must be one of"),
         ({"size": 3, "topology": "hypercube"}, "power of two super-learners, got 3"),
