@@ -82,9 +82,15 @@ def test_two_parameters_over_the_same_memory_stay_over_the_same_memory() -> None
     assert torch.equal(second.weight, values)
 
 
-def test_strides_of_channels_last_are_kept() -> None:
-    module = nn.Conv2d(3, 4, 2)
-    weight = module.weight.detach().to(memory_format=torch.channels_last)
+@pytest.mark.parametrize(
+    ("layer", "layout"),
+    [(nn.Conv2d, torch.channels_last), (nn.Conv3d, torch.channels_last_3d)],
+)
+def test_strides_of_channels_last_are_kept(
+    layer: type[nn.Conv2d | nn.Conv3d], layout: torch.memory_format
+) -> None:
+    module = layer(3, 4, 2)
+    weight = module.weight.detach().to(memory_format=layout)
     module.weight.data = weight.clone()
     flat = FlatParameters(module)
     assert module.weight.stride() == weight.stride() != weight.contiguous().stride()
@@ -144,6 +150,16 @@ def test_replaced_storage_is_found_by_name() -> None:
     module[0].weight.data = torch.zeros(2, 2)
     with pytest.raises(RuntimeError, match=r"`0\.weight` was given new storage"):
         flat.check_views()
+
+
+def test_values_in_replaced_storage_are_taken_into_the_vector() -> None:
+    module = nn.Linear(2, 2, bias=False)
+    flat = FlatParameters(module)
+    module.weight.data = torch.full((2, 2), 7.0)
+    flat.rebind()
+    flat.check_views()
+    assert flat.vectors[0].tolist() == [7.0] * 4
+    assert torch.equal(module.weight, torch.full((2, 2), 7.0))
 
 
 def test_a_replaced_parameter_is_found_by_name() -> None:
