@@ -271,7 +271,8 @@ class StopsAt(SaveWithinEpoch):
         batch_idx: int,
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if trainer.current_epoch == self._stop_epoch and self._path.exists():
+        # Who was late to see the file may have begun the next epoch.
+        if trainer.current_epoch >= self._stop_epoch and self._path.exists():
             raise Interrupted
 
 
