@@ -191,6 +191,16 @@ def engines(
     return vectors, gossips
 
 
+def until_any(steps: Sequence[Callable[[], int]]) -> list[int]:
+    """Takes steps together until one of them returns more than 0, 2000 at most."""
+    found = [0] * len(steps)
+    for _ in range(2000):
+        if any(found):
+            break
+        found = together(steps)
+    return found
+
+
 @contextmanager
 def running(gossips: Sequence[Gossip]) -> Iterator[None]:
     """Starts engines, settles and stops them together; aborts them on an error."""

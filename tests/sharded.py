@@ -1,14 +1,17 @@
 """A small transformer that its learners shard, for tests."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, Subset
 from typing_extensions import override
 
+from lightning_adpsgd.mixing.statistics import Statistics
+from tests.helpers import engine_threads
 from tests.learners import Learned, Rows
 
 LR = 0.05
@@ -133,3 +136,54 @@ def sequences(length: int, rank: int, num: int, batch: int = 2) -> DataLoader[Te
     """Every `num`-th sequence, [4, 3], from `rank` on, in order."""
     rows = Rows(length, shape=(4, 3))
     return DataLoader(Subset(rows, range(rank, length, num)), batch)
+
+
+def as_vector(module: Transformer) -> Tensor:
+    """The weights of all learners of a super-learner; a collective of these."""
+    return torch.cat([w.detach().flatten() for w in module.whole().values()])
+
+
+class Trajectory(pl.Callback):
+    """The super-learner's weights after each step, as one vector."""
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.weights.append(as_vector(pl_module))
+
+
+class Run(NamedTuple):
+    """What one learner has seen of a training.
+
+    Attributes:
+        steps: weights after each step.
+        end: weights at the end.
+        metrics: what was logged.
+        statistics: what communication has done.
+        distance: consensus distance when the mean was last taken.
+    """
+
+    steps: Tensor
+    end: Tensor
+    metrics: dict[str, float]
+    statistics: Statistics | None
+    distance: float | None
+
+    @classmethod
+    def of(
+        cls, trainer: pl.Trainer, module: Transformer, trajectory: Trajectory
+    ) -> "Run":
+        """A training that has ended, whose threads have ended too."""
+        assert engine_threads() == []
+        last = getattr(trainer.strategy, "last_consensus", None)
+        return cls(
+            torch.stack(trajectory.weights),
+            as_vector(module),
+            {name: float(value) for name, value in trainer.callback_metrics.items()},
+            getattr(trainer.strategy, "gossip_statistics", lambda: None)(),
+            last.distance if last is not None else None,
+        )

@@ -10,7 +10,7 @@ from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from tests.helpers import PATIENCE, random_rows, running, together, until
+from tests.helpers import PATIENCE, random_rows, running, together, until, until_any
 from tests.unequal import SIZES, Learner, learners_of, num_elements, rows_of
 
 pytestmark = pytest.mark.usefixtures("engine_device")
@@ -105,11 +105,7 @@ def test_all_learners_go_on_from_all_owners_of_one_peer(diverged: int) -> None:
         return gossip.statistics().reloads
 
     with running(gossips):
-        found = [0] * 6
-        for _ in range(2000):
-            if any(found):
-                break
-            found = together([lambda p=pair: reloads(*p) for pair in pairs])
+        found = until_any([lambda p=pair: reloads(*p) for pair in pairs])
     assert found == [int(one.number == diverged) for one in learners]
     assert rows_of(learners, sizes).isfinite().all()
 

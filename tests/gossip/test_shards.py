@@ -20,6 +20,7 @@ from tests.helpers import (
     running,
     together,
     until,
+    until_any,
 )
 
 pytestmark = pytest.mark.usefixtures("engine_device")
@@ -96,11 +97,7 @@ def test_all_shards_of_a_super_learner_go_on_from_one_peer_at_one_step() -> None
         return gossip.statistics().reloads
 
     with running(everyone):
-        reloads = [0] * 6
-        for _ in range(2000):
-            if any(reloads):
-                break
-            reloads = together([lambda g=gossip: step(g) for gossip in everyone])
+        reloads = until_any([lambda g=gossip: step(g) for gossip in everyone])
     assert reloads == [0, 0, 1, 1, 0, 0]
     assert values_of(learners).isfinite().all()
 

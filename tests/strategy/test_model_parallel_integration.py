@@ -6,9 +6,8 @@ One launch of four learners makes all trainings; the tests look at what came of 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateFinder
@@ -20,11 +19,19 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
-from lightning_adpsgd.mixing.statistics import Statistics
 from tests.examples.programs import program_of
-from tests.helpers import PATIENCE, PROGRAM_S, engine_threads
+from tests.helpers import PATIENCE, PROGRAM_S
 from tests.learners import learners, trainer_of, values
-from tests.sharded import LR, Block, FromMeta, Network, Transformer, sequences
+from tests.sharded import (
+    LR,
+    Block,
+    FromMeta,
+    Network,
+    Run,
+    Trajectory,
+    Transformer,
+    sequences,
+)
 
 NUM_SEQUENCES = 32
 
@@ -37,41 +44,6 @@ def strategy(
     )
 
 
-class Trajectory(pl.Callback):
-    """The super-learner's weights after each step, as one vector."""
-
-    def __init__(self) -> None:
-        self.weights: list[Tensor] = []
-
-    @override
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self.weights.append(as_vector(pl_module))
-
-
-class Run(NamedTuple):
-    """What one learner has seen of a training.
-
-    Attributes:
-        steps: weights after each step.
-        end: weights at the end.
-        metrics: what was logged.
-        statistics: what communication has done.
-        distance: consensus distance when the mean was last taken.
-    """
-
-    steps: Tensor
-    end: Tensor
-    metrics: dict[str, float]
-    statistics: Statistics | None
-    distance: float | None
-
-
-def as_vector(module: Transformer) -> Tensor:
-    return torch.cat([w.detach().flatten() for w in module.whole().values()])
-
-
 def fit(
     rank: int, strategy: Any, module: Transformer | None = None, **arguments: Any
 ) -> Run:
@@ -80,15 +52,7 @@ def fit(
     trainer = trainer_of(strategy, 4, callbacks=callbacks, **arguments)
     training, validation = (sequences(n, rank, 4) for n in (NUM_SEQUENCES, 8))
     trainer.fit(module, training, validation)
-    assert engine_threads() == []
-    last = getattr(trainer.strategy, "last_consensus", None)
-    return Run(
-        torch.stack(trajectory.weights),
-        as_vector(module),
-        {name: float(value) for name, value in trainer.callback_metrics.items()},
-        getattr(trainer.strategy, "gossip_statistics", lambda: None)(),
-        last.distance if last is not None else None,
-    )
+    return Run.of(trainer, module, trajectory)
 
 
 class Counted(Transformer):

@@ -5,7 +5,7 @@ One launch of six learners makes all trainings; the tests look at what came of t
 
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
-from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.topology.partition import Partition
-from tests.helpers import PATIENCE, PROGRAM_S, engine_threads
+from tests.helpers import PATIENCE, PROGRAM_S
 from tests.learners import Rows, learners, loader, trainer_of, values
-from tests.sharded import LR, Transformer, sequences
+from tests.sharded import LR, Run, Trajectory, Transformer, sequences
 from tests.strategy import fabric_learners
 
 SIZES = (2, 4)
@@ -26,41 +25,16 @@ NUM = sum(SIZES)
 NUM_SEQUENCES = 6 * NUM
 
 
-class Trajectory(pl.Callback):
-    """The super-learner's weights after each step, as one vector.
+class Saves(pl.Callback):
+    """Writes a checkpoint at the end of the first epoch, if it has a path for one."""
 
-    Args:
-        path: of a checkpoint that is written at the end of the first epoch.
-    """
-
-    def __init__(self, path: Path | None = None) -> None:
-        self.weights: list[Tensor] = []
+    def __init__(self, path: Path | None) -> None:
         self.path = path
 
     @override
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         if self.path is not None and trainer.current_epoch == 0:
             trainer.save_checkpoint(self.path)
-
-    @override
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self.weights.append(as_vector(pl_module))
-
-
-class Run(NamedTuple):
-    """What one learner has seen of a training."""
-
-    steps: Tensor
-    end: Tensor
-    metrics: dict[str, float]
-    statistics: Statistics | None
-    distance: float | None
-
-
-def as_vector(module: Transformer) -> Tensor:
-    return torch.cat([w.detach().flatten() for w in module.whole().values()])
 
 
 def strategy(
@@ -78,22 +52,13 @@ def fit(
     resume: Path | None = None,
     max_epochs: int = 1,
 ) -> Run:
-    module, trajectory = Transformer(seed=rank // 2), Trajectory(save)
+    module, trajectory = Transformer(seed=rank // 2), Trajectory()
     module.lr = lr
-    arguments = {"callbacks": [trajectory], "max_epochs": max_epochs}
+    arguments = {"callbacks": [trajectory, Saves(save)], "max_epochs": max_epochs}
     trainer = trainer_of(strategy, NUM, **arguments)
     training, validation = (sequences(n, rank, NUM) for n in (NUM_SEQUENCES, 2 * NUM))
     trainer.fit(module, training, validation, ckpt_path=resume)
-    assert engine_threads() == []
-    used: Any = trainer.strategy
-    last = used.last_consensus
-    return Run(
-        torch.stack(trajectory.weights),
-        as_vector(module),
-        {name: float(value) for name, value in trainer.callback_metrics.items()},
-        used.gossip_statistics(),
-        last.distance if last is not None else None,
-    )
+    return Run.of(trainer, module, trajectory)
 
 
 KINDS = ("ddp", "model_parallel")
