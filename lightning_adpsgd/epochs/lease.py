@@ -134,7 +134,7 @@ class Lease:
         self._note_finished()
         self._give_back(self.ahead)
         self._give_back(self.out)
-        self.has_ended, self.is_leaving, self.is_awaited = True, leaves, False
+        self.has_ended, self.is_leaving = True, leaves
 
     # --- used by the thread of the pool
 
