@@ -211,14 +211,15 @@ class Membership:
 
     def _take_turn(self) -> None:
         self._began = time.monotonic(), self._steps()
+        if self.outage:
+            # Before the next look: what stood still meanwhile was the rendezvous.
+            self._watch.forget()
         try:
             self._rendezvous.ask(self._visit)
         except RendezvousUnreachable as error:
             self._note_outage(str(error))
         else:
             if self.outage:
-                # What stood still meanwhile was the rendezvous.
-                self._watch.forget()
                 self._report.end(len(self.members.by_number))
             self.outage = ""
         self._note_stop_within_turn()

@@ -128,11 +128,15 @@ def test_the_log_says_that_a_rendezvous_is_away_and_when_it_is_back(
     assert "is back after 2 s, with 1 super-learners" in back
 
 
-def test_what_stood_still_during_an_outage_was_the_rendezvous(turns: Turns) -> None:
+@pytest.mark.parametrize("num_before", [5, 6])
+def test_what_stood_still_during_an_outage_was_the_rendezvous(
+    turns: Turns, num_before: int
+) -> None:
+    """Also where it was about to count as a silence when the rendezvous went."""
     turns.listed.change(0, lambda old: {7: OTHER})
     turns.listed.show(OTHER, Beat(1, 0))
     turns.enter()
-    turns.take(5)
+    turns.take(num_before)
     turns.is_away = True
     turns.take(20)
     turns.is_away = False
