@@ -73,7 +73,7 @@ class MemberStore:
             is_whole = text and not found.num_invalid
             if is_whole and by_number == found.by_number:
                 return found
-            changed = MemberList(max(found.epoch, known_epoch) + 1, by_number)
+            changed = MemberList(found.epoch_after(known_epoch), by_number)
             if self.replace(text, changed):
                 return changed
         raise RendezvousUnreachable(

@@ -26,7 +26,7 @@ _LEAST_OBSERVATIONS = 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _LONGEST_EMPTY_S = 10.0
 _MOST, _MOST_DIGITS, _LONGEST_TEXT, _MOST_ADDRESSES = 1 << 31, 18, 256, 1 << 12
-_GOODBYE = "goodbye"
+_MOST_EPOCHS, _GOODBYE = 1 << 62, "goodbye"
 
 
 class Member(NamedTuple):
@@ -123,6 +123,10 @@ class MemberList:
         found = self.by_number.get(member.number)
         return found is not None and found.incarnation == member.incarnation
 
+    def epoch_after(self, known: int) -> int:
+        """The epoch of the list that takes its place, given the last one known."""
+        return min(max(self.epoch, known) + 1, _MOST_EPOCHS)
+
     def objection(self, number: int, incarnation: str) -> str:
         """Returns why an incarnation may not take part as a number; empty if it may."""
         listed = self.by_number.get(number)
@@ -158,6 +162,8 @@ class MemberList:
             epoch, rows = json.loads(text)
             if type(epoch) is not int or not isinstance(rows, list):
                 raise ValueError("a list is an epoch and rows")
+            if not 0 <= epoch <= _MOST_EPOCHS:
+                raise ValueError("an epoch is a number from 0 to 2^62")
         except (TypeError, ValueError, RecursionError) as error:
             reason = f"it holds no member list of ours: {error}"
             raise RendezvousUnreachable(reason) from error

@@ -340,9 +340,8 @@ class Membership:
         if members.by_number:
             return
         mine = store.signed(self.member._replace(origin=self.member.incarnation))
-        first = MemberList(
-            max(members.epoch, self.members.epoch) + 1, {mine.number: mine}
-        )
+        epoch = members.epoch_after(self.members.epoch)
+        first = MemberList(epoch, {mine.number: mine})
         # Only one of several that have found it empty finds the same text there still.
         if store.replace(text, first):
             self.member, self._wanted, self._was_in = mine, True, True

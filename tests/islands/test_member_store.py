@@ -73,6 +73,19 @@ def test_nonsense_is_counted_told_once_and_replaced_by_the_next_change(
     assert [one.startswith("1 rows of the member list") for one in told] == [True] * 2
 
 
+@pytest.mark.parametrize("epoch", [1 << 62, int("9" * 4300)])
+def test_a_list_of_any_epoch_can_be_replaced(
+    plain: HashStore, store: MemberStore, epoch: int
+) -> None:
+    """JSON reads a number of 4300 digits, and does not write the one after it."""
+    plain.set("members", f"[{epoch}, []]")
+    for number in range(3):
+        member = ONE._replace(number=number)
+        store.change(0, lambda old, one=member: {**old, one.number: one})
+    found = store.members().members
+    assert (set(found.by_number), found.num_invalid) == ({0, 1, 2}, 0)
+
+
 def test_a_list_that_others_change_all_the_time_is_given_up(
     plain: HashStore, store: MemberStore
 ) -> None:

@@ -37,7 +37,12 @@ def test_a_member_list_comes_back_from_its_text(
     assert MemberList.from_json(listed.to_json()) == listed
 
 
-@pytest.mark.parametrize("text", ["{", "7", "[1, 2]", '["x", []]', "[" * 9999])
+_ODD_EPOCHS = [f"[{epoch}, []]" for epoch in ("-1", str((1 << 62) + 1), "9" * 4300)]
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "7", "[1, 2]", '["x", []]', "[" * 9999, *_ODD_EPOCHS]
+)
 def test_what_is_no_member_list_counts_as_no_rendezvous(text: str) -> None:
     with pytest.raises(RendezvousUnreachable, match="no member list of ours"):
         MemberList.from_json(text)
