@@ -12,15 +12,17 @@ import ipaddress
 import logging
 import os
 import re
+import resource
 import select
 import socket
 import stat
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
@@ -234,23 +236,37 @@ def _hang_up_on(server: tuple[str, int] | None) -> None:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """Copies of the internet sockets of this process, one at a time."""
-    for name in os.listdir("/dev/fd"):
-        with suppress(OSError), _copy_of_socket(int(name)) as sock:
+    """The internet sockets of this process, one at a time; they stay open."""
+    for number in _descriptors():
+        with suppress(OSError), _borrowed(number) as sock:
             # Others, such as those of netlink, have names of other forms.
             if sock.family in (socket.AF_INET, socket.AF_INET6):
                 yield sock
 
 
-def _copy_of_socket(number: int) -> socket.socket:
+def _descriptors() -> Iterable[int]:
+    try:
+        return [int(name) for name in os.listdir("/dev/fd")]
+    except OSError:
+        # None is left to read the folder with, so all up to the limit are in use.
+        return range(_most_files())
+
+
+def _most_files() -> int:
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if most == resource.RLIM_INFINITY else most
+
+
+@contextmanager
+def _borrowed(number: int) -> Iterator[socket.socket]:
+    """A descriptor as a socket, without a copy, which would take another one."""
     if not stat.S_ISSOCK(os.fstat(number).st_mode):
         raise OSError("not a socket")
-    copy = os.dup(number)
+    sock = socket.socket(fileno=number)
     try:
-        return socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
+        yield sock
+    finally:
+        sock.detach()
 
 
 def _host_and_port(name: Any) -> tuple[str, int]:
@@ -273,8 +289,14 @@ class Bounds(NamedTuple):
     of_address: int = 1024
     look_s: float = 0.25
 
+    def within(self, descriptors: int) -> "Bounds":
+        """These, or less in proportion where the process may open fewer files."""
+        most = min(self.connections, max(1, descriptors - _OTHER_FILES))
+        of_address = self.of_address * most // self.connections
+        return self._replace(connections=most, of_address=max(1, of_address))
 
-_BOUNDS = Bounds()
+
+_BOUNDS, _OTHER_FILES = Bounds(), 64
 
 
 def serve(
@@ -289,6 +311,7 @@ def serve(
     Raises:
         OSError: The address is taken, or not one of this host.
     """
+    bounds = bounds.within(_most_files())
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
         # The store takes over the socket, and closes it in the end.

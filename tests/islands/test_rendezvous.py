@@ -3,6 +3,8 @@
 import logging
 import resource
 import socket
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack
 
@@ -100,3 +102,39 @@ def test_it_listens_at_the_interface_that_was_named_alone() -> None:
         for host in ("127.0.0.2", "::1"):
             with pytest.raises(OSError, match=r"refused|assign"):
                 socket.create_connection((host, server.address.port), 1).close()
+
+
+_SERVE_WITH_FEW_DESCRIPTORS = """
+import resource, threading
+resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
+from lightning_adpsgd.islands.rendezvous import serve
+serve("127.0.0.1", {}, threading.Event())
+"""
+
+
+def test_a_flood_beyond_the_descriptors_ends_no_rendezvous() -> None:
+    port = free_port()
+    server = subprocess.Popen(
+        [sys.executable, "-c", _SERVE_WITH_FEW_DESCRIPTORS.format(port)]
+    )
+    client = Rendezvous(RendezvousAddress("127.0.0.1", port, "job"), PATIENCE_S)
+    try:
+        until(lambda: _answers(client), "the rendezvous")
+        with ExitStack() as stack:
+            flood = [stack.enter_context(socket.socket()) for _ in range(400)]
+            for one in flood:
+                one.setblocking(False)
+                one.connect_ex(("127.0.0.1", port))
+            until(lambda: sum(map(_is_closed, flood)) > 300, "closed connections")
+            assert _answers(client)
+            assert server.poll() is None
+    finally:
+        client.close()
+        server.kill()
+        server.wait()
+
+
+def test_the_bounds_leave_room_for_other_files() -> None:
+    assert Bounds(4096, 1024).within(1 << 20) == Bounds(4096, 1024)
+    assert Bounds(4096, 1024).within(1024) == Bounds(960, 240)
+    assert Bounds(4096, 1024).within(16) == Bounds(1, 1)
