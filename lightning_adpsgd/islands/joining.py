@@ -179,7 +179,7 @@ class Joining:
     def _is_first(self) -> bool:
         """Whether this island begins the job, as its first learner knows it.
 
-        All of its learners then know the same members.
+        All of its learners then know the same members, and whose training they join.
         """
         self._num_looks += 1
         key = f"others/{self._num_looks}"
@@ -187,16 +187,19 @@ class Joining:
             empty = not self._membership.members.by_number
             wait_s = self._timeouts.heartbeat.wait_s
             first = empty and self._membership.found(wait_s + _LOOK_S)
-            words = json.dumps([first, self._membership.members.to_json()])
-            self._store.set(key, words)
+            members, self.origin = self._membership.members, self._furthest_origin()
+            self._store.set(key, json.dumps([first, members.to_json(), self.origin]))
             return first
-        is_first, members = json.loads(self.published(key))
+        is_first, members, self.origin = json.loads(self.published(key))
         self._membership.members = MemberList.from_json(members)
         return bool(is_first)
 
+    def _furthest_origin(self) -> str:
+        return furthest_origin(self._membership.members, self._membership.steps_of)
+
     def _weights_for_all(self) -> Pulled | None:
         """What this learner's shard begins with, if the others have theirs as well."""
-        found = self.weights_of_neighbours()
+        found = self._weights_of_origin()
         position = found.position if found is not None else BEGINNING
         news = torch.tensor([found is None, *position], dtype=torch.int64)
         self._node.agree(news, self._timeout)
@@ -228,9 +231,12 @@ class Joining:
 
         If none does, what another one gives, the furthest first; None if none gives.
         """
+        self.origin = self._furthest_origin()
+        return self._weights_of_origin()
+
+    def _weights_of_origin(self) -> Pulled | None:
         members, own = self._membership.members, self._membership.member.number
         steps_of = self._membership.steps_of
-        self.origin = furthest_origin(members, steps_of)
         same = [n for n in members.after(own) if self._descends(members.by_number[n])]
         others = sorted(same, key=lambda n: (-steps_of.get(n, 0), n))
         circle = LiveSchedule.of(self._schedule, others, own)
