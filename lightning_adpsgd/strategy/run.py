@@ -6,7 +6,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, BinaryIO, final
 
 import lightning.pytorch as pl
 import torch
@@ -18,6 +18,7 @@ from lightning_adpsgd.epochs.claims import LearnerIndex
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.strategy.checkpoints.contents import Resumed
+from lightning_adpsgd.strategy.checkpoints.own_folders import hold_folders
 from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
 from lightning_adpsgd.strategy.clocks import Boundary, describe_clocks, follow_clocks
 from lightning_adpsgd.strategy.compatibility import refuse_with_work_sharing
@@ -65,6 +66,7 @@ class TrainingRun:
         self.scope = CollectiveScope(trainer, job)
         self.last_consensus: Consensus | None = None
         self._boundary: Boundary | None = None
+        self._folders: list[BinaryIO] = []
 
     @property
     def work_sharing(self) -> WorkSharing | None:
@@ -75,6 +77,8 @@ class TrainingRun:
     def adapt(self, overrides: Overrides) -> None:
         """Replaces what of Lightning does not go with learners that are apart."""
         trainer, job = self._trainer, self.job
+        if self._dials.islands is not None:
+            self._folders = hold_folders(trainer)
         for layer in trainer.lightning_module.modules():
             if isinstance(layer, torch.nn.SyncBatchNorm):
                 layer.process_group = job.groups.gradients
@@ -143,6 +147,8 @@ class TrainingRun:
         self.job.close()
         if self.work_sharing is not None:
             self.work_sharing.leave()
+        for folder in self._folders:
+            folder.close()
 
     def _end(self, on_run_end: Any) -> None:
         """Ends in the consensus model before any hook sees the end of training."""

@@ -1,0 +1,53 @@
+"""Each island saves into folders of its own.
+
+Two that save into one would give their files the same names, and each would remove
+what the other has saved. So an island holds a lock in each folder of its checkpoints.
+"""
+
+import errno
+import fcntl
+from pathlib import Path
+from typing import BinaryIO
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+_NAME = ".island.lock"
+_TAKEN = errno.EACCES, errno.EAGAIN
+
+
+def hold_folders(trainer: pl.Trainer) -> list[BinaryIO]:
+    """Locks the folders of a Trainer's checkpoints; who closes the files lets go.
+
+    The locks belong to the process: the workers of a loader inherit none, and the
+    system takes them from the dead. Where a file system has no locks, none is held.
+
+    Raises:
+        ValueError: Another process holds one of them.
+    """
+    savers = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+    folders = {str(saver.dirpath) for saver in savers if saver.dirpath}
+    local = [Path(folder) for folder in sorted(folders) if "://" not in folder]
+    held = map(_hold, local if trainer.is_global_zero else ())
+    return [file for file in held if file is not None]
+
+
+def _hold(folder: Path) -> BinaryIO | None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / _NAME).open("ab")
+    except OSError:  # the first save says what is wrong
+        return None
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if error.errno in _TAKEN:
+            raise ValueError(
+                f"another super-learner saves its checkpoints into {folder}, and each "
+                "would replace and remove those of the other: give each island a "
+                "folder of its own, by the `dirpath` of `ModelCheckpoint` or the "
+                "Trainer's `default_root_dir`"
+            ) from error
+        return None
+    return file
