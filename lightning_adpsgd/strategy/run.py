@@ -18,6 +18,7 @@ from lightning_adpsgd.epochs.claims import LearnerIndex
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.strategy.checkpoints.contents import Resumed
+from lightning_adpsgd.strategy.checkpoints.last_good import PREEMPTED
 from lightning_adpsgd.strategy.checkpoints.own_folders import hold_folders
 from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
 from lightning_adpsgd.strategy.clocks import Boundary, describe_clocks, follow_clocks
@@ -165,7 +166,7 @@ class TrainingRun:
         if self.work_sharing is not None:
             self.work_sharing.leave()
         if (name := self.job.depart()) is not None:
-            path = _save(self._trainer, f"preempted-{name}")
+            path = _save(self._trainer, f"{PREEMPTED}{name}")
             rank_zero_info(f"This island has left the others and saved {path}.")
 
 

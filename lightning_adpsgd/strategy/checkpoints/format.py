@@ -92,13 +92,15 @@ def global_step_of(file: BinaryIO) -> int | None:
         Exception: Whatever comes of a file that is damaged.
     """
     if _read_from(file, 0, len(_ARCHIVE)) != _ARCHIVE:
+        _check_magic(file, "")
         return None
     with zipfile.ZipFile(file) as archive:
         (record,) = (one for one in archive.namelist() if one.endswith(_RECORD))
         with archive.open(record) as pickled:
             content = _OutlineReader(pickled).load()
-    resumable = isinstance(content, dict) and "optimizer_states" in content
-    step = content.get("global_step") if resumable else None
+    # A folder of shards keeps the state elsewhere, and the schedules here.
+    is_dict, marks = isinstance(content, dict), {"optimizer_states", "lr_schedulers"}
+    step = content.get("global_step") if is_dict and marks & content.keys() else None
     return step if isinstance(step, int) else None
 
 

@@ -4,6 +4,7 @@ The default of the strategies; `plugins=[...]` of a Trainer puts another in its 
 What the files are is in `format`: torch and Lightning alone read them.
 """
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from lightning_adpsgd.strategy.checkpoints.format import (
     read_checkpoint,
     write_checkpoint,
 )
-from lightning_adpsgd.strategy.checkpoints.sharded import check_folder, is_folder
+from lightning_adpsgd.strategy.checkpoints.sharded import META, check_folder, is_folder
 
 PATIENCE_S = 120.0
 """How long a save is tried again while its error may pass."""
@@ -131,7 +132,8 @@ def check_file(path: str) -> None:
 
 def step_in_file(path: str) -> int | None:
     """The step at which a training would go on from a checkpoint; see `format`."""
-    with _opened(*url_to_fs(path)) as file:
+    place = str(Path(path, META)) if is_folder(path) else path
+    with _opened(*url_to_fs(place)) as file:
         return global_step_of(file)
 
 
@@ -139,6 +141,9 @@ def step_in_file(path: str) -> int | None:
 def _opened(system: Any, place: str) -> Iterator[BinaryIO]:
     """The file, or a copy if it is elsewhere: not all servers give parts of one."""
     if isinstance(system, LocalFileSystem):
+        if os.path.exists(place) and not os.path.isfile(place):
+            # A pipe or a device would be read for ever.
+            raise OSError(f"checkpoint {place} is no regular file")
         with open(place, "rb") as file:
             yield file
         return

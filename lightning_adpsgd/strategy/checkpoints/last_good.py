@@ -2,13 +2,15 @@
 
 Lightning takes the newest file, whatever is in it. Here a damaged file is passed over
 with a warning that names it, and the next older one is taken: first of those named
-`last`, then of all others in the same folders. The newest is the one of most optimizer
-steps; times of files decide only between equals, because clocks may be set back.
+`last` or saved when an island was told to end, then of all others in the same folders.
+The newest is the one of most optimizer steps; times of files decide only between
+equals, because clocks may be set back. Files that no training can go on from are last.
 Training never begins anew where there are checkpoints and none is whole.
 """
 
 import math
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
 from lightning_adpsgd.strategy.checkpoints.io import check_file, step_in_file
+
+PREEMPTED = "preempted-"
+"""How the names of files begin that an island saves when it is told to end."""
 
 
 def whole_checkpoint_path(
@@ -31,7 +36,11 @@ def whole_checkpoint_path(
     """
     connector = trainer._checkpoint_connector
     parse = type(connector)._parse_ckpt_path
-    chosen = parse(connector, state_fn, ckpt_path, **arguments)
+    with warnings.catch_warnings():
+        if ckpt_path == "last" and _last_checkpoints(trainer):
+            # Lightning does not know of what islands save when they are told to end.
+            warnings.filterwarnings("ignore", ".*no last checkpoint available")
+        chosen = parse(connector, state_fn, ckpt_path, **arguments)
     if ckpt_path == "hpc" or (chosen and chosen == connector._hpc_resume_path):
         numbered = sorted(_numbered(trainer.default_root_dir))
         return newest_whole(path for _, path in numbered[::-1])
@@ -74,14 +83,23 @@ def _last_checkpoints(trainer: pl.Trainer) -> list[str]:
     count, for they tell of a checkpoint that was there."""
     savers = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
     found = (path for saver in savers for path in saver._find_last_checkpoints(trainer))
-    lasts = {*found, *_at_exceptions(trainer)}
+    lasts = {*found, *_at_exceptions(trainer), *_preempted(trainer, savers)}
     folders = {Path(path).parent for path in lasts}
     others = {str(path) for folder in folders for path in folder.glob("*.ckpt")}
-    return [*_newest_first(lasts), *_newest_first(others - lasts)]
+    ages = {path: _age(path) for path in lasts | others}
+
+    def order(path: str) -> tuple[Any, ...]:
+        number, *rest = ages[path]
+        return number >= 0, path in lasts, number, *rest
+
+    return sorted(ages, key=order, reverse=True)
 
 
-def _newest_first(paths: Iterable[str]) -> list[str]:
-    return sorted(paths, key=_age)[::-1]
+def _preempted(trainer: pl.Trainer, savers: Iterable[ModelCheckpoint]) -> list[str]:
+    """Where islands were when they were told to end."""
+    chosen = {saver.dirpath for saver in savers} or {None}
+    folders = {Path(path or trainer.default_root_dir) for path in chosen}
+    return [str(path) for one in folders for path in one.glob(f"{PREEMPTED}*.ckpt")]
 
 
 def _age(path: str) -> tuple[float, int, str]:
@@ -95,14 +113,15 @@ def _age(path: str) -> tuple[float, int, str]:
         number = math.inf
     else:
         number = -1 if step is None else step
-    return number, os.lstat(path).st_mtime_ns, path
+    is_there = os.path.lexists(path)  # others may remove it meanwhile
+    return number, os.lstat(path).st_mtime_ns if is_there else 0, path
 
 
 def _numbered(folder: str) -> Iterator[tuple[int, str]]:
     """Checkpoints that Lightning wrote at a signal of SLURM, which count up."""
     for path in Path(folder).glob("hpc_ckpt_*.ckpt"):
         digits = path.stem.removeprefix("hpc_ckpt_")
-        if digits.isdigit():
+        if digits.isdecimal():
             yield int(digits), str(path)
 
 

@@ -11,8 +11,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
 from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
-from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
+from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO, step_in_file
 from lightning_adpsgd.strategy.checkpoints.last_good import newest_whole
+from lightning_adpsgd.strategy.checkpoints.sharded import META
 from tests.learners import Linear, gossip, loader, trainer_of
 from tests.strategy.checkpoints.test_format import NO_CHECKPOINTS
 
@@ -118,6 +119,40 @@ def test_weights_alone_do_not_stand_in_the_way_of_a_whole_checkpoint(
     truncate(tmp_path / "last.ckpt")
     with pytest.warns(UserWarning, match="Passed over"):
         assert fit(tmp_path, 6, "last") == 2
+
+
+def test_a_last_one_of_weights_alone_is_taken_after_all_others(tmp_path: Path) -> None:
+    fit(tmp_path, 4)
+    WholeCheckpointIO().save_checkpoint(
+        {"state_dict": {}, "global_step": 9}, tmp_path / "last.ckpt"
+    )
+    assert fit(tmp_path, 6, "last") == 4
+
+
+def test_an_island_goes_on_from_where_it_was_told_to_end(tmp_path: Path) -> None:
+    fit(tmp_path, 6)
+    (tmp_path / "last.ckpt").unlink()
+    os.replace(tmp_path / "step=6.ckpt", tmp_path / "preempted-3-abc.ckpt")
+    assert fit(tmp_path, 8, "last", save_last=False) == 6
+    os.replace(tmp_path / "step=2.ckpt", tmp_path / "last.ckpt")
+    assert fit(tmp_path, 8, "last", save_last=False) == 6
+
+
+def test_a_pipe_is_passed_over_and_not_read_for_ever(tmp_path: Path) -> None:
+    fit(tmp_path, 4)
+    (tmp_path / "last.ckpt").unlink()
+    os.mkfifo(tmp_path / "last.ckpt")
+    with pytest.warns(UserWarning, match=r"Passed over.*last\.ckpt is no regular file"):
+        assert fit(tmp_path, 6, "last", save_last=False) == 4
+
+
+def test_the_step_of_a_folder_of_shards_is_read(tmp_path: Path) -> None:
+    """Its optimizer's state lies in files of its own."""
+    io, folder = WholeCheckpointIO(), tmp_path / "a.ckpt"
+    io.save_checkpoint({"global_step": 7, "lr_schedulers": []}, folder / META)
+    assert step_in_file(str(folder)) == 7
+    io.save_checkpoint({"global_step": 7}, folder / META)
+    assert step_in_file(str(folder)) is None
 
 
 def test_a_link_to_a_checkpoint_that_was_never_finished_is_passed_over(
