@@ -70,13 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     version = f"lightning-adpsgd {__version__}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="command")
-    _add_doctor(commands)
-    _add_calibrate(commands)
-    _add_predict(commands)
-    _add_rendezvous(commands)
-    _add_credentials(commands)
-    _add_export(commands)
-    _add_report(commands)
+    adds = _add_doctor, _add_calibrate, _add_predict, _add_rendezvous
+    for add in (*adds, _add_credentials, _add_export, _add_report):
+        add(commands)
     return parser
 
 
@@ -140,7 +136,6 @@ def _calibrate(chosen: argparse.Namespace) -> None:
 
 
 def _measure_loopback(num_bytes: int) -> calibration.Wire:
-    """Measures the loopback, with a second process of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         master = f"127.0.0.1:{probe.getsockname()[1]}"

@@ -1,10 +1,11 @@
 """The settings that turn one strategy into a family of algorithms, and their bounds."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from types import NoneType
-from typing import Any, Literal, TypedDict, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import torch
 from torch.distributed.constants import default_pg_timeout
@@ -23,62 +24,49 @@ WireDtypeName = Literal["float32", "bfloat16", "float16", "int8"]
 WireDtype = torch.dtype | WireDtypeName
 """What travels; by its name where a type cannot be written, as in YAML."""
 _WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16, torch.int8)
-_ORDERS = (None, "step_then_average", "average_then_step")
-
-
-_CALLED: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "True or False",
-    str: "a string",
-    timedelta: "a timedelta",
-    NoneType: "None",
+# What a type is called, and a value of it.
+_CALLED: dict[Any, tuple[str, Any]] = {
+    int: ("a whole number", 1),
+    float: ("a number", 1.0),
+    bool: ("True or False", True),
+    str: ("a string", "tcp://10.0.0.1:29400"),
+    timedelta: ("a timedelta", 300),
+    NoneType: ("None", None),
 }
 # Options that are None where they do not apply, and the modes that have them.
 _MODES_OF = {
     "wire_dtype": ("async", "ready_pairs"),
-    "link_budget": ("async",),
     "max_staleness": ("async",),
-    "max_wait": ("ready_pairs",),
 }
-_UNITS = {
-    "timeout": " of seconds",
-    "link_budget": " of bytes per second",
-    "max_wait": " of seconds",
+_UNITS = {"timeout": " of seconds", "max_wait": " of seconds"}
+# Modes that have one order alone, and why.
+_ORDER_OF: dict[str, tuple[Order, str]] = {
+    "ready_pairs": ("step_then_average", "is complete before the next forward"),
+    "delay_by_one": ("average_then_step", "is joined before the step"),
 }
-_EXAMPLES = {
-    "super_learner_size": 1,
-    "mixing_gain": 1.0,
-    "gossip_every": 1,
-    "link_budget": 1e6,
-    "cpu_share": 0.01,
-    "exchange_frozen": False,
-    "work_sharing": True,
-    "save_learners": True,
-    "islands": "tcp://10.0.0.1:29400",
-    "seed": 0,
-    "timeout": 300,
-    "max_staleness": 100,
-    "max_wait": 0.05,
-    "max_reloads": 3,
+_FORMER = {
+    "link_budget": "`gossip_every` and `cpu_share` bound what is exchanged",
+    "max_reloads": "a diverged learner goes on from a peer's weights up to three times",
+    "max_wait": "give `communication=ReadyPairs(max_wait=...)`, of "
+    "`lightning_adpsgd.dials`",
 }
 
 
-class TunedDials(TypedDict, total=False):
-    """What a simulated cluster takes of `Dials` by name, with the same defaults."""
+@dataclass(frozen=True)
+class ReadyPairs:
+    """`communication="ready_pairs"`, with a longest wait of the user's.
 
-    order: Order | None
-    mixing_gain: float
-    gossip_every: int
-    wire_dtype: WireDtype | None
-    link_budget: float | None
-    max_staleness: int | None
-    max_wait: float | None
+    Args:
+        max_wait: seconds that a learner waits at a step boundary for a partner; None: a
+            quarter of what its last few steps have taken.
+    """
+
+    max_wait: float | None = None
 
 
 @dataclass(frozen=True)
 class Dials:
-    """What `strategy.HADPSGDOptions` documents, checked.
+    """The options that `strategy.HADPSGDOptions` documents, checked.
 
     Raises:
         TypeError: An argument has a wrong type; names its value and one that would do.
@@ -94,7 +82,6 @@ class Dials:
     gossip_every: int = 1
     wire_dtype: torch.dtype | None = None
     exchange_frozen: bool = True
-    link_budget: float | None = None
     cpu_share: float = 0.01
     work_sharing: bool | None = None
     after_evaluation: Literal["restore", "adopt"] = "restore"
@@ -103,29 +90,16 @@ class Dials:
     seed: int = 0
     timeout: timedelta = DEFAULT_TIMEOUT
     max_staleness: int | None = None
-    max_reloads: int | None = 3
     max_wait: float | None = None
 
     def __post_init__(self) -> None:
-        communications = get_args(CommunicationName)
-        _check_one_of("communication", self.communication, communications)
-        _check_one_of("inside", self.inside, ("ddp", "model_parallel"))
-        _check_one_of("order", self.order, _ORDERS)
         _check_one_of("wire_dtype", self.wire_dtype, _WIRE_DTYPES)
-        _check_one_of("after_evaluation", self.after_evaluation, ("restore", "adopt"))
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name), field.type)
         _check_sizes(self.super_learner_size)
-        if not 0 < self.mixing_gain <= 1:
-            raise ValueError(f"`mixing_gain` must be in (0, 1], got {self.mixing_gain}")
-        if not 0 < self.cpu_share <= 1:
-            raise ValueError(f"`cpu_share` must be in (0, 1], got {self.cpu_share}")
-        if self.link_budget is not None and self.link_budget <= 0:
-            raise ValueError(f"`link_budget` must be positive, got {self.link_budget}")
-        if self.max_reloads is not None and self.max_reloads < 0:
-            raise ValueError(
-                f"`max_reloads` must be at least 0, got {self.max_reloads}"
-            )
+        for name in ("mixing_gain", "cpu_share"):
+            if not 0 < (share := getattr(self, name)) <= 1:
+                raise ValueError(f"`{name}` must be in (0, 1], got {share}")
         if self.timeout.total_seconds() <= 0:
             raise ValueError(f"`timeout` must be positive, got {self.timeout}")
         for name in ("gossip_every", "max_staleness"):
@@ -159,8 +133,7 @@ class Dials:
     @property
     def effective_order(self) -> Order:
         """The order asked for, or the default of the communication."""
-        hidden = self.communication == "delay_by_one"
-        default: Order = "average_then_step" if hidden else "step_then_average"
+        default, _ = _ORDER_OF.get(self.communication, ("step_then_average", ""))
         return self.order or default
 
     def _check_with_shards(self) -> None:
@@ -171,29 +144,29 @@ class Dials:
                 "`inside=\"model_parallel\"`, got 'ready_pairs': pairs of sharded "
                 "super-learners are not tried"
             )
-        for name, allowed, reason in (
+        self._check_fixed(
+            '`inside="model_parallel"`',
             ("save_learners", False, one_place),
             ("exchange_frozen", True, "shards that are frozen are not told apart"),
-        ):
-            if (value := getattr(self, name)) != allowed:
-                raise ValueError(
-                    f'`{name}` must be {allowed!r} with `inside="model_parallel"`, got '
-                    f"{value!r}: {reason}"
-                )
+        )
 
     def _check_with_islands(self, islands: str) -> None:
         RendezvousAddress.parse(islands)
         check_any_size(self.topology)
         no_rounds = "islands come and go, so that none can be waited for"
         no_peer = "an island may be alone, with no peer to wait for"
-        for name, allowed, reason in (
+        self._check_fixed(
+            "`islands`",
             ("communication", "async", no_rounds),
             ("max_staleness", None, no_peer),
             ("exchange_frozen", True, "who joins takes all weights from the others"),
-        ):
+        )
+
+    def _check_fixed(self, with_what: str, *values: tuple[str, Any, str]) -> None:
+        for name, allowed, reason in values:
             if (value := getattr(self, name)) != allowed:
                 raise ValueError(
-                    f"`{name}` must be {allowed!r} with `islands`, got {value!r}: "
+                    f"`{name}` must be {allowed!r} with {with_what}, got {value!r}: "
                     f"{reason}"
                 )
 
@@ -217,21 +190,11 @@ class Dials:
                 f"sizes, got `super_learner_size={self.super_learner_size}`: units of "
                 "work have one batch for each learner of any super-learner"
             )
-        if self.communication == "ready_pairs" and (
-            self.effective_order != "step_then_average"
-        ):
+        order, why = _ORDER_OF.get(self.communication, (self.order, ""))
+        if self.order not in (None, order):
             raise ValueError(
-                '`order` must be "step_then_average" with '
-                '`communication="ready_pairs"`, whose average is complete before the '
-                f"next forward, got {self.order!r}"
-            )
-        if self.communication == "delay_by_one" and (
-            self.effective_order == "step_then_average"
-        ):
-            raise ValueError(
-                '`order` must be "average_then_step" with '
-                '`communication="delay_by_one"`, whose average is joined before the '
-                f"step, got {self.order!r}"
+                f'`order` must be "{order}" with `communication="{self.communication}"`'
+                f", whose average {why}, got {self.order!r}"
             )
 
     def _check_max_wait(self) -> None:
@@ -241,6 +204,22 @@ class Dials:
                 "`max_wait` must be positive and less than the `timeout` of "
                 f"{seconds:g} seconds, got {self.max_wait}"
             )
+
+
+def as_mode(
+    communication: CommunicationName | ReadyPairs,
+) -> tuple[CommunicationName, float | None]:
+    """The name of a communication, and the longest wait for a partner."""
+    if isinstance(communication, ReadyPairs):
+        return "ready_pairs", communication.max_wait
+    return communication, None
+
+
+def refuse_former(names: Iterable[str]) -> None:
+    """Refuses options of earlier versions, and says what takes their place."""
+    for name in names:
+        if name in _FORMER:
+            raise TypeError(f"`{name}` is not an option any more: {_FORMER[name]}")
 
 
 def as_duration(timeout: timedelta | float | None) -> timedelta | None:
@@ -262,22 +241,27 @@ def as_dtype(wire_dtype: WireDtype | None) -> torch.dtype | None:
 
 
 def _check_type(name: str, value: Any, annotation: Any) -> None:
-    kinds = get_args(annotation) or (annotation,)
+    is_literal = get_origin(annotation) is Literal
+    kinds = (annotation,) if is_literal else get_args(annotation) or (annotation,)
     texts = [kind for kind in kinds if get_origin(kind) is Literal]
     plain = [kind for kind in kinds if kind in _CALLED]
     if len(plain) + len(texts) < len(kinds):
-        return  # its values are listed, or another check knows them
+        return  # another check knows its values
+    if {*plain} <= {NoneType}:
+        allowed = [text for kind in texts for text in get_args(kind)]
+        _check_one_of(name, value, (*(None for _ in plain), *allowed))
+        return
     types = (*plain, *((str,) if texts else ()), *((int,) if float in plain else ()))
     # A bool is an int in Python, and True would pass for 1.
     as_number = isinstance(value, bool) and bool not in plain
     if isinstance(value, types) and not as_number:
         return
     unit = _UNITS.get(name, "")
-    called = [_CALLED[k] + (unit if k is float else "") for k in plain]
+    called = [_CALLED[k][0] + (unit if k is float else "") for k in plain]
     called += [f'"{get_args(kind)[0]}"' for kind in texts]
     raise TypeError(
         f"`{name}` must be {' or '.join(called)}, got {value!r} of type "
-        f"{type(value).__name__}; for example `{name}={_EXAMPLES[name]!r}`"
+        f"{type(value).__name__}; for example `{name}={_CALLED[plain[0]][1]!r}`"
     )
 
 
@@ -287,7 +271,6 @@ def _check_one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
 
 
 def _check_sizes(sizes: Any) -> None:
-    """Checks `super_learner_size`."""
     name = "super_learner_size"
     if isinstance(sizes, str):
         _check_one_of(name, sizes, ("node",))

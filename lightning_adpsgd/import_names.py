@@ -109,7 +109,6 @@ class _RenamingLoader(SourceFileLoader):
     """Compiles a module with the other import names; keeps no bytecode of it."""
 
     def imports_lightning(self) -> bool:
-        """Whether the module names Lightning in an import."""
         return bool(_IMPORTS_LIGHTNING.search(self.get_data(self.path)))
 
     def get_code(self, fullname: str) -> CodeType:

@@ -77,7 +77,6 @@ def _register(module: ModuleType) -> None:
 
 
 def _make(root: str, kind: str, **dials: Any) -> Any:
-    """Makes a strategy for a Trainer or Fabric of this import name."""
     import_names().choose(root)
     return resolve_name(f"lightning_adpsgd.{kind}")(**dials)
 
@@ -94,8 +93,6 @@ _REGISTRIES = {
 
 
 class _RegistryFinder(MetaPathFinder):
-    """Lets the other finders find the module of a registry, and wraps its loader."""
-
     def __init__(self, registry: str) -> None:
         self.registry = registry
 

@@ -3,6 +3,7 @@
 import faulthandler
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -38,11 +39,11 @@ class Rows(Dataset[Tensor]):
         return self.rows[index]
 
 
-class Learned(pl.LightningModule):
+class Learned(pl.LightningModule, ABC):
     """A module with one loss, in training and in validation."""
 
-    def loss(self, batch: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def loss(self, batch: Tensor) -> Tensor: ...
 
     @override
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:

@@ -255,5 +255,4 @@ class ConsensusMonitor(Monitor):
 
 
 def _mean(trainer: Trainer, vector: Tensor) -> Tensor:
-    """The mean over all learners, a collective; in place where there are several."""
     return trainer.strategy.reduce(vector, reduce_op="mean")

@@ -125,7 +125,6 @@ def statistics_of(trainer: Trainer) -> Statistics:
 
 
 def _membership(trainer: Trainer) -> dict[str, float]:
-    """Figures of islands; empty where the super-learners are fixed."""
     statistics = statistics_of(trainer)
     names = ("members", "joined", "lost") if statistics.members else ()
     return {f"gossip/{name}": getattr(statistics, name) for name in names}

@@ -127,7 +127,6 @@ def _wandb_loggers(trainer: Trainer) -> list[Any]:
 
 
 def _strategy_options(trainer: Trainer) -> dict[str, Any]:
-    """The options of the strategy, as `strategy/<name>`, if it is one of ours."""
     dials = getattr(trainer.strategy, "dials", None)
     options = {} if dials is None else vars(dials)
     named = {"class": type(trainer.strategy).__name__, **options}

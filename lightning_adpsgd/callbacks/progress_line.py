@@ -38,7 +38,7 @@ class ProgressLine(Monitor):
         every_s: seconds between two looks; 0: look after every batch.
 
     Raises:
-        ValueError: The time is negative or no number.
+        ValueError: The time is negative, infinite or NaN.
     """
 
     def __init__(self, every_s: float = 2.0) -> None:

@@ -164,7 +164,6 @@ def _value(kind: str, given: Any) -> Any:
 
 
 def _runs_in(tables: Iterable[Mapping[str, Any]]) -> Iterator[Run]:
-    """The rows of the runs that had a `ConvergenceMonitor`."""
     for table in tables:
         row = {
             name.removeprefix(PREFIX): value

@@ -47,8 +47,6 @@ class Entry(NamedTuple):
 
 
 class _Counts(NamedTuple):
-    """The counters of a learner at the end of a step."""
-
     step: int
     waited: float
     gossip: Statistics

@@ -54,8 +54,6 @@ def make_groups(
     """Makes the groups; a collective, which all learners of the job call.
 
     Args:
-        partition: which learners form which super-learner.
-        timeout: longest wait of an operation.
         device: device of the weights. Their gradients are reduced by what the default
             group uses for it.
         on_device: as in `Groups`; `has_nccl` must hold.
@@ -90,8 +88,6 @@ def make_mesh(device_type: str, partition: Partition, timeout: timedelta) -> Dev
 
     Args:
         device_type: "cpu" or "cuda".
-        partition: which learners form which super-learner.
-        timeout: longest wait of an operation.
 
     Returns:
         Mesh of dimensions "data_parallel", of N learners, and "tensor_parallel", of 1.

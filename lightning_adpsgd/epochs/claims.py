@@ -41,7 +41,7 @@ class LearnerIndex(NamedTuple):
 
 
 class LeaderBroadcast:
-    """Tells all learners of a super-learner what its first one, the leader, says.
+    """Tells all learners of a super-learner what its first one, the leader, has said.
 
     Nothing else uses its store, and `raise_if_failed` is called while a learner waits.
     """
@@ -122,7 +122,7 @@ class ClaimRate:
 
 
 class Claim(NamedTuple):
-    """The answer to a learner that wants one work unit more.
+    """The answer to a learner that asks for one more work unit.
 
     Attributes:
         number: number of the unit; None if there is none, or none at present.

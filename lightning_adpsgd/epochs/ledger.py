@@ -194,7 +194,7 @@ class Ledger(NamedTuple):
         try:
             life, terms, left, held, awaited, rest, revision = json.loads(text)
             if type(revision) is not int or not 0 <= revision < _MOST:
-                raise ValueError("a revision is a number from 0 to 2^62")
+                raise ValueError(f"`revision` must be from 0 to 2^62, got {revision!r}")
             return cls(
                 str(life),
                 Terms.from_row(terms),
@@ -205,4 +205,4 @@ class Ledger(NamedTuple):
                 revision,
             )
         except _MALFORMED as error:
-            raise ValueError(f"it holds no ledger of ours: {error}") from error
+            raise ValueError(f"it is not a ledger of this package: {error}") from error

@@ -398,7 +398,6 @@ def _parsed(text: str | None, lease: Lease) -> Ledger | None:
 
 
 def _put(store: Store, key: str, text: str, wanted: str) -> str:
-    """Puts a text in the place of another one; returns what is there."""
     return store.compare_set(key, text, wanted).decode("utf-8", "replace")
 
 

@@ -55,7 +55,7 @@ class Account:
                 self._last_steps[peer] = self._replica.step
 
     def merged(self, steps_late: int, waits: bool = False) -> None:
-        """Counts a merge, so many steps after what it took; the next one, if busy."""
+        """Counts a merge that comes so late; leaves it to the next one if busy."""
         if not self._ages or not self._state.acquire(blocking=waits):
             return
         try:

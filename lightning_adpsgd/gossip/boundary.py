@@ -26,7 +26,6 @@ class Boundary:
 
     Args:
         pairing: rules, and what was agreed on; guarded by `state`.
-        node: learners of this super-learner.
         sections: peers for each section of this learner's weights.
         patience: for how long to wait for a partner.
         timeout: longest wait for an answer, and for each message of an exchange.

@@ -1,17 +1,7 @@
 """Asynchronous gossip: averaging with peers in the background, without waiting.
 
-A super-learner has two copies of its weights (AD-PSGD, arXiv 1710.06952, with the merge
-written as a difference so that no local step is lost)::
-
-    training side        w      changed by the optimizer and, at step boundaries, merges
-    communication side   x      w + d: what an exchange reads
-                         d      the sum of what exchanges changed since the last merge
-
-    exchange of i and j  c = a (x_j - x_i);  d_i += c;  d_j -= c
-    merge of i           w_i += d_i;  d_i = 0
-
-Both ends of an exchange compute c from the same pair of messages, so that
-``sum_i (w_i + d_i)`` is changed by gradients alone, whatever the delays and the order.
+docs/concepts.md has the equations (AD-PSGD, arXiv 1710.06952, with the merge written as
+a difference so that no local step is lost).
 
 This module is the training thread's side. It decides nothing about optimizers and knows
 nothing of Lightning. The rest is in::
@@ -77,6 +67,8 @@ class GossipOptions:
     Args:
         every: optimizer steps per round of asking.
         chunk_elements: elements per message.
+        max_reloads: as in `Quarantine`.
+        max_wait: as in `dials.ReadyPairs`.
         in_pairs: whether a learner waits at a step boundary for a peer that is at its
             own, and exchanges with no other; with "step_then_average".
     """
@@ -86,7 +78,6 @@ class GossipOptions:
     wire_dtype: torch.dtype | None = None
     max_staleness: int | None = None
     timeout: timedelta = timedelta(minutes=5)
-    link_budget: float | None = None
     cpu_share: float = 1.0
     chunk_elements: int = 1 << 20
     max_reloads: int | None = 3
@@ -106,7 +97,6 @@ class Gossip(Communication, Exchanges):
         vectors: the weights that this learner holds.
         transport: connection to the counterparts in the other super-learners; in
             several sections, those of the first.
-        node: the learners of this super-learner.
         members: the super-learners; two that meet alone use a = gain / 2.
         on_error: called once, by a communication thread that ends the learner.
         further: connections to the counterparts of the learner's further sections
@@ -143,9 +133,7 @@ class Gossip(Communication, Exchanges):
         )
         self._account = Account(members, replica, self._quarantine, state)
         self._merging = Merging(vectors, replica, node, timeout, self._account)
-        self._traffic = Traffic(
-            self._account, state, options.link_budget, options.cpu_share
-        )
+        self._traffic = Traffic(self._account, state, options.cpu_share)
         self._threads = Threads(replica.device, state, on_error)
         circle = members.circle
         draw = random.Random(f"{circle.schedule.seed} {circle.own}")
@@ -369,7 +357,6 @@ class Gossip(Communication, Exchanges):
             self._quarantine.reload(peers, self._weights_of)
 
     def _weights_of(self, peer: int, seconds: float) -> list[Tensor] | None:
-        """The weights of a peer, if they come within so many seconds."""
         self._threads.raise_if_failed()
         deadline = time.monotonic() + seconds
         pulls = [peers.pull(peer) for peers in self.sections]

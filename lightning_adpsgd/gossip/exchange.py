@@ -1,13 +1,8 @@
 """One lane to a peer: words, and exchanges of all chunks in a pipeline.
 
 While chunk k crosses the wire, both ways at once, chunk k - 1 is averaged. Each part of
-a chunk is an exchange of its own::
-
-    d += a (theirs - mine)
-
-with the same a at both ends (`exchange_weight`): two ends that meet alone take their
-mean, a = 1/2; where two exchanges overlap a = 1/3, as in the ring of the papers. Who
-meets whom is decided in `engine`.
+a chunk is an exchange of its own, ``d += a (theirs - mine)``, with the same a at both
+ends (`exchange_weight`).
 
 A part is averaged only when both ends have said that they can take it, so that the sum
 of the two never changes by what one of them could not::
@@ -25,16 +20,15 @@ thread; only messages come to the host, into pinned memory.
 
 import itertools
 import math
-import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.gossip.pacing import Pacer
 from lightning_adpsgd.gossip.protocol import Outcome, Position, Pulled, exchange_weight
 from lightning_adpsgd.gossip.quarantine import Disagreement
 from lightning_adpsgd.gossip.wire import (
@@ -104,45 +98,36 @@ class Channel(NamedTuple):
             raise PeerLost(self.peer, "exchanging", str(error)) from error
 
 
+@dataclass(frozen=True)
 class Lanes:
     """Makes the lanes of one learner for one section of its weights.
 
     Args:
         transport: connection to the owners of the section.
-        chunks: chunks of the section.
         buffers: memory of exchanges, which the lanes of all sections share.
-
-    Attributes:
         timeout: longest wait for one message.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        replica: Replica,
-        chunks: Sequence[Chunk],
-        buffers: Buffers,
-        wire_dtype: torch.dtype | None,
-        gain: float,
-        timeout: timedelta,
-    ) -> None:
-        self._transport, self._replica = transport, replica
-        self._chunks, self._buffers = chunks, buffers
-        self._wire_dtype, self._gain, self.timeout = wire_dtype, gain, timeout
+    transport: Transport
+    replica: Replica
+    chunks: Sequence[Chunk]
+    buffers: Buffers
+    wire_dtype: torch.dtype | None
+    gain: float
+    timeout: timedelta
 
     def asking(self, peer: int) -> "Lane":
         """The lane on which this learner asks a peer."""
-        return self._make(peer, lane_of(self._transport.index, peer))
+        return self._make(peer, lane_of(self.transport.index, peer))
 
     def answering(self, peer: int) -> "Lane":
         """The lane on which a peer asks this learner."""
-        return self._make(peer, lane_of(peer, self._transport.index))
+        return self._make(peer, lane_of(peer, self.transport.index))
 
     def _make(self, peer: int, number: int) -> "Lane":
-        channel = Channel(self._transport, peer, number, self.timeout)
-        buffers, wire_dtype = self._buffers, self._wire_dtype
-        gain, chunks = self._gain, self._chunks
-        return Lane(channel, self._replica, buffers, wire_dtype, gain, chunks)
+        channel = Channel(self.transport, peer, number, self.timeout)
+        averages = self.wire_dtype, self.gain, self.chunks
+        return Lane(channel, self.replica, self.buffers, *averages)
 
 
 class Lane:
@@ -184,18 +169,15 @@ class Lane:
         """What came with the word that was heard last."""
         return int(self._theirs[1])
 
-    def ask(self, num_under_way: int, pacer: Pacer, hurry: threading.Event) -> Outcome:
-        """Asks for an exchange and makes it, as fast as the pacer allows.
+    def ask(self, num_under_way: int) -> Outcome:
+        """Asks for an exchange and makes it; it counts among those under way."""
+        return self._exchange(
+            [self._post_hearing(), self._post_word(ASK, num_under_way)]
+        )
 
-        Exchanges under way include this one. While there is `hurry`, no pacer counts.
-        """
-        greeting = [self._post_hearing(), self._post_word(ASK, num_under_way)]
-        return self._exchange(greeting, pacer, hurry)
-
-    def answer(self, num_under_way: int, pacer: Pacer) -> Outcome:
+    def answer(self, num_under_way: int) -> Outcome:
         """Makes the exchange for which the peer, just heard, has asked."""
-        greeting = [self._post_word(GRANT, num_under_way)]
-        return self._exchange(greeting, pacer, None)
+        return self._exchange([self._post_word(GRANT, num_under_way)])
 
     def pull(self) -> Pulled:
         """Asks for the peer's weights, as they are and in full precision.
@@ -231,15 +213,12 @@ class Lane:
         for tensor in (numbers, *values, sums):
             self.channel.wait([self.channel.post_send(tensor)])
 
-    def _exchange(
-        self, greeting: list[Pending], pacer: Pacer, hurry: threading.Event | None
-    ) -> Outcome:
+    def _exchange(self, greeting: list[Pending]) -> Outcome:
         with self._buffers.lent() as loan:
             exchange = _Exchange(
                 self.channel, self._replica, loan, self._codecs, self._disagreement
             )
-            chunks = enumerate(self._chunks)
-            posted = (exchange.post(n, c, pacer, hurry) for n, c in chunks)
+            posted = (exchange.post(n, c) for n, c in enumerate(self._chunks))
             for crossing in one_behind(posted):
                 weight = self._end_greeting(greeting)
                 exchange.land(crossing, weight)
@@ -293,18 +272,12 @@ class _Exchange:
         self._verdicts = list[int]()
         self._bytes_sent, self._first_step = 0, 0
 
-    def post(
-        self, number: int, chunk: Chunk, pacer: Pacer, hurry: threading.Event | None
-    ) -> _Crossing:
-        """Sends a chunk, and posts the receive of the peer's."""
+    def post(self, number: int, chunk: Chunk) -> _Crossing:
         codec = self._codecs[chunk.dtype]
         # Those of the chunk before the last: the last one is still crossing.
         verdicts = self._waiting[-1].verdicts if self._waiting else []
         pair = self._loan.pairs[number % len(self._loan.pairs)]
         going, coming = (as_message(codec, chunk, len(verdicts), b) for b in pair)
-        delay = pacer.charge(going.host.nbytes)
-        if hurry is not None and delay > 0:
-            hurry.wait(delay)
         if number == 0:
             self._first_step = self._replica.step
         write_seal(going.seal, [*self._encode(codec, going), *verdicts])
@@ -345,7 +318,6 @@ class _Exchange:
             self._average(one, list(itertools.islice(theirs, num_parts)), weight)
 
     def outcome(self) -> Outcome:
-        """The result, once all chunks are averaged."""
         return Outcome(
             NOT_FINITE not in self._verdicts,
             self._bytes_sent,

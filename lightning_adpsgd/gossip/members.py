@@ -14,7 +14,7 @@ def fail(peer: int, error: PeerLost) -> None:
 
 
 class Members:
-    """Who there is to exchange with, and what a learner tells them of itself.
+    """The super-learners to exchange with, and what a learner tells them about itself.
 
     Args:
         numbers: numbers of the super-learners that are there at the start.

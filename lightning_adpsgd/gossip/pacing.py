@@ -1,4 +1,4 @@
-"""How often and how fast to exchange: what the link and the cores can spare."""
+"""How often to exchange: what the cores can spare."""
 
 import logging
 import threading
@@ -21,41 +21,10 @@ _REPORT_AFTER_S, _RARE = 60.0, 0.2
 _PRESSURE = Path("/proc/pressure/cpu")
 
 
-class Pacer:
-    """Spreads bytes over time: a budget of bytes per second; shared by all threads."""
-
-    def __init__(
-        self,
-        bytes_per_second: float | None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._rate, self._clock = bytes_per_second, clock
-        self._lock = threading.Lock()
-        self._free_at = 0.0
-
-    def charge(self, num_bytes: float) -> float:
-        """Takes bytes out of the budget and returns how long to wait before sending.
-
-        The end that is asked sends at once, whatever the budget; the asking end waits.
-        """
-        if self._rate is None:
-            return 0.0
-        with self._lock:
-            now = self._clock()
-            begin = max(now, self._free_at)
-            self._free_at = begin + num_bytes / self._rate
-            return begin - now
-
-
 class CoreShare:
     """Bounds the share of the training's time that exchanges take.
 
-    An exchange takes the time of its merge, and of its own processor time the part that
-    it takes away from others. That part is the share of the exchange's duration in
-    which some thread of the machine waited for a core, as Linux measures it: nearly
-    nothing beside idle cores, nearly all where training computes on every core. After
-    an exchange the next one waits until everything taken is at most `share` of the time
-    that has passed.
+    docs/concepts.md, "How often", says what an exchange is charged with.
 
     The asking end pays beforehand what the last exchange has cost, so that only one of
     several that wait begins; the end that is asked pays afterwards. `_lock` guards all.
@@ -135,7 +104,7 @@ def crowding(before: float | None, after: float | None, seconds: float) -> float
 
 
 class Traffic:
-    """All exchanges of one learner: which may begin, how fast, and when it rests.
+    """All exchanges of one learner: which may begin, and when it rests.
 
     `_under_way` and `_paused` are guarded by `_state`, which is notified when an
     exchange has ended and when rests end.
@@ -148,14 +117,13 @@ class Traffic:
         self,
         account: Account,
         state: threading.Condition,
-        link_budget: float | None,
         cpu_share: float,
     ) -> None:
         self._account, self._state, self._share = account, state, cpu_share
         self.cores = CoreShare(cpu_share)
         # By section: exchanges of different ones do not overlap in any weight.
         self._under_way, self._paused = defaultdict[int, UnderWay](UnderWay), False
-        self.pacer, self.hurry = Pacer(link_budget), threading.Event()
+        self.hurry = threading.Event()
         self._begin: float | None = None
 
     def pause(self) -> None:
@@ -199,10 +167,8 @@ class Traffic:
         """Makes an exchange with a peer, if it may begin, and notes what came of it.
 
         Args:
-            peer: number of the other end.
             exchange: function that makes it, given the number under way.
             asked: whether the peer has asked: then it may begin (`UnderWay`).
-            section: number of the section that is exchanged.
         """
         with self._state:
             may_begin, under_way = asked or not self._paused, self._under_way[section]

@@ -113,7 +113,7 @@ class Threads:
 
 
 class Asker:
-    """What the thread that asks a peer does, and how other threads tell it to.
+    """The work of the thread that asks a peer, and how other threads direct it.
 
     Guarded by `_state`: `_pulls`, which are to be answered with the peer's weights, and
     `_words`, which the peer is to hear in this order, before any exchange. The events
@@ -215,12 +215,7 @@ class Asker:
             self._ask()
 
     def _ask(self) -> None:
-        pacer, hurry = self._traffic.pacer, self._traffic.hurry
-        self._traffic.make(
-            self._peer,
-            lambda number: self._lane.ask(number, pacer, hurry),
-            section=self._section,
-        )
+        self._traffic.make(self._peer, self._lane.ask, section=self._section)
 
     def _pull_all(self) -> None:
         while self._pulls and self._asks():
@@ -230,7 +225,7 @@ class Asker:
 
 
 class Answerer:
-    """What the thread that answers a peer does; `heard` is told each word before."""
+    """The work of the thread that answers a peer; `heard` gets each word first."""
 
     def __init__(
         self,
@@ -270,12 +265,8 @@ class Answerer:
         if word == PULL:
             self._lane.give(self._members.position)
         elif word == ASK:
-            pacer = self._traffic.pacer
             self._traffic.make(
-                self._peer,
-                lambda number: self._lane.answer(number, pacer),
-                asked=True,
-                section=self._section,
+                self._peer, self._lane.answer, asked=True, section=self._section
             )
 
 

@@ -37,7 +37,7 @@ class Position(NamedTuple):
             ValueError: A number is negative, or larger than any that is counted to.
         """
         if not all(0 <= number < _MOST for number in numbers):
-            raise ValueError(f"its position {[*numbers]} makes no sense")
+            raise ValueError(f"its position must count from 0, got {[*numbers]}")
         return cls(*numbers)
 
 

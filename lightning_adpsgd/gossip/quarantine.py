@@ -2,7 +2,7 @@
 
 A part of an exchange that is not finite, or too far away, is left out by both ends, so
 that the mean stays (`Disagreement`). A learner whose own weights are to blame goes on
-from the weights of a peer, at most `max_reloads` times in ten minutes (`Quarantine`).
+from the weights of a peer, at most three times in ten minutes (`Quarantine`).
 """
 
 import logging
@@ -182,8 +182,7 @@ class Quarantine:
         if limit is None or num >= limit:
             raise WeightsDiverged(
                 f"{what}, after {num} reloads from its peers in {_WINDOW_S / 60:g} "
-                f"minutes (`max_reloads={limit}`): check its data and its device, or "
-                "lower the learning rate"
+                "minutes: check its data and its device, or lower the learning rate"
             )
         found = self._healthy_weights(chosen, weights_of)
         if found is None and num + 1 == limit:

@@ -57,13 +57,13 @@ class ConsensusModel:
     """Takes the mean over all super-learners; every learner calls it alike.
 
     Args:
-        flat: the weights.
         communication: averaging, which is settled before the mean is taken.
         meet: waits until all learners have paused; takes the occasion.
         exchanges: what pauses while the mean is in place; None: there is nothing.
         average: function that replaces vectors by their mean and, given the weights
             that were trained on, returns their distance from it; None: a collective
             over all learners.
+        needs_trained: whether `average` reads the weights that were trained on.
 
     Attributes:
         local_weights: weights that come back; None while the mean is not entered.
@@ -76,9 +76,10 @@ class ConsensusModel:
         meet: Callable[[str], object],
         exchanges: Exchanges | None = None,
         average: Average | None = None,
+        needs_trained: bool = True,
     ) -> None:
         self._flat, self._communication = flat, communication
-        self._exchanges = exchanges
+        self._exchanges, self._needs_trained = exchanges, needs_trained
         self._meet, self._average = meet, average or average_whole
         self.local_weights: list[Tensor] | None = None
 
@@ -98,7 +99,8 @@ class ConsensusModel:
         self._meet(occasion)
         # The distance is that of the weights that were trained on. To settle brings
         # two super-learners together exactly if their last exchange was the last event.
-        trained = [vector.clone() for vector in self._flat.vectors]
+        vectors = self._flat.vectors if self._needs_trained else []
+        trained = [vector.clone() for vector in vectors]
         self._communication.settle()
         self._flat.check_views()
         self.local_weights = [vector.clone() for vector in self._flat.vectors]
@@ -187,8 +189,6 @@ def average_buffers(
 
 
 class _Finite(NamedTuple):
-    """Whether this one's weights are finite, and the number of those that are."""
-
     mine: bool
     number: int
 

@@ -78,10 +78,6 @@ class RoundMixer:
             dtype that follow one another cross in common chunks.
         transport: connection to the counterparts in the other super-learners; in
             several sections, those of the first.
-        node: learners of this super-learner.
-        schedule: mixing matrices.
-        timeout: longest wait for each message.
-        chunk_elements: number of elements of a message.
         further: connections to the counterparts of the learner's further sections
             (`weights.sections`).
     """
@@ -209,7 +205,6 @@ class RoundMixer:
         return refused if are_finite else torch.ones_like(refused)
 
     def _average_without_the_diverged(self, crossing: "_Crossing", part: Part) -> None:
-        """Averages anew where some weights are non-finite."""
         chunk, me = crossing.chunk, self._transport.index
         self._warn_once(chunk)
         if not crossing.incoming and len(part.takes) > 1:
@@ -244,7 +239,6 @@ class RoundMixer:
                 self._node.gather(change, into, self._timeout)
 
     def _packed(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """Memory for these vectors, those of one dtype one after another."""
         return [
             self._memory(sum(map(len, run)), averaging_dtype(run[0].dtype))
             for run in runs_of_one_dtype(vectors)

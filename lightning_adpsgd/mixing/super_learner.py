@@ -152,8 +152,6 @@ class MergeTogether(ABC, Generic[T]):
 
     Args:
         replica: x and d of this learner's shards.
-        node: learners of the super-learner.
-        timeout: longest wait for each collective.
         worker: what runs the collectives; None: a thread of its own.
 
     Attributes:

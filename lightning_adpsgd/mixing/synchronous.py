@@ -137,10 +137,7 @@ def delay_by_one(
 ) -> Communication:
     """Averaging hidden behind the gradient, joined one step after its snapshot.
 
-    Args:
-        mixer: what applies a round.
-        every: optimizer steps per round.
-        worker: what runs the rounds; None: a thread of its own.
+    The arguments are those of `synchronous`.
     """
     return Rounds(mixer, every, worker or _thread_for(mixer), hidden=True)
 

@@ -173,7 +173,6 @@ def measure_arithmetic(num_bytes: int) -> Arithmetic:
 
 @torch.no_grad()
 def _exchange(replica: Replica, theirs: Tensor) -> None:
-    """What one end does of an exchange, but for the network."""
     codec = make_codec(None, torch.float32)
     stretches = theirs.split([len(chunk) for chunk in replica.chunks])
     for chunk, stretch in zip(replica.chunks, stretches, strict=True):
@@ -222,7 +221,6 @@ def measure_wire(num_bytes: int) -> Wire:
 
 
 def _ping(transport: DistributedTransport) -> float:
-    """Latency of a small message, one way."""
     peer, word = 1 - transport.index, torch.zeros(1, dtype=torch.int64)
     seconds = []
     for _ in range(_QUESTIONS):
@@ -269,7 +267,6 @@ def _reduce(weights: Tensor) -> None:
 
 
 def _together(work: Callable[[], object]) -> float:
-    """Median seconds of work that both ends begin at the same moment."""
     return _seconds(work, before=dist.barrier)
 
 

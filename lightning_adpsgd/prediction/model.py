@@ -265,8 +265,6 @@ def _mean_factor(scenario: Scenario) -> float:
 
 
 class _Seen(NamedTuple):
-    """What an asynchronous timeline has shown."""
-
     exchanges: float  # per step of a super-learner
     merging: float  # share of the steps that had something to merge
     staleness: dict[int, float]  # share of the exchanges by their age
@@ -345,7 +343,6 @@ class _Cores:
         return _last(too_many)
 
     def taken_from_training(self, exchanges: float) -> float:
-        """Seconds by which so many exchanges make a step longer."""
         work = exchanges * self._work
         busy = (self._busy + work) / self._all
         missing = self._busy + work - self._all

@@ -210,12 +210,6 @@ _ALLOWED_WITH_WORK_SHARING: dict[str, tuple[Any, str]] = {
 }
 
 
-def refuse_with_work_sharing(trainer: pl.Trainer) -> None:
-    """Refuses what counts batches or steps, of which each learner makes its own."""
-    for problem in problems_with_work_sharing(trainer):
-        raise ValueError(problem)
-
-
 def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
     """What counts batches or steps, of which each learner makes its own."""
     connector = trainer._accelerator_connector

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -160,7 +160,10 @@ def super_learner_of(
         return SuperLearnerGroup(groups.shards, holds_all)
     own = groups.partition.super_learner(dist.get_rank()) if own is None else own
     size = groups.partition.sizes[own]
-    sections = [_sections_of(groups.sections, own, place) for place in range(size)]
+    sections = [
+        [one for one in groups.sections if one.owners[own] == place]
+        for place in range(size)
+    ]
     if not holds_all:
         owned = weights.owned(len(sections))
         sections = [
@@ -170,20 +173,12 @@ def super_learner_of(
     return SuperLearnerGroup(groups.shards, holds_all, sections)
 
 
-def _sections_of(
-    sections: Sequence[Section], super_learner: int, place: int
-) -> list[Section]:
-    """The sections of one learner."""
-    return [one for one in sections if one.owners[super_learner] == place]
-
-
 def mixes_on_device(dials: Dials, partition: Partition, device: torch.device) -> bool:
     """Whether weights are mixed on the GPU, over NCCL, and not on the host, over Gloo.
 
-    In lockstep alone: a receive of NCCL that waits for a peer occupies the GPU.
-    Nor behind the gradients of learners that allreduce them meanwhile: two
-    communicators at work at once may each wait for what the other holds. Learners of
-    several sections have several.
+    NCCL serves learners in lockstep alone, because a receive that waits for a peer
+    occupies the GPU. It does not serve where gradients are reduced meanwhile, or where
+    a learner has several sections: two communicators may each wait for the other.
     """
     at_boundary = dials.effective_order == "step_then_average"
     is_alone = max(partition.sizes) == 1
@@ -286,13 +281,11 @@ def _options(dials: Dials, weights: Weights, groups: Groups) -> GossipOptions:
         order=dials.effective_order,
         every=dials.gossip_every,
         wire_dtype=dials.wire_dtype,
-        link_budget=dials.link_budget,
         # The training thread waits, so that an exchange takes nothing from it.
         cpu_share=1.0 if in_pairs else dials.cpu_share,
         max_staleness=dials.max_staleness,
         timeout=dials.timeout,
         chunk_elements=chunk_elements(weights, groups),
-        max_reloads=dials.max_reloads,
         in_pairs=in_pairs,
         max_wait=dials.max_wait,
     )

@@ -18,7 +18,7 @@ from lightning_adpsgd.gossip.protocol import Position
 
 
 def catch_up(trainer: pl.Trainer, position: Position) -> None:
-    """Goes on from a position that is further than the Trainer's; nothing if not."""
+    """Moves a Trainer forward to a position; does nothing if it is beyond it."""
     steps = position.steps - trainer.global_step
     epochs = max(0, position.epochs - trainer.current_epoch)
     if steps <= 0:

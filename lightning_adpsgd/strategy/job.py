@@ -56,10 +56,10 @@ _BROADCAST_BYTES = 250 * 1024 * 1024
 
 
 def has_peers(partition: Partition) -> bool:
-    """Whether there is more than one super-learner; says so once where there is not."""
+    """Whether there are several super-learners; says once why there are not."""
     num_learners, is_one = partition.num_learners, len(partition.sizes) == 1
     if num_learners == 1:
-        rank_zero_info("There is one learner, so that nothing gossips: set `devices`")
+        rank_zero_info("There is only one learner, so nothing gossips: set `devices`")
     elif is_one:
         rank_zero_info(
             f"All {num_learners} learners form one super-learner, which is plain "
@@ -256,6 +256,7 @@ class Job:
             self._meet,
             exchanges,
             average_of(self.flat, self.groups, island),
+            needs_trained=island is None,
         )
         self._engine, self._num_reloads = engine, 0
         return engine.start(position)
@@ -429,7 +430,6 @@ class Job:
 
 @torch.no_grad()
 def _take_first_weights(module: nn.Module, weights: Weights, groups: Groups) -> None:
-    """Takes the weights of learner 0, or of its counterpart in its super-learner."""
     if not isinstance(weights, LocalShards):
         _take_weights_of_learner_0(module)
         return

@@ -8,7 +8,7 @@ process.
 import atexit
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, final
 
 from torch import nn
@@ -138,8 +138,8 @@ class ModuleJobs:
         try:
             yield
         except RuntimeError:
-            with ExitStack() as stack:
-                for job in self.running[:1]:
-                    if job.groups.gradients is not None:
-                        stack.enter_context(job.failures.named())
+            job = next(iter(self.running), None)
+            if job is None or job.groups.gradients is None:
+                raise
+            with job.failures.named():
                 raise

@@ -7,34 +7,13 @@ from typing import Any
 
 # Settings of the strategy classes; the names are those of the papers' algorithms.
 NAMES: dict[str, dict[str, Any]] = {
-    "sdpsgd": {
-        "topology": "ring",
-        "communication": "sync",
-        "super_learner_size": 1,
-    },
-    "adpsgd": {
-        "topology": "ring",
-        "communication": "async",
-        "super_learner_size": 1,
-    },
-    "adpsgd_random": {
-        "topology": "random_ring",
-        "communication": "async",
-        "super_learner_size": 1,
-    },
-    "d1psgd": {
-        "topology": "complete",
-        "communication": "delay_by_one",
-        "super_learner_size": 1,
-    },
-    "rdpsgd": {
-        "topology": "complete",
-        "communication": "ready_pairs",
-        "super_learner_size": 1,
-    },
-    "hadpsgd": {
-        "topology": "ring",
-        "communication": "async",
-        "super_learner_size": "node",
-    },
+    name: {"topology": topology, "communication": mode, "super_learner_size": size}
+    for name, topology, mode, size in (
+        ("sdpsgd", "ring", "sync", 1),
+        ("adpsgd", "ring", "async", 1),
+        ("adpsgd_random", "random_ring", "async", 1),
+        ("d1psgd", "complete", "delay_by_one", 1),
+        ("rdpsgd", "complete", "ready_pairs", 1),
+        ("hadpsgd", "ring", "async", "node"),
+    )
 }

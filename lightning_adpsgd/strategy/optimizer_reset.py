@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 
 
 class FreshState:
-    """The state of an optimizer at the beginning, to return to.
+    """The first state of an optimizer, for a return to it.
 
     Momentum belongs to weights that are gone, and is not finite where they were not.
     Most optimizers begin without any state, so that this costs no memory. Lightning's

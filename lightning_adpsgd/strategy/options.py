@@ -18,9 +18,12 @@ from lightning_adpsgd.dials import (
     CommunicationName,
     Dials,
     InsideName,
+    ReadyPairs,
     WireDtype,
     as_dtype,
     as_duration,
+    as_mode,
+    refuse_former,
 )
 from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE
 from lightning_adpsgd.mixing.synchronous import Order
@@ -66,7 +69,7 @@ class HADPSGDOptions(_DDPStrategy):
     def __init__(
         self,
         topology: TopologyLike = "ring",
-        communication: CommunicationName = "async",
+        communication: CommunicationName | ReadyPairs = "async",
         super_learner_size: int | Literal["node"] | Sequence[int] = "node",
         *,
         inside: InsideName = "ddp",
@@ -75,8 +78,6 @@ class HADPSGDOptions(_DDPStrategy):
         gossip_every: int = 1,
         wire_dtype: WireDtype | None = None,
         exchange_frozen: bool = True,
-        max_wait: float | None = None,
-        link_budget: float | None = None,
         cpu_share: float = 0.01,
         work_sharing: bool | None = None,
         after_evaluation: Literal["restore", "adopt"] = "restore",
@@ -85,7 +86,6 @@ class HADPSGDOptions(_DDPStrategy):
         seed: int = 0,
         timeout: timedelta | float | None = None,
         max_staleness: int | None = None,
-        max_reloads: int | None = 3,
         **ddp: Any,
     ) -> None:
         """Sets the strategy up; nothing communicates before training.
@@ -100,7 +100,8 @@ class HADPSGDOptions(_DDPStrategy):
             communication: when the average is taken. "sync": at the step boundary,
                 where all wait. "delay_by_one": hidden behind one gradient. "async":
                 without waiting for any learner. "ready_pairs": at the step boundary,
-                with one that is at its own, if there is one in time.
+                with one that is at its own, if there is one in time; `ReadyPairs` of
+                `lightning_adpsgd.dials` bounds the wait for it.
             super_learner_size: number of learners that allreduce gradients; "node" for
                 those of one machine. It must divide the number of learners. (2, 4): the
                 first two learners form one, the next four another; the mean counts
@@ -121,9 +122,6 @@ class HADPSGDOptions(_DDPStrategy):
             exchange_frozen: whether weights that are frozen when training begins are
                 averaged too. False: they do not travel, and must stay frozen, as in
                 fine-tuning with adapters.
-            max_wait: in "ready_pairs", seconds that a learner waits at a step boundary
-                for a partner; None: a quarter of what its last few steps have taken.
-            link_budget: in "async", bytes per second that a learner sends on average.
             cpu_share: in "async", share of the training's time that exchanges may take
                 (docs/concepts.md); 1: no bound.
             work_sharing: in "async" and "ready_pairs" under a Trainer, whether an epoch
@@ -149,11 +147,6 @@ class HADPSGDOptions(_DDPStrategy):
                 default 5 minutes, and 30 for the collectives of Lightning.
             max_staleness: in "async", steps without a completed exchange after which a
                 learner waits for one; None: it never waits.
-            max_reloads: how often in ten minutes a super-learner with non-finite or, in
-                "async" and "ready_pairs", far too large weights continues from those of
-                its peers with a fresh optimizer, before it ends with an error; it waits
-                for longer each time. None: it continues as it is, and its peers leave
-                it out.
             **ddp: what Lightning's `DDPStrategy` takes, such as `start_method`. Options
                 of DDP itself apply inside a super-learner.
 
@@ -161,7 +154,8 @@ class HADPSGDOptions(_DDPStrategy):
             TypeError: An argument has a wrong type, or is unknown.
             ValueError: An argument is out of its bounds.
         """
-        duration = as_duration(timeout)
+        refuse_former(ddp)
+        duration, (mode, max_wait) = as_duration(timeout), as_mode(communication)
         super().__init__(timeout=duration or default_pg_timeout, **ddp)
         check_ddp_arguments(self._ddp_kwargs)
         if work_sharing and not self._has_trainer:
@@ -173,7 +167,7 @@ class HADPSGDOptions(_DDPStrategy):
             self._check_with_shards(ddp)
         self._dials = Dials(
             topology=find_topology(topology),
-            communication=communication,
+            communication=mode,
             super_learner_size=_as_sizes(super_learner_size),
             inside=inside,
             order=order,
@@ -181,7 +175,6 @@ class HADPSGDOptions(_DDPStrategy):
             gossip_every=gossip_every,
             wire_dtype=as_dtype(wire_dtype),
             exchange_frozen=exchange_frozen,
-            link_budget=link_budget,
             cpu_share=cpu_share,
             work_sharing=work_sharing,
             after_evaluation=after_evaluation,
@@ -192,7 +185,6 @@ class HADPSGDOptions(_DDPStrategy):
             seed=seed,
             timeout=DEFAULT_TIMEOUT if duration is None else duration,
             max_staleness=max_staleness,
-            max_reloads=max_reloads,
             max_wait=max_wait,
         )
 
@@ -286,6 +278,5 @@ class HADPSGDOptions(_DDPStrategy):
 
 
 def _as_sizes(given: Any) -> Any:
-    """Sizes of super-learners as a tuple, as in YAML they are a list."""
     is_text = isinstance(given, str)
     return tuple(given) if isinstance(given, Sequence) and not is_text else given

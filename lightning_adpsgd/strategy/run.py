@@ -22,7 +22,7 @@ from lightning_adpsgd.strategy.checkpoints.last_good import PREEMPTED
 from lightning_adpsgd.strategy.checkpoints.own_folders import hold_folders
 from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
 from lightning_adpsgd.strategy.clocks import Boundary, describe_clocks, follow_clocks
-from lightning_adpsgd.strategy.compatibility import refuse_with_work_sharing
+from lightning_adpsgd.strategy.compatibility import problems_with_work_sharing
 from lightning_adpsgd.strategy.default_sharing import (
     DefaultSharing,
     may_share,
@@ -131,10 +131,6 @@ class TrainingRun:
             self.last_consensus = self.job.enter_consensus(occasion)
             average_copies(self._trainer, self.job.weight)
 
-    def leave_evaluation(self) -> None:
-        """Continues from the local weights, or from the mean that was evaluated."""
-        self.job.leave_consensus(self._dials.after_evaluation == "adopt")
-
     # --- the end
 
     def fail(self, exception: BaseException) -> None:
@@ -152,7 +148,6 @@ class TrainingRun:
             folder.close()
 
     def _end(self, on_run_end: Any) -> None:
-        """Ends in the consensus model before any hook sees the end of training."""
         finish_saves(self._trainer.strategy.checkpoint_io, interrupted=False)
         if self.job.running:
             if self.work_sharing is not None:
@@ -162,7 +157,6 @@ class TrainingRun:
         on_run_end()
 
     def _leave_in_order(self) -> None:
-        """Keeps what others have given, and saves what would otherwise be lost."""
         if self.work_sharing is not None:
             self.work_sharing.leave()
         if (name := self.job.depart()) is not None:
@@ -209,7 +203,8 @@ def _shares_work(trainer: pl.Trainer, dials: Dials) -> bool | None:
     if getattr(trainer, "fast_dev_run", False):
         return False
     if dials.work_sharing:
-        refuse_with_work_sharing(trainer)
+        for problem in problems_with_work_sharing(trainer):
+            raise ValueError(problem)
     if dials.work_sharing is not None:
         return dials.work_sharing
     return None if may_share(trainer, dials) else False

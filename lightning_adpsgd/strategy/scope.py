@@ -30,7 +30,7 @@ _REMEDIES = {
 
 
 class CollectiveScope:
-    """Knows whether the learners of a training are apart at present."""
+    """Says who takes part in a collective: all learners, or those at the same step."""
 
     def __init__(self, trainer: pl.Trainer, job: Job) -> None:
         self._trainer, self._job = trainer, job
@@ -67,7 +67,6 @@ class CollectiveScope:
         return self._trainer.training and not saves
 
     def _tell(self, operation: str) -> None:
-        """Warns once of a value that is not over all learners."""
         size, world_size = self._job.super_learner_size, self._trainer.world_size
         if operation in self._told or size == world_size:
             return

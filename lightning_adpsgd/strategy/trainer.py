@@ -226,7 +226,7 @@ class HADPSGDStrategy(ModelParallelInside):
     @override
     def on_validation_end(self) -> None:
         if self._run is not None:
-            self._run.leave_evaluation()
+            self._run.job.leave_consensus(self._dials.after_evaluation == "adopt")
         super().on_validation_end()
 
     @override

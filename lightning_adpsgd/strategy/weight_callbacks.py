@@ -59,7 +59,7 @@ def transfer_in_consensus(
 
 
 def prune_together(trainer: pl.Trainer, job: Job, overrides: Overrides) -> None:
-    """Lets pruning happen in the consensus of a job."""
+    """Makes `ModelPruning` prune while the module holds the consensus model."""
     for callback in getattr(trainer, "callbacks", ()):
         if isinstance(callback, ModelPruning):
             prune = partial(_prune, trainer, job, callback._run_pruning)

@@ -148,7 +148,8 @@ class WorkSharing:
 
     def all_go_on(self, at_last_batch: bool) -> bool:
         """Whether no learner is at its last batch of the epoch; all learners come."""
-        store = self._next_occasion()
+        self._num_occasions += 1
+        store = PrefixStore(f"occasion/{self._num_occasions}", self._job.store)
         store.add("ended", int(at_last_batch))
         self._job.meet("a point within the epoch")
         return store.add("ended", 0) == 0
@@ -201,10 +202,6 @@ class WorkSharing:
         loop = self._trainer.fit_loop
         resumes = loop.is_resuming or loop.epoch_loop.restarting
         return self._trainer.current_epoch > 0 and not resumes
-
-    def _next_occasion(self) -> PrefixStore:
-        self._num_occasions += 1
-        return PrefixStore(f"occasion/{self._num_occasions}", self._job.store)
 
 
 def prepare_training_loaders(

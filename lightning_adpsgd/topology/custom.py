@@ -22,6 +22,7 @@ from lightning_adpsgd.topology.topology import (
     Topology,
     equal_shares,
     never_repeats,
+    repeats_after,
 )
 
 MatrixOfRound = Callable[[int, int, int], Tensor]
@@ -47,7 +48,7 @@ def from_matrices(matrices: Sequence[Tensor]) -> Topology:
     return Topology(
         "matrices",
         partial(_column, matrix := partial(_in_turn, rounds)),
-        partial(_always, len(rounds)),
+        partial(repeats_after, len(rounds)),
         gives=partial(_row, matrix),
         frequencies=partial(_frequencies, matrix, heaviest),
         check_size=partial(_check_same_size, len(rounds[0])),
@@ -67,7 +68,7 @@ def from_matchings(matchings: Sequence[Matching]) -> Topology:
     return Topology(
         "matchings",
         partial(_half_of_partner, partners),
-        partial(_always, len(partners)),
+        partial(repeats_after, len(partners)),
         check_size=partial(_check_matchings, partners),
     )
 
@@ -149,7 +150,6 @@ def _frequencies(
 
 
 def _heaviest(mixing: Tensor) -> float:
-    """Returns the largest weight of an edge, the mean of its two directions."""
     edges = (mixing + mixing.T) / 2
     return float(edges.fill_diagonal_(0).max())
 
@@ -179,10 +179,6 @@ def _check_same_size(size: int, num_super_learners: int) -> None:
 
 
 # --- matchings
-
-
-def _always(num_rounds: int, num_super_learners: int) -> int:
-    return num_rounds
 
 
 def _half_of_partner(

@@ -9,7 +9,7 @@ docs/extending.md has the steps that add one; every property is then tested for 
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ from lightning_adpsgd.topology.topology import (
     Topology,
     equal_shares,
     never_repeats,
+    repeats_after,
 )
 
 TopologyLike = (
@@ -121,10 +122,6 @@ def grid_shares(index: int, size: int, round: int = 0, seed: int = 0) -> Shares:
     return shares
 
 
-def _always_the_same(num_super_learners: int) -> int:
-    return 1
-
-
 def _two_or_all(num_super_learners: int) -> int:
     return 2 if num_super_learners % 2 == 0 else num_super_learners
 
@@ -144,7 +141,7 @@ def _check_power_of_two(num_super_learners: int) -> None:
 TOPOLOGIES = {
     topology.name: topology
     for topology in (
-        Topology("ring", ring_shares, _always_the_same),
+        Topology("ring", ring_shares, partial(repeats_after, 1)),
         Topology("random_ring", random_ring_shares, never_repeats),
         Topology("alternating_pairs", alternating_pairs_shares, _two_or_all),
         Topology("random_pairs", random_pairs_shares, never_repeats),
@@ -152,8 +149,8 @@ TOPOLOGIES = {
         Topology(
             "hypercube", hypercube_shares, _one_per_bit, check_size=_check_power_of_two
         ),
-        Topology("complete", complete_shares, _always_the_same),
-        Topology("grid", grid_shares, _always_the_same),
+        Topology("complete", complete_shares, partial(repeats_after, 1)),
+        Topology("grid", grid_shares, partial(repeats_after, 1)),
     )
 }
 
@@ -172,19 +169,15 @@ def find_topology(topology: TopologyLike) -> Topology:
     if isinstance(topology, Topology):
         return topology
     if isinstance(topology, str):
-        return _named(topology)
+        if topology not in TOPOLOGIES:
+            names = ", ".join(repr(known) for known in TOPOLOGIES)
+            raise ValueError(f"`topology` must be one of {names}, got {topology!r}")
+        return TOPOLOGIES[topology]
     if isinstance(topology, Tensor):
         return from_matrices([topology])
     if callable(topology):
         return from_function(topology)
     return from_sequence(topology)
-
-
-def _named(name: str) -> Topology:
-    if name not in TOPOLOGIES:
-        names = ", ".join(repr(known) for known in TOPOLOGIES)
-        raise ValueError(f"`topology` must be one of {names}, got {name!r}")
-    return TOPOLOGIES[name]
 
 
 def _paired_place(place: int, size: int) -> int:

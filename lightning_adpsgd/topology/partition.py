@@ -52,9 +52,7 @@ class Partition(NamedTuple):
         return self.ranks(self.super_learner(rank)).index(rank)
 
     def weight(self, rank: int) -> float:
-        """What a learner's value counts in a mean over learners that is one over
-        super-learners; 1 where all are of one size.
-        """
+        """The weight at which a mean over learners is one over super-learners."""
         return self.num_learners / (self.num_super_learners * self.size(rank))
 
     def size(self, rank: int) -> int:

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from lightning.pytorch.utilities.data import extract_batch_size
@@ -21,10 +21,13 @@ from typing_extensions import Unpack
 from lightning_adpsgd.dials import (
     CommunicationName,
     Dials,
-    TunedDials,
+    ReadyPairs,
     WireDtype,
     as_dtype,
+    as_mode,
+    refuse_former,
 )
+from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
 from lightning_adpsgd.virtual.gradients import (
@@ -49,6 +52,21 @@ from lightning_adpsgd.virtual.report import Point, Report
 from lightning_adpsgd.virtual.timeline import Change, Scenario
 
 
+class ClusterOptions(TypedDict, total=False):
+    """What a simulated cluster takes by name; `VirtualCluster` documents it."""
+
+    compute: Compute | None
+    link: Link | None
+    inner_link: Link | None
+    changes: Sequence[Change]
+    seed: int
+    order: Order | None
+    mixing_gain: float
+    gossip_every: int
+    wire_dtype: WireDtype | None
+    max_staleness: int | None
+
+
 class VirtualCluster:
     """S super-learners of N learners each, in one process and on one device.
 
@@ -62,15 +80,11 @@ class VirtualCluster:
         num_super_learners: S, including those that join later.
         super_learner_size: N.
         topology: as for `HADPSGDStrategy`.
-        communication: as for `HADPSGDStrategy`.
+        communication: as for `HADPSGDStrategy`, with simulated seconds.
         loss: ``loss(module, batch)``, a mean over the batch; by default the module's
             training step.
         optimizer: ``optimizer(parameters)``; by default what the module configures.
             Each super-learner has its own.
-        compute: time that a learner computes for a step.
-        link: link of each learner to its counterparts in other super-learners.
-        inner_link: link of each learner to the others of its super-learner.
-        changes: super-learners that fail or join, in "async" and "ready_pairs".
         gradient_clip: largest norm of a super-learner's gradient; None: no bound.
         samples_in: function that counts the samples of a batch; by default the length
             of its first tensor.
@@ -80,11 +94,13 @@ class VirtualCluster:
             Python state or decide by the value of a tensor or of `batch_idx`. What the
             loss counts, keeps or draws from Python and NumPy happens once for all in a
             pass. A pass fetches batches in another order.
-        seed: seed of everything drawn at random: times, topologies, order of samples,
-            dropout.
-        **tuned: `order`, `mixing_gain`, `gossip_every`, `wire_dtype`, `link_budget`,
-            `max_staleness` and `max_wait` as for `HADPSGDStrategy`, with simulated
-            seconds.
+        **options: `compute`: time that a learner computes for a step. `link`: link of
+            each learner to its counterparts in other super-learners. `inner_link`: link
+            to the others of its super-learner. `changes`: super-learners that fail or
+            join, in "async" and "ready_pairs". `seed`: seed of everything drawn at
+            random: times, topologies, order of samples, dropout. `order`,
+            `mixing_gain`, `gossip_every`, `wire_dtype` and `max_staleness` as for
+            `HADPSGDStrategy`.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -102,33 +118,19 @@ class VirtualCluster:
         num_super_learners: int,
         super_learner_size: int = 1,
         topology: TopologyLike = "ring",
-        communication: CommunicationName = "async",
+        communication: CommunicationName | ReadyPairs = "async",
         *,
         loss: Loss | None = None,
         optimizer: MakeOptimizer | None = None,
-        compute: Compute | None = None,
-        link: Link | None = None,
-        inner_link: Link | None = None,
-        changes: Sequence[Change] = (),
         gradient_clip: float | None = None,
         samples_in: Callable[[Any], int] = extract_batch_size,
         vectorize: bool = False,
-        seed: int = 0,
-        **tuned: Unpack[TunedDials],
+        **options: Unpack[ClusterOptions],
     ) -> None:
         if gradient_clip is not None:
             check_positive("gradient_clip", gradient_clip)
         dials, self.scenario = dials_and_scenario(
-            num_super_learners=num_super_learners,
-            super_learner_size=super_learner_size,
-            topology=topology,
-            communication=communication,
-            compute=compute,
-            link=link,
-            inner_link=inner_link,
-            changes=changes,
-            seed=seed,
-            **tuned,
+            num_super_learners, super_learner_size, topology, communication, **options
         )
         self.module = module
         self._objective = Objective(module, loss, optimizer)
@@ -139,7 +141,7 @@ class VirtualCluster:
         self._gradient_clip, self._samples_in = gradient_clip, samples_in
         self._sources: list[list[Source]] = []
         self._ahead = self._make_ahead() if vectorize else None
-        self._dice = _Dice(seed, self._objective.device)
+        self._dice = _Dice(self.scenario.seed, self._objective.device)
         self.samples = 0
         self.learning_rate = self._updates[0].optimizer.param_groups[0]["lr"]
 
@@ -241,7 +243,6 @@ class VirtualCluster:
             curve.add(losses)
 
     def _round(self, lr_schedule: Callable[[int], float] | None) -> list[Tensor]:
-        """Makes a step of one super-learner, or in lockstep one of each."""
         losses = [self._next_step(lr_schedule)]
         while not self.learners.between_rounds:
             losses.append(self._next_step(lr_schedule))
@@ -356,8 +357,6 @@ class VirtualCluster:
 
 
 class _Curve:
-    """The points of one `fit`, and the reason if the run has diverged."""
-
     def __init__(
         self,
         cluster: VirtualCluster,
@@ -372,7 +371,6 @@ class _Curve:
         self.diverged = ""
 
     def add(self, losses: Sequence[Tensor] = ()) -> None:
-        """Adds a point after steps with these losses."""
         cluster, loss = self._cluster, _mean([float(x) for x in losses])
         if losses and not math.isfinite(loss):
             samples = cluster.samples
@@ -445,14 +443,15 @@ class _Dice:
 
 
 def dials_and_scenario(
-    *,
     num_super_learners: int,
     super_learner_size: int,
     topology: TopologyLike,
-    compute: Compute | None,
-    link: Link | None,
-    inner_link: Link | None,
-    changes: Sequence[Change],
+    communication: CommunicationName | ReadyPairs,
+    *,
+    compute: Compute | None = None,
+    link: Link | None = None,
+    inner_link: Link | None = None,
+    changes: Sequence[Change] = (),
     wire_dtype: WireDtype | None = None,
     **dials: Any,
 ) -> tuple[Dials, Scenario]:
@@ -466,8 +465,12 @@ def dials_and_scenario(
             "`super_learner_size` must be one number in a virtual cluster, which has "
             f"no machines, got {super_learner_size!r}"
         )
+    refuse_former(dials)
+    mode, max_wait = as_mode(communication)
     checked = Dials(
         topology=find_topology(topology),
+        communication=mode,
+        max_wait=max_wait,
         super_learner_size=super_learner_size,
         wire_dtype=as_dtype(wire_dtype),
         cpu_share=1.0,  # simulated exchanges take nothing from training

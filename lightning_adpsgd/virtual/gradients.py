@@ -44,8 +44,6 @@ _PREFIX = "module."
 
 
 class _LossOf(nn.Module):
-    """A module whose forward is the loss of a batch."""
-
     def __init__(self, objective: Objective) -> None:
         super().__init__()
         self.module, self._objective = objective.module, objective
@@ -103,7 +101,6 @@ class BatchedGradients:
         return {self._parameters[n]: g for n, g in gradients.items()}, losses
 
     def _weights(self, rows: Sequence[int]) -> tuple[_Named, _Named]:
-        """Trained and fixed weights of some rows."""
         matrices = self._chosen(rows)
         trained, fixed = _Named(), _Named()
         for slot in self._slots:

@@ -1,11 +1,9 @@
 """The batches of each virtual learner: of a function, or its share of a data set."""
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 BatchesOf = Callable[[int], Iterable[Any]]
 
@@ -42,25 +40,16 @@ class Shares:
                 f"{num_samples}"
             )
         self._dataset, self._batch_size, self._loading = dataset, batch_size, loading
-        self._num_samples, self._num_learners = num_samples, num_learners
         self._seed, self._epochs = seed, [0] * num_learners
 
     def __call__(self, learner: int) -> Iterable[Any]:
         """The batches of a learner's next epoch."""
-        seed, num_learners = self._seed + self._epochs[learner], self._num_learners
+        seed, num_learners = self._seed + self._epochs[learner], len(self._epochs)
         self._epochs[learner] += 1
-        share = _order(seed, self._num_samples, num_learners)[learner::num_learners]
+        share = DistributedSampler(self._dataset, num_learners, learner, seed=seed)
         return DataLoader(
             self._dataset, self._batch_size, sampler=share, **self._loading
         )
-
-
-@lru_cache(maxsize=2)  # learners are rarely more than two epochs apart
-def _order(seed: int, num_samples: int, num_learners: int) -> list[int]:
-    """Order of all samples, with some repeated to make the shares equally long."""
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(num_samples, generator=generator).tolist()
-    return order + order[: -num_samples % num_learners]
 
 
 class Source:

@@ -275,7 +275,6 @@ class AsynchronousLearners(VirtualLearners):
             scenario,
             sum(vector.nbytes for vector in self.rows.vectors(0)),
             message_bytes(first, dials.wire_dtype),
-            dials.link_budget,
             dials.max_staleness,
             self._in_pairs,
             dials.max_wait,

@@ -128,8 +128,6 @@ def _by_vector(
 
 
 class _Read(NamedTuple):
-    """What one end of an exchange read, a message for each part, and its step."""
-
     messages: Sequence[Tensor]
     step: int
 

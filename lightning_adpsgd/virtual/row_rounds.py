@@ -37,7 +37,6 @@ class RowMixer:
 
     Args:
         matrices: weights [S, P] for each dtype.
-        schedule: mixing matrices.
         hidden: whether a round is joined later, after other gradients. Its changes are
             then kept, `finish` hands them out, and `take_in` adds that of one row.
             Otherwise `mix` adds them.
@@ -158,7 +157,6 @@ def _changing(schedule: Schedule, round: int) -> Tensor:
 
 
 def _multiplies_well(rows: Tensor) -> bool:
-    """Whether a product of matrices is exact to rounding, and faster than sums."""
     # Accelerators and lower precisions allow products in fewer bits than the weights.
     full = torch.get_float32_matmul_precision() == "highest"
     return rows.device.type == "cpu" and full and len(rows) <= _MOST_ROWS

@@ -31,7 +31,6 @@ class Rows:
     Args:
         module: module on its final device and in its final dtype; it holds row 0
             afterwards.
-        num_rows: number of rows.
         shards: number to a multiple of which the rows are padded.
 
     Attributes:

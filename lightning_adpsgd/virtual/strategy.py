@@ -25,16 +25,14 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from typing_extensions import Unpack, override
 
-from lightning_adpsgd.dials import CommunicationName, TunedDials
+from lightning_adpsgd.dials import CommunicationName, ReadyPairs
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.checkpoints.contents import cloned
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.topology.named import TopologyLike
-from lightning_adpsgd.virtual.clock import Compute, Link
-from lightning_adpsgd.virtual.cluster import dials_and_scenario
+from lightning_adpsgd.virtual.cluster import ClusterOptions, dials_and_scenario
 from lightning_adpsgd.virtual.learners import VirtualLearners, make_learners
-from lightning_adpsgd.virtual.timeline import Change
 
 _State = defaultdict[Any, Any]
 # They read or change the weights that happen to be in the module.
@@ -63,12 +61,9 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         num_super_learners: S, including those that join later.
         super_learner_size: N.
         topology: as for `HADPSGDStrategy`.
-        communication: as for `HADPSGDStrategy`.
-        compute: as for `VirtualCluster`, like `link`, `inner_link` and `changes`.
-        seed: seed of simulated times and of topologies drawn at random.
-        **tuned: `order`, `mixing_gain`, `gossip_every`, `wire_dtype`, `link_budget` and
-            `max_staleness` and `max_wait` as for `HADPSGDStrategy`, with simulated
-            seconds.
+        communication: as for `HADPSGDStrategy`, with simulated seconds.
+        **options: as for `VirtualCluster`; `seed` is that of simulated times and of
+            topologies drawn at random.
 
     Raises:
         TypeError: An argument has a wrong type.
@@ -88,27 +83,12 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         num_super_learners: int = 8,
         super_learner_size: int = 1,
         topology: TopologyLike = "ring",
-        communication: CommunicationName = "async",
-        *,
-        compute: Compute | None = None,
-        link: Link | None = None,
-        inner_link: Link | None = None,
-        changes: Sequence[Change] = (),
-        seed: int = 0,
-        **tuned: Unpack[TunedDials],
+        communication: CommunicationName | ReadyPairs = "async",
+        **options: Unpack[ClusterOptions],
     ) -> None:
         super().__init__()
         self.dials, self._scenario = dials_and_scenario(
-            num_super_learners=num_super_learners,
-            super_learner_size=super_learner_size,
-            topology=topology,
-            communication=communication,
-            compute=compute,
-            link=link,
-            inner_link=inner_link,
-            changes=changes,
-            seed=seed,
-            **tuned,
+            num_super_learners, super_learner_size, topology, communication, **options
         )
         self.num_super_learners = num_super_learners
         self.super_learner_size = super_learner_size

@@ -1,9 +1,9 @@
 """Steps, exchanges and rounds of super-learners, on a simulated clock.
 
 The rules are those of the engine: the schedule says whom a super-learner asks in which
-round, `protocol` who may ask and with what weight, `pacing` what `link_budget` allows.
-Here they run in simulated time, without weights. `learners` adds weights to the events;
-a prediction of throughput only counts them.
+round, and `protocol` who may ask and with what weight. Here they run in simulated time,
+without weights. `learners` adds weights to the events; a prediction of throughput only
+counts them.
 """
 
 import itertools
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
-from lightning_adpsgd.gossip.pacing import Pacer
 from lightning_adpsgd.gossip.protocol import (
     Patience,
     UnderWay,
@@ -135,7 +134,7 @@ class Scenario:
             )
         if change.what == "joins" and is_member:
             raise ValueError(
-                f"super-learner {index} cannot join, it is there: {change}"
+                f"super-learner {index} cannot join, because it is there: {change}"
             )
 
 
@@ -297,10 +296,8 @@ Event = Stepped | Begun | Ended | Dropped | Waited | Failed | Joined
 
 
 class _Member:
-    """The state of a super-learner on the asynchronous timeline."""
-
-    def __init__(self, pacer: Pacer, patience: Patience) -> None:
-        self.pacer, self.under_way, self.patience = pacer, UnderWay(), patience
+    def __init__(self, patience: Patience) -> None:
+        self.under_way, self.patience = UnderWay(), patience
         self.began = self.arrived = 0.0  # at its computation, at its step boundary
         self.steps = self.last_exchange_step = 0
         self.waiting = False  # for an exchange, because of `max_staleness`
@@ -334,7 +331,6 @@ class Asynchronous:
         scenario: Scenario,
         weight_bytes: float,
         message_bytes: float,
-        link_budget: float | None = None,
         max_staleness: int | None = None,
         in_pairs: bool = False,
         max_wait: float | None = None,
@@ -342,7 +338,7 @@ class Asynchronous:
         self._scenario, self._weight_bytes = scenario, weight_bytes
         # Each learner carries its shard over its own link.
         self._shard_bytes = message_bytes / scenario.super_learner_size
-        self._link_budget, self._max_staleness = link_budget, max_staleness
+        self._max_staleness = max_staleness
         self._agenda = Agenda()
         self._network = Network(scenario.link.bandwidth, self._agenda, _LANDING)
         self._times = StepTimes(scenario.compute, scenario.seed)
@@ -375,8 +371,7 @@ class Asynchronous:
         self._schedule = self._scenario.schedule(len(members))
 
     def _enter_member(self, index: int, begin: float) -> None:
-        pacer = Pacer(self._link_budget, lambda: self._agenda.now)
-        self._states[index] = _Member(pacer, Patience(self._max_wait))
+        self._states[index] = _Member(Patience(self._max_wait))
         self._compute(index, begin)
 
     def _fail(self, index: int) -> None:
@@ -499,7 +494,6 @@ class Asynchronous:
         self._events.append(Waited(now, index, waited, met))
 
     def _leave(self, index: int) -> None:
-        """The learners of a super-learner gather what they have exchanged."""
         size, link = self._scenario.super_learner_size, self._scenario.inner_link
         gather = link.allgather_seconds(self._weight_bytes, size)
         self._compute(index, self._agenda.now + gather)
@@ -524,15 +518,11 @@ class Asynchronous:
             state.asking.discard(peer)
             state.due.discard(peer)
             return
-        other = self._states[peer]
-        theirs = other.under_way.enter(index, asked=True)
+        theirs = self._states[peer].under_way.enter(index, asked=True)
         weight = exchange_weight(self._scenario.mixing_gain, mine, theirs)
         exchange = Exchange(index, peer, weight)
         self._exchanges[exchange] = None
-        # The asker waits until its budget allows; the asked sends at once.
-        delay = state.pacer.charge(self._shard_bytes)
-        other.pacer.charge(self._shard_bytes)
-        self._agenda.enter(self._agenda.now + delay, _ASKING, self._begin, exchange)
+        self._agenda.enter(self._agenda.now, _ASKING, self._begin, exchange)
 
     def _begin(self, exchange: Exchange) -> None:
         if exchange not in self._exchanges:

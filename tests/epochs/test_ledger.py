@@ -45,7 +45,7 @@ def test_a_ledger_comes_back_from_its_text(
     ],
 )
 def test_what_is_no_ledger_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no ledger of ours"):
+    with pytest.raises(ValueError, match="not a ledger of this"):
         Ledger.from_json(text)
 
 

@@ -20,7 +20,6 @@ from lightning_adpsgd.gossip.exchange import (
     Channel,
     Lane,
 )
-from lightning_adpsgd.gossip.pacing import Pacer
 from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.transport.base import (
     PeerLost,
@@ -73,15 +72,12 @@ def two_ends(
 
 def exchange(ends: list[End], under_way: tuple[int, int] = (1, 1)) -> list[Outcome]:
     """One exchange, and its merge at both ends."""
-    pacer = Pacer(None)
 
     def answer() -> Outcome:
         assert ends[1].lane.hear() == ASK
-        return ends[1].lane.answer(under_way[1], pacer)
+        return ends[1].lane.answer(under_way[1])
 
-    outcomes = together(
-        [lambda: ends[0].lane.ask(under_way[0], pacer, threading.Event()), answer]
-    )
+    outcomes = together([lambda: ends[0].lane.ask(under_way[0]), answer])
     for end in ends:
         end.replica.merge_all()
     return outcomes

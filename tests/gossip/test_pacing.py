@@ -1,4 +1,4 @@
-"""How often and how fast: budgets of bytes, and of the training's time."""
+"""How often: the share of the training's time that exchanges take."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lightning_adpsgd.gossip import pacing
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.members import Members
-from lightning_adpsgd.gossip.pacing import CoreShare, Pacer, Traffic, crowding
+from lightning_adpsgd.gossip.pacing import CoreShare, Traffic, crowding
 from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
@@ -60,20 +60,6 @@ def waited(cores: CoreShare, clock: Clock) -> float:
     while pause_s := cores.pause_s():
         clock.run(pause_s)
     return clock.now - begin
-
-
-def test_bytes_come_at_the_rate_of_the_budget(clock: Clock) -> None:
-    pacer = Pacer(1000.0, clock.monotonic)
-    assert pacer.charge(500) == 0.0
-    assert pacer.charge(1000) == pytest.approx(0.5)
-    assert pacer.charge(10) == pytest.approx(1.5)
-    clock.now += 100.0  # what was not used is not saved up
-    assert pacer.charge(1000) == 0.0
-    assert pacer.charge(1000) == pytest.approx(1.0)
-
-
-def test_without_a_budget_nothing_waits() -> None:
-    assert [Pacer(None).charge(10**12) for _ in range(3)] == [0.0] * 3
 
 
 def test_beside_idle_cores_exchanges_are_free(clock: Clock, cores: CoreShare) -> None:
@@ -203,7 +189,7 @@ def test_rare_exchanges_are_reported_once_with_the_rate_and_the_option(
     members = Members.fixed(Schedule(find_topology("ring"), 2), 0)
     quarantine = Quarantine(members, [], SuperLearnerGroup(), replica, PATIENCE, None)
     account = Account(members, replica, quarantine, state)
-    traffic = Traffic(account, state, None, 0.05)
+    traffic = Traffic(account, state, 0.05)
     traffic.cores.merged(cost_s)
     with caplog.at_level(logging.INFO):
         for _ in range(2):

@@ -217,7 +217,7 @@ def test_a_wide_island_ends_as_a_whole_when_it_is_sick_too_often() -> None:
 
             def train_to_its_end(one: Trained) -> None:
                 one.vector[0] = float("nan")
-                with pytest.raises(WeightsDiverged, match="max_reloads=0") as error:
+                with pytest.raises(WeightsDiverged, match="after 0 reloads") as error:
                     until(lambda: bool(one.step()), "the end of the learner")
                 errors.append(error.value)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_args
 from unittest import mock
 
 import pytest
@@ -108,7 +108,11 @@ def _arguments_of(name: str) -> frozenset[str] | None:
     callable_ = next((each for each in found if callable(each)), None)
     if callable_ is None:
         return None
-    arguments = set(inspect.signature(callable_).parameters)
+    parameters = inspect.signature(callable_).parameters
+    arguments = set(parameters)
+    if "options" in arguments:  # what a simulated cluster takes by name
+        (named,) = get_args(parameters["options"].annotation)
+        arguments |= set(named.__annotations__)
     if "ddp" in arguments:  # what a strategy hands to Lightning's
         ddp = import_module("lightning.pytorch.strategies").DDPStrategy
         distributed = import_module("torch.nn.parallel").DistributedDataParallel

@@ -143,7 +143,7 @@ def _prose(page: Path) -> str:
 @pytest.mark.parametrize(
     ("page", "words"),
     [
-        ("reference/strategy.html", ("gossip_every", "max_reloads", "HADPSGDFabric")),
+        ("reference/strategy.html", ("gossip_every", "max_staleness", "HADPSGDFabric")),
         ("reference/commands.html", ("--weight-mb", "credentials", "call.wav")),
         ("notebooks/03-stragglers.ipynb.html", ("data:image/png", "<td>")),
         ("lightning_adpsgd/reference.py.html", ("highlight", "asynchronous")),

@@ -39,9 +39,7 @@ def arguments_of(strategy: type) -> dict[str, tuple[Any, Any]]:
 def test_fabric_and_trainer_have_the_same_dials() -> None:
     trainer = arguments_of(HADPSGDStrategy)
     assert arguments_of(HADPSGDFabricStrategy) == trainer
-    # Eighteen, and what shards (`inside`), ready pairs (`max_wait`) and adapters
-    # (`exchange_frozen`) need.
-    assert len(trainer) <= 21
+    assert len(trainer) <= 18
 
 
 def test_epochs_are_the_programs_own() -> None:

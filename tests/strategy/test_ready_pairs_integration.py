@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd import reference
+from lightning_adpsgd.dials import ReadyPairs
 from tests.expectations import expect_super_learners_of_two
 from tests.gossip.test_boundary import Boundary, in_order
 from tests.helpers import engine_threads
@@ -48,7 +49,7 @@ def test_processes_do_what_the_matrix_does() -> None:
 
     def program(rank: int) -> tuple[list[int | None], Tensor, Any]:
         log = Log()
-        strategy = gossip("complete", "ready_pairs", max_wait=0.05)
+        strategy = gossip("complete", ReadyPairs(max_wait=0.05))
         trainer = trainer_of(strategy, NUM, callbacks=[log])
         trainer.fit(Quadratic(), loader(NUM_ROWS, rank, NUM))
         found = strategy.gossip_statistics()
@@ -78,7 +79,7 @@ def test_processes_do_what_the_matrix_does() -> None:
 def test_super_learners_of_two_meet_as_a_whole() -> None:
     def program(rank: int) -> tuple[Tensor, Tensor]:
         strategy = fabric.gossip(
-            "complete", "ready_pairs", super_learner_size=2, max_wait=5.0
+            "complete", ReadyPairs(max_wait=5.0), super_learner_size=2
         )
         started, learner = fabric.launched(strategy, 4), fabric.Slope()
         model, optimizer = started.setup(learner, fabric.sgd(learner))
@@ -100,7 +101,7 @@ def test_one_that_is_killed_ends_the_wait_of_the_others() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def program(rank: int) -> None:
-        strategy = gossip("complete", "ready_pairs", max_wait=5.0)
+        strategy = gossip("complete", ReadyPairs(max_wait=5.0))
         trainer = trainer_of(strategy, NUM, callbacks=[Dies()])
         trainer.fit(Quadratic(), loader(NUM_ROWS, rank, NUM))
 

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
+from lightning_adpsgd.dials import ReadyPairs
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy.job import has_peers
 from lightning_adpsgd.topology.partition import Partition
@@ -56,7 +57,6 @@ from tests.learners import (
         ({"gossip_every": 0}, r"`gossip_every` must be at least 1, got 0"),
         ({"max_staleness": 0}, r"`max_staleness` must be at least 1, got 0"),
         ({"wire_dtype": torch.int16}, r"`wire_dtype` must be one of.*int16"),
-        ({"link_budget": 0.0}, r"`link_budget` must be positive, got 0.0"),
         ({"cpu_share": 1.5}, r"`cpu_share` must be in \(0, 1\], got 1.5"),
         ({"after_evaluation": "keep"}, r"`after_evaluation`.*'adopt'.*got 'keep'"),
         ({"timeout": timedelta(0)}, r"`timeout` must be positive"),
@@ -89,18 +89,13 @@ from tests.learners import (
             {"communication": "ready_pairs", "order": "average_then_step"},
             r"`order` must be \"step_then_average\".*got 'average_then_step'",
         ),
-        ({"max_wait": 1.0}, r"`max_wait` applies to.*ready_pairs.*1.0 with 'async'"),
         (
-            {"communication": "ready_pairs", "max_wait": 0.0},
+            {"communication": ReadyPairs(max_wait=0.0)},
             r"`max_wait` must be positive and less than the `timeout`.*got 0.0",
         ),
         (
-            {"communication": "ready_pairs", "max_wait": 20.0, "timeout": 10.0},
+            {"communication": ReadyPairs(max_wait=20.0), "timeout": 10.0},
             r"`max_wait`.*less than the `timeout` of 10 seconds, got 20.0",
-        ),
-        (
-            {"communication": "ready_pairs", "link_budget": 1e6},
-            r"`link_budget` applies to.*\"async\".*'ready_pairs'",
         ),
         (
             {"communication": "ready_pairs", "islands": "tcp://10.0.0.1:1"},
@@ -141,9 +136,17 @@ def test_a_dial_out_of_its_bounds_is_refused_with_bound_and_value(
         ),
         (
             {"exchange_frozen": 0},
-            "`exchange_frozen` must be True or False, got 0 .*`exchange_frozen=False`",
+            "`exchange_frozen` must be True or False, got 0 .*`exchange_frozen=True`",
         ),
-        ({"link_budget": "1e6"}, "`link_budget` must be a number of bytes .* '1e6'"),
+        (
+            {"link_budget": 1e6},
+            "`link_budget` is not an option any more: .*`gossip_every`",
+        ),
+        ({"max_reloads": 3}, "`max_reloads` is not an option any more: .*three times"),
+        (
+            {"max_wait": 0.1},
+            r"`max_wait` is not an option any more: .*ReadyPairs\(max_w",
+        ),
         ({"cpu_share": "5 %"}, "`cpu_share` must be a number, got '5 %'"),
         ({"work_sharing": 1}, "`work_sharing` must be True or False or None, got 1"),
         ({"after_evaluation": None}, "`after_evaluation` must be one of .* got None"),
@@ -164,8 +167,10 @@ def test_a_dial_out_of_its_bounds_is_refused_with_bound_and_value(
             {"max_staleness": 2.5},
             r"`max_staleness` must be a whole number or None.*2\.5",
         ),
-        ({"max_wait": "1 s"}, "`max_wait` must be a number of seconds or None, got"),
-        ({"max_reloads": "3"}, "`max_reloads` must be a whole number or None, got '3'"),
+        (
+            {"communication": ReadyPairs("1 s")},  # type: ignore
+            "`max_wait` must be a number of seconds or None, got '1 s'",
+        ),
     ],
     ids=str,
 )
@@ -218,6 +223,19 @@ def test_the_command_line_tells_each_option_with_its_description() -> None:
         assert " ".join(first.split()[:4]) in told, name
     assert "--start_method" in told
     assert "--find_unused_parameters" in told
+
+
+@pytest.mark.filterwarnings("ignore:.*instantiate_classes")
+def test_a_command_line_bounds_the_wait_for_a_partner() -> None:
+    jsonargparse = pytest.importorskip("jsonargparse")
+    parser = jsonargparse.ArgumentParser()
+    parser.add_class_arguments(HADPSGDStrategy, "strategy", fail_untyped=False)
+    chosen = ["--strategy.communication.max_wait=0.5", "--strategy.topology=complete"]
+    made = parser.instantiate_classes(parser.parse_args(chosen)).strategy
+    assert (made.dials.communication, made.dials.max_wait) == ("ready_pairs", 0.5)
+    by_name = parser.parse_args(["--strategy.communication=ready_pairs"])
+    made = parser.instantiate_classes(by_name).strategy
+    assert (made.dials.communication, made.dials.max_wait) == ("ready_pairs", None)
 
 
 def test_the_order_depends_on_the_communication() -> None:

@@ -175,7 +175,6 @@ DIALS: list[dict[str, Any]] = [
     {"order": "average_then_step"},
     {"wire_dtype": torch.bfloat16},
     {"wire_dtype": torch.int8},
-    {"link_budget": 1e4},
     {"max_staleness": 1},
     {"gossip_every": 3, "mixing_gain": 0.5},
     {"after_evaluation": "adopt"},

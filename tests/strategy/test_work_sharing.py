@@ -1,5 +1,6 @@
 """What cannot be shared is refused at set-up, with the reason and a way out."""
 
+import re
 from typing import Any
 
 import lightning.pytorch as pl
@@ -21,7 +22,7 @@ from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.callbacks import SaveWithinEpoch
-from lightning_adpsgd.strategy.compatibility import refuse_with_work_sharing
+from lightning_adpsgd.strategy.compatibility import problems_with_work_sharing
 from tests.learners import Linear, Rows, gossip, learners, trainer_of
 
 
@@ -61,8 +62,7 @@ def test_what_counts_one_learners_batches_is_refused(
 ) -> None:
     trainer = pl.Trainer(accelerator="cpu", logger=False, barebones=False, **arguments)
     trainer.strategy._lightning_module = Linear()
-    with pytest.raises(ValueError, match=message):
-        refuse_with_work_sharing(trainer)
+    assert any(re.search(message, one) for one in problems_with_work_sharing(trainer))
 
 
 def test_a_step_that_takes_the_iterator_is_refused() -> None:
@@ -73,8 +73,8 @@ def test_a_step_that_takes_the_iterator_is_refused() -> None:
 
     trainer = pl.Trainer(accelerator="cpu", logger=False)
     trainer.strategy._lightning_module = Iterates()
-    with pytest.raises(ValueError, match="must not take `dataloader_iter`"):
-        refuse_with_work_sharing(trainer)
+    (problem,) = problems_with_work_sharing(trainer)
+    assert "must not take `dataloader_iter`" in problem
 
 
 class Stream(IterableDataset[int]):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_adpsgd import reference
+from lightning_adpsgd.dials import ReadyPairs
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
@@ -198,8 +199,7 @@ def test_the_cluster_does_what_the_matrix_does(
         size,
         num_learners,
         "complete",
-        "ready_pairs",
-        max_wait=0.3,
+        ReadyPairs(max_wait=0.3),
         loss=bowl,
         optimizer=lambda parameters: torch.optim.SGD(parameters, LR),
         compute=Compute(1.0, spread=0.4, slow={1: 3.0}),
@@ -238,8 +238,7 @@ def test_the_mean_is_that_of_the_gradients_when_one_dies() -> None:
         Bowl(),
         4,
         topology="complete",
-        communication="ready_pairs",
-        max_wait=0.3,
+        communication=ReadyPairs(max_wait=0.3),
         loss=lambda module, batch: (module.weight * 1.0).sum(),  # type: ignore
         optimizer=lambda parameters: torch.optim.SGD(parameters, LR),
         compute=Compute(1.0, spread=0.4),

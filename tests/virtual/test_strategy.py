@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 from lightning_adpsgd.callbacks import ConvergenceMonitor, GossipMonitor
+from lightning_adpsgd.dials import ReadyPairs
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
 from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
@@ -363,7 +364,7 @@ def test_impossible_clusters_are_refused_when_they_are_made() -> None:
 
 def test_ready_pairs_train_a_plain_module_and_count_who_waited_in_vain() -> None:
     compute = Compute(spread=0.3, slow={0: 5.0})
-    strategy = virtual(3, 1, "complete", "ready_pairs", compute=compute, max_wait=0.1)
+    strategy = virtual(3, 1, "complete", ReadyPairs(max_wait=0.1), compute=compute)
     module, trainer = Classifier(), trainer_of(strategy, max_epochs=2)
     trainer.fit(module, data(480, 1, shuffle=True), data(160, 2))
     found = strategy.gossip_statistics()

@@ -391,7 +391,7 @@ def mean_after(virtual: VirtualCluster, num_samples: int) -> Tensor:
         {"wire_dtype": torch.float16},
         {"wire_dtype": torch.int8},
         {"mixing_gain": 0.5, "gossip_every": 3, "order": "average_then_step"},
-        {"topology": "random_pairs", "link_budget": 50.0},
+        {"topology": "random_pairs"},
         {"topology": "exponential", "max_staleness": 2},
     ],
     ids=str,

@@ -188,11 +188,6 @@ def test_exchanges_follow_one_another_no_faster_than_the_link() -> None:
     assert steps(events) == {0: 100, 1: 100}
 
 
-def test_a_budget_bounds_the_bytes_that_are_sent() -> None:
-    events = until(asynchronous(scenario(2), link_budget=WEIGHTS / 4), 401.0)
-    assert 95 <= len(of(Ended, events)) <= 100
-
-
 def test_who_is_too_stale_waits_for_an_exchange() -> None:
     given = scenario(2, link=Link(bandwidth=WEIGHTS / 10))
     free = steps(until(asynchronous(given), 100.5))

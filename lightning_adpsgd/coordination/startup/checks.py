@@ -142,7 +142,6 @@ def check_start(
     """Brings all learners together, before any process group is made.
 
     Args:
-        store: store of the job.
         dials: settings in which all learners must agree.
         patience: longest wait for a learner that has not come.
 

@@ -30,7 +30,7 @@ _MOST_PROBED = 16  # other hosts, up to which all are probed
 
 @dataclass(frozen=True)
 class LearnerLocation:
-    """A learner, seen by the others.
+    """A learner as the others see it.
 
     Attributes:
         rank: rank of the learner.

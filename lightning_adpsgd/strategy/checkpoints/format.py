@@ -4,8 +4,8 @@
 here the SHA-256 of all that comes before, so that the sum goes wherever the file goes,
 and any reader of torch's archives reads this one. Checkpoints of others have no such
 comment; of these the CRC-32 of each record is checked, which torch writes and does
-not read. Files of torch's format before 1.6 are known by their magic number. Nothing is
-unpickled here that torch's `weights_only` does not allow, unless the caller says so.
+not read. torch's format before 1.6 is refused. Nothing is unpickled here that torch's
+`weights_only` does not allow, unless the caller says so.
 """
 
 import hashlib
@@ -25,7 +25,6 @@ _ARCHIVE, _END = b"PK\x03\x04", b"PK\x05\x06"
 _END_LENGTH = 22  # bytes of the record that ends an archive without a comment
 _BLOCK = 1 << 20
 _RECORD = "/data.pkl"  # of an archive of torch's: all but the numbers of its tensors
-_OLD_MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")
 
 
 class DamagedCheckpoint(RuntimeError):
@@ -62,21 +61,34 @@ def write_checkpoint(checkpoint: Any, file: _Sink) -> None:
 def check_checkpoint(file: BinaryIO, name: str) -> None:
     """Reads a checkpoint to its end and compares its checksum; the file can seek.
 
-    A file of torch's old format, before 1.6, has no checksum: it is loaded instead.
-
     Raises:
         DamagedCheckpoint: Names the file and what is wrong with it.
     """
-    if not _compared(file, name):
-        _load(file, name, "cpu", weights_only=True)
+    size = file.seek(0, os.SEEK_END)
+    end = _read_from(file, max(0, size - _END_LENGTH - _COMMENT_LENGTH))
+    if end[-_COMMENT_LENGTH:].startswith(_MARK):
+        _check_sum(file, end[-_COMMENT_LENGTH - len(_LENGTH) :], size, name)
+    elif _read_from(file, 0, len(_ARCHIVE)) == _ARCHIVE or _END in end:
+        _check_archive(file, end, size, name)
+    else:
+        begin = _read_from(file, 0, 24)
+        what = f"begins with {begin!r}" if begin.strip(b"\0") else "holds nothing"
+        raise DamagedCheckpoint.of(name, f"is no file of `torch.save`: it {what}")
 
 
 def read_checkpoint(
     file: BinaryIO, name: str, map_location: Any = None, weights_only: bool = True
 ) -> Any:
     """Loads a checkpoint; a damaged or unsafe one is an error that names the file."""
-    _compared(file, name)
-    return _load(file, name, map_location, weights_only)
+    check_checkpoint(file, name)
+    file.seek(0)
+    try:
+        return torch.load(file, map_location=map_location, weights_only=weights_only)
+    except pickle.UnpicklingError as error:
+        _refuse_unsafe(file, name, error)
+        raise _unreadable(name, error) from error
+    except (EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise _unreadable(name, error) from error
 
 
 def global_step_of(file: BinaryIO) -> int | None:
@@ -85,8 +97,7 @@ def global_step_of(file: BinaryIO) -> int | None:
     Classes that the file names are not imported, so that this runs nothing of it.
 
     Returns:
-        None where no training could go on from it: it keeps no optimizer's state, or
-        has torch's old format.
+        None where no training could go on from it: it keeps no optimizer's state.
 
     Raises:
         Exception: Whatever comes of a file that is damaged.
@@ -102,31 +113,6 @@ def global_step_of(file: BinaryIO) -> int | None:
     is_dict, marks = isinstance(content, dict), {"optimizer_states", "lr_schedulers"}
     step = content.get("global_step") if is_dict and marks & content.keys() else None
     return step if isinstance(step, int) else None
-
-
-def _compared(file: BinaryIO, name: str) -> bool:
-    """Whether there was a sum to compare; raises where it is another."""
-    size = file.seek(0, os.SEEK_END)
-    end = _read_from(file, max(0, size - _END_LENGTH - _COMMENT_LENGTH))
-    if end[-_COMMENT_LENGTH:].startswith(_MARK):
-        _check_sum(file, end[-_COMMENT_LENGTH - len(_LENGTH) :], size, name)
-    elif _read_from(file, 0, len(_ARCHIVE)) == _ARCHIVE or _END in end:
-        _check_archive(file, end, size, name)
-    else:
-        _check_magic(file, name)
-        return False
-    return True
-
-
-def _load(file: BinaryIO, name: str, map_location: Any, weights_only: bool) -> Any:
-    file.seek(0)
-    try:
-        return torch.load(file, map_location=map_location, weights_only=weights_only)
-    except pickle.UnpicklingError as error:
-        _refuse_unsafe(file, name, error)
-        raise _unreadable(name, error) from error
-    except (EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise _unreadable(name, error) from error
 
 
 class _Anything(dict[Any, Any]):
@@ -197,13 +183,6 @@ class _SummingWriter:
 def _read_from(file: BinaryIO, place: int, length: int = -1) -> bytes:
     file.seek(place)
     return file.read(length)
-
-
-def _check_magic(file: BinaryIO, name: str) -> None:
-    begin = _read_from(file, 0, 32)
-    if _OLD_MAGIC not in begin:
-        what = f"begins with {begin[:24]!r}" if begin.strip(b"\0") else "holds nothing"
-        raise DamagedCheckpoint.of(name, f"is no file of `torch.save`: it {what}")
 
 
 def _check_sum(file: BinaryIO, end: bytes, size: int, name: str) -> None:

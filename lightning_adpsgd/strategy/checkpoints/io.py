@@ -48,7 +48,7 @@ def flawed_loader(version: str = torch.__version__) -> str | None:
 
 @final
 class WholeCheckpointIO(TorchCheckpointIO):
-    """Writes to a temporary file, to the disk, then renames; checks what it loads.
+    """Writes a temporary file, syncs it and renames it; checks what it loads.
 
     On a local or mounted file system the file of an earlier save stays as it was until
     the new one is on the disk. On a remote one (`s3://` and the like) nothing can be
@@ -75,7 +75,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         """
         if storage_options is not None:
             raise TypeError(
-                f"`storage_options` is not taken by {type(self).__name__}, got "
+                f"`storage_options` must be None with {type(self).__name__}, got "
                 f"{storage_options!r}: give the Trainer a CheckpointIO of your own"
             )
         self._persist(partial(_write, checkpoint, str(path)), path, "written")

@@ -67,10 +67,10 @@ def plain(value: Any) -> bytes:
     return file.getvalue()
 
 
-def old(value: Any) -> bytes:
-    """As torch wrote it before 1.6."""
+def old_format() -> bytes:
+    """A file as torch wrote it before 1.6."""
     file = io.BytesIO()
-    torch.save(value, file, _use_new_zipfile_serialization=False)
+    torch.save({}, file, _use_new_zipfile_serialization=False)
     return file.getvalue()
 
 
@@ -147,10 +147,6 @@ def test_what_somebody_has_put_in_the_place_of_torchs_save_writes_as_it_likes(
 @pytest.mark.parametrize("make", [written, plain])
 def test_a_whole_checkpoint_is_loaded(make: Any) -> None:
     assert same(read(make(checkpoint())), checkpoint())
-
-
-def test_a_file_of_torchs_old_format_is_loaded() -> None:
-    assert same(read(old(checkpoint())), checkpoint())
 
 
 # --- objects that are not data
@@ -518,24 +514,12 @@ def test_bytes_that_are_no_checkpoint_are_refused() -> None:
         (b"", "it holds nothing: "),
         (bytes(4096), "it holds nothing: "),
         (b"<html>" * 9, "it begins with b'<html><html><html><html>': "),
+        (old_format(), "it begins with b'"),
     ],
 )
 def test_a_file_that_is_no_checkpoint_is_described(content: bytes, what: str) -> None:
     with pytest.raises(DamagedCheckpoint, match=re.escape(what)):
         read(content)
-
-
-def test_an_old_format_is_checked_by_loading_it() -> None:
-    content = old(checkpoint())
-    check(content)
-    for number in (1, 100, len(content) - 40):
-        with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt"):
-            check(content[:-number])
-
-
-def test_an_old_format_with_other_classes_is_loaded_where_it_is_trusted() -> None:
-    content = old({"hyper_parameters": Namespace(lr=1.0)})
-    assert read(content, weights_only=False)["hyper_parameters"].lr == 1.0
 
 
 # --- the step of a file
@@ -572,6 +556,5 @@ class Trap:
 def test_what_no_training_goes_on_from_has_no_step() -> None:
     weights_alone = {**checkpoint(), "global_step": 7}
     assert global_step_of(io.BytesIO(written(weights_alone))) is None
-    assert global_step_of(io.BytesIO(old(weights_alone))) is None
     for content in ([1], {"optimizer_states": [], "global_step": "7"}):
         assert global_step_of(io.BytesIO(written(content))) is None

@@ -97,8 +97,7 @@ class Stream(IterableDataset[int]):
 
 
 class KeepsItsPlace(DataLoader[int]):
-    def load_state_dict(self, state: Any) -> None:
-        raise NotImplementedError
+    def load_state_dict(self, state: Any) -> None: ...
 
 
 @pytest.mark.parametrize(
