@@ -125,11 +125,12 @@ def run(
 
     Args:
         program: It may be a closure; what it returns must pickle.
-        num_learners: In all; with hosts, as many on each of them.
+        num_learners: In all; with hosts, as many on each of them, unless `per_host`
+            says how many on each of the first ones.
         timeout_s: Seconds after which all are killed.
         hosts: Where they run; none: on this machine, over its loopback.
-        per_host: Without hosts, after how many learners they are told that another
-            host begins; none: they are all of one.
+        per_host: After how many learners another host begins; without hosts they are
+            told so, and none means that they are all of one.
 
     Raises:
         LearnersFailed: With the trace of the first that failed.
@@ -162,7 +163,7 @@ def make_places(
             Place(rank, num_learners, per_host or num_learners, port=port)
             for rank in range(num_learners)
         ]
-    per_host, addresses = num_learners // len(hosts), hosts.addresses
+    per_host, addresses = per_host or num_learners // len(hosts), hosts.addresses
     return [
         Place(rank, num_learners, per_host, addresses[rank // per_host], addresses[0])
         for rank in range(num_learners)

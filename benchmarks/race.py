@@ -10,6 +10,9 @@ the steps that a method makes in the time, which short calibrations and earlier 
 have shown. Rates, and the methods' own settings, are chosen on held-out samples and
 seeds that are not reported. What is scored is the mean of all learners' weights.
 
+In the columns of shards two hosts have two learners each, who hold one model together,
+beside HSDP. By themselves these columns have results of their own, `race_shards`.
+
 A finished run is a file in the folder of runs; what is there is not run again. The
 report is of what was asked for. The floor is `ddp` after as many steps as learners make
 that never communicate, on the samples that all hosts together can take.
@@ -25,7 +28,7 @@ import torch
 
 from benchmarks import hosts, page, results
 from benchmarks.plain_loops import peers_missing
-from benchmarks.racing.columns import NUM_HOSTS
+from benchmarks.racing.columns import COLUMNS, NUM_HOSTS
 from benchmarks.racing.problems import STEP_S
 from benchmarks.racing.report import curves_of, means_of, rows_of, targets_of
 from benchmarks.racing.runs import Track
@@ -38,8 +41,8 @@ FOLDER = results.ROOT / "runs" / "race"
 def report_of(race: Race, folder: Path, only_found: bool = False) -> Report:
     """Runs what is missing, unless only what is there is asked for, and reports."""
     report = Report(
-        f"Held-out loss of {NUM_HOSTS} hosts after {race.seconds:g} s, each method at "
-        f"its best rate; mean over {race.num_seeds} seeds, 95 % of a bootstrap over "
+        f"Held-out loss of {NUM_HOSTS} learners after {race.seconds:g} s, each method "
+        f"at its best rate; mean over {race.num_seeds} seeds, 95 % of a bootstrap over "
         "them in brackets.",
         limit="the floor",
         notes=_NOTES,
@@ -75,6 +78,8 @@ _NOTES = [
     f"A step takes {1e3 * STEP_S:.0f} ms: the gradient is computed, the rest slept. "
     "Links are named for 34 MB of weights and slowed in proportion to the model's.",
     "This package trains through Lightning's Trainer, the others in a plain loop.",
+    "Shards: two hosts of two learners, and steps four times as long. HSDP is torch's "
+    "`fully_shard` over a mesh of hosts x learners.",
     "MB sent a step: by a host, all protocols. An exchange is an average that a "
     "learner took part in; that of a share of the weights counts as that share.",
     "Where a host is killed, the settings are those of the column without. This "
@@ -125,9 +130,16 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     report = report_of(race, options.folder, options.report)
     command = " ".join(["python -m benchmarks race", *map(_quoted, arguments)])
-    results.write("race", report, command, time.perf_counter() - begin)
+    results.write(
+        _name_of(options.columns), report, command, time.perf_counter() - begin
+    )
     print(f"results: {page.write().relative_to(results.ROOT)}")
     return 0
+
+
+def _name_of(columns: Sequence[str]) -> str:
+    """Of the file of results."""
+    return "race_shards" if all(COLUMNS[c].is_sharded for c in columns) else "race"
 
 
 def _quoted(word: str) -> str:

@@ -7,8 +7,11 @@ from benchmarks.hosts import BURST
 from benchmarks.racing.problems import WHOLE_BYTES, Problem
 
 NUM_HOSTS = 4
+"""And learners: each has a host, or two of them share one."""
 TIMES_SLOWER = 5
-SLOW_HOST = NUM_HOSTS - 1
+STEPS_OF_SHARDS = 4
+"""How many nominal steps one takes where learners share hosts: to gather shards takes
+the cores of this machine for long."""
 SMALLEST_BURST = 32_000
 
 
@@ -22,12 +25,15 @@ class Column:
         bits_per_s: Of that link.
         has_slow_host: Whether one host takes five times as long for a step.
         kills: Whether one host is killed half-way.
+        per_host: Learners of a host; two of them hold a model in shards, and their
+            steps are longer.
     """
 
     title: str
     bits_per_s: float
     has_slow_host: bool = False
     kills: bool = False
+    per_host: int = 1
 
     def rate(self, problem: Problem) -> str:
         """Of the links that are emulated, as `tc` writes it."""
@@ -39,9 +45,10 @@ class Column:
 
     @property
     def times_slower(self) -> tuple[int, ...]:
-        """The length of each host's steps, in nominal steps."""
-        slow = SLOW_HOST if self.has_slow_host else None
-        return tuple(TIMES_SLOWER if n == slow else 1 for n in range(NUM_HOSTS))
+        """The length of each learner's steps, in nominal steps."""
+        slow = self.per_host if self.has_slow_host else 0
+        slower = [1] * (NUM_HOSTS - slow) + [TIMES_SLOWER] * slow
+        return tuple(self._usual * times for times in slower)
 
     def victim(self, seed: int) -> int | None:
         """The host that is killed; never the first, where jobs meet."""
@@ -50,17 +57,32 @@ class Column:
     @property
     def share_of_samples(self) -> float:
         """That all hosts together can take, of four equal ones that live."""
-        speeds = sum(1 / slower for slower in self.times_slower)
+        speeds = sum(self._usual / slower for slower in self.times_slower)
         return (speeds - 0.5 * self.kills) / NUM_HOSTS
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the learners of a host hold one model together."""
+        return self.per_host > 1
+
+    @property
+    def _usual(self) -> int:
+        return STEPS_OF_SHARDS if self.is_sharded else 1
 
     def _scale(self, problem: Problem) -> float:
         return problem.num_bytes / WHOLE_BYTES
 
 
 FAST, SLOW, STRAGGLER, KILL = "fast", "slow", "straggler", "kill"
+SHARDS, SHARDS_STRAGGLER = "shards", "shards_straggler"
 COLUMNS = {
     FAST: Column("1 Gbit/s", 1e9),
     SLOW: Column("200 Mbit/s", 2e8),
     STRAGGLER: Column("1 Gbit/s and one 5 times slower", 1e9, has_slow_host=True),
     KILL: Column("1 Gbit/s and one killed", 1e9, kills=True),
+    # As many steps to a model's transfer as at 1 Gbit/s above, since steps are longer.
+    SHARDS: Column("shards, 250 Mbit/s", 2.5e8, per_host=2),
+    SHARDS_STRAGGLER: Column(
+        "shards, 250 Mbit/s and one pair 5 times slower", 2.5e8, True, per_host=2
+    ),
 }

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import IterableDataset
 from typing_extensions import override
 
@@ -172,8 +173,11 @@ class Course(IterableDataset[Batch]):
 
 
 def weights_of(model: nn.Module) -> Tensor:
-    """A copy of all weights as one vector."""
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    """A copy of all weights, or of what this learner has of them, as one vector."""
+    weights = (
+        w.to_local() if isinstance(w, DTensor) else w for w in model.parameters()
+    )
+    return nn.utils.parameters_to_vector(weights).detach().clone()
 
 
 def sent_bytes() -> int:

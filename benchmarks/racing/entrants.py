@@ -42,6 +42,7 @@ class Entrant:
         survives: Whether those that are left go on when a learner dies.
         own_pace: Whether learners make different numbers of steps.
         needs_peers: Whether it is what `make peers` installs.
+        is_sharded: Whether the learners of a host hold one model together.
     """
 
     program: Program
@@ -50,6 +51,7 @@ class Entrant:
     survives: bool = True
     own_pace: bool = False
     needs_peers: bool = False
+    is_sharded: bool = False
 
     @property
     def has_period(self) -> bool:
@@ -63,6 +65,12 @@ class Racer(L.LightningModule):
     def __init__(self, course: Course) -> None:
         super().__init__()
         self.model, self._course = course.model, course
+
+    @override
+    def configure_model(self) -> None:
+        strategy = self.trainer.strategy
+        if isinstance(strategy, HADPSGDStrategy) and strategy.is_sharded:
+            loops.shard(self.model, strategy.device_mesh["data_parallel"])
 
     @override
     def train_dataloader(self) -> DataLoader[Batch]:
@@ -90,16 +98,18 @@ class Racer(L.LightningModule):
         return self._course.optimizer
 
 
-def ours(**dials: Any) -> Entrant:
-    """A setting of this package's strategy, one learner on each host."""
+def ours(is_sharded: bool = False, **dials: Any) -> Entrant:
+    """A setting of this package's strategy; the learners of a host are one."""
 
     def program(place: Place, heat: Heat) -> Finish:
         quieten()
         course = Course(place, heat)
         trainer = quiet_trainer(
             HADPSGDStrategy(**{**_FLAT, **dials, **_where(place, heat)}),
-            devices=1,
-            num_nodes=1 if heat.victim is not None else place.world_size,
+            devices=place.per_host,
+            num_nodes=1
+            if heat.victim is not None
+            else place.world_size // place.per_host,
         )
         trainer.fit(Racer(course))
         # After the fit: the weights are the mean of all, unless learners are islands.
@@ -107,7 +117,7 @@ def ours(**dials: Any) -> Entrant:
         course.meetings.leave()
         return finish
 
-    return Entrant(program, is_ours=True, own_pace=True)
+    return Entrant(program, is_ours=True, own_pace=True, is_sharded=is_sharded)
 
 
 _FLAT = {"topology": "ring", "communication": "async", "super_learner_size": 1}
@@ -156,7 +166,8 @@ def _kill_half_way(child: int, place: Place, heat: Heat) -> None:
 
 
 PERIODS = (SHORTEST_PERIOD, 64, LONGEST_PERIOD)
-DEFAULTS = ("adpsgd", "adpsgd_random")
+SHARDED = "hadpsgd, sharded"
+DEFAULTS = ("adpsgd", "adpsgd_random", SHARDED)
 AT_THE_END, FLOOR = "one average at the end", "floor"
 ENTRANTS: Mapping[str, Entrant] = {
     "adpsgd": ours(),
@@ -179,5 +190,10 @@ ENTRANTS: Mapping[str, Entrant] = {
     "torchft LocalSGD": peer(partial(torchft, False), gloo=False, options=PERIODS),
     "torchft DiLoCo": peer(partial(torchft, True), gloo=False, options=PERIODS),
     AT_THE_END: Entrant(in_loop(loops.solo, gloo=False), own_pace=True),
+    SHARDED: ours(is_sharded=True, super_learner_size=2, inside="model_parallel"),
+    "HSDP": Entrant(in_loop(loops.hsdp), is_sharded=True),
+    "FSDP2 apart, one average at the end": Entrant(
+        in_loop(loops.within_hosts), own_pace=True, is_sharded=True
+    ),
     FLOOR: Entrant(lambda place, heat: train_floor(heat)),
 }

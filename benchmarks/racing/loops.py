@@ -19,14 +19,16 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     bf16_compress_hook,
 )
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import plain_loops
 from benchmarks.learners import Place
 from benchmarks.quiet import quieten
 from benchmarks.racing.course import Course, Finish, Heat, weights_of
-from benchmarks.racing.problems import MOMENTUM
+from benchmarks.racing.problems import MOMENTUM, Paced
 from benchmarks.workload import Batch, loss
 
 PATIENCE, UNTIL_NOTICED = timedelta(seconds=30), timedelta(seconds=3)
@@ -144,6 +146,30 @@ def ddp(
         return Loop(counted(course, step))
 
     return make
+
+
+def hsdp(course: Course, stack: ExitStack) -> Loop:
+    """FSDP2 over all: shards within a host, all-reduced between hosts in each step."""
+    shard(course.model, _mesh(course))
+    return Loop(counted(course, local_step(course)))
+
+
+def within_hosts(course: Course, stack: ExitStack) -> Loop:
+    """FSDP2 of the learners of each host, which hear nothing of others."""
+    shard(course.model, _mesh(course)["shard"])
+    return Loop(local_step(course))
+
+
+def _mesh(course: Course) -> DeviceMesh:
+    per_host = course.place.per_host
+    sizes = course.place.world_size // per_host, per_host
+    return init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))
+
+
+def shard(model: Paced, mesh: DeviceMesh) -> None:
+    """Leaves each learner its part of every layer."""
+    for layer in (*model.layers, model):
+        fully_shard(layer, mesh=mesh)
 
 
 def counted(

@@ -112,6 +112,18 @@ class Problem:
         """Of the weights."""
         return 4 * sum(p.numel() for p in self.make_model(0).parameters())
 
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """All weights, a vector, of what each learner that holds shards has of them."""
+        shapes = [weight.shape for weight in self.make_model(0).parameters()]
+        # Each has some rows of every weight.
+        cuts = [torch.empty(shape).chunk(len(parts)) for shape in shapes]
+        pieces = [
+            part.split([cut[number].numel() for cut in cuts])
+            for number, part in enumerate(parts)
+        ]
+        by_weight = zip(*pieces, strict=True)
+        return torch.cat([piece for of_one in by_weight for piece in of_one])
+
     @torch.no_grad()
     def held_out_loss(self, weights: Tensor, seed: int) -> float:
         """Of the model with these weights, a vector."""

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from lightning_adpsgd.files import write_json
 
 Role = Literal["calibrate", "choose", "report"]
 Result = dict[str, Any]
+_Value = TypeVar("_Value")
 PATIENCE_S = 90.0
 """Beside the race itself: start, slow first steps, the end."""
 CALIBRATION_S = 8.0
@@ -183,9 +184,7 @@ class Track:
             return self._train(run, run.heat(()))
         finishes: list[Finish | None] = []
         for _ in range(ATTEMPTS):
-            speeds = self.speeds(run)
-            if not run.cell.entrant.own_pace:
-                speeds = [min(speeds)] * len(speeds)
+            speeds = in_step(self.speeds(run), run)
             steps = [max(2, round(run.seconds * speed)) for speed in speeds]
             finishes = self._train(run, run.heat(steps))
             self.keep_speeds(run, _speeds(finishes))
@@ -207,7 +206,9 @@ class Track:
         are_islands = heat.victim is not None and run.cell.entrant.is_ours
         meeting = meeting_place(self._hosts, ISLANDS_PORT)
         with meeting if are_islands else nullcontext():
-            return learners.run(program, NUM_HOSTS, limit_s, self._hosts)
+            return learners.run(
+                program, NUM_HOSTS, limit_s, self._hosts, column.per_host
+            )
 
     def _floor(self, run: Run) -> Result:
         """As many steps as fit, of the samples that all hosts together can take."""
@@ -221,6 +222,13 @@ class Track:
         return _result(run, learners.run(lambda p: program(p, heat), 1, limit_s))
 
 
+def in_step(speeds: Sequence[float], run: Run) -> list[float]:
+    """Of learners that must make equally many steps: all, or those of a host."""
+    has_own = run.cell.entrant.own_pace
+    size = COLUMNS[run.cell.column].per_host if has_own else len(speeds)
+    return [s for same in _by(size, speeds) for s in [min(same)] * len(same)]
+
+
 def _speeds(finishes: Sequence[Finish | None]) -> list[float]:
     known = [finish.speed for finish in finishes if finish is not None]
     return [fmean(known) if f is None else f.speed for f in finishes]
@@ -229,7 +237,7 @@ def _speeds(finishes: Sequence[Finish | None]) -> list[float]:
 def _result(run: Run, finishes: Sequence[Finish | None]) -> Result:
     found = [finish for finish in finishes if finish is not None]
     steps = sum(finish.steps for finish in found)
-    weights = torch.stack([finish.weights for finish in found]).mean(0)
+    weights = _mean(run, [finish.weights for finish in found])
     problem = PROBLEMS[run.cell.problem]
     return {
         "method": run.cell.method,
@@ -253,10 +261,22 @@ def _curve(run: Run, finishes: Sequence[Finish]) -> list[tuple[float, float | No
     problem = PROBLEMS[run.cell.problem]
     points = []
     for together in zip(*(finish.curve for finish in finishes), strict=False):
-        weights: Tensor = torch.stack([kept for _, kept in together]).mean(0)
+        weights = _mean(run, [kept for _, kept in together])
         loss = _finite(problem.held_out_loss(weights, TO_REPORT))
         points.append((fmean(second for second, _ in together), loss))
     return points
+
+
+def _by(size: int, values: Sequence[_Value]) -> list[Sequence[_Value]]:
+    return [values[n : n + size] for n in range(0, len(values), size)]
+
+
+def _mean(run: Run, parts: Sequence[Tensor]) -> Tensor:
+    """Of all super-learners, each of which may be in parts."""
+    size = COLUMNS[run.cell.column].per_host
+    if size > 1:
+        parts = [*map(PROBLEMS[run.cell.problem].joined, _by(size, parts))]
+    return torch.stack([*parts]).mean(0)
 
 
 def _finite(loss: float) -> float | None:

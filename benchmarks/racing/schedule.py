@@ -163,6 +163,8 @@ def _takes_part(name: str, column: str) -> bool:
     entrant = ENTRANTS[name]
     if entrant.needs_peers and peers_missing():
         return False
+    if entrant.is_sharded != COLUMNS[column].is_sharded:
+        return False
     return column != KILL or entrant.survives
 
 

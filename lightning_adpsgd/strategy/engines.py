@@ -89,7 +89,26 @@ def weights_of(module: nn.Module, dials: Dials, partition: Partition) -> Weights
     if dials.inside == "model_parallel" and has_shards:
         return LocalShards(module, partition.size(dist.get_rank()))
     sizes = _sizes_of_islands(dials) or partition.sizes
-    return FlatParameters(module, math.lcm(*sizes), dials.exchange_frozen)
+    flat = FlatParameters(module, math.lcm(*sizes), dials.exchange_frozen)
+    if max(sizes) > 1:
+        _check_complex(flat)
+    return flat
+
+
+def _check_complex(flat: FlatParameters) -> None:
+    """Refuses two vectors that are of one dtype as real numbers.
+
+    They cross in common messages, and learners gather each vector by itself.
+    """
+    dtypes = {vector.dtype for vector in flat.vectors}
+    both = [dtype for dtype in dtypes if dtype.is_complex and dtype.to_real() in dtypes]
+    if both:
+        raise ValueError(
+            f"with `super_learner_size` above 1, {both[0]} weights must not be beside "
+            f"{both[0].to_real()} ones: hold them as real numbers "
+            "(`torch.view_as_real`), in another precision, or set "
+            "`super_learner_size=1`"
+        )
 
 
 def _sizes_of_islands(dials: Dials) -> tuple[int, ...]:

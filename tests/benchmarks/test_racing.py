@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from benchmarks import __main__ as runner
-from benchmarks import hosts, plots
+from benchmarks import hosts, page, plots, results
 from benchmarks.racing import columns, report, runs, schedule, tuning
-from benchmarks.racing.entrants import AT_THE_END, FLOOR
+from benchmarks.racing.course import weights_of
+from benchmarks.racing.entrants import AT_THE_END, FLOOR, SHARDED
 from benchmarks.racing.problems import FRAMES, PHONES, PROBLEMS, Pace
 from benchmarks.racing.runs import Cell, Run, Track
 from benchmarks.racing.schedule import Race, Standing
@@ -87,7 +88,34 @@ def test_columns_fit_links_to_the_models_and_count_the_samples() -> None:
             took = 8 * problem.num_bytes / bits_per_s / 0.07
             assert took == pytest.approx(steps, rel=0.01)
     shares = [c.share_of_samples for c in columns.COLUMNS.values()]
-    assert shares == pytest.approx([1, 1, 3.2 / 4, 3.5 / 4])
+    assert shares == pytest.approx([1, 1, 3.2 / 4, 3.5 / 4, 1, 0.6])
+    slow = columns.COLUMNS[columns.SHARDS_STRAGGLER]
+    assert slow.times_slower == (4, 4, 20, 20)
+
+
+def test_learners_that_hold_shards_race_among_themselves() -> None:
+    methods = {
+        column: {cell.method for cell in cells}
+        for cells in Race(problems=("perceptron",)).lineups()
+        for column in {cell.column for cell in cells}
+    }
+    assert methods[columns.SHARDS] == methods[columns.SHARDS_STRAGGLER]
+    assert {SHARDED, "HSDP"} < methods[columns.SHARDS]
+    assert not methods[columns.SHARDS] & methods[columns.FAST]
+
+
+def test_weights_are_put_together_from_the_rows_that_each_learner_has() -> None:
+    problem = PROBLEMS["perceptron"]
+    weights = list(problem.make_model(0).parameters())
+    parts = [torch.cat([w.chunk(2)[n].flatten() for w in weights]) for n in range(2)]
+    assert torch.equal(problem.joined(parts), weights_of(problem.make_model(0)))
+
+
+def test_the_learners_of_a_host_make_equally_many_steps() -> None:
+    speeds = [4.0, 3.0, 1.0, 2.0]
+    for method, expected in ((SHARDED, [3.0, 3.0, 1.0, 1.0]), ("HSDP", [1.0] * 4)):
+        run = Run(Cell("perceptron", columns.SHARDS, method), 1, 0.1, 0, 1, "report")
+        assert runs.in_step(speeds, run) == expected
 
 
 def test_the_seed_says_who_is_killed_and_the_first_host_never_is() -> None:
@@ -326,6 +354,18 @@ def test_the_race_has_options_of_its_own(capsys: pytest.CaptureFixture[str]) -> 
     assert "race" not in runner.names()
 
 
+def test_a_race_of_shards_alone_leaves_the_other_results_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(page, "write", lambda: results.ROOT / "page")
+    folder = ["--report", "--folder", str(tmp_path / "runs")]
+    for column in (columns.SHARDS, columns.FAST):
+        assert runner.main(["race", *folder, "--columns", column]) == 0
+    names = {path.name for path in tmp_path.glob("*.json")}
+    assert names == {"race_shards.json", "race.json"}
+
+
 # --- processes
 
 
@@ -351,3 +391,23 @@ def test_a_run_goes_on_without_a_host_that_is_killed(
     else:
         assert 0 < result["exchanges a step"] < 1
     assert json.loads((tmp_path / f"{run.name}.json").read_text()) == result
+
+
+@NEEDS_HOSTS
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [SHARDED, "HSDP"])
+def test_pairs_that_hold_shards_race_on_two_hosts(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "ATTEMPTS", 1)
+    cell = Cell("bilstm", columns.SHARDS_STRAGGLER, method)
+    run = Run(cell, 4.0, 0.4, 0, 1, "report")
+    speeds = [2.5, 2.5, 0.5, 0.5]
+    with hosts.emulated(columns.NUM_HOSTS) as emulated:
+        track = Track(emulated, tmp_path)
+        track.keep_speeds(run, speeds)
+        result = track.result(run)
+    ours = method == SHARDED
+    assert result["steps"] == ([10, 10, 2, 2] if ours else [2] * 4), result
+    assert 0 < result["loss"] < 4.5
+    assert result["MB a step"] > 0.1

@@ -1,12 +1,14 @@
-"""How large the messages of an engine are."""
+"""How large the messages of an engine are, and what weights it refuses."""
 
 import pytest
 import torch
 from torch import nn
 
 from lightning_adpsgd.coordination.groups import Groups
+from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.engine import GossipOptions
-from lightning_adpsgd.strategy.engines import chunk_elements
+from lightning_adpsgd.strategy.engines import chunk_elements, weights_of
+from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import FlatParameters
 from lightning_adpsgd.weights.shards import LocalShards
@@ -29,3 +31,30 @@ def test_messages_of_shards_take_an_eighth_of_them(
 def test_messages_of_whole_weights_have_one_length() -> None:
     weights = FlatParameters(nn.Linear(2, 2))
     assert chunk_elements(weights, ALONE) == MOST
+
+
+def dials_of(size: int) -> Dials:
+    return Dials(find_topology("ring"), "async", size)
+
+
+def with_complex(dtype: torch.dtype) -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.waves = nn.Parameter(torch.zeros(3, dtype=dtype))
+    return module
+
+
+def test_complex_weights_beside_real_ones_of_their_precision_are_refused() -> None:
+    """The learners of a super-learner would gather them in different orders."""
+    module = with_complex(torch.complex64)
+    with pytest.raises(ValueError, match=r"above 1, torch.complex64 .* torch.float32"):
+        weights_of(module, dials_of(2), Partition((2, 2)))
+
+
+def test_complex_weights_are_taken_alone_in_their_precision_or_by_one_learner() -> None:
+    both = Partition((2, 2)), Partition((1, 1))
+    for dtype, partition in zip((torch.complex128, torch.complex64), both, strict=True):
+        module, dials = (
+            with_complex(dtype),
+            dials_of(partition.sizes[0]),
+        )
+        assert len(weights_of(module, dials, partition).vectors) == 2
