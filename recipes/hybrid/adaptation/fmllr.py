@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.frames.store import FrameWriter, is_stored
+from lightning_adpsgd.asr.frames.writing import FrameWriter, is_stored
 from lightning_adpsgd.asr.hmm import gmm
 from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
 from lightning_adpsgd.asr.hmm.states import read_topology
