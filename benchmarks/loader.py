@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, print_row, processor_seconds, spread
 from lightning_adpsgd.asr.frames.data import Chunk, SpeechData
-from lightning_adpsgd.asr.frames.store import FrameWriter
+from lightning_adpsgd.asr.frames.writing import FrameWriter
 from lightning_adpsgd.asr.sound.features import CONTEXT
 
 MILLION = 1_000_000

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_adpsgd.asr.frames.store import FrameWriter
+from lightning_adpsgd.asr.frames.writing import FrameWriter
 from lightning_adpsgd.asr.language.lexicon import SPECIAL_WORDS, Lexicon
 from recipes.hybrid.pipeline.settings import Settings
 from tests.asr import digits

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -34,6 +36,7 @@ from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
 from lightning_adpsgd.asr.sound.segments import find_segments
 from lightning_adpsgd.asr.speakers.adaptation import Adapter, silent_states
 from recipes.hybrid.data.inputs import Inputs, StoredInputs
+from recipes.hybrid.pipeline.crew import Crew
 from recipes.hybrid.pipeline.groups import (
     AdaptSettings,
     AlignSettings,
@@ -49,6 +52,7 @@ from recipes.hybrid.recognition.decoder import make_decoder
 from recipes.hybrid.recognition.scorers import network
 from recipes.hybrid.stages import realign as realign_stage
 from recipes.hybrid.stages.adapt import adapt
+from recipes.hybrid.stages.adapted_align import adapted_align
 from recipes.hybrid.stages.adapted_baseline import adapted_baseline
 from recipes.hybrid.stages.align import align
 from recipes.hybrid.stages.baseline import baseline
@@ -62,6 +66,7 @@ from tests.asr import digits
 from tests.recipes.experiments import digits_and_noises, run_stage, write_frames
 from tests.recipes.references import write_reference
 
+Run = Callable[[Settings, Path], None]
 SIDES = {"train": 6, "dev": 1, "swb": 2, "ch": 1}
 UTTERANCES = 10
 ADAPT = AdaptSettings(
@@ -82,18 +87,18 @@ class _Distorted:
         self._stretch = 1 + 0.15 * random.standard_normal(40)
         self._shift = 0.5 * random.standard_normal(40)
 
-    def frames(self, words: list[str]) -> np.ndarray:
-        frames = self._speaker.frames(self._speaker.states(words))
-        return frames * self._stretch + self._shift
+    def frames(self, states: np.ndarray) -> np.ndarray:
+        return self._speaker.frames(states) * self._stretch + self._shift
 
 
 def _write_split(settings: Settings, split: str, speaker: digits.Speaker) -> None:
-    spoken, frames = [], []
+    spoken, frames, states = [], [], []
     for side in range(SIDES[split]):
         voice = _Distorted(speaker, seed=len(split) + 100 * side)
         for number in range(UTTERANCES):
             words = speaker.sentence(4)
-            frames.append(voice.frames(words))
+            states.append(speaker.states(words))
+            frames.append(voice.frames(states[-1]))
             start = 10.0 * number
             end = start + len(frames[-1]) / 100
             name, recording = f"{split}{side}-A_{number:06d}", f"sw_{split}{side}"
@@ -106,6 +111,7 @@ def _write_split(settings: Settings, split: str, speaker: digits.Speaker) -> Non
     ids = [utterance.id for utterance in spoken]
     by_id = dict(zip(ids, frames, strict=True))
     write_frames(settings.directory("features") / split, by_id)
+    np.save(settings.out / f"{split}.said.npy", np.concatenate(states))
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +214,29 @@ def test_the_words_of_development_and_test_are_not_looked_at(settings, tmp_path)
         assert _bytes(other, split) == _bytes(settings, split)
 
 
+def _by_two_machines(stage: Run, settings: Settings, output: Path) -> None:
+    crews = [Crew(rank, 2, patience_s=60) for rank in range(2)]
+    pair = [dataclasses.replace(settings, cores=1, crew=crew) for crew in crews]
+    with ThreadPoolExecutor() as threads:
+        for done in [threads.submit(stage, one, output) for one in pair]:
+            done.result()
+
+
+def test_two_machines_write_the_streams_of_one(settings, tmp_path):
+    output = tmp_path / "adapt"
+    output.mkdir()
+    _by_two_machines(adapt, settings, output)
+    alone = settings.directory("adapt")
+    names = {p.relative_to(alone) for p in alone.rglob("*") if p.is_file()}
+    found = {p.relative_to(output) for p in output.rglob("*.[nj]*")}
+    assert found == names
+    assert not [*output.rglob(".*.npy"), *output.rglob("laid")]
+    for name in names:
+        assert (output / name).read_bytes() == (alone / name).read_bytes()
+    shares = (output / ".parts").glob("fmllr-swb-?-of-2.pickle")
+    assert len(list(shares)) == 2  # each machine has adapted to some sides
+
+
 def test_an_interrupted_stage_makes_what_is_missing_and_nothing_else(
     settings, tmp_path
 ):
@@ -276,6 +305,12 @@ def test_online_ivectors_begin_with_the_average_speaker(settings, tmp_path):
     other = dataclasses.replace(_copied(settings, tmp_path), adapt=chosen)
     shutil.rmtree(other.directory("adapt"))
     folder = run_stage(adapt, other, "adapt")
+    together = tmp_path / "together"
+    together.mkdir()
+    _by_two_machines(adapt, other, together)
+    for split in SIDES:
+        file = f"{split}/ivector/rows.npy"
+        assert (together / file).read_bytes() == (folder / file).read_bytes()
     rows = RowStore(folder / "swb/ivector")
     store = FrameStore(other.directory("features") / "swb")
     for side in range(SIDES["swb"]):
@@ -426,6 +461,22 @@ def test_a_network_with_streams_labels_as_the_adapted_mixtures_do(
     known = np.load(settings.directory("align") / "train/labels.npy")
     assert (found >= 0).all()
     assert (found == known).mean() > 0.9
+
+
+def test_adapted_mixtures_label_more_frames_rightly(settings, tmp_path):
+    asked = dataclasses.replace(settings, realign=RealignSettings(adapted=True))
+    outputs = [tmp_path / name for name in ("one", "two")]
+    for output in outputs:
+        output.mkdir()
+    adapted_align(asked, outputs[0])
+    _by_two_machines(adapted_align, asked, outputs[1])
+    for split in ("train", "dev"):
+        file = f"{split}/labels.npy"
+        said = np.load(settings.out / f"{split}.said.npy")
+        before = np.load(settings.directory("align") / file)
+        found, together = (np.load(output / file) for output in outputs)
+        assert (found == said).mean() > (before == said).mean()
+        np.testing.assert_array_equal(found, together)
 
 
 def test_a_network_of_other_streams_does_not_realign(settings, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from lightning_adpsgd.asr.corpora.corpus import Utterance, write_utterances
 from lightning_adpsgd.asr.frames.front_end import FrontEnd
 from lightning_adpsgd.asr.frames.store import IGNORE, FrameStore
 from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
-from lightning_adpsgd.asr.hmm.states import read_topology
+from lightning_adpsgd.asr.hmm.states import Topology, read_topology, write_topology
 from lightning_adpsgd.asr.language.lexicon import write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
 from recipes.hybrid.pipeline.crew import Crew
@@ -45,6 +45,7 @@ from tests.asr import digits
 from tests.recipes.experiments import digits_and_noises, run_stage, write_frames
 from tests.recipes.references import write_reference
 
+_STATES = ("tree.json", "states.json", "gmm.npz", "train/labels.npy", "dev/labels.npy")
 SPLITS = {"train": 60, "dev": 6, "swb": 5, "ch": 4}
 
 
@@ -227,13 +228,56 @@ def test_a_second_round_grows_its_tree_on_the_labels_of_the_first(
     triphone(dataclasses.replace(triphones, triphone=twice), tmp_path)
     [first] = kept
     once = triphones.directory("triphone")
-    for name in ("tree.json", "train/labels.npy"):
+    for name in _STATES:
         assert (first / name).read_bytes() == (once / name).read_bytes()
-    labels = np.load(first / "train" / "labels.npy")
-    topology, plain = read_topology(first / "tree.json"), np.load(first / "phones.npy")
-    np.testing.assert_array_equal(plain // 3, topology.phone_of_state[labels])
-    np.testing.assert_array_equal(plain % 3, topology.position_of_state[labels])
-    assert read_topology(tmp_path / "tree.json").num_states > 3 * len(topology.phones)
+    # as if somebody had begun with these labels
+    after = dataclasses.replace(triphones.triphone, start=once)
+    other = tmp_path / "other"
+    other.mkdir()
+    triphone(dataclasses.replace(triphones, triphone=after), other)
+    for name in _STATES:
+        assert (tmp_path / name).read_bytes() == (other / name).read_bytes()
+
+
+def test_a_tree_on_the_labels_of_a_network_may_keep_them(triphones, tmp_path):
+    """In place of a network's labels: those of the mixtures."""
+    start = triphones.directory("triphone")
+    chosen = dataclasses.replace(triphones.triphone, start=start, keep_labels=True)
+    triphone(dataclasses.replace(triphones, triphone=chosen), tmp_path)
+    before, after = (read_topology(f / "tree.json") for f in (start, tmp_path))
+    for split in ("train", "dev"):
+        old, new = (np.load(f / split / "labels.npy") for f in (start, tmp_path))
+        assert len(new) > 0
+        for part in ("phone_of_state", "position_of_state"):
+            found, expected = getattr(after, part)[new], getattr(before, part)[old]
+            np.testing.assert_array_equal(found, expected)
+    described = json.loads((tmp_path / "states.json").read_text())
+    labels = np.load(tmp_path / "train" / "labels.npy")
+    assert described["counts"] == np.bincount(labels).tolist()
+    assert len(described["names"]) == after.num_states
+    # the mixtures of the leaves are there for a baseline, and fit these states
+    gaussians = GaussianMixtures.load(tmp_path / "gmm.npz")
+    assert gaussians.num_states == after.num_states
+
+
+def test_labels_that_do_not_fit_are_refused(triphones, tmp_path):
+    gone = dataclasses.replace(triphones.triphone, start=tmp_path / "gone")
+    with pytest.raises(StageError, match=r"gone/tree\.json: expected a decision tree"):
+        triphone(dataclasses.replace(triphones, triphone=gone), tmp_path)
+    other = tmp_path / "other"
+    shutil.copytree(triphones.directory("triphone"), other)
+    asked = dataclasses.replace(
+        triphones, triphone=dataclasses.replace(triphones.triphone, start=other)
+    )
+    labels = other / "train" / "labels.npy"
+    np.save(labels, np.load(labels)[1:])
+    with pytest.raises(StageError, match=r"labels\.npy: expected \d+ labels, one per"):
+        triphone(asked, tmp_path)
+    write_topology(other / "tree.json", Topology(("sil", "ah")))
+    with pytest.raises(
+        StageError, match=r"expected the \d+ phones of .*found 2 others"
+    ):
+        triphone(asked, tmp_path)
 
 
 def test_fewer_leaves_than_phones_have_states_stop_the_stage(triphones, tmp_path):

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +163,22 @@ def test_a_run_is_compared_with_those_scored_before(settings, monkeypatch, capsy
     assert compared["difference"] == pytest.approx(2 / 8)
     said = capsys.readouterr().out
     assert f"against {settings.run}: +25.0% WER" in said
+
+
+def test_the_best_epoch_is_compared_with_the_last_and_with_nothing_unfinished(
+    settings, monkeypatch
+):
+    monkeypatch.setattr(scoring, "find_hubscr", lambda: None)
+    decoded, scored = settings.directory("decode"), settings.directory("score")
+    shutil.copytree(decoded, decoded.with_name("copy"))
+    decoded.with_name("copy").rename(decoded / "best")
+    unfinished = scored.with_name(".other.partial")
+    run(settings)
+    shutil.copytree(scored, unfinished)
+    report = json.loads((scored / "best/score.json").read_text())
+    assert report["compared"].keys() == {"the last epoch"}
+    assert report["compared"]["the last epoch"]["difference"] == 0
+    assert run(settings)["compared"] == {}
 
 
 def test_the_whole_test_set_is_known():

@@ -130,6 +130,29 @@ def test_states_are_those_of_the_last_stage_that_is_asked_for(tmp_path: Path):
         override(settings, "states=quinphone")
 
 
+def test_labels_of_adapted_mixtures_need_mixtures_behind_fmllr(tmp_path: Path):
+    settings = Settings(corpus=tmp_path, out=tmp_path, run="second")
+    asked = override(settings, "realign.adapted=true", "adapt.streams=both")
+    assert asked.directory("states") == tmp_path / "exp" / "adapted_align"
+    assert asked.directory("mixtures") == tmp_path / "exp" / "align"
+    wrong = {
+        "adapt.streams=ivectors": r"`realign\.adapted` needs .* `adapt.streams=ivec",
+        "kaldi.fmllr=a.scp": r"without `kaldi\.fmllr`, got .*`kaldi\.fmllr=a\.scp`",
+        "realign.run=first": r"`adapted` must be false with `run=first`",
+    }
+    for assignment, problem in wrong.items():
+        with pytest.raises(ValueError, match=problem):
+            override(asked, assignment)
+
+
+def test_a_tree_is_not_grown_again_on_labels_that_stay(tmp_path: Path):
+    settings = Settings(corpus=tmp_path, out=tmp_path)
+    with pytest.raises(
+        ValueError, match="`rounds` must be 1 with `keep_labels`, got 2"
+    ):
+        override(settings, "triphone.keep_labels=true", "triphone.rounds=2")
+
+
 def test_the_command_line_becomes_settings(tmp_path: Path):
     words = f"--corpus {tmp_path} --out {tmp_path} --seed 3 --set lm.order=2 --cores 1"
     settings = settings_from(RECIPE, parser(RECIPE).parse_args(words.split()))

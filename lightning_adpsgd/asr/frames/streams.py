@@ -20,12 +20,8 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
-from lightning_adpsgd.asr.frames.store import (
-    FrameStore,
-    StoreError,
-    _mapped,
-    save_array,
-)
+from lightning_adpsgd.asr.frames.store import FrameStore, StoreError, _mapped
+from lightning_adpsgd.asr.frames.writing import save_array
 
 
 class RowStore:

@@ -4,11 +4,13 @@ Kaldi's recipes build names in several ways. `sw02001-A_000098-001156` rounds ha
 `en_4156-A_030185-030248` cuts times off, and `fe_03_00001-A-000398-000476` also writes
 a hyphen before them. So a name that is not found as it stands is taken apart, and the
 utterance of the same recording and side is meant whose begin and end are each within
-10 ms. Names that tell no times are looked up in the `segments` of a data directory.
+10 ms. Names that tell no times are looked up in the `segments` of a data directory, or
+mean the only utterance of the recording of that name.
 """
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -89,6 +91,12 @@ class Names:
             if span := parse_name(name):
                 key = span.side, int(span.start_cs)
                 self._by_start.setdefault(key, []).append(name)
+        recordings = Counter(map(_recording_of, self._ids))
+        self._alone = {
+            _recording_of(name): name
+            for name in self._ids
+            if recordings[_recording_of(name)] == 1
+        }
 
     def find(self, name: str) -> str | None:
         """The name here of an utterance of Kaldi's; None if there is no such one."""
@@ -97,7 +105,7 @@ class Names:
         for span in (parse_name(name), self._spans.get(name)):
             if span is not None and (found := self._nearest(span)):
                 return found
-        return None
+        return self._alone.get(name)
 
     def _nearest(self, span: Span) -> str | None:
         near = (
@@ -112,6 +120,11 @@ class Names:
         first = math.floor(span.start_cs - TOLERANCE_CS)
         for start in range(first, math.ceil(span.start_cs + TOLERANCE_CS) + 1):
             yield from self._by_start.get((span.side, start), ())
+
+
+def _recording_of(name: str) -> str:
+    """The recording of an utterance here, as its name has it."""
+    return name.rsplit("-", 2)[0]
 
 
 def read_segments(folder: Path) -> dict[str, Span]:

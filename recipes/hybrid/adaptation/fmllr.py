@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from lightning_adpsgd.asr.frames.store import FrameWriter, is_stored
+from lightning_adpsgd.asr.frames.writing import FrameWriter, is_stored
 from lightning_adpsgd.asr.hmm import gmm
 from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
 from lightning_adpsgd.asr.hmm.states import read_topology
 from lightning_adpsgd.asr.language.lexicon import read_lexicon
-from lightning_adpsgd.asr.parallel import fork_map, in_order
+from lightning_adpsgd.asr.parallel import in_order
 from lightning_adpsgd.asr.speakers.adaptation import (
     DecodedMaps,
     silent_states,
@@ -41,6 +41,8 @@ from lightning_adpsgd.asr.speakers.fmllr import (
 )
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.data.speakers import Speaker, Speakers
+from recipes.hybrid.data.spreading import await_file, spread
+from recipes.hybrid.pipeline.crew import finished
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.recognition.decoder import own_decoder
 
@@ -51,15 +53,24 @@ Listener = Callable[[Speaker, Sequence[np.ndarray]], Estimate]
 
 
 def make_fmllr(settings: Settings, output: Path) -> dict[str, Any]:
-    """Writes the stream of every split; returns the report."""
+    """Writes the stream of every split; returns the report.
+
+    Machines share the sides. A process that does not lead returns nothing.
+    """
     if not (output / "mixtures.npz").exists():
         _train(settings, output)
+    await_file(settings, output, output / "mixtures.npz")
     mixtures = GaussianMixtures.load(output / "mixtures.npz")
+    for split in settings.splits():
+        if not is_stored(output / split / "fmllr"):
+            _write_split(settings, split, output, mixtures)
+    return _report(settings, output) if settings.crew.leads else {}
+
+
+def _report(settings: Settings, output: Path) -> dict[str, Any]:
     report = json.loads((output / "rounds.json").read_text())
     for split in settings.splits():
         folder = output / split
-        if not is_stored(folder / "fmllr"):
-            _write_split(settings, split, folder, mixtures)
         report[split] = json.loads((folder / "fmllr.json").read_text())
         print(f"  {split}: {_told(report[split])}", flush=True)
     return report
@@ -96,24 +107,32 @@ class _Round(NamedTuple):
 
 
 def _train(settings: Settings, output: Path) -> None:
-    """The mixtures of the alignment, trained further on adapted speech."""
+    """Trains the mixtures of the alignment further, on adapted speech.
+
+    All machines do, from the same sums; the leader writes the mixtures.
+    """
     mixtures = GaussianMixtures.load(settings.directory("mixtures") / "gmm.npz")
     labels = settings.directory("mixtures") / "train" / "labels.npy"
     speakers = Speakers.of(settings, "train", labels)
     log = []
     rounds = range(settings.adapt.rounds)
-    for _ in (bar := tqdm(rounds, desc="adapted mixtures", unit="round")):
-        found = _one_round(settings, speakers, mixtures)
+    for number in (bar := tqdm(rounds, desc="adapted mixtures", unit="round")):
+        found = _one_round(settings, output, number, speakers, mixtures)
         mixtures = gmm.update(mixtures, found.sums)
         before, after = found.before / found.frames, found.after / found.frames
         log.append({"before": before, "after": after})
         bar.set_postfix_str(f"log-likelihood {before:.2f} before, {after:.2f} after")
-    write_json(output / "rounds.json", {"rounds": log})
-    mixtures.save(output / "mixtures.npz")
+    if settings.crew.leads:
+        write_json(output / "rounds.json", {"rounds": log})
+        mixtures.save(output / "mixtures.npz")
 
 
 def _one_round(
-    settings: Settings, speakers: Speakers, mixtures: GaussianMixtures
+    settings: Settings,
+    output: Path,
+    number: int,
+    speakers: Speakers,
+    mixtures: GaussianMixtures,
 ) -> _Round:
     silent, options = _silence(settings), fmllr_options(settings)
 
@@ -133,8 +152,8 @@ def _one_round(
     parts = [
         speakers.sides[at : at + size] for at in range(0, len(speakers.sides), size)
     ]
-    found = in_order(fork_map(work, parts, settings.cores))
-    return functools.reduce(_Round.plus, found)
+    found = spread(settings, output, f"fmllr-{number}", parts, work, to_all=True)
+    return functools.reduce(_Round.plus, in_order(found))
 
 
 def _silence(settings: Settings) -> np.ndarray:
@@ -145,9 +164,10 @@ def _silence(settings: Settings) -> np.ndarray:
 
 
 def _write_split(
-    settings: Settings, split: str, folder: Path, mixtures: GaussianMixtures
+    settings: Settings, split: str, output: Path, mixtures: GaussianMixtures
 ) -> None:
     """Estimates the map of every side and writes what it makes of the frames."""
+    folder = output / split
     speakers, listen = _listener(settings, split, mixtures)
     writer = FrameWriter(
         folder / "fmllr",
@@ -156,7 +176,7 @@ def _write_split(
         mixtures.mean.shape[1],
         settings.features.dtype,
     )
-    writer.create()
+    _begin(settings, output, writer)
 
     def work(side: Speaker) -> Estimate:
         frames = [speakers.frames(position) for position in side.positions]
@@ -165,12 +185,27 @@ def _write_split(
             writer.put(position, transformed(found.transform, own))
         return found
 
-    found = in_order(fork_map(work, speakers.sides, settings.cores))
+    found = spread(settings, output, f"fmllr-{split}", speakers.sides, work)
     bar = tqdm(found, desc=f"{split} fMLLR", total=len(speakers.sides), unit="side")
-    estimates = list(bar)
+    estimates = list(in_order(bar))
+    if not settings.crew.leads:
+        return
     _save_transforms(folder / "transforms.npz", speakers.sides, estimates)
     write_json(folder / "fmllr.json", _figures(estimates))
     writer.finish()
+
+
+def _begin(settings: Settings, output: Path, writer: FrameWriter) -> None:
+    """Lays the frames out, or waits until the leader has."""
+    crew = settings.crew
+    if crew.leads:
+        writer.create()
+    else:
+        crew.await_until(
+            lambda: writer.is_begun() or is_stored(writer.folder),
+            f"process 0 to lay {writer.folder}",
+            finished(output),
+        )
 
 
 def _save_transforms(

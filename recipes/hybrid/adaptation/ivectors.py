@@ -4,10 +4,12 @@ A mixture of all speech and the total-variability model are trained on `train`. 
 split gets the i-vectors of its sides: one for the whole side, or one every
 `adapt.ivector_period` frames from what was heard before. No words are needed. The
 occupancies of the sides stay on disk, not in memory, while the model is trained.
+Machines share the sides; mixture and model are trained by the leader.
 """
 
 import json
 import shutil
+from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +17,14 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from tqdm import tqdm
 
+from lightning_adpsgd.asr.frames.shards import write_rows
 from lightning_adpsgd.asr.frames.streams import RowWriter
 from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
-from lightning_adpsgd.asr.parallel import fork_map, in_order
 from lightning_adpsgd.asr.speakers.ivectors import IVectorExtractor, train_extractor
 from lightning_adpsgd.asr.speakers.ubm import num_steps, occupancy, train_ubm
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.data.speakers import Speaker, Speakers
+from recipes.hybrid.data.spreading import await_file, spread
 from recipes.hybrid.pipeline.settings import Settings
 
 _ITERATIONS = 6  # of the mixture, at each size
@@ -31,16 +34,23 @@ _OCCUPANCIES = ".occupancies"
 
 
 def make_ivectors(settings: Settings, output: Path) -> dict[str, Any]:
-    """Writes the stream of every split; returns the report."""
-    if not (output / "ubm.npz").exists():
+    """Writes the stream of every split; returns the report.
+
+    A process that does not lead does its share, and returns nothing.
+    """
+    if settings.crew.leads and not (output / "ubm.npz").exists():
         _train_ubm(settings, output)
+    await_file(settings, output, output / "ubm.npz")
     ubm = GaussianMixtures.load(output / "ubm.npz")
     if not (output / "ivectors.npz").exists():
         _train_extractor(settings, output, ubm)
+    await_file(settings, output, output / "ivectors.npz")
     extractor = IVectorExtractor.load(output / "ivectors.npz")
     for split in settings.splits():
         if not (output / split / "ivector" / "rows.npy").exists():
             _write_split(settings, split, output, ubm, extractor)
+    if not settings.crew.leads:
+        return {}
     shutil.rmtree(output / _OCCUPANCIES, ignore_errors=True)
     names = ("ubm", "ivectors")
     return {name: json.loads((output / f"{name}.json").read_text()) for name in names}
@@ -90,23 +100,32 @@ def _occupancies(
     output: Path,
     speakers: Speakers,
     ubm: GaussianMixtures,
-) -> _Occupancies:
-    """The occupancies of a split, from an earlier call or computed."""
+) -> _Occupancies | None:
+    """The occupancies of a split, from an earlier call or computed.
+
+    None in a process that does not lead.
+    """
     folder = output / _OCCUPANCIES / split
     paths = folder / "counts.npy", folder / "deviations.npy"
-    if not (folder / "complete").exists():
+    if settings.crew.leads and not (folder / "laid").exists():
         folder.mkdir(parents=True, exist_ok=True)
         shapes = (len(ubm.weight),), ubm.mean.shape
         for path, shape in zip(paths, shapes, strict=True):
             open_memmap(path, "w+", np.float32, (len(speakers.sides), *shape)).flush()
-        _fill(settings, split, speakers, ubm, paths)
-        (folder / "complete").touch()
+        (folder / "laid").touch()
+    await_file(settings, output, folder / "laid")
+    if not (folder / "complete").exists():
+        _fill(settings, split, output, speakers, ubm, paths)
+    if not settings.crew.leads:
+        return None
+    (folder / "complete").touch()
     return _Occupancies(*(np.load(path, mmap_mode="r") for path in paths))
 
 
 def _fill(
     settings: Settings,
     split: str,
+    output: Path,
     speakers: Speakers,
     ubm: GaussianMixtures,
     paths: tuple[Path, Path],
@@ -115,17 +134,23 @@ def _fill(
         positions = speakers.sides[number].positions
         frames = np.concatenate([speakers.frames(p) for p in positions])
         for path, part in zip(paths, occupancy(ubm, frames), strict=True):
-            np.load(path, mmap_mode="r+")[number] = part
+            array = np.load(path, mmap_mode="r")
+            row = part.astype(np.float32).reshape(1, -1)
+            write_rows(path, array.offset, number, row)
 
     sides = range(len(speakers.sides))
-    done = fork_map(work, sides, settings.cores)
+    done = spread(settings, output, f"occupancy-{split}", sides, work)
     for _ in tqdm(done, f"{split} occupancy", len(sides), unit="side"):
         pass
 
 
 def _train_extractor(settings: Settings, output: Path, ubm: GaussianMixtures) -> None:
+    """Trains it in the leader, of occupancies that all machines find."""
     chosen = settings.adapt
     speakers = Speakers.of(settings, "train", None)
+    heard = _occupancies(settings, "train", output, speakers, ubm)
+    if heard is None:
+        return
     if len(speakers.sides) < chosen.ivector_dims:
         print(
             f"  WARNING: i-vectors of {chosen.ivector_dims} dimensions are trained on "
@@ -134,7 +159,7 @@ def _train_extractor(settings: Settings, output: Path, ubm: GaussianMixtures) ->
             flush=True,
         )
     steps = train_extractor(
-        *_occupancies(settings, "train", output, speakers, ubm),
+        *heard,
         chosen.ivector_dims,
         num_iterations=chosen.ivector_iterations,
         frame_weight=chosen.frame_weight,
@@ -162,9 +187,11 @@ def _write_split(
     speakers = Speakers.of(settings, split, None)
     folder = output / split / "ivector"
     if settings.adapt.ivector_period:
-        _write_online(settings, split, folder, speakers, ubm, extractor)
+        _write_online(settings, split, output, speakers, ubm, extractor)
         return
     heard = _occupancies(settings, split, output, speakers, ubm)
+    if heard is None:
+        return
     first = np.zeros(len(speakers.store), np.int64)
     for number, side in enumerate(speakers.sides):
         first[side.positions] = number
@@ -179,15 +206,12 @@ def _write_split(
 def _write_online(
     settings: Settings,
     split: str,
-    folder: Path,
+    output: Path,
     speakers: Speakers,
     ubm: GaussianMixtures,
     extractor: IVectorExtractor,
 ) -> None:
     period = settings.adapt.ivector_period
-    ends = np.cumsum(-(-speakers.lengths // period))
-    first = np.append(0, ends[:-1])
-    writer = RowWriter(folder, first, int(ends[-1]), extractor.size, period)
 
     def work(side: Speaker) -> list[np.ndarray]:
         heard, rows = extractor.nothing_heard(), []
@@ -197,9 +221,16 @@ def _write_online(
             rows.append(found.astype(np.float32))
         return rows
 
-    found = in_order(fork_map(work, speakers.sides, settings.cores))
+    found = spread(settings, output, f"ivectors-{split}", speakers.sides, work)
+    if not settings.crew.leads:
+        deque(found, maxlen=0)  # leaves its share
+        return
+    ends = np.cumsum(-(-speakers.lengths // period))
+    first, folder = np.append(0, ends[:-1]), output / split / "ivector"
+    writer = RowWriter(folder, first, int(ends[-1]), extractor.size, period)
     bar = tqdm(found, f"{split} i-vectors", len(speakers.sides), unit="side")
-    for side, rows in zip(speakers.sides, bar, strict=True):
-        for position, values in zip(side.positions, rows, strict=True):
+    for number, rows in bar:
+        positions = speakers.sides[number].positions
+        for position, values in zip(positions, rows, strict=True):
             writer.put(int(first[position]), values)
     writer.finish()

@@ -15,8 +15,9 @@ import numpy as np
 from tqdm import tqdm
 
 from lightning_adpsgd.asr.corpora.corpus import Skipped
-from lightning_adpsgd.asr.frames.store import FrameStore, FrameWriter
+from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.frames.streams import RowWriter
+from lightning_adpsgd.asr.frames.writing import FrameWriter
 from lightning_adpsgd.asr.kaldi.alignments import SNIPPED, TOLERANCE, fit_frames
 from lightning_adpsgd.asr.kaldi.archives import read_matrices
 from lightning_adpsgd.asr.kaldi.cmvn import cmvn_beside

@@ -163,11 +163,14 @@ def label_splits(
     for split in ALIGNED_SPLITS:
         found = _Split(settings, split, lexicon, (graphs, scorer, options))
         counts[split] = found.write(output / split, read(settings, split), block)
-    if not settings.crew.leads:
-        return
-    topology = graphs.topology
+    if settings.crew.leads:
+        write_states(output, graphs.topology, counts["train"])
+
+
+def write_states(output: Path, topology: Topology, counts: np.ndarray) -> None:
+    """Writes the numbering of the states, and how often each occurs in training."""
     write_topology(output / "tree.json", topology)
-    write_json(output / "states.json", _described(topology, counts["train"]))
+    write_json(output / "states.json", _described(topology, counts))
 
 
 def _described(topology: Topology, counts: np.ndarray) -> dict[str, Any]:

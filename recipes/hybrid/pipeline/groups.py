@@ -411,6 +411,11 @@ class TriphoneSettings:
     leaves for 2,000 hours.
 
     Attributes:
+        start: folder of the labels that the first tree is grown on, which a stage has
+            left for the same frames (`exp/realign/NAME` of another experiment); none:
+            those of the monophones.
+        keep_labels: whether these labels, in the numbering of the tree, are those that
+            the network learns; otherwise the mixtures of its leaves find them again.
         rounds: number of times that the tree is grown, from the second time on the
             labels of the time before.
         num_leaves: largest number of leaves of the tree.
@@ -428,6 +433,8 @@ class TriphoneSettings:
         mllt: whether their axes are turned so that diagonal covariances fit best.
     """
 
+    start: Path | None = None
+    keep_labels: bool = False
     rounds: int = 1
     num_leaves: int = 2000
     min_frames: float = 1000.0
@@ -443,22 +450,37 @@ class TriphoneSettings:
 
     def __post_init__(self) -> None:
         at_least(self, 1, "rounds", "num_leaves", "num_gaussians", "lda_dimension")
+        if self.keep_labels and self.rounds > 1:
+            raise ValueError(
+                f"`rounds` must be 1 with `keep_labels`, got {self.rounds}: a tree "
+                "grown again on the same labels is the same"
+            )
         at_least(self, 0, "num_iterations", "min_gain", "lda_reach")
         above_zero(self, "min_frames", "frames_per_gaussian")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RealignSettings:
-    """Labels by a network in place of the mixtures.
+    """Labels by adapted mixtures, or by a network, in place of the mixtures.
 
     Attributes:
+        adapted: whether the mixtures behind fMLLR (`adapt.streams`) make the labels.
         run: name of the finished training run whose network makes the labels, other
             than the run that learns from them; none: no such labels are made.
         acoustic_scale: factor on its log-likelihoods against pronunciation costs.
     """
 
+    adapted: bool = False
     run: str | None = None
     acoustic_scale: float = 0.1
+
+    def __post_init__(self) -> None:
+        above_zero(self, "acoustic_scale")
+        if self.adapted and self.run is not None:
+            raise ValueError(
+                f"`adapted` must be false with `run={self.run}`: labels are made by "
+                "the adapted mixtures or by that network"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

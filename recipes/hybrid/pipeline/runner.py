@@ -283,11 +283,20 @@ def _follow(stage: Stage, settings: Settings, fingerprint: dict[str, Any]) -> fl
             claimed = functools.partial(_is_claimed, partial, fingerprint)
             with contextlib.suppress(FinishedError):
                 crew.await_until(claimed, about.format("begin"), stamp.exists)
-                stage.run(settings, partial)
+                _run_share(stage, settings, partial)
         crew.await_until(stamp.exists, about.format("finish"))
     except CrewError as error:
         raise StageError(str(error)) from error
     return time.monotonic() - start
+
+
+def _run_share(stage: Stage, settings: Settings, partial: Path) -> None:
+    """Runs the stage beside the leader, who may finish it and move its files."""
+    try:
+        stage.run(settings, partial)
+    except FileNotFoundError:
+        if partial.exists():
+            raise
 
 
 def _is_claimed(partial: Path, fingerprint: dict[str, Any]) -> bool:

@@ -26,6 +26,7 @@ TRAINING_SPLITS = ("train", "dev")
 TEST_SPLITS = (
     *("swb", "ch"),
     *("dev-clean", "dev-clean-2", "test-clean", "dev-other", "test-other"),
+    "test",
 )
 STATES = ("monophone", "triphone")
 
@@ -96,10 +97,20 @@ class Settings:
         self._check_race()
         if self.decode.export_likelihoods and not self.uses_kaldi:
             raise ValueError("`decode.export_likelihoods` needs `kaldi.experiment`")
+        self._check_adapted_labels()
         if self.uses_kaldi and self.realign.run is not None:
             raise ValueError(
                 "`realign.run` must be none with `kaldi.experiment`: Kaldi's labels "
                 "stay as they are"
+            )
+
+    def _check_adapted_labels(self) -> None:
+        """Refuse labels of adapted mixtures where there are none."""
+        if self.realign.adapted and (self.kaldi.fmllr or not self.adapt.fmllr):
+            raise ValueError(
+                "`realign.adapted` needs `adapt.streams=fmllr` or `both`, without "
+                f"`kaldi.fmllr`, got `adapt.streams={self.adapt.streams}` and "
+                f"`kaldi.fmllr={','.join(self.kaldi.fmllr)}`"
             )
 
     def _check_race(self) -> None:
@@ -164,7 +175,8 @@ class Settings:
         """The stage that leaves what `directory` calls by this name."""
         mixtures = "align" if self.states == "monophone" else "triphone"
         mixtures = "kaldi" if self.uses_kaldi else mixtures
-        states = "realign" if self.realign.run else mixtures
+        states = "adapted_align" if self.realign.adapted else mixtures
+        states = "realign" if self.realign.run else states
         streams = "features" if self.adapt.streams == "none" else "adapt"
         search = "graph" if self.train.wer_utterances else "features"
         others = {

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_adpsgd.asr.frames.store import is_stored, stored_frames
+from lightning_adpsgd.asr.frames.store import stored_frames
+from lightning_adpsgd.asr.frames.writing import is_stored
 from lightning_adpsgd.files import write_json
 
 KEPT = Path(__file__).with_name("costs.json")

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,8 @@ def compared_with(
     written = {segment: list(errors) for segment, errors in mine.items()}
     write_json(output / "segments.json", written)
     compared = {}
-    for path in sorted(others.glob("*/segments.json")):
-        if path.parent.name == name or path.parent == output:
+    for other, path in _scored(others, output):
+        if other == name:
             continue
         theirs = json.loads(path.read_text())
         try:
@@ -82,8 +82,17 @@ def compared_with(
         except ScoringError:  # another reference
             continue
         told = {key: _json_number(value) for key, value in found._asdict().items()}
-        compared[path.parent.name] = told
+        compared[other] = told
     return compared
+
+
+def _scored(others: Path, output: Path) -> Iterator[tuple[str, Path]]:
+    """What was scored before, by name; not what is unfinished in a hidden folder."""
+    for path in sorted(others.glob("[!.]*/segments.json")):
+        if path.parent not in (output, output.parent):
+            yield path.parent.name, path
+    if (last := output.parent / "segments.json").exists():
+        yield "the last epoch", last  # of the same run, beside its best one
 
 
 def _by_segment(scores: Scores) -> dict[str, Errors]:

@@ -102,7 +102,16 @@ STAGES = (
         "find what tells each speaker from the others: fMLLR and i-vectors",
         inputs=(*SPOKEN, "features", "mixtures", "graph"),
         depends=("seed", "adapt", "kaldi"),
+        together="machines",
         wanted=lambda settings: settings.adapt.streams != "none",
+    ),
+    _stage(
+        "adapted_align",
+        "find the state of each frame again, by the adapted mixtures",
+        inputs=(*SPOKEN, "features", "mixtures", "streams"),
+        depends=("align",),
+        together="machines",
+        wanted=lambda settings: settings.realign.adapted,
     ),
     _stage(
         "realign",
@@ -173,11 +182,21 @@ STAGES = (
     ),
 )
 
-_OF_LIBRISPEECH = ("check", "prepare", "lexicon")
-LIBRISPEECH = tuple(
-    stage._replace(run=_function("librispeech", stage.name))
-    if stage.name in _OF_LIBRISPEECH
-    else stage
-    for stage in STAGES
-)
-"""The same stages for a corpus in LibriSpeech's layout."""
+_OF_A_LAYOUT = ("check", "prepare", "lexicon")
+
+
+def _with_layout(module: str) -> tuple[Stage, ...]:
+    """The same stages, but for those that a module has for another layout."""
+    return tuple(
+        stage._replace(run=_function(module, stage.name))
+        if stage.name in _OF_A_LAYOUT
+        else stage
+        for stage in STAGES
+    )
+
+
+LIBRISPEECH = _with_layout("librispeech")
+"""The stages for a corpus in LibriSpeech's layout."""
+
+KALDI_DATA = _with_layout("kaldi_data")
+"""The stages for data directories of Kaldi's."""

@@ -6,6 +6,7 @@ also leaves `report.json`. Training speakers are known from their transcripts,
 development and test speakers only from their sound and from decoding it.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ from recipes.hybrid.adaptation.ivectors import make_ivectors
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
 
+Maker = Callable[[Settings, Path], dict[str, Any]]
+"""Writes a stream of every split, and returns what is to be reported."""
+
 
 def adapt(settings: Settings, output: Path) -> None:
     """Writes the streams of every split; interrupted, it goes on with the next split.
+
+    Machines share the conversation sides. Streams of Kaldi are of the leader alone.
 
     Raises:
         StageError: There is too little speech for what is asked for.
@@ -26,13 +32,20 @@ def adapt(settings: Settings, output: Path) -> None:
     report: dict[str, Any] = {"streams": settings.adapt.streams}
     try:
         if settings.adapt.fmllr:
-            of_kaldi = bool(settings.kaldi.fmllr)
-            make = kaldi.make_fmllr if of_kaldi else make_fmllr
+            make = _copied(kaldi.make_fmllr) if settings.kaldi.fmllr else make_fmllr
             report["fmllr"] = make(settings, output)
         if settings.adapt.ivectors:
-            of_kaldi = bool(settings.kaldi.ivectors)
-            make = kaldi.make_ivectors if of_kaldi else make_ivectors
+            taken = bool(settings.kaldi.ivectors)
+            make = _copied(kaldi.make_ivectors) if taken else make_ivectors
             report["ivectors"] = make(settings, output)
     except ValueError as error:
         raise StageError(f"the speakers cannot be adapted to: {error}") from error
-    write_json(output / "report.json", report)
+    if settings.crew.leads:
+        write_json(output / "report.json", report)
+
+
+def _copied(make: Maker) -> Maker:
+    """Streams of archives, which the leader copies alone."""
+    return lambda settings, output: (
+        make(settings, output) if settings.crew.leads else {}
+    )

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance
-from lightning_adpsgd.asr.frames.store import FramePlace, FrameWriter, is_stored
+from lightning_adpsgd.asr.frames.writing import FramePlace, FrameWriter, is_stored
 from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.sound.audio import AudioError
 from lightning_adpsgd.asr.sound.channels import read_channel

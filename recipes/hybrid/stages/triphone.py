@@ -1,14 +1,17 @@
 """Stage `triphone`: the HMM state of every frame, for phones in context.
 
 All labelled frames are counted by context, and a decision tree says which contexts
-share a state. The mixtures of these states are trained from the monophones' labels on.
-The stage leaves the same files as `align`.
+share a state. The mixtures of these states are trained from these labels on. The labels
+are those of the monophones, or with `triphone.start` those of another experiment's
+network, whose realignment so changes the states. The stage leaves the same files as
+`align`.
 """
 
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -22,7 +25,7 @@ from lightning_adpsgd.asr.frames.lda import (
     total,
 )
 from lightning_adpsgd.asr.frames.mllt import diagonalising
-from lightning_adpsgd.asr.frames.store import FrameStore, write_labels
+from lightning_adpsgd.asr.frames.store import FrameStore, StoreError, write_labels
 from lightning_adpsgd.asr.hmm.contexts import (
     ContextStatistics,
     context_statistics,
@@ -36,18 +39,75 @@ from lightning_adpsgd.asr.parallel import fork_map, in_order
 from lightning_adpsgd.asr.search.alignment import evenly, mixture_scorer, train_mixtures
 from lightning_adpsgd.asr.search.graphs import TrainingGraphs
 from recipes.hybrid.data.labels import (
+    ALIGNED_SPLITS,
     alignment_options,
     await_training,
     label_splits,
     log_training,
     training_utterances,
+    write_states,
 )
-from recipes.hybrid.pipeline.crew import finished
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
 
-_PHONES = "phones.npy"  # a round's labels for the next one
 _SHARD = 256  # utterances whose frames are in a process's memory at a time
+
+
+class _Labelled(NamedTuple):
+    """The labelled frames of a split, as states of phones without their contexts.
+
+    Attributes:
+        store: frames, with labels of any tree of these phones.
+        state: state without context of each state of that tree, int32 [states].
+        phones: numbering of the states without contexts.
+    """
+
+    store: FrameStore
+    state: np.ndarray
+    phones: Topology
+
+    @classmethod
+    def of(cls, settings: Settings, split: str, folder: Path) -> "_Labelled":
+        """The labels that a stage has left in `folder`.
+
+        Raises:
+            ValueError: They are missing, of other phones, or of other frames.
+        """
+        phones = read_topology(settings.directory("align") / "tree.json")
+        found = read_topology(folder / "tree.json")
+        if found.phones != phones.phones:
+            raise ValueError(
+                f"{folder / 'tree.json'}: expected the {len(phones.phones)} phones of "
+                f"{settings.directory('lexicon')}, found {len(found.phones)} others"
+            )
+        plain = phones.chains(np.arange(1, len(phones.phones) + 1)[:, None])
+        state = plain[found.phone_of_state, found.position_of_state].astype(np.int32)
+        labels = folder / split / "labels.npy"
+        store = FrameStore(settings.directory("features") / split, labels)
+        return cls(store, state, phones)
+
+    @property
+    def positions(self) -> list[int]:
+        """Positions of the labelled utterances."""
+        return np.flatnonzero(self.store.labelled).tolist()
+
+    def states(self, position: int) -> np.ndarray:
+        """The states of an utterance, [time]."""
+        return self.state[self.store.labels(position).numpy()]
+
+    def in_context(self, position: int, topology: Topology) -> np.ndarray:
+        """The states of an utterance in the numbering of `topology`, int32 [time]."""
+        contexts = contexts_of(self.states(position), self.phones)
+        return topology.in_context(*contexts).astype(np.int32)
+
+    def renamed(
+        self, topology: Topology, counts: np.ndarray
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """The utterances with their states in `topology`, which `counts` counts."""
+        for position in self.positions:
+            states = self.in_context(position, topology)
+            counts += np.bincount(states, minlength=len(counts))
+            yield str(self.store.ids[position]), states
 
 
 def triphone(settings: Settings, output: Path) -> None:
@@ -56,22 +116,24 @@ def triphone(settings: Settings, output: Path) -> None:
     Interrupted, it goes on after the tree or after the training.
 
     Raises:
-        StageError: The settings allow no tree, or no utterance can be aligned.
+        StageError: The settings allow no tree, `triphone.start` has no labels of these
+            frames, or no utterance can be aligned.
     """
+    if settings.triphone.keep_labels and not settings.crew.leads:
+        return  # there is nothing to share
     lexicon = read_lexicon(settings.directory("lexicon"))
-    labels = settings.directory("align") / "train" / "labels.npy"
+    start = settings.triphone.start or settings.directory("align")
     last = settings.triphone.rounds
     for number in range(1, last):
         folder = output / f"round-{number}"
         folder.mkdir(exist_ok=True)
         _say_round(settings, number)
-        if not (folder / _PHONES).exists():
-            _round(settings, folder, lexicon, labels)
-            _write_phones(settings, folder)
-        labels = folder / _PHONES
+        if not (folder / "states.json").exists():
+            _round(settings, folder, lexicon, start)
+        start = folder
     if last > 1:
         _say_round(settings, last)
-    _round(settings, output, lexicon, labels)
+    _round(settings, output, lexicon, start)
     if settings.crew.leads:
         for folder in output.glob("round-*"):
             shutil.rmtree(folder)
@@ -82,24 +144,23 @@ def _say_round(settings: Settings, number: int) -> None:
         print(f"  tree {number} of {settings.triphone.rounds}", flush=True)
 
 
-def _round(settings: Settings, output: Path, lexicon: Lexicon, labels: Path) -> None:
-    """Grows a tree on some labels, by phones, and labels every frame anew."""
+def _round(settings: Settings, output: Path, lexicon: Lexicon, start: Path) -> None:
+    """Grows a tree on the labels in `start`, and labels every frame anew."""
     if not settings.crew.leads:
         await_training(settings, output)
-    store = FrameStore(settings.directory("features") / "train", labels)
     try:
-        phones = read_topology(settings.directory("align") / "tree.json")
+        labelled = _Labelled.of(settings, "train", start)
         if not (output / "tree.json").exists():
-            _grow(settings, output, lexicon, phones, store)
+            _grow(settings, output, lexicon, labelled)
         topology = read_topology(output / "tree.json")
         front_end = FrontEnd.load(output / "front_end.npz")
-    except ValueError as error:
+    except (StoreError, ValueError) as error:
         raise StageError(str(error)) from error
     graphs = TrainingGraphs(lexicon, topology, settings.align.silence_probability)
     options = alignment_options(
         settings,
         num_iterations=settings.triphone.num_iterations,
-        num_gaussians=num_gaussians(settings, store),
+        num_gaussians=num_gaussians(settings, labelled.store),
     )
     if not (output / "gmm.npz").exists():
         steps = train_mixtures(
@@ -107,31 +168,29 @@ def _round(settings: Settings, output: Path, lexicon: Lexicon, labels: Path) -> 
             graphs,
             options,
             front_end=front_end,
-            start=_in_context(store, phones, topology),
+            start=_in_context(labelled, topology),
         )
         log_training(output, steps, options.num_iterations + 1)
+    if settings.triphone.keep_labels:
+        _keep_labels(settings, output, start, topology)
+        return
     scorer = mixture_scorer(GaussianMixtures.load(output / "gmm.npz"), front_end)
     label_splits(settings, output, lexicon, graphs, scorer, options)
 
 
-def _write_phones(settings: Settings, folder: Path) -> None:
-    """Writes the labels of a round as states of phones without their contexts."""
-    path = folder / _PHONES
-    if not settings.crew.leads:
-        about = f"process 0 to write {path}"
-        settings.crew.await_until(path.exists, about, finished(folder))
-        return
-    found = read_topology(folder / "tree.json")
-    phones = read_topology(settings.directory("align") / "tree.json")
-    plain = phones.chains(np.arange(1, len(phones.phones) + 1)[:, None])
-    state = plain[found.phone_of_state, found.position_of_state].astype(np.int32)
-    labels = folder / "train" / "labels.npy"
-    store = FrameStore(settings.directory("features") / "train", labels)
-    places = np.flatnonzero(store.labelled).tolist()
-    names = store.ids
-    write_labels(
-        path, store, ((str(names[p]), state[store.labels(p).numpy()]) for p in places)
-    )
+def _keep_labels(
+    settings: Settings, output: Path, start: Path, topology: Topology
+) -> None:
+    """Writes the labels of `start` in the numbering of the tree grown on them."""
+    counts = {
+        split: np.zeros(topology.num_states, np.int64) for split in ALIGNED_SPLITS
+    }
+    for split in ALIGNED_SPLITS:
+        labelled = _Labelled.of(settings, split, start)
+        labels = labelled.renamed(topology, counts[split])
+        (output / split).mkdir(exist_ok=True)
+        write_labels(output / split / "labels.npy", labelled.store, labels)
+    write_states(output, topology, counts["train"])
 
 
 def num_gaussians(settings: Settings, store: FrameStore) -> int:
@@ -147,16 +206,12 @@ def num_gaussians(settings: Settings, store: FrameStore) -> int:
 
 
 def _grow(
-    settings: Settings,
-    output: Path,
-    lexicon: Lexicon,
-    phones: Topology,
-    store: FrameStore,
+    settings: Settings, output: Path, lexicon: Lexicon, labelled: _Labelled
 ) -> None:
     """Writes `front_end.npz` and `tree.json`."""
-    front_end = _front_end(settings, store, phones)
+    front_end = _front_end(settings, labelled)
     front_end.save(output / "front_end.npz")
-    statistics = _statistics(settings, store, phones, front_end)
+    statistics = _statistics(settings, labelled, front_end)
     chosen, start = settings.triphone, time.monotonic()
     options = TreeOptions(
         num_leaves=chosen.num_leaves,
@@ -165,6 +220,7 @@ def _grow(
         tie=chosen.tie,
         num_processes=settings.cores,
     )
+    phones = labelled.phones
     tree = grow(statistics, phones, len(lexicon.silence_phones), options)
     topology = Topology(phones.phones, phones.states_per_phone, tree)
     write_topology(output / "tree.json", topology)
@@ -180,21 +236,21 @@ def _shards(positions: list[int]) -> list[list[int]]:
 
 
 def _statistics(
-    settings: Settings, store: FrameStore, phones: Topology, front_end: FrontEnd
+    settings: Settings, labelled: _Labelled, front_end: FrontEnd
 ) -> ContextStatistics:
     """The sums of all labelled frames by context."""
 
     def load(shard: list[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for position in shard:
-            frames = front_end(store.frames(position).numpy())
-            yield frames, store.labels(position).numpy()
+            frames = front_end(labelled.store.frames(position).numpy())
+            yield frames, labelled.states(position)
 
-    shards = _shards(np.flatnonzero(store.labelled).tolist())
+    shards, phones = _shards(labelled.positions), labelled.phones
     with tqdm(desc="contexts", total=len(shards), unit="shard") as bar:
         return context_statistics(shards, load, phones, settings.cores, bar.update)
 
 
-def _front_end(settings: Settings, store: FrameStore, phones: Topology) -> FrontEnd:
+def _front_end(settings: Settings, labelled: _Labelled) -> FrontEnd:
     """Cepstra with slopes, or the directions that tell the monophones' states apart."""
     chosen = settings.triphone
     if not chosen.lda:
@@ -205,14 +261,13 @@ def _front_end(settings: Settings, store: FrameStore, phones: Topology) -> Front
     def work(shard: list[int]) -> ScatterSums:
         frames, labels = [], []
         for position in shard:
-            log_mel = store.frames(position).numpy()
+            log_mel = labelled.store.frames(position).numpy()
             frames.append(spliced(log_mel, plain.num_cepstra, reach))
-            labels.append(store.labels(position).numpy())
+            labels.append(labelled.states(position))
         together = np.concatenate(frames), np.concatenate(labels)
-        return scatter_sums(*together, phones.num_states)
+        return scatter_sums(*together, labelled.phones.num_states)
 
-    positions = np.flatnonzero(store.labelled).tolist()
-    some = evenly(positions, settings.align.max_training_utterances)
+    some = evenly(labelled.positions, settings.align.max_training_utterances)
     sums = total(in_order(fork_map(work, _shards(some), settings.cores)))
     projection = discriminants(sums, chosen.lda_dimension)
     if chosen.mllt:
@@ -222,16 +277,14 @@ def _front_end(settings: Settings, store: FrameStore, phones: Topology) -> Front
 
 
 def _in_context(
-    store: FrameStore, phones: Topology, topology: Topology
+    labelled: _Labelled, topology: Topology
 ) -> Callable[[str], np.ndarray | None]:
     """The labels of an utterance in the numbering of `topology`."""
 
     def states(utterance: str) -> np.ndarray | None:
-        position = store.position(utterance)
-        if not store.labelled[position]:
+        position = labelled.store.position(utterance)
+        if not labelled.store.labelled[position]:
             return None
-        return topology.in_context(
-            *contexts_of(store.labels(position).numpy(), phones)
-        ).astype(np.int32)
+        return labelled.in_context(position, topology)
 
     return states

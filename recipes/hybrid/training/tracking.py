@@ -15,7 +15,8 @@ from uuid import uuid4
 
 from lightning.pytorch.loggers import WandbLogger
 
-from lightning_adpsgd.asr.frames.store import is_stored, stored_frames
+from lightning_adpsgd.asr.frames.store import stored_frames
+from lightning_adpsgd.asr.frames.writing import is_stored
 from lightning_adpsgd.callbacks.loggers import (
     define_axes,
     is_available,

@@ -10,12 +10,8 @@ import pytest
 import torch
 
 from lightning_adpsgd.asr.frames.data import Chunk, ChunkDataset, SpeechData
-from lightning_adpsgd.asr.frames.store import (
-    IGNORE,
-    FrameStore,
-    FrameWriter,
-    write_labels,
-)
+from lightning_adpsgd.asr.frames.store import IGNORE, FrameStore, write_labels
+from lightning_adpsgd.asr.frames.writing import FrameWriter
 from lightning_adpsgd.asr.sound.features import (
     CONTEXT,
     add_differences,

@@ -13,12 +13,11 @@ from lightning_adpsgd.asr.frames.data import ChunkDataset
 from lightning_adpsgd.asr.frames.shards import Shards
 from lightning_adpsgd.asr.frames.store import (
     FrameStore,
-    FrameWriter,
     StoreError,
-    is_stored,
     stored_frames,
     write_labels,
 )
+from lightning_adpsgd.asr.frames.writing import FrameWriter, is_stored
 from lightning_adpsgd.asr.parallel import fork_map
 
 LENGTHS = [9_000, 20_000, 1, 30_000, 500]  # the second and fourth are in two files

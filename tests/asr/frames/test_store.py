@@ -10,10 +10,10 @@ import torch
 from lightning_adpsgd.asr.frames.store import (
     IGNORE,
     FrameStore,
-    FrameWriter,
     StoreError,
     write_labels,
 )
+from lightning_adpsgd.asr.frames.writing import FrameWriter
 
 LENGTHS = {"a": 30, "b": 1, "c": 45}
 

@@ -16,11 +16,11 @@ from lightning_adpsgd.asr.frames.data import (
 from lightning_adpsgd.asr.frames.store import (
     IGNORE,
     FrameStore,
-    FrameWriter,
     StoreError,
     write_labels,
 )
 from lightning_adpsgd.asr.frames.streams import RowStore, RowWriter, Streams
+from lightning_adpsgd.asr.frames.writing import FrameWriter
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.sound.features import CONTEXT, with_differences
 

@@ -8,7 +8,8 @@ import kaldifst
 import numpy as np
 import pytest
 
-from lightning_adpsgd.asr.frames.store import IGNORE, FrameStore, FrameWriter
+from lightning_adpsgd.asr.frames.store import IGNORE, FrameStore
+from lightning_adpsgd.asr.frames.writing import FrameWriter
 from lightning_adpsgd.asr.kaldi.alignments import (
     alignment_files,
     fit_frames,

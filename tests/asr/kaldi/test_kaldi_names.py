@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lightning_adpsgd.asr.corpora.corpus import Utterance, utterance_id
-from lightning_adpsgd.asr.frames.store import FrameStore, FrameWriter
+from lightning_adpsgd.asr.frames.store import FrameStore
+from lightning_adpsgd.asr.frames.writing import FrameWriter
 from lightning_adpsgd.asr.kaldi.alignments import import_labels
 from lightning_adpsgd.asr.kaldi.directories import write_directory
 from lightning_adpsgd.asr.kaldi.errors import KaldiError

@@ -6,6 +6,7 @@ import pytest
 from lightning_adpsgd.asr.frames.cepstra import cepstra
 from lightning_adpsgd.asr.frames.front_end import FrontEnd
 from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
+from lightning_adpsgd.asr.hmm.states import Topology
 from lightning_adpsgd.asr.search.alignment import (
     AlignmentOptions,
     AlignmentStep,
@@ -112,6 +113,25 @@ def test_final_alignment_tells_why_an_utterance_failed(spoken, graphs, steps):
     results = dict(align(utterances, graphs, scorer(steps), AlignmentOptions()))
     assert [results[i].states for i in range(4)] == [None] * 4
     assert "eleven" in results[1].failure
+
+
+@pytest.mark.parametrize("phones", ["t uw", "sil t uw", "t ax sil", "sil t ax"])
+def test_pronunciation_and_silences_are_those_that_the_scores_favour(phones: str):
+    """A network that realigns is such a scorer: labels may change in their phones."""
+    words = lexicon({"two": "t uw", "a": "ax"})
+    words.pronunciations["two"] = (("t", "uw"), ("t", "ax"))
+    graphs = TrainingGraphs(words, Topology.of(words))
+    chain = [
+        state
+        for phone in phones.split()
+        for state in graphs.topology.chain([1 + graphs.topology.phones.index(phone)])
+    ]
+    heard = np.repeat(chain, 3)
+    frames = np.eye(graphs.topology.num_states, dtype=np.float32)[heard]
+    utterance = AlignmentUtterance("u", ["two"], frames)
+    options = AlignmentOptions(acoustic_scale=10.0)
+    ((_, found),) = align([utterance], graphs, lambda x, own: x[:, own], options)
+    np.testing.assert_array_equal(found.states, heard)
 
 
 def test_nothing_to_align_is_an_error_that_says_why(graphs):

@@ -1,0 +1,1 @@
+"""Data directories of Kaldi's as a corpus."""

@@ -1,0 +1,24 @@
+"""`python -m recipes.kaldi --corpus data --out runs/kaldi`."""
+
+import sys
+from collections.abc import Sequence
+
+from recipes.hybrid.pipeline import command
+from recipes.hybrid.stages import KALDI_DATA
+
+RECIPE = command.Recipe(
+    name="kaldi",
+    description="From data directories of Kaldi's to the word error rate of `test`.",
+    corpus="folder with the data directories `train`, `test` and perhaps `dev`",
+    stages=KALDI_DATA,
+    settings=("prepare.max_repeats=0",),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the recipe; 0 when its stages finished."""
+    return command.main(RECIPE, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Data directories of Kaldi's as utterances: what is read, left out and refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightning_adpsgd.asr.corpora.corpus import Skipped
+from lightning_adpsgd.asr.kaldi.data import read_data
+from lightning_adpsgd.asr.kaldi.errors import KaldiError
+from lightning_adpsgd.asr.kaldi.names import Names
+
+FILES = {
+    "wav.scp": "anna-call /speech/anna call.wav\nbert sph2pipe -c 1 x.sph |\n",
+    "segments": "anna-1 anna-call 0.98 2.5\nanna-2 anna-call 3 9\nbert-1 bert 0 1\n",
+    "utt2spk": "anna-1 anna\nanna-2 anna\nbert-1 bert\n",
+    "reco2file_and_channel": "anna-call call B\nbert x A\n",
+    "text": "anna-1 YES i know\nanna-2 no\nbert-1 no\ncarl-1 no\n",
+}
+WHOLE = {
+    "wav.scp": "anna_1 /a.wav\n",
+    "utt2spk": "anna_1 anna\n",
+    "text": "anna_1 0 4\n",
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
+    def writes(files: dict[str, str]) -> Path:
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        return tmp_path
+
+    return writes
+
+
+def _five_seconds(path: Path) -> float:
+    return 5.0
+
+
+def test_utterances_have_the_recordings_times_and_sides_of_the_tables(write):
+    skipped = Skipped()
+    first, second = read_data(write(FILES), _five_seconds, skipped)
+    assert first.id == "anna-1-B_000098-000250"
+    assert first.conversation == "anna-1"
+    assert first.recording == Path("/speech/anna call.wav")
+    assert (first.channel, first.start_s, first.end_s) == (1, 0.98, 2.5)
+    assert (first.words, first.speaker) == (("yes", "i", "know"), "anna")
+    assert first.source.endswith("text:1")
+    assert second.end_s == 5.0  # no longer than its recording
+    assert skipped.counts == {"command in wav.scp": 1, "text without a recording": 1}
+
+
+def test_without_segments_a_recording_is_an_utterance(write):
+    (found,) = read_data(write(WHOLE), _five_seconds, Skipped())
+    assert (found.id, found.start_s, found.end_s) == ("anna_1-A_000000-000500", 0, 5)
+    # Kaldi's alignments have its name alone
+    assert Names([found.id]).find("anna_1") == found.id
+
+
+def test_a_recording_of_several_utterances_is_none_of_them():
+    names = Names(["sw02001-A_000098-001156", "sw02001-A_001200-001300"])
+    assert names.find("sw02001") is None
+
+
+def _broken(path: Path) -> float:
+    raise ValueError(f"{path}: truncated")
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"text": "anna_1\n"}, r"text:1: expected a name and more, got 'anna_1'"),
+        ({"segments": "anna_1 r 0\n"}, r"segments:1: expected `utterance recording"),
+        ({"segments": "anna_1 r 2 1\n"}, r"segments:1: expected 0 <= start < end"),
+        ({"segments": "anna_1 r 0 nan\n"}, r"segments:1: expected 0 <= start < end"),
+        ({"reco2file_and_channel": "r f C\n"}, r"channel:1: expected `recording file"),
+        ({"utt2spk": "anna_1 anna bert\n"}, r"utt2spk:1: expected `utterance speaker`"),
+        ({"wav.scp": "anna_1 flac -cd a.flac |\n"}, "no utterance .* command in wav.s"),
+    ],
+)
+def test_files_that_make_no_sense_are_named_with_the_line(
+    write, files: dict[str, str], problem: str
+):
+    with pytest.raises(KaldiError, match=problem):
+        read_data(write(WHOLE | files), _five_seconds, Skipped())
+
+
+def test_no_usable_sound_and_no_table_are_errors(write):
+    folder = write(WHOLE)
+    with pytest.raises(
+        KaldiError, match=r"no utterance .*unusable sound: 1.*truncated"
+    ):
+        read_data(folder, _broken, Skipped())
+    (folder / "text").unlink()
+    with pytest.raises(KaldiError, match=r"text: .*No such file.*expected a file"):
+        read_data(folder, _five_seconds, Skipped())

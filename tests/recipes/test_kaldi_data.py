@@ -1,0 +1,109 @@
+"""`python -m recipes.kaldi`: data directories of Kaldi, and alignments by its names."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from lightning_adpsgd.asr.corpora.corpus import read_utterances
+from lightning_adpsgd.asr.frames.store import FrameStore
+from recipes.kaldi.__main__ import main
+from tests.asr.kaldi_files import write_experiment
+
+SPOKEN = {
+    "train": {"anna": 3, "bert": 3, "zoe": 2},
+    "test": {"carl": 2},
+}
+SECONDS = 0.5
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Data directories of noise, a file for every utterance, as tutorials have them."""
+    random = np.random.default_rng(0)
+    (tmp_path / "sounds").mkdir()
+    for split, speakers in SPOKEN.items():
+        folder = tmp_path / "data" / split
+        folder.mkdir(parents=True)
+        tables = {"wav.scp": "", "text": "", "utt2spk": ""}
+        for speaker, number in speakers.items():
+            for take in range(number):
+                name, sound = (
+                    f"{speaker}_{take}",
+                    tmp_path / f"sounds/{speaker}{take}.wav",
+                )
+                soundfile.write(sound, 0.1 * random.standard_normal(8000), 16000)
+                tables["wav.scp"] += f"{name} {sound}\n"
+                tables["text"] += f"{name} YES no\n"
+                tables["utt2spk"] += f"{name} {speaker}\n"
+        for table, text in tables.items():
+            (folder / table).write_text(text)
+    dictionary = tmp_path / "data/local/dict/lexicon.txt"
+    dictionary.parent.mkdir(parents=True)
+    dictionary.write_text("!SIL sil\nyes y eh s\nno n ow\n")
+    return tmp_path / "data"
+
+
+def _run(data: Path, last: str, *settings: str) -> int:
+    out = str(data.parent / "run")
+    command = ["--corpus", str(data), "--out", out, "--to", last, "--cores", "1"]
+    chosen = ("prepare.min_dev_sides=1", *settings)
+    return main([*command, *(f"--set={one}" for one in chosen)])
+
+
+def _speakers(data: Path, split: str) -> list[str]:
+    path = data.parent / f"run/exp/prepare/{split}.jsonl"
+    return [utterance.speaker for utterance in read_utterances(path)]
+
+
+def test_alignments_with_kaldis_names_are_the_labels(data: Path):
+    assert _run(data, "lm") == 0
+    assert _run(data, "features") == 0
+    exp = data.parent / "run/exp"
+    assert _speakers(data, "train") == [*["anna"] * 3, *["bert"] * 3]
+    assert _speakers(data, "dev") == ["zoe"] * 2
+    assert _speakers(data, "test") == ["carl"] * 2
+    store = FrameStore(exp / "features/train")
+    length = len(store.frames(0))
+    assert length == 100 * SECONDS
+    names = [f"{who}_{take}" for who, n in SPOKEN["train"].items() for take in range(n)]
+    experiment = data.parent / "tri"
+    write_experiment(experiment, {name: [2, *[1] * (length - 1)] for name in names})
+    assert _run(data, "graph", f"kaldi.experiment={experiment}") == 0
+    for split in ("train", "dev"):
+        assert (np.load(exp / f"kaldi/{split}/labels.npy") >= 0).all()
+
+
+def test_a_dev_of_its_own_is_taken_and_nobody_is_held_out(data: Path):
+    (data / "test").rename(data / "dev")
+    assert _run(data, "prepare") == 0
+    assert set(_speakers(data, "train")) == {"anna", "bert", "zoe"}
+    assert _speakers(data, "dev") == ["carl"] * 2
+
+
+def test_what_is_left_out_is_told_before_anything_starts(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    table = data / "train/wav.scp"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([f"{lines[0].split()[0]} sox x.mp3 - |", *lines[1:]]))
+    (data.parent / "sounds/zoe1.wav").write_bytes(b"RIFF")
+    assert _run(data, "check") == 0
+    said = capsys.readouterr().out
+    assert "train: 6 utterances" in said
+    assert "command in wav.scp: 1" in said
+    assert "unusable sound: 1" in said
+    report = json.loads((data.parent / "run/exp/check/report.json").read_text())
+    assert len(report["report"]) == 4
+
+
+def test_a_corpus_that_is_no_data_directory_is_refused(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    (data / "train/wav.scp").unlink()
+    assert _run(data, "check") == 1
+    error = capsys.readouterr().err
+    assert "--corpus:" in error
+    assert "wav.scp" in error
