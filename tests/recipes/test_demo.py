@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_adpsgd.asr.schedule import PaperSchedule
 from lightning_adpsgd.asr.scoring import Errors
 from lightning_adpsgd.callbacks.timeline import Entry, write_timeline
-from recipes.demo.__main__ import main
+from recipes.demo.__main__ import SHORT_TRAINING, main, parser, settings_of
 from recipes.demo.facts import facts_of
 from recipes.demo.lanes import Step, read_lanes
 from recipes.demo.race import (
@@ -31,7 +32,7 @@ from recipes.demo.results import (
     speeds_in_words,
     table,
 )
-from recipes.hybrid.pipeline.groups import RaceSettings
+from recipes.hybrid.pipeline.groups import RaceSettings, TrainSettings
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.training.held_out import HeldOut, Point, Spoken
 from recipes.hybrid.training.metrics import (
@@ -251,6 +252,37 @@ def report(folder: Path, race: Sequence[Entrant] = ()) -> str:
     path = folder / "report.html"
     write_report(path, made_up_results(), {"command": "a < b"}, "Made up", race)
     return path.read_text()
+
+
+# --- the settings
+
+
+def rate_at(train: TrainSettings, share: float) -> float:
+    """The learning rate after a share of a training."""
+    schedule = PaperSchedule(
+        corpus_samples=1000,
+        global_batch=64,
+        base_rate=train.base_rate,
+        base_batch=train.base_batch,
+        warmup_epochs=train.warmup_epochs,
+        decay=train.decay,
+    )
+    return schedule.rate_at_epoch(share * train.epochs)
+
+
+def test_the_short_training_has_the_schedule_of_the_long_one():
+    shares = [epoch / SHORT_TRAINING.epochs for epoch in range(SHORT_TRAINING.epochs)]
+    long = [rate_at(TrainSettings(), share) for share in shares]
+    assert [rate_at(SHORT_TRAINING, share) for share in shares] == pytest.approx(long)
+
+
+def test_only_generated_speech_is_learnt_in_the_short_training(tmp_path):
+    generated = settings_of(parser().parse_args(["--out", str(tmp_path)]))
+    assert generated.train == SHORT_TRAINING
+    assert generated.corpus == tmp_path / "corpus"
+    given = settings_of(parser().parse_args(["--corpus", str(tmp_path / "tree")]))
+    assert given.train == TrainSettings()
+    assert given.corpus == tmp_path / "tree"
 
 
 # --- the race
