@@ -458,6 +458,7 @@ def test_the_word_errors_of_a_training_are_told_from_those_of_the_test_sets(
     write_run(tmp_path / "speech", "speech")
     row = {"name": "speech", "algorithm": "adpsgd", "wer": 0.0123}
     write_rows(tmp_path / "speech" / "speech.run.csv", [row])
+    write_score(tmp_path / "score", "speech", 0.05)
     write_page(collect([tmp_path]), tmp_path / "page.html")
     shown.open(tmp_path / "page.html")
     assert "held-out WER" in text_of(shown, "#runs thead")

@@ -12,8 +12,8 @@ const COLUMNS = {
 const LOSS_TEXT = "Thick: held-out loss of the consensus model. Thin: loss of learner 0 on its training "
   + "batches. A band: lowest to highest of several seeds, around their median. Drag to zoom.";
 const WER_TEXT = "Of a few held-out utterances, by the consensus model.";
-const RUNS_WER_TEXT = "Held-out WER: the last rate of a few held-out utterances that were recognised during "
-  + "training. The rates of the test sets are under Word errors.";
+const RUNS_WER_TEXT = "Held-out WER: the last rate of a few held-out utterances that were recognised during training.";
+const TEST_WER_TEXT = " The rates of the test sets are under Word errors.";
 const DISTANCE_TEXT = "√(mean |wᵢ − w|²) / |w| before each validation: how far super-learners are from their "
   + "mean w, relative to its length.";
 const EXCHANGES_TEXT = "Exchanges of a learner per step of its own, since training began.";
@@ -97,7 +97,8 @@ class Page {
     };
     const rows = DATA.runs.map((run) => [run.name, ...columns.map(([name]) => cell(run, name))]);
     const head = ["run", ...columns.map(([, text]) => text)];
-    const hint = columns.some(([name]) => name === "wer") ? make("p", {}, RUNS_WER_TEXT) : null;
+    const explained = RUNS_WER_TEXT + (DATA.scores.length ? TEST_WER_TEXT : "");
+    const hint = columns.some(([name]) => name === "wer") ? make("p", {}, explained) : null;
     this.section("Runs", table("Settings, and results at the end of training", head, rows), hint);
   }
 
