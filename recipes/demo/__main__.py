@@ -14,9 +14,9 @@ from recipes.hybrid.pipeline.groups import (
 from recipes.hybrid.pipeline.overrides import override
 from recipes.hybrid.pipeline.settings import Settings
 
-# Generated speech is learnt in half of the epochs of `TrainSettings`, on a schedule of
-# the same shape: half of the warm-up, and the decay of two epochs in one.
-SHORT_TRAINING = TrainSettings(epochs=8, warmup_epochs=1.0, decay=0.64)
+# Generated speech gains nothing in epochs 11 to 16: held-out losses of 0.932 and 0.937
+# after ten (ddp, hadpsgd), 0.927 and 0.929 after sixteen, and the same words.
+SHORT_TRAINING = TrainSettings(epochs=10)
 # The last epoch is the best or close to it, and to decode another takes ten seconds.
 SHORT_DECODING = DecodeSettings(best_epoch=False)
 
