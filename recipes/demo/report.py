@@ -16,10 +16,15 @@ from recipes.demo.results import Result, speeds_in_words, table, were_alone
 _RACE = "The same seconds, one slow machine"
 _SPEEDS = ("samples_per_second", "exposed_share", "train_seconds")
 _SPEED_CHARTS = ("Speed of learners", "Waiting")
+_CONTROL = (
+    "The trained runs have seen the same samples, and no learner was slow: they should "
+    "be alike. What the headings mean is under How it was measured."
+)
 
 _MEANING = {
     "WER": "Word errors (substitutions, deletions, insertions) per word of the "
-    "reference.",
+    "reference. SWB and CH are the two halves of the test set, which a corpus of "
+    "Switchboard's shape takes from Switchboard and from CallHome.",
     "frame loss, frame accuracy": "Of the consensus model, the mean of all "
     "super-learners, on held-out training speakers: the loss on chunks as in training, "
     "the accuracy on whole utterances as in decoding.",
@@ -27,11 +32,13 @@ _MEANING = {
     "exposed comm., waited": "Part of the training time in which a learner's training "
     "thread waited for communication: in gossip, and in the gradient allreduce after "
     "the last gradient was ready. Waiting for a slower learner is part of it.",
+    "others' cores": "Cores that programs other than the demo kept busy meanwhile.",
+    "steps, fast and slow": "Steps of the learner that made most, and of the slow one.",
     "consensus dist.": "Distance of the super-learners from their mean, relative to "
     "its length; mean over the validations.",
     "what is equal": "Trained runs of the first table have the same alignment, "
     "decoding graph, model, start, schedule, batch and number of samples; they differ "
-    "in the strategy alone. `gmm` is the monophone Gaussian mixture model that made "
+    "in the strategy alone. gmm is the monophone Gaussian mixture model that made "
     "the alignment.",
 }
 
@@ -55,7 +62,7 @@ def write_report(
     Raises:
         ValueError: A file of figures in the folder is broken; the message names it.
     """
-    first = _table("Results", table(results), [speeds_in_words(results)])
+    first = _table("Results", table(results), [_CONTROL, speeds_in_words(results)])
     notes = {
         "title": title,
         "tables": [first, *_race_tables(race)],

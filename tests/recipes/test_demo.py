@@ -11,7 +11,7 @@ import pytest
 
 from lightning_adpsgd.asr.scoring import Errors
 from lightning_adpsgd.callbacks.timeline import Entry, write_timeline
-from recipes.demo.__main__ import main
+from recipes.demo.__main__ import SHORT_TRAINING, main, parser, settings_of
 from recipes.demo.facts import facts_of
 from recipes.demo.lanes import Step, read_lanes
 from recipes.demo.race import (
@@ -31,7 +31,7 @@ from recipes.demo.results import (
     speeds_in_words,
     table,
 )
-from recipes.hybrid.pipeline.groups import RaceSettings
+from recipes.hybrid.pipeline.groups import RaceSettings, TrainSettings
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.training.held_out import HeldOut, Point, Spoken
 from recipes.hybrid.training.metrics import (
@@ -251,6 +251,21 @@ def report(folder: Path, race: Sequence[Entrant] = ()) -> str:
     path = folder / "report.html"
     write_report(path, made_up_results(), {"command": "a < b"}, "Made up", race)
     return path.read_text()
+
+
+# --- the settings
+
+
+def test_only_generated_speech_is_learnt_in_the_short_training(tmp_path):
+    generated = settings_of(parser().parse_args(["--out", str(tmp_path)]))
+    assert generated.train == SHORT_TRAINING
+    assert SHORT_TRAINING.epochs < TrainSettings().epochs
+    assert not generated.decode.best_epoch
+    assert generated.corpus == tmp_path / "corpus"
+    given = settings_of(parser().parse_args(["--corpus", str(tmp_path / "tree")]))
+    assert given.train == TrainSettings()
+    assert given.decode.best_epoch
+    assert given.corpus == tmp_path / "tree"
 
 
 # --- the race

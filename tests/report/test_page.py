@@ -445,3 +445,22 @@ def test_a_row_in_another_folder_belongs_to_the_figures_of_its_name(shown, tmp_p
     shown.open(tmp_path / "page.html")
     [row] = text_of(shown, "#runs tbody").splitlines()
     assert row.startswith("logs: mine\tadpsgd\t")
+
+
+@needs_browser
+def test_the_word_errors_of_a_training_are_told_from_those_of_the_test_sets(
+    shown, tmp_path
+):
+    write_run(tmp_path / "bare", "bare")
+    write_page(collect([tmp_path]), tmp_path / "page.html")
+    shown.open(tmp_path / "page.html")
+    assert "WER" not in text_of(shown, "#runs")
+    write_run(tmp_path / "speech", "speech")
+    row = {"name": "speech", "algorithm": "adpsgd", "wer": 0.0123}
+    write_rows(tmp_path / "speech" / "speech.run.csv", [row])
+    write_score(tmp_path / "score", "speech", 0.05)
+    write_page(collect([tmp_path]), tmp_path / "page.html")
+    shown.open(tmp_path / "page.html")
+    assert "held-out WER" in text_of(shown, "#runs thead")
+    assert "The rates of the test sets are under Word errors" in text_of(shown, "#runs")
+    assert "1.23 %" in text_of(shown, "#runs tbody")

@@ -3,15 +3,17 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const COLUMNS = {
   algorithm: "algorithm", topology: "topology", num_super_learners: "super-learners",
-  super_learner_size: "each of", global_batch: "batch", lr: "rate", seed: "seed",
-  best_loss: "best loss", last_loss: "last loss", wer: "WER", global_samples: "samples",
-  train_seconds: "seconds", samples_per_second: "samples/s", exposed_share: "waited",
+  super_learner_size: "learners in each", global_batch: "global batch", lr: "learning rate",
+  seed: "seed", best_loss: "best held-out loss", last_loss: "last held-out loss", wer: "held-out WER",
+  global_samples: "samples", train_seconds: "seconds", samples_per_second: "samples/s", exposed_share: "waited",
   relative_consensus_distance: "consensus distance", exchanges_per_step: "exchanges/step",
   diverged: "diverged",
 };
 const LOSS_TEXT = "Thick: held-out loss of the consensus model. Thin: loss of learner 0 on its training "
   + "batches. A band: lowest to highest of several seeds, around their median. Drag to zoom.";
 const WER_TEXT = "Of a few held-out utterances, by the consensus model.";
+const RUNS_WER_TEXT = "Held-out WER: the last rate of a few held-out utterances that were recognised during training.";
+const TEST_WER_TEXT = " The rates of the test sets are under Word errors.";
 const DISTANCE_TEXT = "√(mean |wᵢ − w|²) / |w| before each validation: how far super-learners are from their "
   + "mean w, relative to its length.";
 const EXCHANGES_TEXT = "Exchanges of a learner per step of its own, since training began.";
@@ -95,7 +97,9 @@ class Page {
     };
     const rows = DATA.runs.map((run) => [run.name, ...columns.map(([name]) => cell(run, name))]);
     const head = ["run", ...columns.map(([, text]) => text)];
-    this.section("Runs", table("Settings, and results at the end of training", head, rows));
+    const explained = RUNS_WER_TEXT + (DATA.scores.length ? TEST_WER_TEXT : "");
+    const hint = columns.some(([name]) => name === "wer") ? make("p", {}, explained) : null;
+    this.section("Runs", table("Settings, and results at the end of training", head, rows), hint);
   }
 
   training() {
