@@ -85,18 +85,23 @@ def test_the_page_on_monitoring_shows_what_a_run_came_to(tmp_path: Path) -> None
 # --- what the pages name is there
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_page)
-def test_every_path_that_a_page_names_is_there(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    for name in (*PATH.findall(text), *FOLDER.findall(text)):
-        places = (ROOT, PACKAGE, page.parent)
-        assert any((place / name).exists() for place in places), name
+def test_every_path_that_a_page_names_is_there() -> None:
+    lost = []
+    for page in PAGES:
+        text, places = page.read_text(encoding="utf-8"), (ROOT, PACKAGE, page.parent)
+        names = (*PATH.findall(text), *FOLDER.findall(text))
+        missing = (n for n in names if not any((at / n).exists() for at in places))
+        lost += [(_page(page), name) for name in missing]
+    assert lost == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_page)
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+def test_every_link_of_a_page_leads_somewhere() -> None:
+    lost = []
+    for page in PAGES:
+        targets = LINK.findall(page.read_text(encoding="utf-8"))
+        missing = (each for each in targets if not (page.parent / each).exists())
+        lost += [(_page(page), target) for target in missing]
+    assert lost == []
 
 
 def test_the_tree_of_the_contributors_is_the_tree_on_disk() -> None:

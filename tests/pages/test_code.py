@@ -58,39 +58,43 @@ def commands(page: str) -> Iterator[str]:
 # --- programs
 
 
-@pytest.mark.parametrize("page", NAMES)
-def test_programs_of_a_page_are_python(page: str) -> None:
-    for block in blocks(page, "python", "py"):
-        compile(block, page, "exec")
+def programs() -> Iterator[tuple[str, ast.Module]]:
+    """Every program of a page, which must compile, with the page's name."""
+    for page in NAMES:
+        for block in blocks(page, "python", "py"):
+            compile(block, page, "exec")
+            yield page, ast.parse(block, page)
 
 
-@pytest.mark.parametrize("page", NAMES)
-def test_programs_of_a_page_import_what_exists(page: str) -> None:
-    for block in blocks(page, "python", "py"):
-        for node in ast.walk(ast.parse(block)):
+def test_programs_of_pages_are_python() -> None:
+    assert len(list(programs())) > 20
+
+
+def test_programs_of_pages_import_what_exists() -> None:
+    for page, program in programs():
+        for node in ast.walk(program):
             if isinstance(node, ast.ImportFrom) and _is_ours(node.module or ""):
-                exec(ast.unparse(node), {})
+                exec(compile(ast.unparse(node), page, "exec"), {})
 
 
 def _is_ours(module: str) -> bool:
     return module.partition(".")[0] in OURS
 
 
-@pytest.mark.parametrize("page", NAMES)
-def test_arguments_in_the_programs_of_a_page_exist(page: str) -> None:
-    for block in blocks(page, "python", "py"):
-        assert unknown_arguments(block) == set()
+def test_arguments_in_the_programs_of_pages_exist() -> None:
+    for page, program in programs():
+        assert unknown_arguments(program) == set(), page
 
 
 def test_an_argument_that_does_not_exist_is_told() -> None:
     call = "Trainer(strategy=HADPSGDStrategy('ring', lag=2, find_unused_parameters=1))"
-    assert unknown_arguments(call) == {"lag"}
+    assert unknown_arguments(ast.parse(call)) == {"lag"}
 
 
-def unknown_arguments(program: str) -> set[str]:
+def unknown_arguments(program: ast.Module) -> set[str]:
     """Arguments that a program gives to what users call most, and that do not exist."""
     found: set[str] = set()
-    for call in ast.walk(ast.parse(program)):
+    for call in ast.walk(program):
         if isinstance(call, ast.Call):
             known = _arguments_of(ast.unparse(call.func))
             given = {word.arg for word in call.keywords if word.arg}
@@ -134,20 +138,18 @@ def test_a_short_program_runs(
     exec(program, {"__name__": "program"})
 
 
-@pytest.mark.parametrize("page", NAMES)
-def test_settings_of_a_page_are_yaml(page: str) -> None:
-    for block in blocks(page, "yaml", "yml"):
-        assert list(yaml.safe_load_all(block))
+def test_settings_of_pages_are_yaml() -> None:
+    for page in NAMES:
+        for block in blocks(page, "yaml", "yml"):
+            assert list(yaml.safe_load_all(block)), page
 
 
 # --- commands
 
 
-@pytest.mark.parametrize("page", NAMES)
-def test_commands_of_a_page_are_understood(page: str) -> None:
-    for command in commands(page):
-        complaint = complaint_about(command)
-        assert complaint is None, f"{command}: {complaint}"
+def test_commands_of_pages_are_understood() -> None:
+    told = ((page, c, complaint_about(c)) for page in NAMES for c in commands(page))
+    assert [each for each in told if each[-1] is not None] == []
 
 
 def complaint_about(command: str) -> str | None:

@@ -44,18 +44,18 @@ def test_no_message_is_explained_twice() -> None:
     assert len(QUOTES) == len(set(QUOTES))
 
 
-@pytest.mark.parametrize("quote", [q for q in QUOTES if q not in FOREIGN])
-def test_a_quoted_message_is_one_of_the_codes(quote: str) -> None:
-    assert is_said(quote), quote
+def test_every_quoted_message_is_one_of_the_codes() -> None:
+    own = [quote for quote in QUOTES if quote not in FOREIGN]
+    assert [quote for quote in own if not is_said(quote)] == []
 
 
-@pytest.mark.parametrize("warning", list(warned()), ids=lambda text: text[:40])
-def test_a_warning_is_explained(warning: str) -> None:
-    assert any(is_in(quote, warning) for quote in QUOTES), warning
+def test_every_warning_is_explained() -> None:
+    told = lambda warning: any(is_in(quote, warning) for quote in QUOTES)  # noqa: E731
+    assert [warning for warning in warned() if not told(warning)] == []
 
 
 def test_a_warning_that_the_page_lacks_would_be_told() -> None:
-    assert len(list(warned())) > 10
+    assert len(warned()) > 10
     assert not any(is_in(quote, "the moon is full") for quote in QUOTES)
 
 

@@ -10,6 +10,7 @@ releases.
 import atexit
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib.metadata
 import json
@@ -87,8 +88,11 @@ def _is_readable(fd: int) -> bool:
 
 
 def _import() -> None:
-    # Every Trainer reads them from the metadata of all that is installed.
+    # Every Trainer reads them from the metadata of all that is installed, and every
+    # learner asks for the version.
     importlib.metadata.entry_points = importlib.metadata.entry_points().select
+    importlib.metadata.version = functools.cache(importlib.metadata.version)
+    importlib.metadata.version("lightning")
 
     import lightning  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
