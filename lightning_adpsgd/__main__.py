@@ -272,9 +272,15 @@ def _add_rendezvous(commands: _Commands) -> None:
         description="Serves the store of `HADPSGDStrategy(islands=...)` until it is "
         "interrupted. It keeps nothing on disk and may be started again at any time.",
     )
-    add.add_argument("--port", type=int, required=True)
+    add.add_argument("--port", type=_port, required=True)
     add.add_argument("--host", default="", help="address to listen at; by default all")
     add.set_defaults(command=_rendezvous)
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and 0 < int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"a port is from 1 to 65535, got {text!r}")
+    return int(text)
 
 
 def _rendezvous(chosen: argparse.Namespace) -> None:

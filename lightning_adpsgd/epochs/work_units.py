@@ -73,6 +73,9 @@ def draw_epoch(batches: Any, seed: int, epoch: int) -> Epoch:
     return _regular(order, batches.batch_size, batches.drop_last)
 
 
+_MOST_SEEDS = 1 << 62
+
+
 class Terms(NamedTuple):
     """What all learners must agree upon to mean the same by the number of a work unit.
 
@@ -85,8 +88,14 @@ class Terms(NamedTuple):
 
     @classmethod
     def from_row(cls, row: Iterable[Any]) -> "Terms":
-        """Reads what JSON has made of them."""
+        """Reads what JSON has made of them.
+
+        Raises:
+            ValueError: The seed is none that torch takes.
+        """
         seed, base, fingerprint = row
+        if not 0 <= int(seed) < _MOST_SEEDS:
+            raise ValueError("a seed is from 0 to 2^62")
         return cls(int(seed), from_rows(base), str(fingerprint))
 
 

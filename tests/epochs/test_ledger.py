@@ -42,6 +42,7 @@ def test_a_ledger_comes_back_from_its_text(
         '["a", [1, [], "x"], [[3, 1]], {}, {}, [], 0]',
         '["a", [1, [], "x"], [], {}, {}, [], -1]',
         '["a", [1, [], "x"], [], {}, {}, [], true]',
+        f'["a", [{1 << 62}, [], "x"], [], {{}}, {{}}, [], 0]',
     ],
 )
 def test_what_is_no_ledger_is_refused(text: str) -> None:

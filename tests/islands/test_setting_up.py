@@ -40,6 +40,15 @@ def test_what_is_no_url_is_refused(url: str) -> None:
         RendezvousAddress.parse(url)
 
 
+@pytest.mark.parametrize("port", ["0", "70000", "-1", "x"])
+def test_a_port_of_no_rendezvous_is_refused(
+    port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["rendezvous", f"--port={port}"])
+    assert f"a port is from 1 to 65535, got '{port}'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
