@@ -222,6 +222,7 @@ class ConvergenceMonitor(Monitor):
         seed = self._seed
         if seed is None and "PL_GLOBAL_SEED" in os.environ:
             seed = int(os.environ["PL_GLOBAL_SEED"])
+        wer = trainer.callback_metrics.get(self._wer) if self._wer else None
         lr, suffix = self._peak_lr or None, uuid.uuid4().hex[:8]
         made_up = f"{algorithm.algorithm}-B{batch}-lr{lr}-seed{seed}-{suffix}"
         return Run(
@@ -232,7 +233,7 @@ class ConvergenceMonitor(Monitor):
             lr=lr,
             seed=seed,
             diverged=self.diverged,
-            wer=self._word_error_rate(trainer),
+            wer=None if wer is None else float(wer),
             **self._results(),
         )
 
@@ -252,10 +253,6 @@ class ConvergenceMonitor(Monitor):
             results["best_loss"] = best.held_out_loss
             results["best_loss_samples"] = best.global_samples
         return results
-
-    def _word_error_rate(self, trainer: Trainer) -> float | None:
-        value = trainer.callback_metrics.get(self._wer) if self._wer else None
-        return None if value is None else float(value)
 
     def _global_batch(self, trainer: Trainer) -> int:
         summed = self._loader_batch * trainer.accumulate_grad_batches

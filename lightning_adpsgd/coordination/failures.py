@@ -63,7 +63,8 @@ class FailureReport:
         except LearnerFailed as error:
             self._follow(self._coordinator.explain(str(error)), error)
         except RuntimeError as error:
-            if not _is_lost_connection(error):
+            by_name = isinstance(error, DistError | SuperLearnerBroken)
+            if not by_name and _GLOO.match(str(error)) is None:
                 raise
             self._follow(self._coordinator.explain(self._lost_neighbour(error)), error)
 
@@ -97,8 +98,3 @@ class FailureReport:
             "printed last; learners of one super-learner need equally many batches, "
             "and `timeout` bounds how far apart they may be"
         )
-
-
-def _is_lost_connection(error: RuntimeError) -> bool:
-    by_name = isinstance(error, DistError | SuperLearnerBroken)
-    return by_name or _GLOO.match(str(error)) is not None

@@ -21,7 +21,9 @@ def gather_weights_only(
         The values by rank, tensors on the host, in the first learner; None elsewhere.
     """
     where = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
-    mine = _as_bytes(value).to(where)
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    mine = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8).to(where)
     length = torch.tensor([len(mine)], device=where)
     lengths = [torch.zeros_like(length) for _ in range(dist.get_world_size(group))]
     dist.all_gather(lengths, length, group=group)
@@ -42,12 +44,6 @@ def number_from_learner_0(value: int, device: torch.device) -> int:
     box = torch.tensor([value], dtype=torch.int64, device=where)
     dist.broadcast(box, 0)
     return int(box)
-
-
-def _as_bytes(value: Any) -> Tensor:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
 
 
 def _from_bytes(row: Tensor) -> Any:

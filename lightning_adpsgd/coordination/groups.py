@@ -63,7 +63,10 @@ def make_groups(
     if sections is None:
         across = [[*ranks] for ranks in zip(*within, strict=True)]
     else:
-        across = [_owners(section, within) for section in sections]
+        across = [
+            [ranks[n] for ranks, n in zip(within, one.owners, strict=True)]
+            for one in sections
+        ]
     backend = "nccl" if on_device else "gloo"
     counterparts = _own_groups(across, timeout, backend)
     gradients = shards = None
@@ -77,10 +80,6 @@ def make_groups(
     for group in (*counterparts, shards) if on_device else ():
         _connect(group, device)
     return Groups(counterparts, gradients, shards, on_device, partition, sections)
-
-
-def _owners(section: Section, within: Sequence[Sequence[int]]) -> list[int]:
-    return [ranks[n] for ranks, n in zip(within, section.owners, strict=True)]
 
 
 def make_mesh(device_type: str, partition: Partition, timeout: timedelta) -> DeviceMesh:

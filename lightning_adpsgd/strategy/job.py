@@ -431,7 +431,9 @@ class Job:
 @torch.no_grad()
 def _take_first_weights(module: nn.Module, weights: Weights, groups: Groups) -> None:
     if not isinstance(weights, LocalShards):
-        _take_weights_of_learner_0(module)
+        world = dist.distributed_c10d._get_default_group()
+        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        _sync_module_states(module, world, _BROADCAST_BYTES, 0, ignored)
         return
     sections = super_learner_of(weights, groups).own(weights.vectors)
     for shards, owners in zip(sections, groups.counterparts, strict=True):
@@ -439,12 +441,6 @@ def _take_first_weights(module: nn.Module, weights: Weights, groups: Groups) -> 
             dist.broadcast(shard, group=owners, group_src=0)
     for buffer in module.buffers():
         dist.broadcast(buffer, 0)
-
-
-def _take_weights_of_learner_0(module: nn.Module) -> None:
-    world = dist.distributed_c10d._get_default_group()
-    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-    _sync_module_states(module, world, _BROADCAST_BYTES, 0, ignored)
 
 
 def _own_store(device: torch.device) -> Store:

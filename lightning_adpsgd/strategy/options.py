@@ -259,10 +259,7 @@ class HADPSGDOptions(_DDPStrategy):
     @property
     def num_super_learners(self) -> int:
         """S."""
-        sizes = self._dials.super_learner_size
-        if isinstance(sizes, tuple) and self._dials.islands is None:
-            return len(sizes)
-        return self.world_size // self.super_learner_size
+        return self.partition.num_super_learners
 
     def check_peers(self) -> bool:
         """Whether there is more than one super-learner; says so where there is not.

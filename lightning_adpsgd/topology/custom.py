@@ -22,7 +22,6 @@ from lightning_adpsgd.topology.topology import (
     Topology,
     equal_shares,
     never_repeats,
-    repeats_after,
 )
 
 MatrixOfRound = Callable[[int, int, int], Tensor]
@@ -48,7 +47,7 @@ def from_matrices(matrices: Sequence[Tensor]) -> Topology:
     return Topology(
         "matrices",
         partial(_column, matrix := partial(_in_turn, rounds)),
-        partial(repeats_after, len(rounds)),
+        partial(_always, len(rounds)),
         gives=partial(_row, matrix),
         frequencies=partial(_frequencies, matrix, heaviest),
         check_size=partial(_check_same_size, len(rounds[0])),
@@ -68,7 +67,7 @@ def from_matchings(matchings: Sequence[Matching]) -> Topology:
     return Topology(
         "matchings",
         partial(_half_of_partner, partners),
-        partial(repeats_after, len(partners)),
+        partial(_always, len(partners)),
         check_size=partial(_check_matchings, partners),
     )
 
@@ -179,6 +178,10 @@ def _check_same_size(size: int, num_super_learners: int) -> None:
 
 
 # --- matchings
+
+
+def _always(num_rounds: int, num_super_learners: int) -> int:
+    return num_rounds
 
 
 def _half_of_partner(

@@ -9,7 +9,7 @@ docs/extending.md has the steps that add one; every property is then tested for 
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -27,7 +27,6 @@ from lightning_adpsgd.topology.topology import (
     Topology,
     equal_shares,
     never_repeats,
-    repeats_after,
 )
 
 TopologyLike = (
@@ -122,6 +121,10 @@ def grid_shares(index: int, size: int, round: int = 0, seed: int = 0) -> Shares:
     return shares
 
 
+def _always_the_same(num_super_learners: int) -> int:
+    return 1
+
+
 def _two_or_all(num_super_learners: int) -> int:
     return 2 if num_super_learners % 2 == 0 else num_super_learners
 
@@ -141,7 +144,7 @@ def _check_power_of_two(num_super_learners: int) -> None:
 TOPOLOGIES = {
     topology.name: topology
     for topology in (
-        Topology("ring", ring_shares, partial(repeats_after, 1)),
+        Topology("ring", ring_shares, _always_the_same),
         Topology("random_ring", random_ring_shares, never_repeats),
         Topology("alternating_pairs", alternating_pairs_shares, _two_or_all),
         Topology("random_pairs", random_pairs_shares, never_repeats),
@@ -149,8 +152,8 @@ TOPOLOGIES = {
         Topology(
             "hypercube", hypercube_shares, _one_per_bit, check_size=_check_power_of_two
         ),
-        Topology("complete", complete_shares, partial(repeats_after, 1)),
-        Topology("grid", grid_shares, partial(repeats_after, 1)),
+        Topology("complete", complete_shares, _always_the_same),
+        Topology("grid", grid_shares, _always_the_same),
     )
 }
 

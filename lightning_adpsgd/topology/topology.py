@@ -27,11 +27,6 @@ def any_size(num_super_learners: int) -> None:
     """Accepts every number of super-learners."""
 
 
-def repeats_after(num_rounds: int, num_super_learners: int) -> int:
-    """The period of a schedule that repeats after so many rounds, whatever S is."""
-    return num_rounds
-
-
 def never_repeats(num_super_learners: int) -> int:
     """The period of a schedule that is drawn at random."""
     return 0

@@ -44,7 +44,10 @@ class Rows:
         whole = [vector.repeat(num_rows, 1) for vector in vectors]
         addresses = [vector.untyped_storage().data_ptr() for vector in vectors]
         self._whole = whole
-        self.matrices = [_as_real_rows(matrix) for matrix in whole]
+        self.matrices = [
+            as_real(one).view(num_rows, -1) if one.is_complex() else one
+            for one in whole
+        ]
         self.slots: list[TensorSlot] = []
         # Each tensor of the module with what it is in each row.
         self._tensors: list[tuple[Tensor, list[Tensor]]] = []
@@ -106,7 +109,3 @@ def _views(matrix: Tensor, slot: TensorSlot) -> list[Tensor]:
         matrix.as_strided(slot.shape, slot.stride, row * length + slot.offset)
         for row in range(len(matrix))
     ]
-
-
-def _as_real_rows(matrix: Tensor) -> Tensor:
-    return as_real(matrix).view(len(matrix), -1) if matrix.is_complex() else matrix

@@ -166,7 +166,10 @@ def check_start(
         addresses, trouble = [], placement.trouble() or str(error)
     with closing(ReachabilityServer(rank, addresses)) as server:
         settings = settings_of(dials, {"world size": world_size})
-        info = LearnerInfo(_own_location(rank, server), settings, trouble)
+        chosen, host = os.environ.get(VARIABLE, ""), socket.gethostname()
+        where = server.endpoints, interfaces(), chosen
+        own_location = LearnerLocation(rank, host, _machine(), *where)
+        info = LearnerInfo(own_location, settings, trouble)
         node_size = size if dials.super_learner_size == "node" else 1
         locations = _meet_learners(barrier, info, node_size)
         barrier.names = [str(location) for location in locations]
@@ -259,12 +262,6 @@ def _refuse(wrong: Sequence[str]) -> None:
     more = len(wrong) - _MOST_LINES
     shown = [*wrong[:_MOST_LINES], *([f"... and {more} more"] if more > 0 else [])]
     raise StartUpError("\n".join(["training cannot start:", *shown]))
-
-
-def _own_location(rank: int, server: ReachabilityServer) -> LearnerLocation:
-    chosen, host = os.environ.get(VARIABLE, ""), socket.gethostname()
-    where = server.endpoints, interfaces(), chosen
-    return LearnerLocation(rank, host, _machine(), *where)
 
 
 def _machine() -> str:

@@ -159,13 +159,9 @@ def _write(checkpoint: Any, path: str) -> None:
     if isinstance(system, LocalFileSystem):
         with bytes_written_whole(Path(place)) as file:
             write_checkpoint(checkpoint, file)
-    else:
-        _write_remote(checkpoint, system, place)
-
-
-def _write_remote(checkpoint: Any, system: Any, path: str) -> None:
-    system.makedirs(system._parent(path), exist_ok=True)
-    with system.transaction, system.open(path, "wb") as file:
+        return
+    system.makedirs(system._parent(place), exist_ok=True)
+    with system.transaction, system.open(place, "wb") as file:
         write_checkpoint(checkpoint, file)
 
 
