@@ -39,18 +39,24 @@ class Learner(NamedTuple):
     node: Any
 
 
-def learners_of(rows: Tensor, sizes: tuple[int, ...], holds_all: bool) -> list[Learner]:
+def learners_of(
+    rows: Tensor,
+    sizes: tuple[int, ...],
+    holds_all: bool,
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+) -> list[Learner]:
     """The learners of super-learners, each of which begins with one of the rows.
 
     Args:
         rows: weights of each super-learner.
         sizes: N of each.
-        holds_all: whether learners hold the whole row, or their rows of three weights.
+        holds_all: whether learners hold the whole row, or their rows of the weights.
+        shapes: rows and columns of the weights.
     """
-    wholes = [[row.clone()] if holds_all else _weights(row) for row in rows]
+    wholes = [[row.clone()] if holds_all else _weights(row, shapes) for row in rows]
     lengths = [len(vector) for vector in wholes[0]]
     owned = [
-        even_ranges(lengths, size) if holds_all else row_ranges(SHAPES, size)
+        even_ranges(lengths, size) if holds_all else row_ranges(shapes, size)
         for size in sizes
     ]
     sections = sections_of(owned)
@@ -101,5 +107,5 @@ def num_elements(holds_all: bool) -> int:
     return NUM_ELEMENTS if holds_all else sum(r * c for r, c in SHAPES)
 
 
-def _weights(row: Tensor) -> list[Tensor]:
-    return list(row.split([rows * columns for rows, columns in SHAPES]))
+def _weights(row: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    return list(row.split([rows * columns for rows, columns in shapes]))

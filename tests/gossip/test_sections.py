@@ -10,7 +10,15 @@ from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from tests.helpers import PATIENCE, random_rows, running, together, until, until_any
+from tests.helpers import (
+    PATIENCE,
+    memory_of_tensors,
+    random_rows,
+    running,
+    together,
+    until,
+    until_any,
+)
 from tests.unequal import SIZES, Learner, learners_of, num_elements, rows_of
 
 pytestmark = pytest.mark.usefixtures("engine_device")
@@ -122,3 +130,25 @@ def test_pairs_at_their_boundaries_take_their_mean(sizes: tuple[int, ...]) -> No
         after = rows_of(learners, sizes).clone()
     expected = rows.mean(0).expand(2, -1)
     torch.testing.assert_close(after, expected, atol=1e-12, rtol=0)
+
+
+def test_learners_of_different_sizes_take_at_most_a_third_beside_the_changes() -> None:
+    """All tensors of six learners who exchange, but for their weights.
+
+    A message has as many elements as `strategy.engines` gives it for these sizes.
+    """
+    shapes, sizes = ((1536, 512),) * 4, (2, 4)
+    elements = sum(rows * columns for rows, columns in shapes)
+    rows = torch.zeros(2, elements)
+    learners = learners_of(rows, sizes, holds_all=False, shapes=shapes)
+    before = memory_of_tensors()
+    length = elements // max(sizes) // 96
+    gossips = [engine_of(one, 2, chunk_elements=length) for one in learners]
+    pairs = [*zip(learners, gossips, strict=True)]
+    with running(gossips):
+        together([lambda p=pair: step(*p) for pair in pairs])
+        for learner, gossip in pairs:
+            num = 1 + len(learner.further)
+            until(lambda g=gossip, n=num: g.statistics().exchanges >= n, "exchanges")
+        taken = memory_of_tensors() - before
+    assert 1.0 <= taken / rows.nbytes <= 1.3
