@@ -4,7 +4,6 @@ pytest-xdist's controller imports this too, which runs no test: so torch, Lightn
 hypothesis are imported by `tests.fixtures`, in the processes that run tests.
 """
 
-import functools
 import gc
 import importlib.metadata
 import multiprocessing
@@ -61,11 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.executable = getattr(config, "workerinput", {}).get("python", sys.executable)
     # Of processes that recipes and launchers spawn.
     multiprocessing.set_executable(warm.python())
-    # Every Trainer looks for callbacks in the metadata of all that is installed, and
-    # each learner for Lightning's version: half of the processor time of a few steps.
+    # Every Trainer looks for callbacks in the metadata of all that is installed, which
+    # is a third of the processor time of a learner that takes a few steps.
     importlib.metadata.entry_points = importlib.metadata.entry_points().select
-    importlib.metadata.version = functools.cache(importlib.metadata.version)
-    importlib.metadata.version("lightning")
     config.pluginmanager.import_plugin("tests.fixtures")
 
 

@@ -10,7 +10,6 @@ releases.
 import atexit
 import ctypes
 import fcntl
-import functools
 import gc
 import importlib.metadata
 import json
@@ -88,11 +87,8 @@ def _is_readable(fd: int) -> bool:
 
 
 def _import() -> None:
-    # Every Trainer reads them from the metadata of all that is installed, and every
-    # learner asks for the version.
+    # Every Trainer reads them from the metadata of all that is installed.
     importlib.metadata.entry_points = importlib.metadata.entry_points().select
-    importlib.metadata.version = functools.cache(importlib.metadata.version)
-    importlib.metadata.version("lightning")
 
     import lightning  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
