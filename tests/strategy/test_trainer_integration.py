@@ -521,17 +521,21 @@ def test_learners_with_different_numbers_of_batches_end_cleanly() -> None:
         torch.testing.assert_close(final, -LR * torch.stack(sums).mean(0))
 
 
-@pytest.mark.parametrize(
-    ("topology", "communication"), [("ring", "sync"), ("complete", "delay_by_one")]
-)
-def test_learners_that_step_together_need_equally_many_batches(
-    topology: str, communication: str
-) -> None:
-    def program(rank: int) -> None:
-        strategy = gossip(topology, communication, timeout=timedelta(seconds=5))
-        trainer_of(strategy, 2).fit(Linear(), loader(4 + 5 * rank))
+def test_learners_that_step_together_need_equally_many_batches() -> None:
+    """Two jobs of two learners, which wait for their time-outs together."""
+    modes = ("ring", "sync"), ("complete", "delay_by_one")
+    ports = free_port(), free_port()
 
-    for outcome in learners(2, program):
+    def program(rank: int) -> None:
+        job, own = divmod(rank, 2)
+        os.environ.update(
+            RANK=str(own), LOCAL_RANK=str(own), MASTER_PORT=str(ports[job])
+        )
+        os.environ.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+        strategy = gossip(*modes[job], timeout=timedelta(seconds=5))
+        trainer_of(strategy, 2).fit(Linear(), loader(4 + 5 * own))
+
+    for outcome in learners(4, program):
         assert "give all learners equally many batches" in outcome.error
 
 
