@@ -239,6 +239,7 @@ def test_the_doctor_tells_what_is_here(
         "Gloo         listens at ",
         "NCCL         ",
         "interfaces   lo 127.0.0.1/8",
+        "namespaces   can",
     ):
         assert f"  {words}" in printed
     monkeypatch.setattr(doctor, "entry_points", lambda **_: [UNGUARDED])

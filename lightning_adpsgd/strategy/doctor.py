@@ -5,6 +5,7 @@ its own, with the environment of this one. Everything else is asked of this mach
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -62,6 +63,7 @@ def examine() -> Iterator[Finding]:
     yield _nccl()
     found = ", ".join(str(interface) for interface in interfaces())
     yield Finding("interfaces", found or "none with an IPv4 address")
+    yield _namespaces()
 
 
 def _package() -> Finding:
@@ -132,3 +134,13 @@ def _nccl() -> Finding:
         return Finding("NCCL", f"missing; {gpus}", remedy)
     release = ".".join(str(part) for part in nccl.version())
     return Finding("NCCL", f"{release}; {gpus}")
+
+
+def _namespaces() -> Finding:
+    """Without a remedy: training needs none."""
+    command = shutil.which("unshare")
+    made = command and subprocess.run([command, "--net", "true"], capture_output=True)
+    if made and not made.returncode:
+        return Finding("namespaces", "can be made: benchmarks can emulate hosts")
+    why = "no `unshare`" if not command else "needs root, or CAP_SYS_ADMIN"
+    return Finding("namespaces", f"cannot be made ({why}): no emulated hosts")
