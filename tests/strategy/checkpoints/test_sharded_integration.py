@@ -14,7 +14,7 @@ from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.strategy.checkpoints.sharded import export
 from tests.helpers import PATIENCE, PROGRAM_S
 from tests.learners import learners, trainer_of, values
-from tests.sharded import Transformer, sequences
+from tests.sharded import Network, Transformer, sequences
 
 
 def strategy(size: int) -> HADPSGDStrategy:
@@ -33,6 +33,14 @@ class Begin(pl.Callback):
         self.step = trainer.global_step
 
 
+def tie(network: Network) -> None:
+    """Leaves the two norms of each of two blocks one weight."""
+    for block in network.blocks:
+        norms = block.get_submodule("norms")
+        first, second = norms.children()
+        second.weight = first.weight
+
+
 class Run(NamedTuple):
     first_step: int
     end: Tensor
@@ -46,7 +54,7 @@ def fit(
     rank: int, strategy: Any, folder: Path, max_epochs: int, ckpt_path: Any = None
 ) -> Run:
     seed = 0 if ckpt_path is None else 7  # not the weights of the checkpoint
-    module, begin = Transformer(seed=seed), Begin()
+    module, begin = Transformer(seed=seed, prepare=tie), Begin()
     saver = ModelCheckpoint(folder, "{epoch}", save_last=True, save_top_k=-1)
     trainer = trainer_of(
         strategy,
@@ -57,13 +65,18 @@ def fit(
         default_root_dir=folder,
     )
     trainer.fit(module, sequences(32, rank, 4), ckpt_path=ckpt_path)
+    every = [*module.named_parameters(remove_duplicate=False)]
+    assert len(every) - len([*module.parameters()]) == 2, "weights were untied"
     return Run(begin.step, as_vector(module))
 
 
 def validated(rank: int, ckpt_path: Path) -> float:
     trainer = trainer_of(strategy(2), 4)
     found = trainer.validate(
-        Transformer(seed=9), sequences(8, rank, 4), str(ckpt_path), verbose=False
+        Transformer(seed=9, prepare=tie),
+        sequences(8, rank, 4),
+        str(ckpt_path),
+        verbose=False,
     )
     return found[0]["val_loss"]
 
