@@ -102,9 +102,6 @@ def global_step_of(file: BinaryIO) -> int | None:
     Raises:
         Exception: Whatever comes of a file that is damaged.
     """
-    if _read_from(file, 0, len(_ARCHIVE)) != _ARCHIVE:
-        _check_magic(file, "")
-        return None
     with zipfile.ZipFile(file) as archive:
         (record,) = (one for one in archive.namelist() if one.endswith(_RECORD))
         with archive.open(record) as pickled:
