@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -323,8 +324,11 @@ def test_who_waits_for_a_leader_that_has_failed_ends_with_its_error() -> None:
         if looks == 3:
             raise RuntimeError("learner 0 has failed")
 
+    # Nothing is there yet, each of so many times that somebody looks.
+    found = iter([False] * 9)
+    silent: Any = SimpleNamespace(check=lambda keys: next(found))
     follower = LearnerIndex(0, 1, 1, 2)
-    broadcast = LeaderBroadcast(HashStore(), follower, fail_at_the_third_look)
+    broadcast = LeaderBroadcast(silent, follower, fail_at_the_third_look)
     with pytest.raises(RuntimeError, match="learner 0 has failed"):
         broadcast.share(lambda: "never said here")
 
