@@ -238,7 +238,7 @@ class SilenceWatch:
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
         self._observed_at = 0.0
-        self._seen: dict[str, tuple[str, float]] = {}
+        self._silent_for: dict[tuple[str, str], float] = {}
         self._numbers: dict[str, int] = {}
 
     def look(self, beats: Mapping[str, Beat | None], now: float) -> list[str]:
@@ -263,17 +263,16 @@ class SilenceWatch:
             The incarnations that were silent for too long while they were watched.
         """
         passed_s = min(now - self._observed_at, self._silence_s / _LEAST_OBSERVATIONS)
-        self._observed_at, seen = now, self._seen
-        self._seen = {}
-        for name, heartbeat in heartbeats.items():
-            before, silent_s = seen.get(name, ("", 0.0))
-            is_silent = name in seen and before == heartbeat
-            self._seen[name] = (heartbeat, silent_s + passed_s if is_silent else 0.0)
-        return [n for n, (_, s) in self._seen.items() if s > self._silence_s]
+        self._observed_at, before = now, self._silent_for
+        self._silent_for = {
+            seen: before[seen] + passed_s if seen in before else 0.0
+            for seen in heartbeats.items()
+        }
+        return [n for (n, _), s in self._silent_for.items() if s > self._silence_s]
 
     def forget(self) -> None:
         """Starts again: the observer itself did not look for a long time."""
-        self._seen.clear()
+        self._silent_for.clear()
 
 
 class Status(Enum):

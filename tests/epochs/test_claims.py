@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils.data import BatchSampler, RandomSampler
 
 from lightning_adpsgd.epochs.batches import SharedBatches
 from lightning_adpsgd.epochs.claims import (
+    Claim,
     ClaimCounter,
     ClaimRate,
     LeaderBroadcast,
@@ -273,6 +275,92 @@ def test_the_rate_is_that_of_the_last_five_claims() -> None:
     # The median of the last five is 16; with a sixth it would be 8.5.
     assert rate.others_end_first(number + 16 + 24, 4, 1)
     assert not rate.others_end_first(number + 16 + 25, 4, 1)
+
+
+def rate_of(steps: list[int]) -> ClaimRate:
+    """Of a learner between whose claims all have claimed so many units."""
+    rate, number = ClaimRate(), 0
+    for step in [0, *steps]:
+        rate.note(number := number + step)
+    return rate
+
+
+def test_before_its_second_claim_a_learner_leaves_nothing_to_others() -> None:
+    for rate in (ClaimRate(), rate_of([])):
+        assert not rate.others_end_first(1, 2, 0)
+
+
+def test_as_an_epoch_begins_each_has_one_unit_and_claims_one() -> None:
+    rate = rate_of([16] * 3)
+    rate.start_epoch()
+    # Of 4 super-learners 8 units are claimed; then as within an epoch.
+    assert rate.others_end_first(8 + 24, 4, 1)
+    assert not rate.others_end_first(8 + 25, 4, 1)
+    # The first claim of an epoch is no step from the last one of the epoch before.
+    rate.note(1000)
+    assert rate.others_end_first(1016 + 24, 4, 1)
+    assert not rate.others_end_first(1016 + 25, 4, 1)
+
+
+def test_who_was_slow_once_is_tried_again_after_an_epoch_without_a_claim() -> None:
+    rate = rate_of([50, 50, 2])
+    rate.start_epoch()
+    assert rate.others_end_first(30, 4, 0)
+    rate.start_epoch()
+    assert rate.others_end_first(30, 4, 0)  # half of 50 and 2 is 26
+    rate.start_epoch()
+    assert not rate.others_end_first(30, 4, 0)
+    for _ in range(9):
+        rate.start_epoch()
+    assert not rate.others_end_first(1, 4, 0)
+
+
+def test_who_waits_for_a_leader_that_has_failed_ends_with_its_error() -> None:
+    looks = 0
+
+    def fail_at_the_third_look() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            raise RuntimeError("learner 0 has failed")
+
+    # Nothing is there yet, each of so many times that somebody looks.
+    found = iter([False] * 9)
+    silent: Any = SimpleNamespace(check=lambda keys: next(found))
+    follower = LearnerIndex(0, 1, 1, 2)
+    broadcast = LeaderBroadcast(silent, follower, fail_at_the_third_look)
+    with pytest.raises(RuntimeError, match="learner 0 has failed"):
+        broadcast.share(lambda: "never said here")
+
+
+def test_a_leader_alone_tells_nobody() -> None:
+    store = HashStore()
+    broadcast = LeaderBroadcast(store, LearnerIndex(0, 1), never)
+    assert broadcast.share(lambda: "a word") == "a word"
+    assert store.num_keys() == 0
+
+
+def test_claims_are_counted_up_to_the_last_unit() -> None:
+    store = HashStore()
+    one, other = (opened(store, LearnerIndex(s, 2), 4) for s in range(2))
+    # One unit is dealt to each; then they claim.
+    assert one.num_claimed == 2
+    assert one.next(0, False) == Claim(0, 2, False)
+    assert one.next(0, False) == Claim(2, 3, False)
+    assert other.next(0, False) == Claim(1, 2, False)
+    assert other.num_claimed == 3
+    assert other.next(0, False) == Claim(3, 4, False)
+    for counter in (one, other):
+        assert counter.next(0, False) == Claim(None, 4, True)
+        assert counter.num_claimed == 4
+
+
+def test_who_has_no_unit_to_begin_with_has_none() -> None:
+    """There are fewer units than super-learners."""
+    store = HashStore()
+    last = opened(store, LearnerIndex(2, 3), 2)
+    assert last.num_claimed == 2
+    assert last.next(0, False) == Claim(None, 2, True)
 
 
 def test_learners_with_other_data_are_told() -> None:

@@ -83,6 +83,206 @@ def test_whether_another_waits_says_nothing_of_oneself() -> None:
     assert not ledger._replace(resting=("b",)).another_waits("b")
 
 
+BOOKS = Ledger(
+    "life",
+    TERMS,
+    ((4, 9),),
+    {"a": ((0, 2),), "b": ()},
+    {"c": ((2, 3),), "d": ((12, 14),)},
+    ("b",),
+    5,
+)
+
+
+def test_a_change_raises_the_revision_by_one_and_no_change_does_not() -> None:
+    found = Ledger.from_json(BOOKS.to_json())
+    assert BOOKS.after(found) is found
+    changed = found._replace(left=((4, 8),), revision=1)
+    assert changed.after(found) == changed._replace(revision=6)
+
+
+def test_the_end_of_a_ledger_is_that_of_its_last_unit() -> None:
+    assert BOOKS.end == 14
+    assert BOOKS._replace(awaited={}).end == 9
+    assert BOOKS._replace(awaited={}, left=()).end == 2
+    assert Ledger("life", TERMS, ()).end == 0
+
+
+def test_a_ledger_knows_who_has_a_part_in_it() -> None:
+    assert BOOKS.names == {"a", "b", "c", "d"}
+    assert BOOKS.of_others("a") == {"b": (), "c": ((2, 3),), "d": ((12, 14),)}
+    assert BOOKS.of_others("c") == {"a": ((0, 2),), "b": (), "d": ((12, 14),)}
+    # What it holds is newer than what is remembered of it.
+    both = BOOKS._replace(awaited={"a": ((7, 8),)})
+    assert both.of_others("x") == {"a": ((0, 2),), "b": ()}
+
+
+@pytest.mark.parametrize(
+    ("change", "is_over"),
+    [
+        ({}, True),
+        ({"left": ((8, 9),)}, False),
+        ({"awaited": {"c": ()}}, False),
+        ({"resting": ("a",)}, False),
+        ({"held": {}, "resting": ()}, True),
+    ],
+)
+def test_an_epoch_is_over_when_nobody_will_ask_for_more(
+    change: dict[str, Any], is_over: bool
+) -> None:
+    books = BOOKS._replace(left=(), awaited={}, resting=("a", "b"))
+    assert books._replace(**change).is_over is is_over
+
+
+def test_what_the_gone_had_is_left_for_others() -> None:
+    after = BOOKS.without_names({"a", "b", "c", "never there"})
+    assert after == BOOKS._replace(
+        left=((0, 3), (4, 9)), held={}, awaited={"d": ((12, 14),)}, resting=()
+    )
+
+
+def test_a_claim_takes_the_first_units_and_adds_them_to_what_is_held() -> None:
+    after, taken = BOOKS.claim("a", 2)
+    assert taken == ((4, 6),)
+    assert after == BOOKS._replace(
+        left=((6, 9),), held={"a": ((0, 2), (4, 6)), "b": ()}
+    )
+    for num, expected in ((0, ()), (-1, ()), (99, ((4, 9),))):
+        after, taken = BOOKS.claim("new", num)
+        assert after.held["new"] == taken == expected
+
+
+def test_who_rests_is_written_down_once_and_taken_off() -> None:
+    rests = BOOKS.rest("a", True).rest("a", True)
+    assert rests.resting == ("a", "b")
+    assert rests.rest("b", False).resting == ("a",)
+    assert BOOKS.rest("a", False) == BOOKS
+
+
+def test_a_report_says_what_is_held_what_is_finished_and_what_was_never_heard() -> None:
+    # Unit 0 is finished, 1 is held, 5 was taken alone, and of 2 it never heard.
+    books = BOOKS._replace(held={"a": ((0, 3),), "b": ((10, 11),)}, awaited={})
+    after, twice = books.report("a", ((1, 2), (5, 6)), ((0, 1),))
+    assert twice == ()
+    assert after == books._replace(
+        left=((2, 3), (4, 5), (6, 9)),
+        held={"a": ((1, 2), (5, 6)), "b": ((10, 11),)},
+    )
+    # Unit 10 is another's, and unit 3 nobody's: it is finished.
+    after, twice = books.report("a", ((0, 4), (10, 11)), ())
+    assert twice == ((3, 4), (10, 11))
+    assert after == books._replace(held={"a": ((0, 3),), "b": ((10, 11),)})
+
+
+def test_books_are_begun_anew_from_what_one_island_knows() -> None:
+    assert BOOKS.begun_anew("a", "life 2") == Ledger(
+        "life 2",
+        TERMS,
+        ((4, 9),),
+        {"a": ((0, 2),)},
+        {"b": (), "c": ((2, 3),), "d": ((12, 14),)},
+    )
+    assert BOOKS.begun_anew("new", "x").held == {"new": ()}
+
+
+def test_an_epoch_of_a_lease_is_one_of_its_rate() -> None:
+    """Or the numbers of two epochs would make a step."""
+    rate = ClaimRate()
+    for number in (0, 10, 20, 1000):
+        rate.note(number)
+    Lease(1, Ledger("life", TERMS, ((0, 40),)), "me", rate, lambda: 0)
+    rate.note(3)
+    assert max(rate._steps) == 980
+    assert min(rate._steps) == 10
+
+
+def test_a_lease_counts_what_is_claimed_and_what_it_has_finished() -> None:
+    lease, found = lease_on(9, num_finished=1)
+    assert (lease.num_units, lease.num_claimed) == (9, 2)
+    assert [lease.hand_out(), lease.hand_out()] == [0, 1]
+    plan = lease.plan(found, set())
+    assert (plan.num_finished, plan.claimed, plan.twice) == (1, [2, 3], ())
+    assert plan.ledger.held == {"me": ((1, 4),)}
+    assert lease.apply(plan) == 0
+    assert (list(lease.out), list(lease.ahead)) == ([1], [2, 3])
+    assert lease.plan(plan.ledger, set()).num_finished == 0
+
+
+def test_units_that_others_have_claimed_as_well_are_lost_or_counted_once() -> None:
+    lease, found = lease_on(9)
+    assert lease.hand_out() == 0
+    taken = found._replace(held={"me": (), "you": ((0, 2),)})
+    plan = lease.plan(taken, set())
+    assert (plan.lost, plan.twice) == (((1, 2),), ((0, 1),))
+    assert plan.claimed == [2, 3]
+    assert lease.apply(plan) == 1
+    assert list(lease.ahead) == [2, 3]
+    again = lease.plan(plan.ledger._replace(held=taken.held), set())
+    assert lease.apply(again) == 0
+
+
+def test_a_lease_that_leaves_takes_its_name_off_the_ledger() -> None:
+    lease, found = lease_on(9)
+    lease.close(leaves=True)
+    plan = lease.plan(found, set())
+    assert (plan.ledger.left, plan.ledger.held) == (((0, 9),), {})
+    assert (plan.ledger.resting, plan.claimed) == ((), [])
+    lease, found = lease_on(9)
+    lease.close(leaves=False)
+    plan = lease.plan(found, set())
+    assert (plan.ledger.left, plan.ledger.held) == (((0, 9),), {"me": ()})
+    assert (plan.ledger.resting, plan.claimed) == (("me",), [])
+
+
+def test_nothing_is_claimed_before_all_have_told_what_they_know() -> None:
+    lease, found = lease_on(9)
+    lease.hand_out()
+    awaits = found._replace(awaited={"you": ((8, 9),)})
+    assert lease.plan(awaits, set()).claimed == []
+    assert lease.plan(found, set()).claimed == [2]
+
+
+def test_who_waits_while_another_does_claims_one_and_rests_if_there_is_none() -> None:
+    lease, found = lease_on(2)
+    lease.hand_out()
+    lease.hand_out()
+    lease.is_awaited = True
+    waits = found._replace(held={**found.held, "you": ()}, resting=("you",))
+    assert lease.plan(waits, set()).ledger.resting == ("me", "you")
+    more = waits._replace(left=((5, 9),))
+    plan = lease.plan(more, set())
+    assert (plan.claimed, plan.ledger.resting) == ([5], ("you",))
+    lease.is_awaited = False
+    assert lease.plan(waits, set()).ledger.resting == ("you",)
+
+
+def test_an_answer_of_other_samples_is_refused_once_the_epoch_has_begun() -> None:
+    other = TERMS._replace(seed=4)
+    lease, found = lease_on(9)
+    plan = lease.plan(found, set())._replace(ledger=found._replace(terms=other))
+    with pytest.raises(OtherTerms, match="begun without it"):
+        lease.apply(plan)
+    fresh = Lease(0, found, "you", ClaimRate(), lambda: 0)
+    fresh.apply(plan)
+    assert fresh.ledger.terms == other
+
+
+def test_alone_an_island_takes_the_last_of_its_own_stretches() -> None:
+    """Of 64 units two islands have 16 stretches of two units each, in turns."""
+    shares = list[list[int]]()
+    for place in range(2):
+        lease = Lease(
+            0, Ledger("life", TERMS, ((0, 64),)), f"{place}", ClaimRate(), lambda: 0
+        )
+        taken = iter(lambda one=lease, p=place: one.take_alone(p, 2), None)
+        shares.append([number for number in taken if number is not None])
+        assert list(lease.out) == shares[place]
+        assert not lease.is_fresh
+        assert lease.num_claimed == 32
+    assert shares[0] == [n for n in range(63, -1, -1) if n // 2 % 2 == 0]
+    assert shares[1] == [n for n in range(63, -1, -1) if n // 2 % 2 == 1]
+
+
 def lease_on(num_units: int, num_finished: int = 0) -> tuple[Lease, Ledger]:
     """With the units that it claims at its first look at the ledger."""
     ledger = Ledger("life", TERMS, ((0, num_units),))

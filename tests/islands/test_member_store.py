@@ -134,3 +134,51 @@ def test_a_member_is_genuine_only_with_the_proof_of_its_signatures(
     store.change(0, lambda old: {1: signed, 2: TWO})
     found = store.members().members
     assert (found.by_number, found.num_invalid) == ({1: signed}, 1)
+
+
+def test_numbers_that_others_draw_all_the_time_are_given_up(
+    plain: HashStore, store: MemberStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = store._text
+
+    def overtaken(key: str) -> str:
+        found = read(key)
+        if key == "next":
+            plain.set("next", str(int(found or 0) + 5))
+        return found
+
+    monkeypatch.setattr(store, "_text", overtaken)
+    with pytest.raises(RendezvousUnreachable, match=r"no number .* in 100 attempts"):
+        store.draw_number()
+
+
+@pytest.mark.parametrize("key", ["members", "next"])
+def test_a_text_that_is_none_is_replaced(
+    plain: HashStore, store: MemberStore, key: str
+) -> None:
+    """No comparison with what was read could ever find it."""
+    plain.set(key, b"\xff\xfe")  # pyright: ignore[reportArgumentType]
+    assert store.draw_number() == 0
+    store.change(0, lambda old: {**old, 1: ONE})
+    assert store.members().members == list_of(ONE)
+
+
+def test_a_heartbeat_is_looked_for_until_it_is_there(
+    plain: HashStore, store: MemberStore
+) -> None:
+    assert store.beats([ONE])[1] == {"start 1": None}
+    store.show(ONE, Beat(1, 7))
+    assert store.beats([TWO, ONE])[1] == {"start 1": Beat(1, 7), "start 2": None}
+    plain.set("heartbeat/1", "nonsense")
+    assert store.beats([ONE])[1] == {"start 1": None}
+    assert store.beats([]) == (plain.get("version"), {})
+
+
+def test_a_new_connection_leaves_the_version_as_it_is(plain: HashStore) -> None:
+    store = MemberStore(plain, PLAIN)
+    assert plain.get("version") == b"0"
+    store.change(0, lambda old: {1: ONE})
+    version = plain.get("version")
+    assert version != b"0"
+    MemberStore(plain, PLAIN)
+    assert plain.get("version") == version

@@ -18,6 +18,7 @@ from lightning_adpsgd.islands.rendezvous import (
 )
 from lightning_adpsgd.islands.signatures import Signatures
 from lightning_adpsgd.transport.links import Credentials
+from tests.helpers import PATIENCE_S
 
 SILENCE_S = 3.0
 OTHER = Member(7, "the other", "host", ())
@@ -38,12 +39,19 @@ class Turns:
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.store, self.is_away = clock, HashStore(), False
-        self.steps = 5
+        self.steps, self.seen = 5, list[str]()
         client: Any = Rendezvous(RendezvousAddress("127.0.0.1", 1, "job"))
         client.ask = self._ask
         member = Member(-1, "mine", "host", ())
-        heartbeat = Heartbeat(silence_s=SILENCE_S)
-        self.one = Membership(client, member, lambda: self.steps, heartbeat)
+        self.one = Membership(
+            client,
+            member,
+            lambda: self.steps,
+            Heartbeat(silence_s=SILENCE_S),
+            on_change=lambda: self.seen.append("change"),
+            on_stopped=lambda: self.seen.append("stopped"),
+            on_turn=lambda: self.seen.append("turn"),
+        )
         self.listed = MemberStore(self.store, Signatures(Credentials(), "job"))
 
     def _ask(self, action: Callable[[Any], Any]) -> Any:
@@ -59,6 +67,22 @@ class Turns:
     def enter(self) -> None:
         self.one.enter()
         self.take()
+
+    def put(self, *others: Member) -> None:
+        """These and this island are the list, as if another member had written it."""
+        mine = [one for one in [self.one.member] if self.one.is_in]
+        listed = {one.number: one for one in (*mine, *others)}
+        self.listed.change(0, lambda old: listed)
+
+    def stop(self, seconds: float) -> None:
+        """This process stands still for so long, while the thread of the list rests."""
+        state: Any = self.one._state
+        wait, state.wait = state.wait, lambda _: self.take_time(seconds)
+        self.one._rest()
+        state.wait = wait
+
+    def take_time(self, seconds: float) -> None:
+        self.clock.now += seconds
 
     @property
     def numbers(self) -> set[int]:
@@ -206,3 +230,303 @@ def test_who_was_stopped_during_an_outage_stands_aside(turns: Turns) -> None:
     turns.take()
     assert not turns.one.is_in
     assert turns.numbers == {7}
+
+
+def test_who_makes_no_steps_is_awake_for_as_long_as_a_silence(turns: Turns) -> None:
+    turns.steps = 0
+    assert turns.one.is_awake
+    turns.take()
+    for seconds, is_awake in ((SILENCE_S, True), (0.25, False)):
+        turns.clock.now += seconds
+        assert turns.one.is_awake == is_awake
+
+
+def test_the_time_between_making_a_membership_and_its_start_is_no_stop(
+    turns: Turns,
+) -> None:
+    turns.steps = 0
+    turns.clock.now += 100
+    turns.one._ending = True  # its thread ends without a turn
+    turns.one.start()
+    turns.one.leave(PATIENCE_S)
+    assert turns.one.is_awake
+
+
+@pytest.mark.parametrize("seconds", [SILENCE_S, SILENCE_S + 0.25])
+def test_who_rests_for_longer_than_a_silence_and_was_evicted_stands_aside(
+    turns: Turns, seconds: float
+) -> None:
+    turns.enter()
+    turns.listed.change(0, lambda old: {7: OTHER})
+    turns.listed.show(OTHER, Beat(1, 0))
+    turns.stop(seconds)
+    turns.take()
+    was_stopped = seconds > SILENCE_S
+    assert turns.one.is_in != was_stopped
+    assert turns.numbers == ({7} if was_stopped else {0, 7})
+    assert ("stopped" in turns.seen) == was_stopped
+
+
+def test_who_was_stopped_and_is_still_on_the_list_stays_there(turns: Turns) -> None:
+    """An eviction later on is a mistake, after which it adds itself again."""
+    turns.enter()
+    turns.stop(100)
+    turns.take()
+    assert turns.one.is_in
+    turns.listed.change(0, lambda old: {7: OTHER})
+    turns.take()
+    assert turns.numbers == {0, 7}
+    assert "stopped" not in turns.seen
+
+
+def test_who_was_stopped_before_it_ever_was_on_the_list_enters(turns: Turns) -> None:
+    turns.take()
+    turns.stop(100)
+    turns.enter()
+    assert turns.one.is_in
+
+
+@pytest.mark.parametrize(("more_steps", "is_in"), [(1, False), (2, True)])
+def test_who_trains_while_a_request_hangs_was_not_stopped(
+    turns: Turns, more_steps: int, is_in: bool
+) -> None:
+    turns.enter()
+    turns.listed.change(0, lambda old: {7: OTHER})
+    turns.listed.show(OTHER, Beat(1, 0))
+    ask = turns.one._rendezvous.ask
+
+    def hangs(action: Callable[[Any], Any]) -> Any:
+        turns.clock.now += 100
+        turns.steps += more_steps
+        return ask(action)
+
+    turns.one._rendezvous.ask = hangs  # pyright: ignore
+    turns.take()
+    assert turns.one.is_in == is_in
+
+
+def test_a_list_whose_writer_died_before_it_raised_the_version_is_read(
+    turns: Turns,
+) -> None:
+    """Each tenth turn reads it in any case."""
+    turns.take()
+    turns.listed.store.set("members", MemberList(9, {7: OTHER}).to_json())
+    turns.take(9)
+    assert turns.one.members.by_number == {}
+    turns.take()
+    assert turns.one.members.by_number == {7: OTHER}
+    assert turns.one.list_read_at == turns.clock.now
+    turns.listed.store.set("members", MemberList(9, {}).to_json())
+    for number in range(10):
+        assert turns.one.members.by_number == {7: OTHER}
+        turns.listed.show(OTHER, Beat(1 + number, 0))
+        turns.take()
+    assert turns.one.members.by_number == {}
+
+
+@pytest.mark.parametrize(
+    "begins", ["told to", "the last left", "outage", "another store"]
+)
+def test_a_list_must_have_been_empty_for_long_before_somebody_begins_it(
+    turns: Turns, begins: str
+) -> None:
+    """Twice a silence, from when it was seen to be empty; 6 seconds."""
+    turns.one._founds = begins != "told to"
+    if begins == "the last left":
+        turns.put(OTHER)
+        turns.take()
+    # Less than would let it begin, or more where it may not begin.
+    turns.take(*((1, 100.0) if begins in ("told to", "the last left") else (2, 2.0)))
+    if begins == "the last left":
+        assert turns.one.members.by_number == {7: OTHER}
+        turns.listed.change(0, lambda old: {})
+    elif begins == "outage":
+        turns.is_away = True
+        turns.take(1, 4.0)
+        turns.is_away = False
+    elif begins == "another store":
+        turns.store = HashStore()
+        turns.listed = MemberStore(turns.store, turns.listed._signatures)
+        turns.take(1, 4.0)
+    turns.one._founds = True
+    began = turns.clock.now
+    while not turns.numbers and turns.clock.now < began + 20:
+        turns.take()
+    assert turns.numbers == {turns.one.member.number}
+    assert turns.clock.now - began == 6.0
+
+
+def test_of_two_that_find_an_empty_list_one_begins_it(turns: Turns) -> None:
+    turns.one._founds = True
+    turns.take()
+    replace = MemberStore.replace
+
+    def late(store: MemberStore, text: str, members: MemberList) -> bool:
+        assert replace(turns.listed, text, MemberList(1, {7: OTHER}))
+        return replace(store, text, members)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemberStore, "replace", late)
+        turns.take(1, 6.0)
+    assert turns.numbers == {7}
+    assert not turns.one.is_in
+    turns.take()
+    assert turns.one.members.by_number == {7: OTHER}
+
+
+def test_nobody_begins_a_list_that_was_written_since_it_was_read(turns: Turns) -> None:
+    turns.one._founds = True
+    turns.take(2)
+    turns.listed.store.set("members", MemberList(1, {7: OTHER}).to_json())
+    turns.take(1, 6.0)
+    assert turns.numbers == {7}
+    assert not turns.one.is_in
+
+
+THEIRS = OTHER._replace(origin="theirs")
+
+
+@pytest.mark.parametrize(("steps", "gives_way"), [(11, True), (10, False)])
+def test_a_training_that_is_less_than_half_as_far_as_another_gives_way(
+    turns: Turns, steps: int, gives_way: bool
+) -> None:
+    turns.one.describe(origin="mine")
+    turns.enter()
+    turns.put(THEIRS)
+    turns.listed.show(THEIRS, Beat(1, steps))
+    turns.take(2)
+    assert turns.numbers == ({7} if gives_way else {0, 7})
+    assert turns.one.is_in != gives_way
+    assert ("stopped" in turns.seen) == gives_way
+    turns.take(2)
+    assert turns.numbers == ({7} if gives_way else {0, 7})
+
+
+def test_who_is_outside_gives_way_to_nobody(turns: Turns) -> None:
+    turns.one.describe(origin="mine")
+    turns.put(THEIRS)
+    turns.listed.show(THEIRS, Beat(1, 99))
+    turns.take(3)
+    assert "stopped" not in turns.seen
+
+
+def test_the_eight_after_this_one_are_watched_and_one_of_another_training(
+    turns: Turns,
+) -> None:
+    turns.one.describe(origin="mine")
+    turns.enter()
+    others = [Member(n, f"start {n}", "host", (), "mine") for n in range(1, 13)]
+    others[10] = others[10]._replace(origin="theirs")
+    others[11] = others[11]._replace(origin="theirs")
+    turns.put(*others)
+    for other in others:
+        turns.listed.show(other, Beat(1, 5 + other.number))
+    turns.take(2)
+    assert turns.one.steps_of == {n: 5 + n for n in (*range(1, 9), 11)}
+
+
+def test_who_is_not_on_the_list_hears_of_all_that_are(turns: Turns) -> None:
+    others = [Member(n, f"start {n}", "host", ()) for n in range(1, 13)]
+    turns.put(*others)
+    for other in others[1:]:
+        turns.listed.show(other, Beat(1, other.number))
+    turns.take(2)
+    assert turns.one.steps_of == {n: n for n in range(2, 13)}
+
+
+def test_those_that_say_goodbye_have_left_and_the_others_are_gone(
+    turns: Turns,
+) -> None:
+    turns.enter()
+    others = [Member(n, f"start {n}", "host", ()) for n in (1, 2, 3)]
+    turns.put(*others)
+    turns.listed.show(others[0], Beat(None, 4))
+    turns.listed.show(others[1], Beat(3, 4))
+    turns.take()
+    assert turns.one.left == set()
+    turns.put()
+    turns.take()
+    assert turns.one.left == {"start 1"}
+
+
+def test_a_change_of_the_list_is_told_once(turns: Turns) -> None:
+    turns.enter()
+    turns.seen.clear()
+    turns.take(3)
+    assert turns.seen == ["turn"] * 3
+    turns.put(OTHER)
+    turns.seen.clear()
+    turns.take(2)
+    assert turns.seen == ["change", "turn", "turn"]
+    turns.is_away = True
+    turns.seen.clear()
+    turns.take(2)
+    assert turns.seen == ["change", "turn", "turn"]
+
+
+def test_a_dead_member_is_evicted_once_and_others_stay(turns: Turns) -> None:
+    turns.enter()
+    third = Member(8, "the third", "host", ())
+    turns.put(OTHER, third)
+    for other in (OTHER, third):
+        turns.listed.show(other, Beat(1, 0))
+    turns.take()
+    turns.one.evict(OTHER)
+    turns.take()
+    assert turns.numbers == {0, 8}
+    assert turns.one._dead == set()
+    turns.put(OTHER, third)
+    turns.one.evict(OTHER)
+    turns.take()
+    assert turns.numbers == {0, 7, 8}
+
+
+def test_a_member_is_described_by_what_is_said_of_it(turns: Turns) -> None:
+    turns.one.describe(addresses=("here:1",))
+    turns.one.describe(origin="mine")
+    turns.one.describe()
+    described = Member(-1, "mine", "host", ("here:1",), "mine")
+    assert turns.one.member == described
+    turns.enter()
+    assert turns.listed.members().members.by_number == {0: described._replace(number=0)}
+
+
+def test_the_log_says_nothing_of_an_outage_before_training(
+    turns: Turns, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever only begins waits for the rendezvous, and says so elsewhere."""
+    caplog.set_level(logging.WARNING)
+    turns.is_away = True
+    turns.take(3)
+    assert turns.one.outage == "it is away"
+    assert caplog.records == []
+
+
+def test_a_goodbye_can_be_read_though_no_step_was_made(turns: Turns) -> None:
+    turns.enter()
+    turns.steps = -1
+    turns.one._say_goodbye()
+    assert turns.listed.has_said_goodbye(turns.one.member)
+    assert turns.numbers == set()
+
+
+def test_who_was_never_on_the_list_says_no_goodbye(turns: Turns) -> None:
+    turns.take()
+    turns.one._say_goodbye()
+    assert not turns.listed.has_said_goodbye(turns.one.member)
+
+
+def test_a_goodbye_to_a_rendezvous_that_is_away_is_no_error(turns: Turns) -> None:
+    turns.enter()
+    turns.is_away = True
+    turns.one._say_goodbye()
+    assert turns.numbers == {0}
+
+
+def test_nobody_waits_who_gives_no_time(turns: Turns) -> None:
+    assert not turns.one.enter()
+    assert not turns.one.found(0.0)
+    assert not turns.one.refresh(0.0)
+    turns.take()
+    assert turns.one.is_in
+    assert turns.one.enter()

@@ -192,8 +192,10 @@ class _Reader(FileSystemReader):
         with _opened(Path(self.path) / INDEX) as file:
             try:
                 metadata = _Index(file).load()
-            except (EOFError, LookupError, TypeError, ValueError) as error:
-                _refuse(Path(self.path), f"{INDEX} cannot be read: {error}")
+                if not isinstance(metadata, Metadata):
+                    raise TypeError(f"it holds a {type(metadata).__name__}")
+            except (AttributeError, EOFError, LookupError, TypeError, ValueError) as e:
+                _refuse(Path(self.path), f"{INDEX} cannot be read: {e}")
         # torch's own reader does the same.
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id

@@ -144,6 +144,41 @@ def test_what_somebody_has_put_in_the_place_of_torchs_save_writes_as_it_likes(
     assert (tmp_path / "a.ckpt").read_bytes() == content
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 4096])
+def test_pieces_of_any_length_make_the_same_file(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, own = plain(checkpoint()), torch.save
+
+    def in_pieces(value: Any, file: Any) -> None:
+        for place in range(0, len(whole), length):
+            assert file.write(whole[place : place + length]) <= length
+            assert file.write(b"") == 0
+
+    expected = written(checkpoint())
+    monkeypatch.setattr(torch, "save", in_pieces)
+    assert written(checkpoint()) == expected
+    monkeypatch.setattr(torch, "save", own)
+    check(expected)
+
+
+@pytest.mark.parametrize(
+    "error", [EOFError, KeyError, IndexError, RuntimeError, TypeError, ValueError]
+)
+def test_whatever_torch_says_of_a_file_names_it(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: Any, **options: Any) -> None:
+        raise error("of the first line\nand a trace")
+
+    content = written(checkpoint())
+    monkeypatch.setattr(torch, "load", fails)
+    said = rf"some.ckpt cannot be read \({error.__name__}: .?of the first line"
+    with pytest.raises(DamagedCheckpoint, match=said) as caught:
+        read(content)
+    assert isinstance(caught.value.__cause__, error)
+
+
 @pytest.mark.parametrize("make", [written, plain])
 def test_a_whole_checkpoint_is_loaded(make: Any) -> None:
     assert same(read(make(checkpoint())), checkpoint())
@@ -460,6 +495,21 @@ def test_releases_of_torch_whose_loader_is_flawed_are_known(
     monkeypatch.setattr(checkpoint_io, "flawed_loader", lambda: "torch is flawed")
     with pytest.warns(UserWarning, match="torch is flawed"):
         WholeCheckpointIO().load_checkpoint(tmp_path / "a.ckpt")
+
+
+def test_a_path_of_no_file_is_refused(tmp_path: Path) -> None:
+    plugin = WholeCheckpointIO()
+    with pytest.raises(IsADirectoryError, match="is a folder of shards"):
+        plugin.load_checkpoint(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="pipe is no regular file"):
+        check_file(str(tmp_path / "pipe"))
+
+
+def test_a_checkpoint_that_is_not_there_is_removed_without_an_error(
+    tmp_path: Path,
+) -> None:
+    WholeCheckpointIO().remove_checkpoint(tmp_path / "a.ckpt")
 
 
 def test_storage_options_are_refused(tmp_path: Path) -> None:

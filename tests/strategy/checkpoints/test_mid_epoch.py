@@ -5,6 +5,7 @@
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -153,7 +154,46 @@ def test_the_generators_go_on_before_the_first_batch(begins_an_epoch: bool) -> N
 
 def test_samples_of_all_runs_are_counted() -> None:
     saved = {"num_samples": 40}
-    for start in ({"saved": saved}, {"num_samples": 40}):
+    starts = ({"saved": saved}, 43), ({"num_samples": 40}, 43), ({}, 3)
+    for start, expected in starts:
         place: Any = PlaceInEpoch(None, CPU, **start)  # pyright: ignore
         place.count(torch.zeros(3, 7))
-        assert place._num_samples == 43
+        assert place._num_samples == expected
+
+
+class Training:
+    """What a Trainer tells of its place in an epoch."""
+
+    def __init__(self, loaders: list[Any], ready: int, is_last_batch: bool) -> None:
+        progress = SimpleNamespace(
+            current=SimpleNamespace(ready=ready), is_last_batch=is_last_batch
+        )
+        self.fit_loop = SimpleNamespace(
+            epoch_loop=SimpleNamespace(batch_progress=progress),
+            _combined_loader=SimpleNamespace(flattened=loaders) if loaders else None,
+        )
+
+
+@pytest.mark.parametrize(
+    ("num_placed", "is_last", "num_batches"),
+    [(1, False, 4), (1, True, 0), (0, False, 0), (2, False, 0)],
+)
+def test_a_place_is_kept_within_an_epoch_of_one_loader(
+    num_placed: int, is_last: bool, num_batches: int
+) -> None:
+    """Others begin a whole epoch, as the checkpoint has no place to go back to."""
+    loaders = [SimpleNamespace(batch_sampler=placed(None)) for _ in range(num_placed)]
+    for loader in loaders:
+        assert len(list(loader.batch_sampler)) == 6
+    training: Any = Training(loaders, 4, is_last)
+    state = PlaceInEpoch(training, CPU, num_samples=8).state()
+    assert (state["num_samples"], state["num_batches"]) == (8, num_batches)
+    expected = loaders[0].batch_sampler.state() if num_placed == 1 else None
+    assert state["begin"] is expected
+
+
+def test_a_sampler_of_another_kind_is_no_place() -> None:
+    loader = SimpleNamespace(batch_sampler=BatchSampler(range(4), 2, False))
+    training: Any = Training([loader], 4, False)
+    state = PlaceInEpoch(training, CPU).state()
+    assert (state["num_batches"], state["begin"]) == (0, None)

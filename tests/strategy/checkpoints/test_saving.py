@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,11 +11,14 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from typing_extensions import override
 
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.saving import (
     BackgroundCheckpointIO,
+    finish_saves,
+    must_wait,
     snapshot_of,
     uploads_checkpoints,
 )
@@ -165,6 +169,73 @@ def test_loggers_that_read_the_file_are_known() -> None:
 
     assert uploads_checkpoints(Uploads())
     assert not uploads_checkpoints(object())
+
+
+class Uploads:
+    """As a logger that uploads."""
+
+    _log_model = True
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "waits"),
+    [
+        ({}, "a.ckpt", False),
+        ({}, "folder/hpc_ckpt_3.ckpt", True),
+        ({}, "hpc_ckpt_3/a.ckpt", False),
+        ({"interrupted": True}, "a.ckpt", True),
+        ({"fn": TrainerFn.VALIDATING}, "a.ckpt", True),
+        ({"status": TrainerStatus.FINISHED}, "a.ckpt", True),
+        ({"loggers": [object(), Uploads()]}, "a.ckpt", True),
+        ({"loggers": [object()]}, "a.ckpt", False),
+    ],
+)
+def test_a_save_is_waited_for_where_somebody_reads_it_at_once(
+    change: dict[str, Any], path: str, waits: bool
+) -> None:
+    state = {"fn": TrainerFn.FITTING, "status": TrainerStatus.RUNNING}
+    known = {"interrupted": False, "loggers": [], **state, **change}
+    trainer: Any = SimpleNamespace(**known, state=SimpleNamespace(**known))
+    assert must_wait(trainer, path) is waits
+
+
+def test_without_a_trainer_each_save_is_waited_for() -> None:
+    assert must_wait(None, "a.ckpt")
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_error_of_the_last_save_ends_the_training_or_is_a_warning(
+    interrupted: bool,
+) -> None:
+    finish_saves(FullDisk(), interrupted)  # nothing is on its way there
+    beside = BackgroundCheckpointIO(FullDisk())
+    beside.save_checkpoint({}, "a.ckpt")
+    if interrupted:
+        with pytest.warns(UserWarning, match="No space left"):
+            finish_saves(beside, interrupted)
+    else:
+        with pytest.raises(OSError, match="No space left"):
+            finish_saves(beside, interrupted)
+    assert not [t for t in threading.enumerate() if t.name.startswith("adpsgd-save")]
+
+
+def test_tensors_of_one_place_are_copied_by_what_they_are() -> None:
+    weights = torch.arange(6.0)
+    values = {
+        "floats": weights,
+        "bits": weights.view(torch.int32),
+        "first": weights[:3],
+        "strided": weights[::2],
+        "empty": torch.zeros(0),
+        "sparse": weights.to_sparse(),
+        "gradient": torch.ones(2, requires_grad=True),
+    }
+    snapshot = snapshot_of(values)
+    for name, value in values.items():
+        assert snapshot[name].dtype == value.dtype
+        assert torch.equal(snapshot[name].to_dense(), value.detach().to_dense())
+        assert not snapshot[name].requires_grad
+    assert snapshot["sparse"].layout == torch.sparse_coo
 
 
 # --- in a Trainer

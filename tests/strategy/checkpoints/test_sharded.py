@@ -180,6 +180,42 @@ def test_an_index_that_runs_code_is_refused(folder: Path) -> None:
         has_optimizer(folder, 0)
 
 
+NO_INDEX = (
+    b"",
+    b"\x80\x04",  # it ends early
+    b"\x80\xff.",  # of a protocol that is yet to come
+    b"h\x05.",  # a reference to nothing
+    b"I\x00\n.",  # the number 0
+    b"N)R.",  # a call of None
+    b"ctorch._utils\nabsent\n.",  # a class that this release does not have
+)
+
+
+def test_an_index_without_sense_is_damage(folder: Path) -> None:
+    for content in NO_INDEX:
+        (folder / ".metadata").write_bytes(content)
+        with pytest.raises((DamagedCheckpoint, pickle.UnpicklingError)):
+            has_optimizer(folder, 0)
+    (folder / ".metadata").write_bytes(pickle.dumps([1]))
+    with pytest.raises(DamagedCheckpoint, match="metadata cannot be read: it holds a"):
+        has_optimizer(folder, 0)
+
+
+def test_an_index_that_cannot_be_read_is_damage_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [AttributeError, EOFError, KeyError, TypeError, ValueError]
+
+    def fails(self: object) -> None:
+        raise errors.pop()("a reason")
+
+    monkeypatch.setattr(sharded._Index, "load", fails)
+    said = r"last.ckpt is damaged: .metadata cannot be read: .?a reason"
+    while errors:
+        with pytest.raises(DamagedCheckpoint, match=said):
+            has_optimizer(folder, 0)
+
+
 def test_a_model_of_another_shape_is_told_so(folder: Path) -> None:
     other = {"state_dict": {"bias": torch.zeros(9)}}
     with pytest.raises((RuntimeError, ValueError), match="bias"):

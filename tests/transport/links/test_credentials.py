@@ -32,6 +32,23 @@ def test_a_token_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> No
     assert Credentials.from_environment({}) == Credentials()
 
 
+@pytest.mark.parametrize(
+    ("length", "is_used"), [(15, False), (16, True), (4096, True), (4097, False)]
+)
+def test_a_token_has_16_to_4096_bytes(
+    tmp_path: Path, length: int, is_used: bool
+) -> None:
+    token = "x" * length
+    environments = {TOKEN: token}, {TOKEN_FILE: str(written(tmp_path, token))}
+    for environment in environments:
+        if is_used:
+            found = Credentials.from_environment(environment)
+            assert found == Credentials(token.encode())
+        else:
+            with pytest.raises(BadCredentials, match=f"bytes, got {length};"):
+                Credentials.from_environment(environment)
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
 def test_a_file_that_others_can_reach_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(BadCredentials, match=f"mode {mode:04o}.: chmod 600"):

@@ -4,10 +4,12 @@ import json
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 import pytest
 
+from lightning_adpsgd.transport.links import handshake
 from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.links.handshake import (
     LONGEST_INFO,
@@ -253,6 +255,32 @@ def info_message(text: bytes) -> Callable[[Callable[..., bytes]], bytes]:
 def test_an_info_message_is_of_bounded_length() -> None:
     said = proved_dialer_says(lambda proof: struct.pack("!I", 0xFFFFFFFF))
     assert f"an info message of {0xFFFFFFFF} bytes, more than {LONGEST_INFO}" in said
+
+
+@pytest.mark.parametrize("shorter_by", [0, 1])
+def test_no_end_says_more_than_the_other_would_read(
+    monkeypatch: pytest.MonkeyPatch, shorter_by: int
+) -> None:
+    facts = {"facts": asdict(info(0)), "wanted": [1, "", ""]}
+    longest = len(json.dumps(facts)) - shorter_by
+    monkeypatch.setattr(handshake, "LONGEST_INFO", longest)
+    with tcp_pair() as (first, second):
+
+        def dial() -> str:
+            try:
+                greet_listener(first, Deadline(PATIENCE_S), TOKEN, info(0), 1)
+            except Refused as error:
+                first.shutdown(socket.SHUT_WR)
+                return str(error)
+            return ""
+
+        def listen() -> None:
+            with suppress(ConnectionResetError):
+                greet_dialer(second, Deadline(PATIENCE_S), TOKEN, info(1))
+
+        said = together([dial, listen])[0]
+    expected = f"our info takes {longest + 1} bytes, more than {longest}"
+    assert said == (expected if shorter_by else "")
 
 
 def test_an_info_message_that_was_changed_on_its_way_is_refused() -> None:

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from lightning_adpsgd.transport.links.peer_info import PeerInfo, differences
+from lightning_adpsgd.transport.links.peer_info import (
+    PeerInfo,
+    Wanted,
+    differences,
+    other_version,
+)
 from tests.transport.links.ends import info
 
 
@@ -79,3 +84,100 @@ def test_a_difference_names_what_both_have(
 ) -> None:
     (found,) = differences(info(0), info(**{"member": 1, **change}))
     assert re.search(message, found), found
+
+
+ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "agree"),
+    [
+        (ONE, ONE, True),
+        (ONE, OTHER, False),
+        (OTHER, ONE, False),
+        # Weights that are yet to be taken are of no training.
+        (ONE, "", True),
+        ("", ONE, True),
+        ("", "", True),
+    ],
+)
+def test_weights_of_two_trainings_are_not_averaged(
+    ours: str, theirs: str, agree: bool
+) -> None:
+    found = differences(info(0, origin=ours), info(1, origin=theirs))
+    assert (found == []) == agree
+    begun = f"begun by super-learners '{ours[:8]}' and '{theirs[:8]}', and are not"
+    assert [begun in one for one in found] == [True] * (not agree)
+
+
+def test_all_differences_are_told_the_settings_in_their_order() -> None:
+    mine = info(0, settings={"b": "1", "a": "1", "same": "1"})
+    theirs = info(0, job="another", settings={"b": "2", "a": "2", "same": "1"})
+    told = [one.partition(" ")[0] for one in differences(mine, theirs)]
+    assert told == ["`job`", "`a`", "`b`", "both"]
+
+
+@pytest.mark.parametrize(("num", "end"), [(98, "'"), (99, "...")])
+def test_what_a_peer_says_of_itself_fills_no_log(num: int, end: str) -> None:
+    """A text is told with its quotation marks, of which 100 characters are kept."""
+    (found,) = differences(info(0), info(1, job="x" * num))
+    assert found == f"`job` is 'a job' here and '{'x' * min(num, 99)}{end} there"
+    name = "n" * (num + 2)
+    (found,) = differences(info(0), info(1, settings={name: "1"}))
+    assert found.startswith(f"`{'n' * 100}` is ")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "addresses", "message"),
+    [
+        (Wanted(1), ["here:1"], ""),
+        (Wanted(1, "start 1", "here:1"), ["here:1", "here:2"], ""),
+        (Wanted(1, "start 1", "here:2"), ["here:1", "here:2"], ""),
+        (Wanted(1, "", "relay:1"), [], ""),  # it does not know where it listens
+        (Wanted(0), [], "listens where super-learner 0 was expected"),
+        (Wanted(2), [], "listens where super-learner 2 was expected"),
+        (Wanted(1, "start 0"), [], "where its incarnation 'start 0' was expected"),
+        (Wanted(1, "start 2"), [], "where its incarnation 'start 2' was expected"),
+        (Wanted(1, "", "relay:1"), ["here:1"], "dialed at 'relay:1' and listens at"),
+    ],
+)
+def test_a_listener_objects_to_being_taken_for_another(
+    wanted: Wanted, addresses: list[str], message: str
+) -> None:
+    said = wanted.objection(info(1), addresses)
+    assert message in said
+    assert bool(said) == bool(message)
+
+
+@pytest.mark.parametrize(
+    ("row", "read"),
+    [
+        ([1, "a", "b"], Wanted(1, "a", "b")),
+        ([True, "a", "b"], Wanted(-1)),
+        ([1, "a"], Wanted(-1)),
+        ([1, "a", "b", "c"], Wanted(-1)),
+        ([1, "a", None], Wanted(-1)),
+        ("1ab", Wanted(-1)),
+        (None, Wanted(-1)),
+    ],
+)
+def test_whom_a_dialer_expects_is_somebody_or_nobody(row: Any, read: Wanted) -> None:
+    assert Wanted.from_row(row) == read
+
+
+@pytest.mark.parametrize(
+    ("content", "is_told"),
+    [
+        ({"version": "99.0"}, True),
+        ({"version": info().version}, False),
+        ({"version": 99}, False),
+        ({}, False),
+        (["version"], False),
+        (None, False),
+    ],
+)
+def test_only_another_version_is_told_as_one(content: object, is_told: bool) -> None:
+    assert ("'99.0' there: install the same" in other_version(info(), content)) == (
+        is_told
+    )
+    assert bool(other_version(info(), content)) == is_told
