@@ -12,7 +12,7 @@ ONLY ?=
 MINUTES ?= 30
 SEED ?= 0
 NUMBER ?= 320
-WORKERS ?= 3
+WORKERS ?= 4
 # A file stays with one worker, for its fixtures; tests/conftest.py puts slow files first.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
 	-n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -38,7 +38,7 @@ else
 		--out "runs/demo-$$(basename "$(CORPUS)")"
 endif
 
-test: $(STAMP) ## all tests; WORKERS=3 processes, of which a third of the time waits
+test: $(STAMP) ## all tests; WORKERS=4 processes, of which half of the time waits
 	$(PYTEST)
 
 test-core: $(STAMP) ## all tests but those of speech and of its recipes
