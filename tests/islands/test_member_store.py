@@ -182,3 +182,12 @@ def test_a_new_connection_leaves_the_version_as_it_is(plain: HashStore) -> None:
     assert version != b"0"
     MemberStore(plain, PLAIN)
     assert plain.get("version") == version
+
+
+def test_rows_without_sense_are_replaced_though_nothing_else_changes(
+    plain: HashStore, store: MemberStore
+) -> None:
+    for text in ('[1, [["no row"]]]', "nonsense"):
+        plain.set("members", text)
+        store.change(0, lambda old: old)
+        assert store.members().members.num_invalid == 0

@@ -44,6 +44,14 @@ def test_a_generator_without_a_state_is_left_alone() -> None:
     assert str(numpy.random.get_state()) == str(before)
 
 
+def test_the_state_of_a_gpu_is_left_alone_where_a_learner_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = {**generator_states(CPU), "cuda": torch.get_rng_state()}
+    monkeypatch.setattr(torch.cuda, "set_rng_state", None)  # to call it is an error
+    set_generator_states(states, CPU)
+
+
 def placed(generator: torch.Generator | None) -> PlacedBatches:
     sampler = RandomSampler(range(12), generator=generator)
     return PlacedBatches(BatchSampler(sampler, 2, drop_last=False), CPU)
