@@ -12,9 +12,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, TCPStore
+
+
+def store_at(listener: int | None, *place: Any, **options: Any) -> TCPStore:
+    """A store whose server takes over a socket that listens, where there is one."""
+    make = partial(TCPStore, *place, master_listen_fd=listener, **options)
+    try:
+        return make()
+    except NotImplementedError:
+        # In torch 2.6 only the older of its two servers takes a socket.
+        return make(use_libuv=False)
 
 
 class LearnerFailed(RuntimeError):

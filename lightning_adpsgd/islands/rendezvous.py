@@ -32,6 +32,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
+from lightning_adpsgd.coordination.store import store_at
 from lightning_adpsgd.islands.signatures import Signatures
 from lightning_adpsgd.transport.links import Credentials
 from lightning_adpsgd.transport.links.sockets import Address, connect, tune
@@ -315,13 +316,13 @@ def serve(
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
         # The store takes over the socket, and closes it in the end.
-        store = TCPStore(
+        store = store_at(
+            listener.detach(),
             host or "127.0.0.1",
             port,
             is_master=True,
             wait_for_workers=False,
             timeout=_CONNECT,
-            master_listen_fd=listener.detach(),
         )
     known = set[int]()
     while not stop.wait(bounds.look_s):

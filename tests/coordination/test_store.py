@@ -7,7 +7,8 @@ from unittest.mock import create_autospec
 import pytest
 from torch._C._distributed_c10d import HashStore, Store
 
-from lightning_adpsgd.coordination.store import Coordinator, LearnerFailed
+from lightning_adpsgd.coordination import store as store_module
+from lightning_adpsgd.coordination.store import Coordinator, LearnerFailed, store_at
 from tests.helpers import PATIENCE, PATIENCE_S, forked, together, until
 
 QUICK = timedelta(seconds=0.01)
@@ -173,3 +174,18 @@ def test_learners_that_show_no_sign_of_life_are_found() -> None:
     until(lambda: first.silent_learners(QUICK) == [2], "signs of life of two")
     for coordinator in (first, second):
         coordinator.stop()
+
+
+def test_the_older_server_takes_the_socket_where_the_newer_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in torch 2.6, where no job could begin."""
+    made = create_autospec(lambda *place, **options: None, return_value=HashStore())
+    refusal = NotImplementedError("libuv does not support a listen fd")
+    made.side_effect = [refusal, made.return_value]
+    monkeypatch.setattr(store_module, "TCPStore", made)
+    assert store_at(7, "host", 1, is_master=True) is made.return_value
+    first, second = made.call_args_list
+    assert first.kwargs == {"master_listen_fd": 7, "is_master": True}
+    assert second.kwargs == {**first.kwargs, "use_libuv": False}
+    assert first.args == second.args == ("host", 1)

@@ -121,11 +121,11 @@ def test_a_flood_beyond_the_descriptors_ends_no_rendezvous() -> None:
     try:
         until(lambda: _answers(client), "the rendezvous")
         with ExitStack() as stack:
-            flood = [stack.enter_context(socket.socket()) for _ in range(400)]
+            flood = [stack.enter_context(socket.socket()) for _ in range(240)]
             for one in flood:
                 one.setblocking(False)
                 one.connect_ex(("127.0.0.1", port))
-            until(lambda: sum(map(_is_closed, flood)) > 300, "closed connections")
+            until(lambda: sum(map(_is_closed, flood)) > 100, "closed connections")
             assert _answers(client)
             assert server.poll() is None
     finally:

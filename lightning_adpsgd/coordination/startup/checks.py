@@ -16,7 +16,7 @@ from datetime import timedelta
 from hashlib import sha256
 from typing import NamedTuple
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistError
 
 from lightning_adpsgd.coordination.startup.barrier import (
@@ -39,6 +39,7 @@ from lightning_adpsgd.coordination.startup.reachability import (
     neighbours,
     probe_all,
 )
+from lightning_adpsgd.coordination.store import store_at
 from lightning_adpsgd.files import boot_id
 from lightning_adpsgd.transport.links import Address, probe
 from lightning_adpsgd.transport.network_interfaces import (
@@ -90,7 +91,8 @@ def open_store(
     if not holds:
         _await_listener(address, port, rank, patience)
     try:
-        return TCPStore(
+        return store_at(
+            _listener_at(address, port) if holds else None,
             address,
             port,
             world_size,
@@ -98,7 +100,6 @@ def open_store(
             timeout=patience,
             wait_for_workers=False,
             multi_tenant=holds,
-            master_listen_fd=_listener_at(address, port) if holds else None,
         )
     except DistError as error:
         raise StartUpError(
