@@ -382,7 +382,10 @@ def test_a_run_goes_on_without_a_host_that_is_killed(
         track = Track(emulated, tmp_path)
         track.keep_speeds(run, [speed] * columns.NUM_HOSTS)
         result = track.result(run)
-    assert result["steps"] == [round(3 * speed)] * (columns.NUM_HOSTS - 1), result
+    steps, planned = result["steps"], round(3 * speed)
+    assert len(steps) == columns.NUM_HOSTS - 1
+    # A busy machine may lose one to the host's death.
+    assert planned - 1 <= min(steps) <= max(steps) == planned, result
     assert 0 < result["loss"] < 4.5
     if method == "ddp":
         # All gradients of 1.5 MB travel twice but for a quarter, or a third.

@@ -1,6 +1,7 @@
 """The benchmark of learners that hold a model in shards."""
 
 from functools import partial
+from operator import sub
 
 import pytest
 
@@ -70,8 +71,9 @@ def test_what_is_compared_is_the_same_training_with_and_without_gossip(
         assert all(len(one.stamps) == WARMUPS + 3 for one in run)
         assert len({one.shard for one in run}) == 1
         assert all(one.last.processor_s > one.first.processor_s for one in run)
-    alone, gossip = (sharded.row_of("paced", name, runs) for name in runs)
-    assert alone.details["MB sent a step"] == 0
-    assert gossip.value.median >= 20.0
+        # Of each learner: on a busy machine three steps of one are over before
+        # another begins.
+        assert all(min(map(sub, one.stamps[1:], one.stamps)) >= 0.02 for one in run)
+    assert all(sharded.shards_a_step(one) == 0 for one in runs[PAIRS][0])
     row = sharded.memory_row("paced", runs)
     assert row.value.low >= 1.0
