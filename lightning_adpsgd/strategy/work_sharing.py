@@ -200,7 +200,8 @@ class WorkSharing:
         It does not for the first one of a run, for which it has one since set-up.
         """
         loop = self._trainer.fit_loop
-        resumes = loop.is_resuming or loop.epoch_loop.restarting
+        # The first is not in Lightning 2.5.0, which asks for the second alone.
+        resumes = getattr(loop, "is_resuming", False) or loop.epoch_loop.restarting
         return self._trainer.current_epoch > 0 and not resumes
 
 
