@@ -1,7 +1,17 @@
 """Asynchronous gossip: averaging with peers in the background, without waiting.
 
-docs/concepts.md has the equations (AD-PSGD, arXiv 1710.06952, with the merge written as
-a difference so that no local step is lost).
+A super-learner has two copies of its weights (AD-PSGD, arXiv 1710.06952, with the merge
+written as a difference so that no local step is lost)::
+
+    training side        w      changed by the optimizer and, at step boundaries, merges
+    communication side   x      w + d: what an exchange reads
+                         d      the sum of what exchanges changed since the last merge
+
+    exchange of i and j  c = a (x_j - x_i);  d_i += c;  d_j -= c
+    merge of i           w_i += d_i;  d_i = 0
+
+Both ends of an exchange compute c from the same pair of messages, so that
+``sum_i (w_i + d_i)`` is changed by gradients alone, whatever the delays and the order.
 
 This module is the training thread's side. It decides nothing about optimizers and knows
 nothing of Lightning. The rest is in::

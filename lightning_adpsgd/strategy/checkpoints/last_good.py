@@ -36,19 +36,18 @@ def whole_checkpoint_path(
     """
     connector = trainer._checkpoint_connector
     parse = type(connector)._parse_ckpt_path
+    resumes = trainer.state.fn == "fit" and bool(_at_exceptions(trainer))
+    is_asked = ckpt_path == "last" or (ckpt_path is None and resumes)
+    candidates = _last_checkpoints(trainer) if is_asked else []
     with warnings.catch_warnings():
-        if ckpt_path == "last" and _last_checkpoints(trainer):
+        if ckpt_path == "last" and candidates:
             # Lightning does not know of what islands save when they are told to end.
             warnings.filterwarnings("ignore", ".*no last checkpoint available")
         chosen = parse(connector, state_fn, ckpt_path, **arguments)
     if ckpt_path == "hpc" or (chosen and chosen == connector._hpc_resume_path):
         numbered = sorted(_numbered(trainer.default_root_dir))
         return newest_whole(path for _, path in numbered[::-1])
-    resumes = trainer.state.fn == "fit" and bool(_at_exceptions(trainer))
-    if ckpt_path == "last" or (ckpt_path is None and resumes):
-        candidates = _last_checkpoints(trainer)
-        return newest_whole(candidates) if candidates else chosen
-    return chosen
+    return newest_whole(candidates) if candidates else chosen
 
 
 def newest_whole(paths: Iterable[str]) -> str:
