@@ -13,6 +13,7 @@ import numpy as np
 
 from lightning_adpsgd.asr.kaldi.archives import read_matrices
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
+from lightning_adpsgd.asr.kaldi.names import read_lines
 
 _LEAST_VARIANCE = 1e-20  # as Kaldi's
 _STATISTICS = 2
@@ -88,10 +89,9 @@ def cmvn_beside(source: str | Path, options: Path | None = None) -> Cmvn | None:
 def _speakers(path: Path) -> Iterator[tuple[str, str]]:
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
+    for where, line in read_lines(path):
         fields = line.split()
         if len(fields) != 2:
             problem = f"expected `utterance speaker`, got {line[:60]!r}"
-            raise KaldiError(f"{path}:{number}: {problem}")
+            raise KaldiError(f"{where}: {problem}")
         yield fields[0], fields[1]

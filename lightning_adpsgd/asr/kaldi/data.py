@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance, utterance_id
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
+from lightning_adpsgd.asr.kaldi.names import read_lines
 
 _COMMAND = "write the path of the recording in place of the command"
 
@@ -139,13 +140,8 @@ def _channels(path: Path) -> dict[str, int]:
 
 
 def _table(path: Path) -> Iterator[_Line]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise KaldiError(f"{path}: {error}; expected a file of Kaldi's") from error
-    for number, line in enumerate(text.splitlines(), start=1):
+    for where, line in read_lines(path):
         name, *rest = line.split() or [""]
         if not rest:
-            problem = f"expected a name and more, got {line[:60]!r}"
-            raise KaldiError(f"{path}:{number}: {problem}")
-        yield _Line(name, rest, f"{path}:{number}")
+            raise KaldiError(f"{where}: expected a name and more, got {line[:60]!r}")
+        yield _Line(name, rest, where)

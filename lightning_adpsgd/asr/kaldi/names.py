@@ -169,18 +169,29 @@ def _sides(folder: Path) -> Iterator[tuple[str, Side]]:
         yield recording, side_of(file, channel)
 
 
-def _lines(path: Path, num_fields: int) -> Iterator[tuple[str, list[str]]]:
-    """Place and fields of each line."""
+def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Place and text of each line of a file of Kaldi's.
+
+    Raises:
+        KaldiError: There is no such file, or it holds no text.
+    """
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise KaldiError(f"{path}: {error.strerror}; expected a Kaldi file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise KaldiError(f"{path}: {why}; expected a file of Kaldi's") from error
     for number, line in enumerate(text.splitlines(), start=1):
+        yield f"{path}:{number}", line
+
+
+def _lines(path: Path, num_fields: int) -> Iterator[tuple[str, list[str]]]:
+    """Place and fields of each line."""
+    for where, line in read_lines(path):
         fields = line.split()
         if len(fields) != num_fields:
             problem = f"expected {num_fields} fields, got {line[:60]!r}"
-            raise KaldiError(f"{path}:{number}: {problem}")
-        yield f"{path}:{number}", fields
+            raise KaldiError(f"{where}: {problem}")
+        yield where, fields
 
 
 def check_coverage(
