@@ -229,6 +229,8 @@ def _keep_quiet() -> None:
         ".*treespec, LeafSpec.*",
         ".*is smaller than the logging interval.*",
         ".*exists and is not empty.*",
+        # What `TimedSchedule` asks for.
+        "`reduce` in `on_train_batch_start` is over.*",
     ):
         warnings.filterwarnings("ignore", message)
 
