@@ -248,9 +248,15 @@ def run_tests(python: str, clone: Path) -> tuple[str, bool]:
             env=clean_environment(),
             timeout=_PATIENCE_S,
         )
-    lines = log.read_text("utf-8", "replace").strip().splitlines()
-    said = lines[-1].strip("= ") if lines else "said nothing"
+    said = summary_of(log.read_text("utf-8", "replace"))
     return (said if not ran.returncode else f"{said}; see {log}"), not ran.returncode
+
+
+def summary_of(output: str) -> str:
+    """Pytest's last line, behind which libraries may complain at their end."""
+    lines = [line.strip("= ") for line in output.splitlines() if line.strip()]
+    sums = [line for line in lines if re.search(r"\d+ \w+.* in \d.*s\b", line)]
+    return (sums or lines or ["said nothing"])[-1]
 
 
 def versions_of(python: str) -> str:

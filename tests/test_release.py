@@ -14,7 +14,7 @@ import yaml
 import lightning_adpsgd
 from installation import absolute_links, licences
 from tests.helpers import PROGRAM_S
-from tests.matrix import CELLS
+from tests.matrix import CELLS, summary_of
 
 ROOT = Path(__file__).parents[1]
 GITHUB = ROOT / ".github"
@@ -149,6 +149,13 @@ def test_the_cells_of_a_pull_request_are_of_the_matrix() -> None:
         r'names="([^"]*)"\n', (GITHUB / "workflows/tests.yml").read_text()
     )
     assert set(line.split()) <= set(CELLS)
+
+
+def test_a_cell_tells_pytests_last_line_and_not_what_libraries_say_behind_it() -> None:
+    output = "....\n=== 3 passed, 1 skipped in 60.75s (0:01:00) ===\nleaks: see docs\n"
+    assert summary_of(output) == "3 passed, 1 skipped in 60.75s (0:01:00)"
+    assert summary_of("collected\nINTERNALERROR> x\n") == "INTERNALERROR> x"
+    assert summary_of("") == "said nothing"
 
 
 def test_only_a_tag_publishes_and_no_secret_is_read() -> None:
