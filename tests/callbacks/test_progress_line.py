@@ -9,11 +9,13 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
+from packaging.version import Version
 from torch._C._distributed_c10d import HashStore
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_adpsgd.callbacks import ProgressLine
 from lightning_adpsgd.callbacks.progress_line import GlobalCount, Look
+from lightning_adpsgd.import_names import lightning_version
 from tests.callbacks.test_monitors import GossipingStrategy, Slope
 from tests.learners import Linear, gossip, learners, loader, trainer_of, values
 
@@ -52,6 +54,8 @@ def test_the_line_is_in_either_progress_bar(
 ) -> None:
     if bar is RichProgressBar:
         pytest.importorskip("rich")
+        if Version(lightning_version()) < Version("2.5.6"):
+            pytest.skip("the bar of Lightning 2.5.0 fails with rich of today")
     monkeypatch.setenv("COLUMNS", "200")
     fit(ProgressLine(0), bar(), strategy=Counting())
     printed = "".join(capsys.readouterr())

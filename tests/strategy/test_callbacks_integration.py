@@ -1,5 +1,6 @@
 """Lightning's callbacks, logging, tuner, profilers and command line with gossip."""
 
+import inspect
 import os
 import subprocess
 from pathlib import Path
@@ -18,9 +19,11 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from lightning.pytorch.tuner.tuning import Tuner
+from packaging.version import Version
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightning_adpsgd.import_names import lightning_version
 from tests import warm
 from tests.helpers import PROGRAM_S, free_port
 from tests.learners import (
@@ -208,6 +211,14 @@ def expect_checkpoints(folder: Path, best: Path) -> None:
     )
 
 
+# Lightning 2.5.0 has no such argument.
+SAVES_ON_EXCEPTION: dict[str, Any] = {
+    name: True
+    for name in inspect.signature(ModelCheckpoint).parameters
+    if name == "save_on_exception"
+}
+
+
 @each_communication
 def test_the_learner_that_fails_saves_its_own_weights(
     tmp_path: Path, communication: str
@@ -223,7 +234,7 @@ def test_the_learner_that_fails_saves_its_own_weights(
         folder = tmp_path / str(rank)
         callbacks: list[Any] = [
             OnExceptionCheckpoint(folder),
-            ModelCheckpoint(folder, filename="kept", save_on_exception=True),
+            ModelCheckpoint(folder, filename="kept", **SAVES_ON_EXCEPTION),
         ]
         trainer = trainer_of(
             strategy_of(communication),
@@ -366,6 +377,10 @@ def test_all_learners_prune_the_same_weights(lottery: bool, method: str) -> None
 # --- tuner, profilers, command line
 
 
+@pytest.mark.skipif(
+    Version(lightning_version()) < Version("2.5.6"),
+    reason="Lightning 2.5.0 loses batches behind its finder",
+)
 def test_the_learning_rate_finder_gives_all_learners_one_rate() -> None:
     class Rated(Linear):
         def __init__(self) -> None:

@@ -551,6 +551,14 @@ def test_a_flipped_bit_of_a_checkpoint_of_others_is_noticed_or_harmless() -> Non
     assert num_noticed > 100
 
 
+def test_a_record_that_is_marked_as_a_folder_is_refused() -> None:
+    content = plain(checkpoint())
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        at = content.index(b"archive/data/0", archive.start_dir) - 46 + 38
+    with pytest.raises(DamagedCheckpoint, match="data/0 is marked as a folder"):
+        read(flipped(content, 8 * at + 4))
+
+
 def test_bytes_that_are_no_checkpoint_are_refused() -> None:
     for content in NO_CHECKPOINTS:
         for reads in (read, check):
