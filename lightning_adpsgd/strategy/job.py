@@ -8,6 +8,7 @@ that Lightning sees.
 
 import atexit
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
@@ -53,6 +54,7 @@ END_OF_TRAINING = "end of training"
 """Name of the meeting to which all learners come last."""
 
 _BROADCAST_BYTES = 250 * 1024 * 1024
+_LAST_TENSORS_S = 0.05
 
 
 def has_peers(partition: Partition) -> bool:
@@ -125,6 +127,9 @@ def _let_go_of_groups() -> None:
     the process.
     """
     if dist.is_initialized():
+        # torch 2.6 joins them with the interpreter's lock held: one that frees its last
+        # tensor just then would wait for ever.
+        time.sleep(_LAST_TENSORS_S)
         dist.destroy_process_group()
 
 
