@@ -41,6 +41,9 @@ REPLACED = (
     _of("_FitLoop", "on_run_end", "run virtual", "the consensus model comes first"),
     _of(_EPOCH, "run", "scope", "inside an epoch, learners are at different steps"),
     _of(_EPOCH, "_broadcast_sigterm_tensor", "signals", _SIGNAL, "2.5.2"),
+    _of(
+        _EPOCH, "_save_loggers_on_train_batch_end", "signals", "the same, before 2.5.2"
+    ),
     _of("_SignalConnector", "_sigterm_notifier_fn", "signals", _SIGNAL),
     _of(_EPOCH, "_should_check_val_fx", "clocks", "the last question of a batch"),
     _of("Timer", "on_train_batch_end", "clocks", _EVERY_STEP),

@@ -7,6 +7,7 @@ the learner that gets the signal stops, and the coordinator tells the others. Th
 learners of one island, which make each step together, stop at the same one.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import lightning.pytorch as pl
@@ -21,12 +22,14 @@ def handle_signals(
 ) -> None:
     """Replaces both broadcasts; the learners of `together` agree on the last step."""
     # Partial functions of this module and not lambdas: a Trainer may be pickled.
-    if together is None:
-        check, notify = partial(_stop_if_signalled, trainer), partial(_note, trainer)
-    else:
-        check = partial(_stop_if_agreed, trainer, together)
-        notify = partial(_ask_to_leave, trainer, together)
     loop, connector = trainer.fit_loop.epoch_loop, trainer._signal_connector
+    check, notify = partial(_stop_if_signalled, trainer), partial(_note, trainer)
+    if together is not None:
+        notify = partial(_ask_to_leave, trainer, together)
+        # The last call of a batch before Lightning looks whether a signal came.
+        save = loop._save_loggers_on_train_batch_end
+        end = partial(_agree_at_end, trainer, together, save)
+        overrides.replace("signals", loop, "_save_loggers_on_train_batch_end", end)
     overrides.replace("signals", loop, "_broadcast_sigterm_tensor", check)
     overrides.replace("signals", connector, "_sigterm_notifier_fn", notify)
 
@@ -36,11 +39,10 @@ def _stop_if_signalled(trainer: pl.Trainer) -> None:
         raise SIGTERMException
 
 
-def _stop_if_agreed(trainer: pl.Trainer, job: Job) -> None:
-    trainer._signal_connector.received_sigterm |= (
-        job.island is not None and job.island.engine.leaves
-    )
-    _stop_if_signalled(trainer)
+def _agree_at_end(trainer: pl.Trainer, job: Job, save: Callable[[], None]) -> None:
+    save()
+    if job.island is not None and job.island.engine.leaves:
+        trainer._signal_connector.received_sigterm = True
 
 
 def _ask_to_leave(trainer: pl.Trainer, job: Job, signum: int, frame: object) -> None:
