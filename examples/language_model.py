@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategy", default="adpsgd", help="or ddp, sdpsgd, ...")
     sizes = {"devices": 2, "batch-size": 16, "steps": 300, "width": 64, "depth": 2}
-    for name, default in sizes.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, size in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=size, help=f"default {size}")
     chosen = parser.parse_args(arguments)
     trainer = pl.Trainer(
         accelerator="cpu",

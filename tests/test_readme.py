@@ -72,7 +72,7 @@ def test_the_program_for_fabric_trains_in_an_empty_folder(tmp_path: Path) -> Non
 def test_the_page_on_monitoring_shows_what_a_run_came_to(tmp_path: Path) -> None:
     done = _run(_first_block("docs/monitoring.md"), tmp_path)
     # Both learners write to one output, and one of them draws progress bars there.
-    losses = re.findall(r"adpsgd 64 ([\d.]+) False", done.stdout)
+    losses = re.findall(r"adpsgd at batch 64: loss ([\d.]+)", done.stdout)
     assert losses, done.stdout
     assert float(losses[-1]) < 1
     pytest.importorskip("matplotlib")

@@ -127,10 +127,11 @@ class StartupBarrier:
         named = ", ".join(self.names[rank] for rank in missing[:_MOST_NAMES])
         return (
             f"{len(missing)} of {self._world_size} learners have not come to the "
-            f"start-up ({topic}) after {waited_s:.0f} s: {named}"
-            f"{', ...' if len(missing) > _MOST_NAMES else ''}. See what their hosts "
-            "print, whether the launcher was started on each of them, and whether "
-            "they were given the same MASTER_ADDR and MASTER_PORT"
+            f"start-up after {waited_s:.0f} s: {named}"
+            f"{', ...' if len(missing) > _MOST_NAMES else ''}. On a busy machine they "
+            "may be importing still. Otherwise see what they print, whether the "
+            "launcher was started on each host, and whether all were given the same "
+            "MASTER_ADDR and MASTER_PORT"
         )
 
     def _linger(self, topic: str) -> None:

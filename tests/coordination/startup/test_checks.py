@@ -353,7 +353,7 @@ def test_the_absent_are_named_to_those_who_came() -> None:
     errors = together([come_later, lambda: caught(lambda: third.ask("words", "", str))])
     for error in errors:
         assert "2 of 4 learners have not come" in error
-        assert ": learner 1 on host h1, learner 3 on host h3. See what" in error
+        assert ": learner 1 on host h1, learner 3 on host h3. On a busy" in error
 
 
 def test_a_silent_learner_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +377,7 @@ def test_who_waits_says_so(
         return second.ask("words", "b", "".join)
 
     assert together([lambda: first.ask("words", "a", "".join), late]) == ["ab", "ab"]
-    assert "1 of 2 learners have not come to the start-up (words)" in caplog.text
+    assert "1 of 2 learners have not come to the start-up after" in caplog.text
 
 
 # --- addresses and reachability
@@ -612,7 +612,7 @@ def test_an_absent_learner_is_named() -> None:
     outcomes = learners(3, program)
     for outcome in outcomes[:2]:
         assert "1 of 3 learners have not come" in outcome.error
-        assert ": learner 2 (machine 2). See what" in outcome.error
+        assert ": learner 2 (machine 2). On a busy" in outcome.error
 
 
 def test_eight_learners_start_and_start_again() -> None:
