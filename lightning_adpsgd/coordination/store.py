@@ -24,7 +24,8 @@ def store_at(listener: int | None, *place: Any, **options: Any) -> TCPStore:
     try:
         return make()
     except NotImplementedError:
-        # In torch 2.6 only the older of its two servers takes a socket.
+        # In torch 2.6 only the older of its two servers takes a socket. It ends the
+        # process when it can open no more files.
         return make(use_libuv=False)
 
 
