@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.init import _materialize_distributed_module
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
@@ -32,7 +33,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_adpsgd.coordination.groups import make_mesh
+from lightning_adpsgd.coordination.groups import make_mesh, make_super_learner_group
 from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.sharded import (
     check_sums,
@@ -43,7 +44,7 @@ from lightning_adpsgd.strategy.checkpoints.sharded import (
     write_shards,
 )
 from lightning_adpsgd.strategy.options import HADPSGDOptions
-from lightning_adpsgd.weights.shards import check_sharding
+from lightning_adpsgd.weights.shards import DATA_PARALLEL, check_sharding
 
 _ON_HOST = StateDictOptions(cpu_offload=True)
 
@@ -52,6 +53,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     """What of Lightning's hooks is another with `inside="model_parallel"`."""
 
     _mesh: DeviceMesh | None = None
+    _savers: dist.ProcessGroup | None = None
     _source: Path | Mapping[str, Any] | None = None
     _is_strict, _is_prepared = True, False
 
@@ -62,7 +64,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        """The learners of this super-learner: data_parallel x tensor_parallel (1).
+        """The learners of this super-learner: data_parallel x tensor_parallel.
 
         Raises:
             RuntimeError: The processes have not begun, or `inside` is "ddp".
@@ -78,10 +80,22 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     def setup_environment(self) -> None:
         super().setup_environment()
         if self.is_sharded:
-            device, timeout = self.root_device.type, self._dials.timeout
-            self._mesh = make_mesh(device, self.partition, timeout)
+            shape = self.root_device.type, self.partition, self._dials.timeout
+            self._mesh = make_mesh(*shape)
+            self._savers = self._mesh.get_group(DATA_PARALLEL)
+            if self.partition.tensor_parallel_size > 1:
+                self._savers = make_super_learner_group(*shape)
             assert self.lightning_module is not None
             self.lightning_module._device_mesh = self._mesh
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        if not self.is_sharded:
+            return super().distributed_sampler_kwargs
+        # Learners that share layers read the same batches.
+        rank = self.global_rank // self.partition.tensor_parallel_size
+        return {"num_replicas": self.partition.num_readers, "rank": rank}
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -114,7 +128,8 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         self.model = self.precision_plugin.convert_module(model)
         self.model_to_device()
         if self.is_sharded:
-            check_sharding(model, self.super_learner_size)
+            shared_by = self.partition.tensor_parallel_size
+            check_sharding(model, self.super_learner_size, shared_by)
             self._load_weights()
             self._is_prepared = True
 
@@ -164,8 +179,8 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             states = enumerate(checkpoint.pop("optimizer_states", []))
             tensors = {f"optimizer_{n}": state for n, state in states}
             tensors["state_dict"] = checkpoint.pop("state_dict")
-            group = self.device_mesh.get_group("data_parallel")
-            write_shards(tensors, checkpoint, path, group)
+            assert self._savers is not None
+            write_shards(tensors, checkpoint, path, self._savers)
 
     def _all_come(self) -> bool:
         """Whether all learners that hold shards come to write a checkpoint."""

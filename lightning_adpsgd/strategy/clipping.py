@@ -1,0 +1,84 @@
+"""Clips gradients of several meshes, such as tensor parallelism leaves behind.
+
+FSDP2 keeps what a plan cuts on a mesh of two dimensions, and what it does not name on
+one of them. torch takes the norm of gradients on one mesh alone. Here the norm is that
+of the whole gradient of the super-learner, in which each weight counts once.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.precision import Precision
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from lightning_adpsgd.strategy.overrides import Overrides
+from lightning_adpsgd.weights.shards import local_part
+
+_Clip = Callable[[Optimizer, float], None]
+
+
+def clip_on_all_meshes(precision: Precision, overrides: Overrides) -> None:
+    """Replaces what clips the gradients of an optimizer, until it is undone."""
+    for name, clip in (("norm", _clip_by_norm), ("value", _clip_by_value)):
+        attribute = f"clip_grad_by_{name}"
+        lightnings = getattr(precision, attribute)
+        overrides.replace(
+            "clipping", precision, attribute, partial(clip, precision, lightnings)
+        )
+
+
+@torch.no_grad()
+def _clip_by_norm(
+    precision: Precision, lightnings: _Clip, optimizer: Optimizer, clip_val: float
+) -> None:
+    groups = _by_mesh(precision, optimizer)
+    if len(groups) < 2:
+        lightnings(optimizer, clip_val)
+        return
+    norms = [_whole(get_total_norm(gradients)) for gradients in groups]
+    total = torch.linalg.vector_norm(torch.stack(norms))
+    # As torch does it: not an `if`, for which a GPU would be waited for.
+    factor = (clip_val / (total + 1e-6)).clamp(max=1.0)
+    for gradients in groups:
+        for gradient in gradients:
+            local_part(gradient).mul_(factor)
+
+
+def _clip_by_value(
+    precision: Precision, lightnings: _Clip, optimizer: Optimizer, clip_val: float
+) -> None:
+    groups = _by_mesh(precision, optimizer)
+    if len(groups) < 2:
+        lightnings(optimizer, clip_val)
+        return
+    for gradients in groups:
+        for gradient in gradients:
+            local_part(gradient).clamp_(-clip_val, clip_val)
+
+
+def _by_mesh(precision: Precision, optimizer: Optimizer) -> list[list[Tensor]]:
+    """Gradients by the mesh on which they lie, as their weights do."""
+    found: dict[DeviceMesh | None, list[Tensor]] = {}
+    for weight in precision.main_params(optimizer):
+        if weight.grad is None:
+            continue
+        gradient: Any = weight.grad
+        mesh = None
+        if isinstance(weight, DTensor):
+            mesh = weight.device_mesh
+            # Without FSDP2 it may still be a sum over learners, or whole in each.
+            if gradient.placements != weight.placements:
+                gradient = gradient.redistribute(placements=weight.placements)
+                weight.grad = gradient
+        found.setdefault(mesh, []).append(gradient)
+    return [*found.values()]
+
+
+def _whole(norm: Tensor) -> Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
