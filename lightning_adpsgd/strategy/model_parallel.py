@@ -37,6 +37,7 @@ from lightning_adpsgd.coordination.groups import make_mesh, make_super_learner_g
 from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.sharded import (
     check_sums,
+    cut_like,
     has_optimizer,
     is_folder,
     read_rest,
@@ -248,8 +249,9 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             options = StateDictOptions(strict=is_strict)
             set_model_state_dict(self.model, state["state_dict"], options=options)
         else:
-            options = StateDictOptions(full_state_dict=True, strict=is_strict)
-            set_model_state_dict(self.model, source["state_dict"], options=options)
+            state = cut_like(source["state_dict"], get_model_state_dict(self.model))
+            options = StateDictOptions(strict=is_strict)
+            set_model_state_dict(self.model, state, options=options)
 
     def _load_optimizer(self, number: int, optimizer: Optimizer) -> None:
         assert self.model is not None
@@ -266,8 +268,9 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             by_name = FullyShardedDataParallel.rekey_optim_state_dict(
                 whole, OptimStateKeyType.PARAM_NAME, self.model
             )
-            options = StateDictOptions(full_state_dict=True)
-            set_optimizer_state_dict(self.model, optimizer, by_name, options=options)
+            own = get_optimizer_state_dict(self.model, optimizer)
+            state = cut_like(by_name, own)
+            set_optimizer_state_dict(self.model, optimizer, state)
 
 
 def _check_module(model: torch.nn.Module) -> None:

@@ -5,6 +5,8 @@ Learners 0 and 1 share layers, and so do 2 and 3: each pair reads what one learn
 two would read.
 """
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +26,11 @@ from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.dials import ModelParallel
+from lightning_adpsgd.strategy.checkpoints.sharded import export
 from lightning_adpsgd.weights.shards import local_part
 from tests.helpers import PATIENCE, PROGRAM_S
 from tests.learners import learners, trainer_of, values
-from tests.sharded import LR, Run, Trajectory, Transformer, sequences
+from tests.sharded import LR, Run, Trajectory, Transformer, as_vector, sequences
 
 NUM_SEQUENCES = 16
 # What the plans below cut; each of two learners has the rest.
@@ -61,12 +64,45 @@ class Replicated(Trajectory):
         self.weights.append(torch.cat([w.detach().flatten() for w in kept]))
 
 
-def fit(rank: int, strategy: Any, module: Any = None, **arguments: Any) -> Run:
+def fit(
+    rank: int, strategy: Any, module: Any = None, path: Any = None, **arguments: Any
+) -> Run:
     module, seen = module or Transformer(depth=1), Replicated()
     trainer = trainer_of(strategy, 4, callbacks=[seen], **arguments)
     training, validation = (sequences(n, rank // 2, 2) for n in (NUM_SEQUENCES, 4))
-    trainer.fit(module, training, validation)
+    trainer.fit(module, training, validation, ckpt_path=path)
     return Run.of(trainer, module, seen)
+
+
+def saved(rank: int, strategy: Any, path: Path, module: Any = None) -> None:
+    """Trains an epoch and saves."""
+    trainer = trainer_of(strategy, 4)
+    module = module or Transformer(depth=1)
+    trainer.fit(module, sequences(NUM_SEQUENCES, rank // 2, 2))
+    trainer.save_checkpoint(path)
+
+
+def resumed(rank: int, strategy: Any, path: Path) -> Run:
+    """Trains a second epoch, from other weights than those of the checkpoint."""
+    module = Transformer(depth=1, seed=7)
+    return fit(rank, strategy, module, path, max_epochs=2)
+
+
+def checkpoints(rank: int, folder: Path) -> dict[Any, Any]:
+    """Second epochs of what was saved with other numbers of learners to a layer."""
+    runs: dict[Any, Any] = {"two epochs": fit(rank, "ddp", max_epochs=2)}
+    for shared_by, others in ((2, (1, 2)), (1, (2,))):
+        path = folder / f"by{shared_by}.ckpt"
+        saved(rank, strategy("sync", 4, shared_by), path)
+        for other in others:
+            with_others = strategy("sync", 2 * other, other)
+            runs[shared_by, other] = resumed(rank, with_others, path)
+        whole = path.with_name(f"whole{shared_by}.ckpt")
+        if rank == 0:
+            export(path, whole)
+    saved(rank, "ddp", folder / "ddp.ckpt")
+    runs["ddp", 2] = resumed(rank, strategy("sync", 4), folder / "ddp.ckpt")
+    return runs
 
 
 class Tower(nn.Module):
@@ -143,8 +179,8 @@ BY_NORM: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.
 BY_VALUE = {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}
 
 
-def program(rank: int) -> dict[Any, Any]:
-    runs: dict[Any, Any] = {}
+def program(folder: Path, rank: int) -> dict[Any, Any]:
+    runs = checkpoints(rank, folder)
     for name, (communication, dials) in PAIRS.items():
         runs[name, "whole"] = fit(rank, whole(communication, **dials))
         runs[name, "shared"] = fit(rank, strategy(communication, **dials))
@@ -166,8 +202,13 @@ def program(rank: int) -> dict[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def results() -> list[dict[Any, Any]]:
-    return values(learners(4, program, PROGRAM_S))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> list[dict[Any, Any]]:
+    return values(learners(4, partial(program, folder), PROGRAM_S))
 
 
 def assert_same(one: Tensor, other: Tensor) -> None:
@@ -234,3 +275,21 @@ def test_what_both_learners_have_is_equal_to_the_bit_after_every_step(
     for first in (0, 2):
         one, other = (results[first + n][name].steps for n in (0, 1))
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("how", [(2, 1), (2, 2), (1, 2), ("ddp", 2)])
+def test_a_resume_with_others_to_a_layer_goes_on_as_if_nothing_had_been(
+    results: Any, how: Any
+) -> None:
+    """Weights and momentum, from folders and from one file."""
+    for runs in results:
+        assert_same(runs[how].end, runs["two epochs"].end)
+
+
+@pytest.mark.parametrize("shared_by", [1, 2])
+def test_one_file_loads_without_learners(
+    results: Any, folder: Path, shared_by: int
+) -> None:
+    path = folder / f"whole{shared_by}.ckpt"
+    module = Transformer.load_from_checkpoint(path, depth=1)
+    assert_same(as_vector(module), results[0]["ddp"].end)
