@@ -166,7 +166,7 @@ def check_sharding(module: nn.Module, num_learners: int, shared_by: int = 1) -> 
     for name, buffer in module.named_buffers():
         if shared_by > 1 and _cut(buffer):
             raise ValueError(
-                f"`{name}` must not be a buffer that is cut, got {_cut(buffer)} over "
+                f"`{name}` must not be a buffer that is cut, got {_cut(buffer)!r} over "
                 f"{shared_by} learners: replicate it, or make it a parameter"
             )
 
@@ -222,7 +222,7 @@ def _cut(tensor: Tensor) -> Placement | None:
 
 def _with_cut(name: str, tensor: Tensor) -> str:
     cut = _cut(tensor)
-    return name if cut is None else f"{name} by {cut}"
+    return name if cut is None else f"{name} by {cut!r}"
 
 
 def _check_rows(name: str, tensor: Tensor) -> None:
