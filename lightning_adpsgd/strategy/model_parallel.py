@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from lightning_adpsgd.coordination.groups import make_mesh, make_super_learner_group
@@ -45,8 +46,13 @@ from lightning_adpsgd.strategy.checkpoints.sharded import (
     write_shards,
 )
 from lightning_adpsgd.strategy.options import HADPSGDOptions
-from lightning_adpsgd.weights.shards import DATA_PARALLEL, check_sharding
+from lightning_adpsgd.weights.shards import (
+    DATA_PARALLEL,
+    TENSOR_PARALLEL,
+    check_sharding,
+)
 
+_TENSORS = 8  # tensors of a batch that are compared
 _ON_HOST = StateDictOptions(cpu_offload=True)
 
 
@@ -56,7 +62,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     _mesh: DeviceMesh | None = None
     _savers: dist.ProcessGroup | None = None
     _source: Path | Mapping[str, Any] | None = None
-    _is_strict, _is_prepared = True, False
+    _is_strict, _is_prepared, _has_compared = True, False, False
 
     @property
     def is_sharded(self) -> bool:
@@ -133,6 +139,14 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             check_sharding(model, self.super_learner_size, shared_by)
             self._load_weights()
             self._is_prepared = True
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self._dials.tensor_parallel_size > 1 and not self._has_compared:
+            group = self.device_mesh.get_group(TENSOR_PARALLEL)
+            _check_same_batch(batch, group, self.root_device)
+            self._has_compared = True
+        super().on_train_batch_start(batch, batch_idx)
 
     # --- checkpoints
 
@@ -228,7 +242,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
     @override
     def teardown(self) -> None:
-        self._source, self._is_prepared = None, False
+        self._source, self._is_prepared, self._has_compared = None, False, False
         if not self.is_sharded:
             super().teardown()
             return
@@ -285,6 +299,27 @@ def _check_module(model: torch.nn.Module) -> None:
             raise TypeError(
                 f"`{name}` must not be a `FullyShardedDataParallel`: use "
                 "`torch.distributed.fsdp.fully_shard`"
+            )
+
+
+def _check_same_batch(
+    batch: Any, group: dist.ProcessGroup, device: torch.device
+) -> None:
+    """Refuses learners that share layers and have begun with different batches."""
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    real = [tensor.detach() for tensor in tensors if not tensor.is_complex()]
+    sums = [tensor.double().sum().to(device) for tensor in real[:_TENSORS]]
+    mine = torch.zeros(1 + _TENSORS, dtype=torch.float64, device=device)
+    mine[: 1 + len(sums)] = torch.stack([torch.full_like(mine[0], len(tensors)), *sums])
+    all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(all_of_them, mine, group)
+    for other in all_of_them:
+        if not torch.allclose(mine, other, equal_nan=True):
+            raise ValueError(
+                f"learners {dist.get_process_group_ranks(group)} share layers, and so "
+                "must train on the same batches, got different ones: deal them by "
+                "`trainer.strategy.distributed_sampler_kwargs`, and give all learners "
+                "one seed for what is drawn at random (`seed_everything`)"
             )
 
 

@@ -184,6 +184,8 @@ def program(folder: Path, rank: int) -> dict[Any, Any]:
     for name, (communication, dials) in PAIRS.items():
         runs[name, "whole"] = fit(rank, whole(communication, **dials))
         runs[name, "shared"] = fit(rank, strategy(communication, **dials))
+    with pytest.raises(ValueError, match=r"learners .* train on the same batches"):
+        trainer_of(strategy("sync"), 4).fit(Transformer(depth=1), sequences(8, rank, 4))
     runs["ddp"] = fit(rank, "ddp")
     runs["one"] = fit(rank, strategy("sync", 4))
     runs["lightning"] = fit(rank, ModelParallelStrategy(2, 2))
