@@ -169,6 +169,7 @@ class MergeTogether(ABC, Generic[T]):
     the host: a second communicator of NCCL beside that of the gradients may deadlock.
 
     Args:
+        vectors: w, all that this learner holds, real.
         replica: x and d of this learner's shards.
         worker: what runs the collectives; None: a thread of its own.
 
@@ -183,12 +184,14 @@ class MergeTogether(ABC, Generic[T]):
 
     def __init__(
         self,
+        vectors: Sequence[Tensor],
         replica: Replica,
         node: SuperLearnerGroup,
         timeout: timedelta,
         worker: BackgroundWorker | InlineWorker | None = None,
     ) -> None:
-        self._replica, self._node, self._timeout = replica, node, timeout
+        self._vectors, self._replica = vectors, replica
+        self._node, self._timeout = node, timeout
         self.seconds, self.agreed = 0.0, _NOTHING
         self._worker = worker or BackgroundWorker("adpsgd-node", replica.device)
         self._sharing: Future[T] | None = None
@@ -225,9 +228,7 @@ class MergeTogether(ABC, Generic[T]):
 class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
     """Takes what the shards received and merges it later, in all learners of a node.
 
-    Args:
-        vectors: w, whole and real.
-        replica, node, timeout, worker: as in `MergeTogether`.
+    The arguments are those of `MergeTogether`; the vectors are whole.
     """
 
     steps_late = 1
@@ -240,7 +241,7 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
         timeout: timedelta,
         worker: BackgroundWorker | InlineWorker | None = None,
     ) -> None:
-        super().__init__(replica, node, timeout, worker)
+        super().__init__(vectors, replica, node, timeout, worker)
         self._taken, self._arrived = Mark(replica.device), Mark(replica.device)
         device = replica.device
         self._mine = [_zeros_like(chunk, device) for chunk in replica.chunks]
@@ -318,24 +319,9 @@ class ShardMerge(MergeTogether[Votes]):
     A learner that holds no other shards merges its own at once: the next forward
     gathers them as they are. Of weights that several learners hold, the others take
     what one of them has merged before they go on, so that these stay equal.
-
-    Args:
-        vectors: the weights that this learner holds.
-        replica, node, timeout, worker: as in `MergeTogether`.
     """
 
     steps_late = 0
-
-    def __init__(
-        self,
-        vectors: Sequence[Tensor],
-        replica: Replica,
-        node: SuperLearnerGroup,
-        timeout: timedelta,
-        worker: BackgroundWorker | InlineWorker | None = None,
-    ) -> None:
-        super().__init__(replica, node, timeout, worker)
-        self._vectors = vectors
 
     @override
     def begin(self, votes: Votes = _NOTHING) -> None:

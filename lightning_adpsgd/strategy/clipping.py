@@ -7,6 +7,7 @@ of the whole gradient of the super-learner, in which each weight counts once.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,49 +21,47 @@ from torch.optim import Optimizer
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.weights.shards import local_part
 
-_Clip = Callable[[Optimizer, float], None]
+_Groups = list[list[Tensor]]
 
 
 def clip_on_all_meshes(precision: Precision, overrides: Overrides) -> None:
     """Replaces what clips the gradients of an optimizer, until it is undone."""
-    for name, clip in (("norm", _clip_by_norm), ("value", _clip_by_value)):
+    for name, clip in (("norm", _by_norm), ("value", _by_value)):
         attribute = f"clip_grad_by_{name}"
-        lightnings = getattr(precision, attribute)
-        overrides.replace(
-            "clipping", precision, attribute, partial(clip, precision, lightnings)
-        )
+        replaced = partial(_clip, precision, clip, getattr(precision, attribute))
+        overrides.replace("clipping", precision, attribute, replaced)
 
 
 @torch.no_grad()
-def _clip_by_norm(
-    precision: Precision, lightnings: _Clip, optimizer: Optimizer, clip_val: float
+def _clip(
+    precision: Precision,
+    clip: Callable[[_Groups, float], None],
+    lightnings: Callable[[Optimizer, float], None],
+    optimizer: Optimizer,
+    clip_val: float,
 ) -> None:
     groups = _by_mesh(precision, optimizer)
     if len(groups) < 2:
         lightnings(optimizer, clip_val)
-        return
+    else:
+        clip(groups, clip_val)
+
+
+def _by_norm(groups: _Groups, most: float) -> None:
     norms = [_whole(get_total_norm(gradients)) for gradients in groups]
     total = torch.linalg.vector_norm(torch.stack(norms))
     # As torch does it: not an `if`, for which a GPU would be waited for.
-    factor = (clip_val / (total + 1e-6)).clamp(max=1.0)
-    for gradients in groups:
-        for gradient in gradients:
-            local_part(gradient).mul_(factor)
+    factor = (most / (total + 1e-6)).clamp(max=1.0)
+    for gradient in chain.from_iterable(groups):
+        local_part(gradient).mul_(factor)
 
 
-def _clip_by_value(
-    precision: Precision, lightnings: _Clip, optimizer: Optimizer, clip_val: float
-) -> None:
-    groups = _by_mesh(precision, optimizer)
-    if len(groups) < 2:
-        lightnings(optimizer, clip_val)
-        return
-    for gradients in groups:
-        for gradient in gradients:
-            local_part(gradient).clamp_(-clip_val, clip_val)
+def _by_value(groups: _Groups, most: float) -> None:
+    for gradient in chain.from_iterable(groups):
+        local_part(gradient).clamp_(-most, most)
 
 
-def _by_mesh(precision: Precision, optimizer: Optimizer) -> list[list[Tensor]]:
+def _by_mesh(precision: Precision, optimizer: Optimizer) -> _Groups:
     """Gradients by the mesh on which they lie, as their weights do."""
     found: dict[DeviceMesh | None, list[Tensor]] = {}
     for weight in precision.main_params(optimizer):
