@@ -252,24 +252,24 @@ class HADPSGDOptions(_DDPStrategy):
                     "the sum of `super_learner_size` must be the number of learners "
                     f"{num_learners}, got {sizes}, which is {sum(sizes)}"
                 )
-            return self._with_shared_layers(Partition(sizes))
+            return self._partition_of(sizes)
         size = self.super_learner_size
         if num_learners % size:
             raise ValueError(
                 f"`super_learner_size` must divide the number of learners "
                 f"{num_learners}, got {size}"
             )
-        return self._with_shared_layers(Partition.even(num_learners, size))
+        return self._partition_of(Partition.even(num_learners, size).sizes)
 
-    def _with_shared_layers(self, partition: Partition) -> Partition:
+    def _partition_of(self, sizes: tuple[int, ...]) -> Partition:
         shared_by = self._dials.tensor_parallel_size
-        for size in partition.sizes:
+        for size in sizes:
             if size % shared_by:
                 raise ValueError(
                     "`tensor_parallel_size` must divide the number of learners of a "
                     f"super-learner, {size}, got {shared_by}"
                 )
-        return partition._replace(tensor_parallel_size=shared_by)
+        return Partition(sizes, shared_by)
 
     @property
     def num_super_learners(self) -> int:

@@ -295,6 +295,8 @@ def test_what_both_learners_have_is_equal_in_a_newcomer_and_in_the_mean() -> Non
                 start(island)
             for one in islands[1]:
                 assert torch.equal(one.vector, rows[0])
+            learners = [one for island in islands for one in island]
+            until(lambda: all(one.members == 2 for one in learners), "the ring")
             for one in islands[1]:
                 one.vector.copy_(rows[1])
             found = together(
