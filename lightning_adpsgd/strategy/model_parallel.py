@@ -45,6 +45,7 @@ from lightning_adpsgd.strategy.checkpoints.sharded import (
     read_shards,
     write_shards,
 )
+from lightning_adpsgd.strategy.gradients import reduce_gradients
 from lightning_adpsgd.strategy.options import HADPSGDOptions
 from lightning_adpsgd.weights.shards import (
     DATA_PARALLEL,
@@ -147,6 +148,13 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             _check_same_batch(batch, group, self.root_device)
             self._has_compared = True
         super().on_train_batch_start(batch, batch_idx)
+
+    @override
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        super().post_backward(closure_loss)
+        if self._dials.tensor_parallel_size > 1:
+            assert self.model is not None
+            reduce_gradients(self.model.parameters())
 
     # --- checkpoints
 

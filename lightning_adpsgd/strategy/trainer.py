@@ -34,8 +34,8 @@ from lightning_adpsgd.strategy.checkpoints.contents import (
 )
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.checkpoints.saving import finish_saves, must_wait
-from lightning_adpsgd.strategy.clipping import clip_on_all_meshes
 from lightning_adpsgd.strategy.compatibility import refuse_unsupported
+from lightning_adpsgd.strategy.gradients import clip_on_all_meshes
 from lightning_adpsgd.strategy.launchers import check_launch, resume_from_whole
 from lightning_adpsgd.strategy.model_parallel import ModelParallelInside
 from lightning_adpsgd.strategy.optimizer_reset import FreshState

@@ -26,7 +26,11 @@ from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.dials import ModelParallel
-from lightning_adpsgd.strategy.checkpoints.sharded import export
+from lightning_adpsgd.strategy.checkpoints.sharded import (
+    check_folder,
+    export,
+    has_optimizer,
+)
 from lightning_adpsgd.weights.shards import local_part
 from tests.helpers import PATIENCE, PROGRAM_S
 from tests.learners import learners, trainer_of, values
@@ -137,6 +141,8 @@ BY_SEQUENCE: dict[str, ParallelStyle] = {
 class BySequence(Transformer):
     """All weights are in the plan, and norms see a part of the sequence."""
 
+    shards = True
+
     @override
     def configure_model(self) -> None:
         with torch.random.fork_rng(devices=[]):
@@ -145,13 +151,20 @@ class BySequence(Transformer):
         if (mesh := self.device_mesh) is not None:
             parallelize_module(self.network, mesh["tensor_parallel"], BY_SEQUENCE)
             self.network.tie()
-            fully_shard(self.network, mesh=mesh["data_parallel"])
+            if self.shards:
+                fully_shard(self.network, mesh=mesh["data_parallel"])
 
     @override
     def loss(self, batch: Tensor) -> Tensor:
         tokens = (2 * batch.sum(-1).abs()).long().clamp(max=10)
         scores = self.network(tokens).flatten(0, 1)
         return nn.functional.cross_entropy(scores, (tokens + 1).flatten() % 11)
+
+
+class Unsharded(BySequence):
+    """What FSDP2 does elsewhere is left to torch's tensors: gradients are sums."""
+
+    shards = False
 
 
 class Fixed(Transformer):
@@ -208,6 +221,9 @@ def program(folder: Path, rank: int) -> dict[Any, Any]:
         runs[name] = fit(rank, strategy("sync", 4), **how)
     runs["sequence"] = fit(rank, strategy("sync", 4), BySequence(), **BY_NORM)
     runs["sequence ddp"] = fit(rank, "ddp", BySequence(), **BY_NORM)
+    runs["unsharded"] = fit(rank, strategy("sync"), Unsharded(), **BY_NORM)
+    runs["unsharded", "whole"] = fit(rank, whole("sync"), Unsharded(), **BY_NORM)
+    saved(rank, strategy("sync"), folder / "unsharded.ckpt", Unsharded())
     runs["fixed ddp"] = fit(rank, "ddp", Fixed(), max_epochs=6)
     without_waiting = strategy("async", cpu_share=1.0)
     runs["async"] = fit(rank, without_waiting, Fixed(seed=rank // 2), max_epochs=6)
@@ -248,6 +264,7 @@ def test_super_learners_have_moved_apart(results: Any) -> None:
 
 SAME = [("sync", "ddp"), ("one", "ddp"), *((n, (n, "ddp")) for n in ("norm", "value"))]
 SAME += [("sequence", "sequence ddp"), ("async", "fixed ddp")]
+SAME += [("unsharded", ("unsharded", "whole"))]
 
 
 @pytest.mark.parametrize(("name", "expected"), SAME)
@@ -297,6 +314,15 @@ def test_a_resume_with_others_to_a_layer_goes_on_as_if_nothing_had_been(
     """Weights and momentum, from folders and from one file."""
     for runs in results:
         assert_same(runs[how].end, runs["two epochs"].end)
+
+
+def test_without_fsdp2_a_checkpoint_is_whole_too(results: Any, folder: Path) -> None:
+    path = folder / "unsharded.ckpt"
+    check_folder(path)
+    export(path, whole := path.with_name("of_unsharded.ckpt"))
+    found = Unsharded.load_from_checkpoint(whole).state_dict()
+    assert all(value.isfinite().all() for value in found.values())
+    assert has_optimizer(path, 0)
 
 
 @pytest.mark.parametrize("shared_by", [1, 2])

@@ -1,11 +1,11 @@
-"""Clips gradients of several meshes, such as tensor parallelism leaves behind.
+"""Gradients of several meshes, as tensor parallelism leaves them behind, and clipping.
 
 FSDP2 keeps what a plan cuts on a mesh of two dimensions, and what it does not name on
 one of them. torch takes the norm of gradients on one mesh alone. Here the norm is that
 of the whole gradient of the super-learner, in which each weight counts once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -29,7 +29,7 @@ def clip_on_all_meshes(precision: Precision, overrides: Overrides) -> None:
     for name, clip in (("norm", _by_norm), ("value", _by_value)):
         attribute = f"clip_grad_by_{name}"
         replaced = partial(_clip, precision, clip, getattr(precision, attribute))
-        overrides.replace("clipping", precision, attribute, replaced)
+        overrides.replace("gradients", precision, attribute, replaced)
 
 
 @torch.no_grad()
@@ -62,22 +62,28 @@ def _by_value(groups: _Groups, most: float) -> None:
 
 
 def _by_mesh(precision: Precision, optimizer: Optimizer) -> _Groups:
-    """Gradients by the mesh on which they lie, as their weights do."""
+    """Gradients by the mesh on which they lie."""
     found: dict[DeviceMesh | None, list[Tensor]] = {}
     for weight in precision.main_params(optimizer):
-        if weight.grad is None:
-            continue
-        gradient: Any = weight.grad
-        mesh = None
-        if isinstance(weight, DTensor):
-            mesh = weight.device_mesh
-            # Without FSDP2 it may still be a sum over learners, or whole in each.
-            if gradient.placements != weight.placements:
-                gradient = gradient.redistribute(placements=weight.placements)
-                weight.grad = gradient
-        found.setdefault(mesh, []).append(gradient)
+        if (gradient := weight.grad) is not None:
+            mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
+            found.setdefault(mesh, []).append(gradient)
     return [*found.values()]
 
 
 def _whole(norm: Tensor) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def reduce_gradients(weights: Iterable[Tensor]) -> None:
+    """Lets each gradient lie as its weight does.
+
+    Where FSDP2 is not applied, that of a replicated weight may still be a sum over
+    learners, and an optimizer would keep state that no checkpoint takes.
+    """
+    for weight in weights:
+        gradient: Any = weight.grad
+        if gradient is None or not isinstance(weight, DTensor):
+            continue
+        if gradient.placements != weight.placements:
+            weight.grad = gradient.redistribute(placements=weight.placements)
