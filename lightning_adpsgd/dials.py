@@ -65,6 +65,18 @@ class ReadyPairs:
 
 
 @dataclass(frozen=True)
+class ModelParallel:
+    """`inside="model_parallel"`, with layers that several learners share.
+
+    Args:
+        tensor_parallel_size: T, the learners that share each layer; it divides the
+            number of learners of a super-learner.
+    """
+
+    tensor_parallel_size: int = 1
+
+
+@dataclass(frozen=True)
 class Dials:
     """The options that `strategy.HADPSGDOptions` documents, checked.
 
@@ -91,6 +103,7 @@ class Dials:
     timeout: timedelta = DEFAULT_TIMEOUT
     max_staleness: int | None = None
     max_wait: float | None = None
+    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         _check_one_of("wire_dtype", self.wire_dtype, _WIRE_DTYPES)
@@ -102,7 +115,7 @@ class Dials:
                 raise ValueError(f"`{name}` must be in (0, 1], got {share}")
         if self.timeout.total_seconds() <= 0:
             raise ValueError(f"`timeout` must be positive, got {self.timeout}")
-        for name in ("gossip_every", "max_staleness"):
+        for name in ("gossip_every", "max_staleness", "tensor_parallel_size"):
             _check_positive(name, getattr(self, name))
         self._check_combinations()
         self._check_max_wait()
@@ -149,6 +162,22 @@ class Dials:
             ("save_learners", False, one_place),
             ("exchange_frozen", True, "shards that are frozen are not told apart"),
         )
+        if self.tensor_parallel_size > 1:
+            self._check_with_shared_layers()
+
+    def _check_with_shared_layers(self) -> None:
+        what = f"`tensor_parallel_size={self.tensor_parallel_size}`"
+        if self.has_sizes:
+            raise ValueError(
+                f"`super_learner_size` must be one number with {what}, got "
+                f"{self.super_learner_size}: learners of different sizes are matched "
+                "by rows, and a layer that is shared is not cut by rows alone"
+            )
+        if self.work_sharing:
+            raise ValueError(
+                f"`work_sharing` must not be True with {what}: a unit of work has a "
+                "batch for each learner, and those that share layers read the same one"
+            )
 
     def _check_with_islands(self, islands: str) -> None:
         RendezvousAddress.parse(islands)
@@ -213,6 +242,13 @@ def as_mode(
     if isinstance(communication, ReadyPairs):
         return "ready_pairs", communication.max_wait
     return communication, None
+
+
+def as_inside(inside: InsideName | ModelParallel) -> tuple[InsideName, int]:
+    """The name of what is inside a super-learner, and T."""
+    if isinstance(inside, ModelParallel):
+        return "model_parallel", inside.tensor_parallel_size
+    return inside, 1
 
 
 def refuse_former(names: Iterable[str]) -> None:

@@ -7,6 +7,12 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.utils.data import DataLoader, Subset
 from typing_extensions import override
 
@@ -15,6 +21,11 @@ from tests.helpers import engine_threads
 from tests.learners import Learned, Rows
 
 LR = 0.05
+# Norms, attention, the first layer and the head are in each of these learners.
+PLAN: dict[str, ParallelStyle] = {
+    "blocks.*.network.0": ColwiseParallel(),
+    "blocks.*.network.2": RowwiseParallel(),
+}
 
 
 class Block(nn.Module):
@@ -55,6 +66,8 @@ class Network(nn.Module):
 class Transformer(Learned):
     """Sharded over `data_parallel` where the strategy has a mesh, else whole.
 
+    Where the mesh has `tensor_parallel` learners, these share the layers of `plan`.
+
     Args:
         width: width of the blocks.
         depth: number of blocks.
@@ -72,7 +85,7 @@ class Transformer(Learned):
         **options: Any,
     ) -> None:
         super().__init__()
-        self.prepare, self.lr = prepare, LR
+        self.prepare, self.lr, self.plan = prepare, LR, PLAN
         self.sizes, self.seed, self.options = (width, depth), seed, options
         self.network: Network | None = None
 
@@ -86,6 +99,8 @@ class Transformer(Learned):
         self.prepare(self.network)
         mesh = self.device_mesh
         if mesh is not None:
+            if mesh["tensor_parallel"].size() > 1:
+                parallelize_module(self.network, mesh["tensor_parallel"], self.plan)
             mesh = mesh["data_parallel"]
             for block in self.network.blocks:
                 fully_shard(block, mesh=mesh, **self.options)

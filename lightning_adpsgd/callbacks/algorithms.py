@@ -40,9 +40,17 @@ def algorithm_of(trainer: Trainer) -> Algorithm:
 def batches_per_step(trainer: Trainer) -> int:
     """Batches of the trainer's data loader in one step of all learners.
 
-    Each learner takes one, and a virtual super-learner takes one for all its learners.
+    Each learner takes one, those that share layers take one together, and so does a
+    virtual super-learner.
     """
-    return max(trainer.world_size, getattr(trainer.strategy, "num_super_learners", 1))
+    num_super_learners = getattr(trainer.strategy, "num_super_learners", 1)
+    return max(trainer.world_size // learners_per_reader(trainer), num_super_learners)
+
+
+def learners_per_reader(trainer: Trainer) -> int:
+    """T, the learners that read the same batches."""
+    dials = getattr(trainer.strategy, "dials", None)
+    return getattr(dials, "tensor_parallel_size", 1)
 
 
 def _gossiping(strategy: Any) -> Algorithm:

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_adpsgd.callbacks.algorithms import learners_per_reader
 from lightning_adpsgd.callbacks.reporting import all_of, within_training
 
 Outputs = Tensor | Mapping[str, Any] | None
@@ -20,7 +21,8 @@ class TrainingClock:
 
     Attributes:
         steps: Optimizer steps.
-        samples: Samples of this learner.
+        samples: Samples of this learner; of samples that T learners read together,
+            because they share layers, 1/T.
     """
 
     def __init__(self) -> None:
@@ -28,7 +30,7 @@ class TrainingClock:
         self._restored = False
 
     def _reset(self) -> None:
-        self.steps = self.samples = 0
+        self.steps = self.samples = self._rest = 0
         self._seconds = 0.0
         self._running_since: float | None = None
         self._steps_elsewhere = 0
@@ -43,7 +45,9 @@ class TrainingClock:
 
     def count(self, trainer: Trainer, batch: Any) -> None:
         """Counts a batch that the learner has trained on."""
-        self.samples += extract_batch_size(batch)
+        read = extract_batch_size(batch) + self._rest
+        samples, self._rest = divmod(read, learners_per_reader(trainer))
+        self.samples += samples
         self.steps = trainer.global_step - self._steps_elsewhere
 
     def start(self) -> None:

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.sections import Section
+from lightning_adpsgd.weights.shards import DATA_PARALLEL, TENSOR_PARALLEL
 from lightning_adpsgd.weights.streams import side_stream, wait_for_stream
 
 
@@ -29,6 +30,8 @@ class Groups(NamedTuple):
         partition: which learners form which super-learner.
         sections: what super-learners exchange that differ in size; None: they do not,
             and each learner exchanges its shard.
+        tensor_parallel: learners that share each layer with this one, on the host, for
+            weights that all of them have; None if there are no others.
     """
 
     counterparts: tuple[dist.ProcessGroup, ...]
@@ -37,6 +40,7 @@ class Groups(NamedTuple):
     on_device: bool
     partition: Partition
     sections: Sequence[Section] | None = None
+    tensor_parallel: dist.ProcessGroup | None = None
 
 
 def has_nccl(device: torch.device) -> bool:
@@ -69,17 +73,22 @@ def make_groups(
         ]
     backend = "nccl" if on_device else "gloo"
     counterparts = _own_groups(across, timeout, backend)
-    gradients = shards = None
+    gradients = shards = sharing = None
     if max(partition.sizes) > 1:
         default = None if device.type == "cuda" else "gloo"
         gradients, shards = (
             _own_group(within, timeout, carrier) for carrier in (default, backend)
         )
+    if partition.tensor_parallel_size > 1:
+        rows = [row for grid in partition.grids for row in grid]
+        sharing = _own_group(rows, timeout, "gloo")
     if partition.size(dist.get_rank()) == 1:
         gradients = shards = None
     for group in (*counterparts, shards) if on_device else ():
         _connect(group, device)
-    return Groups(counterparts, gradients, shards, on_device, partition, sections)
+    return Groups(
+        counterparts, gradients, shards, on_device, partition, sections, sharing
+    )
 
 
 def make_mesh(device_type: str, partition: Partition, timeout: timedelta) -> DeviceMesh:
@@ -89,20 +98,27 @@ def make_mesh(device_type: str, partition: Partition, timeout: timedelta) -> Dev
         device_type: "cpu" or "cuda".
 
     Returns:
-        Mesh of dimensions "data_parallel", of N learners, and "tensor_parallel", of 1.
+        Mesh of dimensions "data_parallel", of N / T, and "tensor_parallel", of T.
     """
     backend = "gloo" if device_type == "cpu" else None
-    within = [[*ranks] for ranks in partition.all_ranks]
-    shards = _own_group(within, timeout, backend)
-    ranks = range(partition.num_learners)
-    alone = _own_group([[rank] for rank in ranks], timeout, backend)
-    own = within[partition.super_learner(dist.get_rank())]
+    grids = partition.grids
+    columns = [[*column] for grid in grids for column in zip(*grid, strict=True)]
+    rows = [row for grid in grids for row in grid]
+    both = [_own_group(lines, timeout, backend) for lines in (columns, rows)]
     return DeviceMesh.from_group(
-        [shards, alone],
+        both,
         device_type,
-        [[rank] for rank in own],
-        mesh_dim_names=("data_parallel", "tensor_parallel"),
+        grids[partition.super_learner(dist.get_rank())],
+        mesh_dim_names=(DATA_PARALLEL, TENSOR_PARALLEL),
     )
+
+
+def make_super_learner_group(
+    device_type: str, partition: Partition, timeout: timedelta
+) -> dist.ProcessGroup:
+    """All learners of this super-learner; a collective of all learners."""
+    backend = "gloo" if device_type == "cpu" else None
+    return _own_group([[*ranks] for ranks in partition.all_ranks], timeout, backend)
 
 
 def wrap_in_ddp(

@@ -5,16 +5,18 @@ The local weights are kept aside and come back.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
+from torch.distributed.constants import default_pg_timeout
 
 from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
-from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
+from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import Weights
 from lightning_adpsgd.weights.replica import to_averaging_dtype
@@ -158,6 +160,7 @@ def average_shards(
     partition: Partition,
     counterparts: Sequence[dist.ProcessGroup],
     num_buffers: int = 0,
+    timeout: timedelta = default_pg_timeout,
 ) -> Consensus:
     """Does the same where each learner holds its shards alone.
 
@@ -168,12 +171,14 @@ def average_shards(
         partition: which learners form which super-learner.
         counterparts: for each section that this learner exchanges, its owners.
         num_buffers: number of buffers, which become equal in all learners.
+        timeout: longest wait for learners that hold a weight together.
     """
     finite = _finite_ones(vectors, partition)
     both = node.own(vectors), node.own(trained)
     # In ascending order in all learners, so that none waits for another in a circle.
     pieces = [_Pieces(*one) for one in zip(*both, counterparts, strict=True)]
     consensus = _average(pieces, finite)
+    gather_shards(vectors, node, timeout)
     average_buffers(vectors, num_buffers, None)
     return consensus
 

@@ -20,7 +20,7 @@ from lightning_adpsgd.mixing.averages import (
     keep_change,
 )
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
-from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
+from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.topology.topology import Part
 from lightning_adpsgd.transport.base import (
@@ -149,6 +149,8 @@ class RoundMixer:
         written = self._vectors if self._gathers else self._shards
         for vector, change in places_in(self._staged, written):
             vector.add_(change)
+        if not self._gathers:
+            gather_shards(self._vectors, self._node, self._timeout)
         self.tally.merges += 1
 
     def statistics(self) -> Statistics:

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
+from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -30,6 +31,8 @@ from lightning_adpsgd.weights.replica import (
     Replica,
     as_real,
     averaging_dtype,
+    in_chunks,
+    runs_of_one_dtype,
 )
 from lightning_adpsgd.weights.sections import Section
 from lightning_adpsgd.weights.streams import (
@@ -42,6 +45,7 @@ from lightning_adpsgd.weights.streams import (
 from lightning_adpsgd.weights.worker import BackgroundWorker, InlineWorker
 
 T = TypeVar("T")
+_CHUNK = 1 << 20  # elements of a message of weights
 
 
 class SuperLearnerGroup:
@@ -54,6 +58,8 @@ class SuperLearnerGroup:
         holds_all: whether each learner holds all weights, and not a shard of its own.
         sections: what each learner exchanges of the vectors that it holds; None: its
             shard, with the same learner of all other super-learners.
+        replicated: learners that hold some weights together with this one, although
+            none holds all, and what each of them exchanges of these.
     """
 
     def __init__(
@@ -61,7 +67,9 @@ class SuperLearnerGroup:
         group: dist.ProcessGroup | None = None,
         holds_all: bool = True,
         sections: Sequence[Sequence[Section]] | None = None,
+        replicated: "SuperLearnerGroup | None" = None,
     ) -> None:
+        self.holders = self if holds_all else replicated
         self._group, self.holds_all, self._sections = group, holds_all, sections
         self.index = dist.get_rank(group) if group is not None else 0
         self.size = dist.get_world_size(group) if group is not None else 1
@@ -131,16 +139,26 @@ _Changed = list[int]  # the numbers of a chunk and of the learner that has chang
 def gather_shards(
     vectors: Sequence[Tensor], node: SuperLearnerGroup, timeout: timedelta
 ) -> None:
-    """Gives all learners of a super-learner the shard of each."""
-    if node.size == 1 or not node.holds_all:
+    """Gives all learners that hold a weight what one of them exchanges of it."""
+    if (holders := node.holders) is None or holders.size == 1:
         return
-    for vector in map(as_real, vectors):
-        shards = [shard(vector, n, node.size) for n in range(node.size)]
-        mine = shards[node.index].cpu().contiguous()
-        gathered = [torch.empty_like(mine) for _ in shards]
-        node.gather(mine, gathered, timeout)
-        for own, values in zip(shards, gathered, strict=True):
-            own.copy_(values)
+    vectors = [as_real(vector) for vector in vectors]
+    for owner in range(holders.size):
+        sections = holders.exchanged_by(owner, vectors)
+        for run in runs_of_one_dtype(chain.from_iterable(sections)):
+            for pieces in in_chunks(run, _CHUNK):
+                _share(pieces, owner, holders, timeout)
+
+
+def _share(
+    pieces: Sequence[Tensor], owner: int, holders: SuperLearnerGroup, timeout: timedelta
+) -> None:
+    packed = torch.cat([*pieces]).cpu()
+    holders.share(packed, owner, timeout)
+    if owner != holders.index:
+        parts = packed.split([len(piece) for piece in pieces])
+        for piece, values in zip(pieces, parts, strict=True):
+            piece.copy_(values)
 
 
 class MergeTogether(ABC, Generic[T]):
@@ -151,6 +169,7 @@ class MergeTogether(ABC, Generic[T]):
     the host: a second communicator of NCCL beside that of the gradients may deadlock.
 
     Args:
+        vectors: w, all that this learner holds, real.
         replica: x and d of this learner's shards.
         worker: what runs the collectives; None: a thread of its own.
 
@@ -165,12 +184,14 @@ class MergeTogether(ABC, Generic[T]):
 
     def __init__(
         self,
+        vectors: Sequence[Tensor],
         replica: Replica,
         node: SuperLearnerGroup,
         timeout: timedelta,
         worker: BackgroundWorker | InlineWorker | None = None,
     ) -> None:
-        self._replica, self._node, self._timeout = replica, node, timeout
+        self._vectors, self._replica = vectors, replica
+        self._node, self._timeout = node, timeout
         self.seconds, self.agreed = 0.0, _NOTHING
         self._worker = worker or BackgroundWorker("adpsgd-node", replica.device)
         self._sharing: Future[T] | None = None
@@ -207,9 +228,7 @@ class MergeTogether(ABC, Generic[T]):
 class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
     """Takes what the shards received and merges it later, in all learners of a node.
 
-    Args:
-        vectors: w, whole and real.
-        replica, node, timeout, worker: as in `MergeTogether`.
+    The arguments are those of `MergeTogether`; the vectors are whole.
     """
 
     steps_late = 1
@@ -222,7 +241,7 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
         timeout: timedelta,
         worker: BackgroundWorker | InlineWorker | None = None,
     ) -> None:
-        super().__init__(replica, node, timeout, worker)
+        super().__init__(vectors, replica, node, timeout, worker)
         self._taken, self._arrived = Mark(replica.device), Mark(replica.device)
         device = replica.device
         self._mine = [_zeros_like(chunk, device) for chunk in replica.chunks]
@@ -298,7 +317,8 @@ class ShardMerge(MergeTogether[Votes]):
     """Merges what the shards of a learner received, and counts the votes of all.
 
     A learner that holds no other shards merges its own at once: the next forward
-    gathers them as they are.
+    gathers them as they are. Of weights that several learners hold, the others take
+    what one of them has merged before they go on, so that these stay equal.
     """
 
     steps_late = 0
@@ -312,12 +332,25 @@ class ShardMerge(MergeTogether[Votes]):
     def finish(self) -> bool:
         """Waits for the votes that `begin` gave, and merges; whether there was any."""
         self.agreed = self._shared() or self.agreed
-        return self._replica.merge()
+        has_merged = self._replica.merge()
+        self._give_replicated(has_merged)
+        return has_merged
 
     @override
     def merge_all(self, votes: Votes = _NOTHING) -> None:
         super().merge_all(votes)
         self._replica.merge_all()
+        self._give_replicated(True)
+
+    def _give_replicated(self, has_merged: bool) -> None:
+        if (holders := self._node.holders) is None:
+            return
+        begin = time.perf_counter()
+        flag = torch.tensor([has_merged], dtype=torch.uint8, device="cpu")
+        holders.agree(flag, self._timeout)
+        if flag:
+            gather_shards(self._vectors, self._node, self._timeout)
+        self.seconds += time.perf_counter() - begin
 
     def _count(self, votes: Votes) -> Votes:
         flags = torch.tensor(votes, dtype=torch.uint8, device="cpu")
@@ -336,7 +369,7 @@ def merge_together(
         return None
     if node.holds_all:
         return ShardGather(vectors, replica, node, timeout)
-    return ShardMerge(replica, node, timeout)
+    return ShardMerge(vectors, replica, node, timeout)
 
 
 def _add_and_tell_rest(weights: Tensor, change: Tensor) -> Tensor:

@@ -55,11 +55,16 @@ def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def check_arguments_of_shards(arguments: Mapping[str, Any]) -> None:
-    """Refuses what applies to DDP, which shards do without."""
+    """Refuses what applies to DDP, which shards do without.
+
+    What is given at its default, as from a command line, changes nothing.
+    """
+    known = {**_DDP_ARGUMENTS, **signature(DDPStrategy).parameters}
     allowed = ("cluster_environment", "accelerator", "parallel_devices")
     allowed += ("checkpoint_io", "precision_plugin", "process_group_backend")
     for name, value in arguments.items():
-        if name not in allowed and (name, value) != ("start_method", "popen"):
+        default = known[name].default if name in known else None
+        if name not in allowed and value != default:
             raise ValueError(
                 f'`{name}` must not be set with `inside="model_parallel"`, got '
                 f"{value!r}: there is no DDP inside a super-learner, and learners are "

@@ -33,6 +33,7 @@ _EQUAL = (
 def may_share(trainer: pl.Trainer, dials: Dials) -> bool:
     """Whether the learners of this job may share their epochs; the same in all."""
     alone = dials.islands is not None or dials.has_sizes
+    alone = alone or dials.tensor_parallel_size > 1
     if dials.communication != "async" or alone:
         return False
     # If it does not, Lightning deals nothing: the program does.

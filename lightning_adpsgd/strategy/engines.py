@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
 
@@ -87,7 +88,11 @@ def weights_of(module: nn.Module, dials: Dials, partition: Partition) -> Weights
     """
     has_shards = max(partition.sizes) > 1 or is_sharded(module)
     if dials.inside == "model_parallel" and has_shards:
-        return LocalShards(module, partition.size(dist.get_rank()))
+        size, shared_by = (
+            partition.size(dist.get_rank()),
+            partition.tensor_parallel_size,
+        )
+        return LocalShards(module, size, shared_by)
     sizes = _sizes_of_islands(dials) or partition.sizes
     flat = FlatParameters(module, math.lcm(*sizes), dials.exchange_frozen)
     if max(sizes) > 1:
@@ -138,7 +143,7 @@ def sections_between(weights: Weights, partition: Partition) -> list[Section] | 
 
 
 def average_of(
-    weights: Weights, groups: Groups, island: Island | None
+    weights: Weights, groups: Groups, island: Island | None, timeout: timedelta
 ) -> Average | None:
     """What takes the mean over all super-learners; None: a mean over all learners."""
     if island is not None:
@@ -150,6 +155,7 @@ def average_of(
             partition=groups.partition,
             counterparts=groups.counterparts,
             num_buffers=weights.num_buffers,
+            timeout=timeout,
         )
     if groups.partition.is_even:
         return None
@@ -175,6 +181,8 @@ def super_learner_of(
 ) -> SuperLearnerGroup:
     """The learners of this super-learner, and what each of them exchanges."""
     holds_all = not isinstance(weights, LocalShards)
+    if not holds_all and groups.tensor_parallel is not None:
+        return _group_with_shared_layers(weights, groups, groups.tensor_parallel)
     if groups.sections is None:
         return SuperLearnerGroup(groups.shards, holds_all)
     own = groups.partition.super_learner(dist.get_rank()) if own is None else own
@@ -190,6 +198,17 @@ def super_learner_of(
             for of_learner, ranges in zip(sections, owned, strict=True)
         ]
     return SuperLearnerGroup(groups.shards, holds_all, sections)
+
+
+def _group_with_shared_layers(
+    weights: LocalShards, groups: Groups, sharing: dist.ProcessGroup
+) -> SuperLearnerGroup:
+    own = [weights.exchanged(dist.get_rank(sharing))]
+    size = groups.partition.size(dist.get_rank())
+    places = range(weights.shared_by)
+    replicated = [[weights.replicated(place)] for place in places]
+    holders = SuperLearnerGroup(sharing, sections=replicated)
+    return SuperLearnerGroup(groups.shards, False, [own] * size, holders)
 
 
 def mixes_on_device(dials: Dials, partition: Partition, device: torch.device) -> bool:
@@ -259,7 +278,7 @@ def _make_island(
 ) -> Island:
     sizes, rank, size = _sizes_of_islands(dials), dist.get_rank(), dist.get_world_size()
     # Islands of several sizes are as super-learners of one job, one of each size.
-    partition = Partition(sizes or (size,))
+    partition = Partition(sizes or (size,), dials.tensor_parallel_size)
     cut, own = sections_between(flat, partition), partition.sizes.index(size)
     groups, sections = groups._replace(partition=partition, sections=cut), None
     if cut is not None:

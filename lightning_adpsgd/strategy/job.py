@@ -34,6 +34,7 @@ from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.mixing.communication import AveragingClosure
 from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.mixing.super_learner import gather_shards
 from lightning_adpsgd.strategy.engines import (
     Engine,
     average_of,
@@ -45,7 +46,7 @@ from lightning_adpsgd.strategy.engines import (
 )
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import Weights
-from lightning_adpsgd.weights.shards import LocalShards
+from lightning_adpsgd.weights.shards import LocalShards, local_part
 
 NAMESPACE = "lightning_adpsgd"
 """Prefix of the job's keys in the store, and its key in a checkpoint."""
@@ -97,7 +98,7 @@ def set_up_job(
     on_device = mixes_on_device(dials, partition, flat.device)
     sections = sections_between(flat, partition)
     groups = make_groups(partition, dials.timeout, flat.device, on_device, sections)
-    _take_first_weights(module, flat, groups)
+    _take_first_weights(module, flat, groups, dials.timeout)
     _tell_of_frozen(module, dials)
     job = Job(dials, flat, groups, store, on_reload)
     job.coordinator.start()
@@ -260,7 +261,7 @@ class Job:
             communication,
             self._meet,
             exchanges,
-            average_of(self.flat, self.groups, island),
+            average_of(self.flat, self.groups, island, self._dials.timeout),
             needs_trained=island is None,
         )
         self._engine, self._num_reloads = engine, 0
@@ -434,18 +435,22 @@ class Job:
 
 
 @torch.no_grad()
-def _take_first_weights(module: nn.Module, weights: Weights, groups: Groups) -> None:
+def _take_first_weights(
+    module: nn.Module, weights: Weights, groups: Groups, timeout: timedelta
+) -> None:
     if not isinstance(weights, LocalShards):
         world = dist.distributed_c10d._get_default_group()
         ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         _sync_module_states(module, world, _BROADCAST_BYTES, 0, ignored)
         return
-    sections = super_learner_of(weights, groups).own(weights.vectors)
+    node = super_learner_of(weights, groups)
+    sections = node.own(weights.vectors)
     for shards, owners in zip(sections, groups.counterparts, strict=True):
         for shard in shards:
             dist.broadcast(shard, group=owners, group_src=0)
+    gather_shards(weights.vectors, node, timeout)
     for buffer in module.buffers():
-        dist.broadcast(buffer, 0)
+        dist.broadcast(local_part(buffer), 0)
 
 
 def _own_store(device: torch.device) -> Store:

@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.init import _materialize_distributed_module
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
@@ -30,21 +31,29 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from lightning_adpsgd.coordination.groups import make_mesh
+from lightning_adpsgd.coordination.groups import make_mesh, make_super_learner_group
 from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.sharded import (
     check_sums,
+    cut_like,
     has_optimizer,
     is_folder,
     read_rest,
     read_shards,
     write_shards,
 )
+from lightning_adpsgd.strategy.gradients import reduce_gradients
 from lightning_adpsgd.strategy.options import HADPSGDOptions
-from lightning_adpsgd.weights.shards import check_sharding
+from lightning_adpsgd.weights.shards import (
+    DATA_PARALLEL,
+    TENSOR_PARALLEL,
+    check_sharding,
+)
 
+_TENSORS = 8  # tensors of a batch that are compared
 _ON_HOST = StateDictOptions(cpu_offload=True)
 
 
@@ -52,8 +61,9 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     """What of Lightning's hooks is another with `inside="model_parallel"`."""
 
     _mesh: DeviceMesh | None = None
+    _savers: dist.ProcessGroup | None = None
     _source: Path | Mapping[str, Any] | None = None
-    _is_strict, _is_prepared = True, False
+    _is_strict, _is_prepared, _has_compared = True, False, False
 
     @property
     def is_sharded(self) -> bool:
@@ -62,7 +72,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        """The learners of this super-learner: data_parallel x tensor_parallel (1).
+        """The learners of this super-learner: data_parallel x tensor_parallel.
 
         Raises:
             RuntimeError: The processes have not begun, or `inside` is "ddp".
@@ -78,10 +88,22 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     def setup_environment(self) -> None:
         super().setup_environment()
         if self.is_sharded:
-            device, timeout = self.root_device.type, self._dials.timeout
-            self._mesh = make_mesh(device, self.partition, timeout)
+            shape = self.root_device.type, self.partition, self._dials.timeout
+            self._mesh = make_mesh(*shape)
+            self._savers = self._mesh.get_group(DATA_PARALLEL)
+            if self.partition.tensor_parallel_size > 1:
+                self._savers = make_super_learner_group(*shape)
             assert self.lightning_module is not None
             self.lightning_module._device_mesh = self._mesh
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        if not self.is_sharded:
+            return super().distributed_sampler_kwargs
+        # Learners that share layers read the same batches.
+        rank = self.global_rank // self.partition.tensor_parallel_size
+        return {"num_replicas": self.partition.num_readers, "rank": rank}
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -114,9 +136,25 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         self.model = self.precision_plugin.convert_module(model)
         self.model_to_device()
         if self.is_sharded:
-            check_sharding(model, self.super_learner_size)
+            shared_by = self.partition.tensor_parallel_size
+            check_sharding(model, self.super_learner_size, shared_by)
             self._load_weights()
             self._is_prepared = True
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self._dials.tensor_parallel_size > 1 and not self._has_compared:
+            group = self.device_mesh.get_group(TENSOR_PARALLEL)
+            _check_same_batch(batch, group, self.root_device)
+            self._has_compared = True
+        super().on_train_batch_start(batch, batch_idx)
+
+    @override
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        super().post_backward(closure_loss)
+        if self._dials.tensor_parallel_size > 1:
+            assert self.model is not None
+            reduce_gradients(self.model.parameters())
 
     # --- checkpoints
 
@@ -164,8 +202,8 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             states = enumerate(checkpoint.pop("optimizer_states", []))
             tensors = {f"optimizer_{n}": state for n, state in states}
             tensors["state_dict"] = checkpoint.pop("state_dict")
-            group = self.device_mesh.get_group("data_parallel")
-            write_shards(tensors, checkpoint, path, group)
+            assert self._savers is not None
+            write_shards(tensors, checkpoint, path, self._savers)
 
     def _all_come(self) -> bool:
         """Whether all learners that hold shards come to write a checkpoint."""
@@ -212,7 +250,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
     @override
     def teardown(self) -> None:
-        self._source, self._is_prepared = None, False
+        self._source, self._is_prepared, self._has_compared = None, False, False
         if not self.is_sharded:
             super().teardown()
             return
@@ -233,8 +271,9 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             options = StateDictOptions(strict=is_strict)
             set_model_state_dict(self.model, state["state_dict"], options=options)
         else:
-            options = StateDictOptions(full_state_dict=True, strict=is_strict)
-            set_model_state_dict(self.model, source["state_dict"], options=options)
+            state = cut_like(source["state_dict"], get_model_state_dict(self.model))
+            options = StateDictOptions(strict=is_strict)
+            set_model_state_dict(self.model, state, options=options)
 
     def _load_optimizer(self, number: int, optimizer: Optimizer) -> None:
         assert self.model is not None
@@ -251,8 +290,9 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             by_name = FullyShardedDataParallel.rekey_optim_state_dict(
                 whole, OptimStateKeyType.PARAM_NAME, self.model
             )
-            options = StateDictOptions(full_state_dict=True)
-            set_optimizer_state_dict(self.model, optimizer, by_name, options=options)
+            own = get_optimizer_state_dict(self.model, optimizer)
+            state = cut_like(by_name, own)
+            set_optimizer_state_dict(self.model, optimizer, state)
 
 
 def _check_module(model: torch.nn.Module) -> None:
@@ -267,6 +307,27 @@ def _check_module(model: torch.nn.Module) -> None:
             raise TypeError(
                 f"`{name}` must not be a `FullyShardedDataParallel`: use "
                 "`torch.distributed.fsdp.fully_shard`"
+            )
+
+
+def _check_same_batch(
+    batch: Any, group: dist.ProcessGroup, device: torch.device
+) -> None:
+    """Refuses learners that share layers and have begun with different batches."""
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    real = [tensor.detach() for tensor in tensors if not tensor.is_complex()]
+    sums = [tensor.double().sum().to(device) for tensor in real[:_TENSORS]]
+    mine = torch.zeros(1 + _TENSORS, dtype=torch.float64, device=device)
+    mine[: 1 + len(sums)] = torch.stack([torch.full_like(mine[0], len(tensors)), *sums])
+    all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(all_of_them, mine, group)
+    for other in all_of_them:
+        if not torch.allclose(mine, other, equal_nan=True):
+            raise ValueError(
+                f"learners {dist.get_process_group_ranks(group)} share layers, and so "
+                "must train on the same batches, got different ones: deal them by "
+                "`trainer.strategy.distributed_sampler_kwargs`, and give all learners "
+                "one seed for what is drawn at random (`seed_everything`)"
             )
 
 

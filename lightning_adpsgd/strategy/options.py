@@ -18,10 +18,12 @@ from lightning_adpsgd.dials import (
     CommunicationName,
     Dials,
     InsideName,
+    ModelParallel,
     ReadyPairs,
     WireDtype,
     as_dtype,
     as_duration,
+    as_inside,
     as_mode,
     refuse_former,
 )
@@ -72,7 +74,7 @@ class HADPSGDOptions(_DDPStrategy):
         communication: CommunicationName | ReadyPairs = "async",
         super_learner_size: int | Literal["node"] | Sequence[int] = "node",
         *,
-        inside: InsideName = "ddp",
+        inside: InsideName | ModelParallel = "ddp",
         order: Order | None = None,
         mixing_gain: float = 1.0,
         gossip_every: int = 1,
@@ -111,7 +113,8 @@ class HADPSGDOptions(_DDPStrategy):
                 holds the model, and they allreduce gradients. "model_parallel": they
                 hold one model together, which its `configure_model` shards with
                 `fully_shard` over ``self.device_mesh["data_parallel"]``
-                (docs/large-models.md); under a Trainer.
+                (docs/large-models.md); under a Trainer. `ModelParallel` of
+                `lightning_adpsgd.dials` is the same with tensor parallelism.
             order: whether the average comes after the optimizer step or between
                 gradient and step; by default after. "delay_by_one" has the latter.
             mixing_gain: gamma, 0 < gamma <= 1: how much of each average is taken.
@@ -156,6 +159,7 @@ class HADPSGDOptions(_DDPStrategy):
         """
         refuse_former(ddp)
         duration, (mode, max_wait) = as_duration(timeout), as_mode(communication)
+        kind, shared_by = as_inside(inside)
         super().__init__(timeout=duration or default_pg_timeout, **ddp)
         check_ddp_arguments(self._ddp_kwargs)
         if work_sharing and not self._has_trainer:
@@ -163,13 +167,13 @@ class HADPSGDOptions(_DDPStrategy):
                 "`work_sharing` must be False in Fabric, got True: your program draws "
                 "the batches itself; use a Trainer to share epochs"
             )
-        if inside == "model_parallel":
+        if kind == "model_parallel":
             self._check_with_shards(ddp)
         self._dials = Dials(
             topology=find_topology(topology),
             communication=mode,
             super_learner_size=_as_sizes(super_learner_size),
-            inside=inside,
+            inside=kind,
             order=order,
             mixing_gain=mixing_gain,
             gossip_every=gossip_every,
@@ -186,6 +190,7 @@ class HADPSGDOptions(_DDPStrategy):
             timeout=DEFAULT_TIMEOUT if duration is None else duration,
             max_staleness=max_staleness,
             max_wait=max_wait,
+            tensor_parallel_size=shared_by,
         )
 
     def _check_with_shards(self, ddp: Mapping[str, Any]) -> None:
@@ -247,14 +252,24 @@ class HADPSGDOptions(_DDPStrategy):
                     "the sum of `super_learner_size` must be the number of learners "
                     f"{num_learners}, got {sizes}, which is {sum(sizes)}"
                 )
-            return Partition(sizes)
+            return self._partition_of(sizes)
         size = self.super_learner_size
         if num_learners % size:
             raise ValueError(
                 f"`super_learner_size` must divide the number of learners "
                 f"{num_learners}, got {size}"
             )
-        return Partition.even(num_learners, size)
+        return self._partition_of(Partition.even(num_learners, size).sizes)
+
+    def _partition_of(self, sizes: tuple[int, ...]) -> Partition:
+        shared_by = self._dials.tensor_parallel_size
+        for size in sizes:
+            if size % shared_by:
+                raise ValueError(
+                    "`tensor_parallel_size` must divide the number of learners of a "
+                    f"super-learner, {size}, got {shared_by}"
+                )
+        return Partition(sizes, shared_by)
 
     @property
     def num_super_learners(self) -> int:

@@ -52,6 +52,7 @@ REPLACED = (
     _of("_DataLoaderSource", "dataloader", "default_sharing", "tells no number"),
     _of(_CHECKPOINTS, "_parse_ckpt_path", "launchers", "it takes damaged files too"),
     _of("_Launcher", "launch", "launchers fabric", "what runs is run to its end"),
+    _of("Precision", "clip_grad_by_norm clip_grad_by_value", "gradients", "one mesh"),
     _of(_SWA, "transfer_weights", "weight_callbacks", "gossip reads what it writes"),
     _of(_SWA, "reset_batch_norm_and_save_state", "weight_callbacks", "moves buffers"),
     _of("ModelPruning", "_run_pruning", "weight_callbacks", "learners choose apart"),

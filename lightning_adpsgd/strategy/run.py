@@ -116,7 +116,7 @@ class TrainingRun:
         """Training on a batch begins; ends this learner if another has failed."""
         self.job.raise_if_failed()
         if (island := self.job.island) is not None:
-            samples = batch_size(batch) * self._trainer.world_size
+            samples = batch_size(batch) * self.job.partition.num_readers
             position = island.note(samples, self._trainer.current_epoch)
             if position is not None:
                 catch_up(self._trainer, position)

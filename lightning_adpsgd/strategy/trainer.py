@@ -35,6 +35,7 @@ from lightning_adpsgd.strategy.checkpoints.contents import (
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.checkpoints.saving import finish_saves, must_wait
 from lightning_adpsgd.strategy.compatibility import refuse_unsupported
+from lightning_adpsgd.strategy.gradients import clip_on_all_meshes
 from lightning_adpsgd.strategy.launchers import check_launch, resume_from_whole
 from lightning_adpsgd.strategy.model_parallel import ModelParallelInside
 from lightning_adpsgd.strategy.optimizer_reset import FreshState
@@ -107,6 +108,8 @@ class HADPSGDStrategy(ModelParallelInside):
             super().setup(trainer)
             return
         self._overrides = Overrides()
+        if self._dials.tensor_parallel_size > 1:
+            clip_on_all_meshes(self.precision_plugin, self._overrides)
         if self._dials.save_learners:
             self._place = place_in_epoch(trainer, self._resumed)
         if gossips:

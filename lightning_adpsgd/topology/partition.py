@@ -9,9 +9,12 @@ class Partition(NamedTuple):
 
     Attributes:
         sizes: N of each super-learner, in the order of the ranks.
+        tensor_parallel_size: T, learners of consecutive ranks that share each layer,
+            and so read the same batches; divides every N.
     """
 
     sizes: tuple[int, ...]
+    tensor_parallel_size: int = 1
 
     @classmethod
     def even(cls, num_learners: int, size: int) -> "Partition":
@@ -22,6 +25,11 @@ class Partition(NamedTuple):
     def num_learners(self) -> int:
         """The number of all learners."""
         return sum(self.sizes)
+
+    @property
+    def num_readers(self) -> int:
+        """The number of learners that read different batches."""
+        return self.num_learners // self.tensor_parallel_size
 
     @property
     def num_super_learners(self) -> int:
@@ -38,6 +46,15 @@ class Partition(NamedTuple):
         """The learners of each super-learner."""
         ends = accumulate(self.sizes)
         return [range(end - n, end) for n, end in zip(self.sizes, ends, strict=True)]
+
+    @property
+    def grids(self) -> list[list[list[int]]]:
+        """The learners of each super-learner: data_parallel x tensor_parallel."""
+        size = self.tensor_parallel_size
+        return [
+            [[*ranks[first : first + size]] for first in range(0, len(ranks), size)]
+            for ranks in self.all_ranks
+        ]
 
     def ranks(self, super_learner: int) -> range:
         """The learners of a super-learner."""

@@ -330,7 +330,7 @@ class Replica:
             yield shards[end - count : end]
 
     def _views_of_run(self, run: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        for pieces in _in_chunks(run, self.chunk_elements):
+        for pieces in in_chunks(run, self.chunk_elements):
             yield [v for piece in pieces for v in piece.split(self.part_elements)]
 
     def _cut(self, section: Sequence[Tensor]) -> Iterator[Chunk]:
@@ -368,7 +368,7 @@ def places_in(
         yield from zip(run, memory.split(lengths), strict=True)
 
 
-def _in_chunks(tensors: Iterable[Tensor], length: int) -> Iterator[list[Tensor]]:
+def in_chunks(tensors: Iterable[Tensor], length: int) -> Iterator[list[Tensor]]:
     """Cuts tensors, one after another, into chunks of that many elements or fewer."""
     pieces, room = list[Tensor](), length
     for tensor in tensors:

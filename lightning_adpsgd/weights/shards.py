@@ -4,18 +4,26 @@ The N learners of a super-learner hold 1/N of each weight. Counterparts in other
 super-learners hold the same rows, so that each averages its own shards with theirs and
 no learner ever needs the others'. FSDP2 keeps one tensor per weight, and pads some of
 them; the vectors here are views of what is not padding. Nothing here communicates.
+
+With tensor parallelism, T learners share each layer. What its plan does not cut, such
+as the weights of norms, is replicated: all T learners have it. Of a replicated weight
+each of them exchanges 1/T, and gives the others what came of it.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Placement, Shard
 
 from lightning_adpsgd.weights.flat import floating_tensors, layout_of
-from lightning_adpsgd.weights.sections import Range, row_ranges
+from lightning_adpsgd.weights.sections import Range, Section, row_ranges
+
+DATA_PARALLEL, TENSOR_PARALLEL = "data_parallel", "tensor_parallel"
+"""The dimensions of the mesh over which a super-learner shards."""
 
 
 class _Slot(NamedTuple):
@@ -30,26 +38,31 @@ class LocalShards:
     Args:
         module: module on its final device, sharded over the learners.
         num_learners: N, over which every parameter must be sharded.
+        shared_by: T, learners that share each layer; it divides N.
 
     Attributes:
         vectors: memory of the shards, those of one dtype together, then that of the
             floating-point buffers, of which each learner has whole ones.
         num_buffers: how many of the vectors are buffers.
+        shared_by: As given.
 
     Raises:
         ValueError: A parameter is not materialised, or not sharded over the learners,
             or the weights lie on several devices.
     """
 
-    def __init__(self, module: nn.Module, num_learners: int) -> None:
-        self._module = module
+    def __init__(
+        self, module: nn.Module, num_learners: int, shared_by: int = 1
+    ) -> None:
+        self._module, self.shared_by = module, shared_by
         found = list(floating_tensors(module))
         weights = [(n, t) for n, t in found if isinstance(t, nn.Parameter)]
         buffers = [(n, t) for n, t in found if not isinstance(t, nn.Parameter)]
-        check_sharding(module, num_learners)
+        check_sharding(module, num_learners, shared_by)
         in_order = [*_by_dtype(weights), *_by_dtype(buffers)]
-        self._layout = layout_of(in_order)
-        self._slots = [_Slot(*pair, _local(pair[1]).data_ptr()) for pair in in_order]
+        self._layout = layout_of((_with_cut(*pair), pair[1]) for pair in in_order)
+        self._replicated = [shared_by > 1 and not _cut(t) for _, t in in_order]
+        self._slots = [_Slot(*p, local_part(p[1]).data_ptr()) for p in in_order]
         self.vectors = [_memory_of(slot.name, slot.tensor) for slot in self._slots]
         self.num_buffers = len(buffers)
         _check_devices(self.vectors)
@@ -64,8 +77,26 @@ class LocalShards:
         return self._module.parameters()
 
     def layout(self) -> str:
-        """Names, shapes of the whole weights and dtypes; equal in all learners."""
+        """Names, shapes of the whole weights and dtypes; equal in all learners.
+
+        With tensor parallelism names say how it cuts a weight.
+        """
         return self._layout
+
+    def exchanged(self, place: int) -> Section:
+        """What the learner in this place of the T exchanges of the vectors."""
+        return Section((), (*self._ranges(place),))
+
+    def replicated(self, place: int) -> Section:
+        """What the learner in this place of the T exchanges of replicated weights."""
+        own = self._ranges(place)
+        return Section((), tuple(one for one in own if self._replicated[one.vector]))
+
+    def _ranges(self, place: int) -> Iterator[Range]:
+        for number, vector in enumerate(self.vectors):
+            length = vector.numel() * (1 + vector.is_complex())
+            parts, own = (self.shared_by, place) if self._replicated[number] else (1, 0)
+            yield Range(number, length * own // parts, length * (own + 1) // parts)
 
     def owned(self, size: int) -> list[list[Range]]:
         """The rows of each weight that `fully_shard` gives to each of so many learners.
@@ -93,7 +124,7 @@ class LocalShards:
             if isinstance(module, FSDPModule):
                 module.reshard()
         for slot in self._slots:
-            if _local(slot.tensor).data_ptr() != slot.address:
+            if local_part(slot.tensor).data_ptr() != slot.address:
                 raise RuntimeError(
                     f"`{slot.name}` was given new storage after set-up, so averaging "
                     "would miss it; change weights in place, or before `trainer.fit`"
@@ -120,34 +151,78 @@ def is_sharded(module: nn.Module) -> bool:
     return any(isinstance(weight, DTensor) for weight in module.parameters())
 
 
-def check_sharding(module: nn.Module, num_learners: int) -> None:
+def check_sharding(module: nn.Module, num_learners: int, shared_by: int = 1) -> None:
     """Refuses a module of which a learner holds more than its shards.
 
+    Args:
+        num_learners: N.
+        shared_by: T, which divides N.
+
     Raises:
-        ValueError: Names the parameter and what to do.
+        ValueError: Names the weight and what to do.
     """
     for name, weight in module.named_parameters():
-        _check_sharding(name, weight, num_learners)
+        _check_sharding(name, weight, num_learners // shared_by)
+    for name, buffer in module.named_buffers():
+        if shared_by > 1 and _cut(buffer):
+            raise ValueError(
+                f"`{name}` must not be a buffer that is cut, got {_cut(buffer)!r} over "
+                f"{shared_by} learners: replicate it, or make it a parameter"
+            )
 
 
-def _check_sharding(name: str, weight: Tensor, num_learners: int) -> None:
+def _check_sharding(name: str, weight: Tensor, num_rows: int) -> None:
     if not isinstance(weight, DTensor):
-        if num_learners == 1:
+        if num_rows == 1:
             return
         raise ValueError(
-            f"`{name}` must be sharded over the {num_learners} learners of its "
+            f"`{name}` must be sharded over the {num_rows} learners of its "
             "super-learner, got a whole tensor in each: apply `fully_shard` to the "
             "module that holds it, or to the root of all, in `configure_model`"
         )
-    mesh, placements = weight.device_mesh, weight.placements
-    is_shard = len(placements) == 1 and isinstance(placements[0], Shard)
-    if not is_shard or mesh.size() != num_learners:
+    over = [one for one in _dimensions(weight) if one.name != TENSOR_PARALLEL]
+    is_shard = all(_is_shard(one.placement) for one in over)
+    if not is_shard or math.prod(one.size for one in over) != num_rows:
         raise ValueError(
-            f"`{name}` must be sharded in one dimension over the {num_learners} "
-            f"learners of its super-learner, got {placements} over a mesh of "
-            f"{tuple(mesh.shape)}: give `fully_shard` "
+            f"`{name}` must be sharded in one dimension over the {num_rows} learners "
+            f"of its super-learner, got {weight.placements} over a mesh of "
+            f"{tuple(weight.device_mesh.shape)}: give `fully_shard` "
             '`mesh=self.device_mesh["data_parallel"]`'
         )
+
+
+class _Dimension(NamedTuple):
+    """How a weight lies in one dimension of its mesh."""
+
+    name: str
+    size: int
+    placement: Placement
+
+
+def _dimensions(tensor: Tensor) -> list[_Dimension]:
+    """The dimensions over which a tensor is spread, but for those of one learner."""
+    if not isinstance(tensor, DTensor):
+        return []
+    mesh = tensor.device_mesh
+    names = mesh.mesh_dim_names or ("",) * mesh.ndim
+    rows = zip(names, mesh.shape, tensor.placements, strict=True)
+    return [_Dimension(*row) for row in rows if row[1] > 1]
+
+
+def _is_shard(placement: Placement) -> bool:
+    # That of both kinds of parallelism in one dimension is no `Shard` in torch.
+    return not (placement.is_replicate() or placement.is_partial())
+
+
+def _cut(tensor: Tensor) -> Placement | None:
+    """How tensor parallelism cuts a tensor; None: each of the T learners has all."""
+    over = (one for one in _dimensions(tensor) if one.name == TENSOR_PARALLEL)
+    return next((one.placement for one in over if _is_shard(one.placement)), None)
+
+
+def _with_cut(name: str, tensor: Tensor) -> str:
+    cut = _cut(tensor)
+    return name if cut is None else f"{name} by {cut!r}"
 
 
 def _check_rows(name: str, tensor: Tensor) -> None:
@@ -178,12 +253,13 @@ def _by_dtype(tensors: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]
 
 
 @torch.no_grad()
-def _local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
+    """What lies in this learner of a tensor, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.data
 
 
 def _memory_of(name: str, tensor: Tensor) -> Tensor:
-    local = _local(tensor)
+    local = local_part(tensor)
     if not local.is_contiguous():
         raise ValueError(
             f"`{name}` must be contiguous, got strides {local.stride()} of a shard of "

@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_adpsgd  # noqa: F401  registers the strategies
 from lightning_adpsgd.callbacks import AllreduceWait, GossipMonitor, TrainingCurve
+from lightning_adpsgd.callbacks.algorithms import batches_per_step
+from lightning_adpsgd.callbacks.clock import TrainingClock
 from lightning_adpsgd.callbacks.gossip import STALENESS_BINS, LearnerRecord, summarize
 from lightning_adpsgd.mixing.statistics import Statistics
 
@@ -180,6 +182,20 @@ def record(**changes: Any) -> LearnerRecord:
     bins[2], bins[5] = 3.0, 1.0
     plain = LearnerRecord(100, 400, 10.0, 1.0, 50, 40, 1000, 0, 0, tuple(bins))
     return plain._replace(**changes)
+
+
+@pytest.mark.parametrize(("shared_by", "samples"), [(1, 9), (2, 4)])
+def test_learners_that_read_the_same_samples_count_their_share(
+    shared_by: int, samples: int
+):
+    strategy = SimpleNamespace(dials=SimpleNamespace(tensor_parallel_size=shared_by))
+    trainer: Any = SimpleNamespace(global_step=0, strategy=strategy, world_size=4)
+    clock = TrainingClock()
+    clock.begin(trainer)
+    for _ in range(3):
+        clock.count(trainer, torch.zeros(3, 1))
+    assert clock.samples == samples
+    assert batches_per_step(trainer) == 4 // shared_by
 
 
 def test_a_record_survives_the_way_through_a_vector():

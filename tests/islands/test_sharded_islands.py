@@ -10,7 +10,12 @@ from torch._C._distributed_c10d import HashStore
 from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.islands.island import Sections
 from lightning_adpsgd.transport.links import Refused
-from lightning_adpsgd.weights.sections import row_ranges, sections_of
+from lightning_adpsgd.weights.sections import (
+    Range,
+    Section,
+    row_ranges,
+    sections_of,
+)
 from tests.helpers import (
     ThreadSuperLearner,
     engine_threads,
@@ -263,5 +268,45 @@ def test_islands_that_were_told_of_other_sizes_are_refused() -> None:
 
         try:
             together([lambda one=one: join(one) for one in islands[1]])
+        finally:
+            end(*islands)
+
+
+def sharing_layers(server: Server, row: Tensor) -> Wide:
+    """An island of two learners that both have the last five weights of eight."""
+    parts = Range(0, 3, 5), Range(0, 5, 8)
+    owned = [[Section((), (part,))] for part in parts]
+    exchanged = [[Section((), (Range(0, 0, 3), part))] for part in parts]
+    nodes = ThreadSuperLearner.connect(2, False, exchanged)
+    for node, holders in zip(
+        nodes, ThreadSuperLearner.connect(2, sections=owned), strict=True
+    ):
+        node.holders = holders
+    store = HashStore()
+    return [Trained(server, row, node=node, store=store) for node in nodes]
+
+
+def test_what_both_learners_have_is_equal_in_a_newcomer_and_in_the_mean() -> None:
+    rows = random_rows(2, length=8)
+    with rendezvous() as server:
+        islands = [sharing_layers(server, row) for row in rows]
+        try:
+            for island in islands:
+                start(island)
+            for one in islands[1]:
+                assert torch.equal(one.vector, rows[0])
+            learners = [one for island in islands for one in island]
+            until(lambda: all(one.members == 2 for one in learners), "the ring")
+            for one in islands[1]:
+                one.vector.copy_(rows[1])
+            found = together(
+                [lambda o=o: o.island.average([o.vector], []) for o in islands[0]]
+            )
+            distance = 0.5 * (rows[0] - rows[1])
+            # The first three are those of two shards, which are alike here.
+            square = distance.square().sum() + distance[:3].square().sum()
+            for one, consensus in zip(islands[0], found, strict=True):
+                torch.testing.assert_close(one.vector, rows.mean(0))
+                torch.testing.assert_close(consensus.distance, float(square.sqrt()))
         finally:
             end(*islands)

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
-from lightning_adpsgd.dials import ReadyPairs
+from lightning_adpsgd.dials import ModelParallel, ReadyPairs
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy.job import has_peers
 from lightning_adpsgd.topology.partition import Partition
@@ -88,6 +88,18 @@ from tests.learners import (
         (
             {"communication": "ready_pairs", "order": "average_then_step"},
             r"`order` must be \"step_then_average\".*got 'average_then_step'",
+        ),
+        (
+            {"inside": ModelParallel(2), "super_learner_size": (2, 4)},
+            r"`super_learner_size` must be one number with `tensor_p.*=2`, got \(2, 4",
+        ),
+        (
+            {"inside": ModelParallel(2), "work_sharing": True},
+            r"`work_sharing` must not be True with `tensor_parallel_size=2`",
+        ),
+        (
+            {"inside": ModelParallel(0)},
+            "`tensor_parallel_size` must be at least 1, got 0",
         ),
         (
             {"communication": ReadyPairs(max_wait=0.0)},
@@ -168,6 +180,10 @@ def test_a_dial_out_of_its_bounds_is_refused_with_bound_and_value(
             r"`max_staleness` must be a whole number or None.*2\.5",
         ),
         (
+            {"inside": ModelParallel(2.0)},  # type: ignore
+            r"`tensor_parallel_size` must be a whole number, got 2\.0",
+        ),
+        (
             {"communication": ReadyPairs("1 s")},  # type: ignore
             "`max_wait` must be a number of seconds or None, got '1 s'",
         ),
@@ -236,6 +252,43 @@ def test_a_command_line_bounds_the_wait_for_a_partner() -> None:
     by_name = parser.parse_args(["--strategy.communication=ready_pairs"])
     made = parser.instantiate_classes(by_name).strategy
     assert (made.dials.communication, made.dials.max_wait) == ("ready_pairs", None)
+
+
+@pytest.mark.filterwarnings("ignore:.*instantiate_classes")
+def test_a_command_line_says_how_many_learners_share_a_layer() -> None:
+    jsonargparse = pytest.importorskip("jsonargparse")
+    parser = jsonargparse.ArgumentParser()
+    parser.add_class_arguments(HADPSGDStrategy, "strategy", fail_untyped=False)
+    ways = ["--strategy.inside.tensor_parallel_size=2", "--strategy.inside=ddp"]
+    for way, expected in zip(ways, [("model_parallel", 2), ("ddp", 1)], strict=True):
+        made = parser.instantiate_classes(parser.parse_args([way])).strategy
+        assert (made.dials.inside, made.dials.tensor_parallel_size) == expected
+
+
+@pytest.fixture
+def fifth_of_twelve(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes the strategy of learner 5, for a size and what is inside."""
+    monkeypatch.setattr(HADPSGDStrategy, "world_size", 12)
+    monkeypatch.setattr(HADPSGDStrategy, "num_processes", 12)
+    monkeypatch.setattr(HADPSGDStrategy, "global_rank", 5)
+    return lambda size, inside: gossip(super_learner_size=size, inside=inside)
+
+
+def test_learners_that_share_a_layer_are_of_one_super_learner(
+    fifth_of_twelve: Any,
+) -> None:
+    with pytest.raises(ValueError, match=r"`tensor_par.*must divide .* 3, got 2"):
+        _ = fifth_of_twelve(3, ModelParallel(2)).partition
+
+
+def test_learners_that_share_a_layer_read_the_same_batches(
+    fifth_of_twelve: Any,
+) -> None:
+    dealt = fifth_of_twelve(4, ModelParallel(2)).distributed_sampler_kwargs
+    assert dealt == {"num_replicas": 6, "rank": 2}
+    for inside in ("model_parallel", "ddp"):
+        dealt = fifth_of_twelve(4, inside).distributed_sampler_kwargs
+        assert dealt == {"num_replicas": 12, "rank": 5}
 
 
 def test_the_order_depends_on_the_communication() -> None:

@@ -1,0 +1,89 @@
+"""Gradients of several meshes, as tensor parallelism leaves them behind, and clipping.
+
+FSDP2 keeps what a plan cuts on a mesh of two dimensions, and what it does not name on
+one of them. torch takes the norm of gradients on one mesh alone. Here the norm is that
+of the whole gradient of the super-learner, in which each weight counts once.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.precision import Precision
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from lightning_adpsgd.strategy.overrides import Overrides
+from lightning_adpsgd.weights.shards import local_part
+
+_Groups = list[list[Tensor]]
+
+
+def clip_on_all_meshes(precision: Precision, overrides: Overrides) -> None:
+    """Replaces what clips the gradients of an optimizer, until it is undone."""
+    for name, clip in (("norm", _by_norm), ("value", _by_value)):
+        attribute = f"clip_grad_by_{name}"
+        replaced = partial(_clip, precision, clip, getattr(precision, attribute))
+        overrides.replace("gradients", precision, attribute, replaced)
+
+
+@torch.no_grad()
+def _clip(
+    precision: Precision,
+    clip: Callable[[_Groups, float], None],
+    lightnings: Callable[[Optimizer, float], None],
+    optimizer: Optimizer,
+    clip_val: float,
+) -> None:
+    groups = _by_mesh(precision, optimizer)
+    if len(groups) < 2:
+        lightnings(optimizer, clip_val)
+    else:
+        clip(groups, clip_val)
+
+
+def _by_norm(groups: _Groups, most: float) -> None:
+    norms = [_whole(get_total_norm(gradients)) for gradients in groups]
+    total = torch.linalg.vector_norm(torch.stack(norms))
+    # As torch does it: not an `if`, for which a GPU would be waited for.
+    factor = (most / (total + 1e-6)).clamp(max=1.0)
+    for gradient in chain.from_iterable(groups):
+        local_part(gradient).mul_(factor)
+
+
+def _by_value(groups: _Groups, most: float) -> None:
+    for gradient in chain.from_iterable(groups):
+        local_part(gradient).clamp_(-most, most)
+
+
+def _by_mesh(precision: Precision, optimizer: Optimizer) -> _Groups:
+    """Gradients by the mesh on which they lie."""
+    found: dict[DeviceMesh | None, list[Tensor]] = {}
+    for weight in precision.main_params(optimizer):
+        if (gradient := weight.grad) is not None:
+            mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
+            found.setdefault(mesh, []).append(gradient)
+    return [*found.values()]
+
+
+def _whole(norm: Tensor) -> Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def reduce_gradients(weights: Iterable[Tensor]) -> None:
+    """Lets each gradient lie as its weight does.
+
+    Where FSDP2 is not applied, that of a replicated weight may still be a sum over
+    learners, and an optimizer would keep state that no checkpoint takes.
+    """
+    for weight in weights:
+        gradient: Any = weight.grad
+        if gradient is None or not isinstance(weight, DTensor):
+            continue
+        if gradient.placements != weight.placements:
+            weight.grad = gradient.redistribute(placements=weight.placements)
