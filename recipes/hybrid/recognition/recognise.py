@@ -32,7 +32,6 @@ from lightning_adpsgd.asr.search.alignment import evenly
 from lightning_adpsgd.asr.search.decoding import (
     ConfidentSearch,
     GraphDecoder,
-    Hypothesis,
     Lister,
     hear,
 )
@@ -43,6 +42,7 @@ from lightning_adpsgd.asr.search.rescoring import (
     Weights,
     best,
 )
+from lightning_adpsgd.asr.search.words import Hypothesis
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.data.inputs import Load, StoredInputs, spoken_inputs
 from recipes.hybrid.pipeline.crew import shared
