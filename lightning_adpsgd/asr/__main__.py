@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # loads torch
     from lightning_adpsgd.asr.recogniser import Recogniser
-    from lightning_adpsgd.asr.search.decoding import TimedWord
+    from lightning_adpsgd.asr.search.words import TimedWord
 
 DEFAULT = Path("runs/demo/exp/export/hadpsgd")
 

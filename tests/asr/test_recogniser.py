@@ -11,17 +11,13 @@ import soundfile
 import torch
 
 from lightning_adpsgd.asr.__main__ import main
+from lightning_adpsgd.asr.export import OwnStates, Parts, export, write_onnx
 from lightning_adpsgd.asr.hmm.states import Topology, write_topology
 from lightning_adpsgd.asr.language.lexicon import write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
-from lightning_adpsgd.asr.recogniser import (
-    OwnStates,
-    Parts,
-    Recogniser,
-    export,
-    write_onnx,
-)
-from lightning_adpsgd.asr.search.decoding import Decoder, SearchOptions, write_graph
+from lightning_adpsgd.asr.recogniser import Recogniser
+from lightning_adpsgd.asr.search.decoding import Decoder, SearchOptions
+from lightning_adpsgd.asr.search.graph_files import write_graph
 from lightning_adpsgd.asr.search.graphs import decoding_graph, symbols_of
 from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
 from lightning_adpsgd.asr.sound.segments import find_segments

@@ -15,6 +15,7 @@ import soundfile
 import torch
 
 from lightning_adpsgd.asr.corpora.corpus import Utterance, write_utterances
+from lightning_adpsgd.asr.export import KaldiStates, Parts, write_files
 from lightning_adpsgd.asr.frames.cepstra import cepstra
 from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.frames.streams import RowStore, Streams
@@ -25,12 +26,7 @@ from lightning_adpsgd.asr.language.lexicon import (
     write_lexicon,
 )
 from lightning_adpsgd.asr.model import AcousticModel
-from lightning_adpsgd.asr.recogniser import (
-    KaldiStates,
-    Parts,
-    Recogniser,
-    write_files,
-)
+from lightning_adpsgd.asr.recogniser import Recogniser
 from lightning_adpsgd.asr.search.decoding import Decoder, SearchOptions
 from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
 from lightning_adpsgd.asr.sound.segments import find_segments

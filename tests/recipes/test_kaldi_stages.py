@@ -14,10 +14,11 @@ import torch
 from lightning.pytorch import Trainer
 
 from lightning_adpsgd.asr.corpora.corpus import Utterance, write_utterances
+from lightning_adpsgd.asr.export import Parts, export
 from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.frames.streams import Streams
 from lightning_adpsgd.asr.model import AcousticModel
-from lightning_adpsgd.asr.recogniser import Parts, Recogniser, export
+from lightning_adpsgd.asr.recogniser import Recogniser
 from lightning_adpsgd.asr.search.decoding import SearchOptions
 from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
 from recipes.hybrid.data.inputs import Inputs

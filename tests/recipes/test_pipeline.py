@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipes.hybrid.pipeline.groups import LmSettings
+from recipes.hybrid.pipeline.overrides import override
 from recipes.hybrid.pipeline.runner import Stage, StageError, run_stages
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.stages import STAGES
@@ -229,6 +230,17 @@ def test_every_stage_of_the_recipe_reads_only_earlier_ones():
         }
         # the run that realigns is another one, which was finished before
         assert set(stage.inputs) <= earlier | {"aligner"}
+
+
+@pytest.mark.parametrize("again", ["realign.run=hadpsgd", "realign.adapted=true"])
+def test_other_labels_leave_what_the_first_run_has_finished(
+    settings: Settings, again: str
+):
+    stages = [stage._replace(run=lambda *_: None) for stage in STAGES]
+    first = override(settings, "adapt.streams=fmllr", "states=triphone")
+    run_stages(first, stages)
+    run_stages(override(first, "run=second", again), stages)
+    assert (first.out / "exp/export/second").is_dir()
 
 
 def test_every_setting_that_a_stage_depends_on_exists(settings: Settings):

@@ -6,14 +6,13 @@ A speaker's statistics are a matrix [2, dims + 1]: sums and number of frames, th
 of squares. Those of `compute_cmvn_stats.sh --fake` leave features as they are.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from lightning_adpsgd.asr.kaldi.archives import read_matrices
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
-from lightning_adpsgd.asr.kaldi.names import read_lines
+from lightning_adpsgd.asr.kaldi.tables import read_speakers
 
 _LEAST_VARIANCE = 1e-20  # as Kaldi's
 _STATISTICS = 2
@@ -32,7 +31,8 @@ class Cmvn:
 
     def __init__(self, folder: Path, *, with_variance: bool = False) -> None:
         self._table = folder / "cmvn.scp"
-        self._speakers = dict(_speakers(folder / "utt2spk"))
+        has_speakers = (folder / "utt2spk").exists()
+        self._speakers = read_speakers(folder) if has_speakers else {}
         self._with_variance = with_variance
         self._statistics = dict(read_matrices(self._table))
 
@@ -84,14 +84,3 @@ def cmvn_beside(source: str | Path, options: Path | None = None) -> Cmvn | None:
     has_options = options is not None and options.exists()
     chosen = options.read_text(encoding="utf-8") if options and has_options else ""
     return Cmvn(table.parent, with_variance="--norm-vars=true" in chosen.split())
-
-
-def _speakers(path: Path) -> Iterator[tuple[str, str]]:
-    if not path.exists():
-        return
-    for where, line in read_lines(path):
-        fields = line.split()
-        if len(fields) != 2:
-            problem = f"expected `utterance speaker`, got {line[:60]!r}"
-            raise KaldiError(f"{where}: {problem}")
-        yield fields[0], fields[1]

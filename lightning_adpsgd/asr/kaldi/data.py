@@ -5,31 +5,21 @@ their utterances are left out and counted. Without `segments` a recording is one
 utterance.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance, utterance_id
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
-from lightning_adpsgd.asr.kaldi.names import read_lines
+from lightning_adpsgd.asr.kaldi.tables import (
+    Cut,
+    Row,
+    read_channels,
+    read_rows,
+    read_segments,
+    read_speakers,
+)
 
 _COMMAND = "write the path of the recording in place of the command"
-
-
-class _Line(NamedTuple):
-    """A line of a table: its first word, the others, and its place."""
-
-    name: str
-    rest: list[str]
-    where: str
-
-
-class _Cut(NamedTuple):
-    """A recording, and the seconds of it that an utterance takes; None: to its end."""
-
-    recording: str
-    start_s: float
-    end_s: float | None
 
 
 def read_data(
@@ -47,13 +37,13 @@ def read_data(
     Raises:
         KaldiError: A file is missing or damaged, or no utterance can be used.
     """
-    sounds = {line.name: line for line in _table(folder / "wav.scp")}
-    cuts = _cuts(folder / "segments")
-    speakers = dict(_speakers(folder / "utt2spk"))
-    channels = _channels(folder / "reco2file_and_channel")
+    sounds = {row.name: row for row in read_rows(folder / "wav.scp")}
+    cuts = read_segments(folder) if (folder / "segments").exists() else None
+    speakers, channels = read_speakers(folder), read_channels(folder)
     found = []
-    for line in _table(folder / "text"):
-        cut = cuts.get(line.name) if cuts is not None else _Cut(line.name, 0.0, None)
+    for line in read_rows(folder / "text"):
+        whole = Cut(line.name, 0.0, None, line.where)
+        cut = whole if cuts is None else cuts.get(line.name)
         sound = sounds.get(cut.recording) if cut is not None else None
         if cut is None or sound is None:
             skipped.add("text without a recording", line.where)
@@ -62,7 +52,7 @@ def read_data(
         seconds = None if path is None else _length(path, length_of, skipped)
         if path is None or seconds is None:
             continue
-        channel = channels.get(cut.recording, 0)
+        _, channel = channels.get(cut.recording, ("", 0))
         speaker = speakers.get(line.name, line.name)
         found.append(_utterance(line, path, channel, cut, seconds, speaker))
     if not found:
@@ -72,7 +62,7 @@ def read_data(
 
 
 def _utterance(
-    line: _Line, path: Path, channel: int, cut: _Cut, seconds: float, speaker: str
+    line: Row, path: Path, channel: int, cut: Cut, seconds: float, speaker: str
 ) -> Utterance:
     end_s = seconds if cut.end_s is None else min(cut.end_s, seconds)
     return Utterance(
@@ -87,7 +77,7 @@ def _utterance(
     )
 
 
-def _path(sound: _Line, skipped: Skipped) -> Path | None:
+def _path(sound: Row, skipped: Skipped) -> Path | None:
     if sound.rest[-1] == "|":
         skipped.add("command in wav.scp", sound.where, remedy=_COMMAND)
         return None
@@ -102,46 +92,3 @@ def _length(
     except ValueError as error:
         skipped.add("unusable sound", str(error), remedy="its utterances are left out")
         return None
-
-
-def _cuts(path: Path) -> Mapping[str, _Cut] | None:
-    """The stretches by utterance; None where there is no `segments`."""
-    if not path.exists():
-        return None
-    cuts = {}
-    for name, rest, where in _table(path):
-        try:
-            recording, start, end = rest
-            cuts[name] = _Cut(recording, float(start), float(end))
-        except ValueError as error:
-            problem = f"expected `utterance recording start end`, got {rest}"
-            raise KaldiError(f"{where}: {problem}") from error
-        if not 0 <= cuts[name].start_s < float(end):  # NaN is refused here too
-            raise KaldiError(f"{where}: expected 0 <= start < end, got {start} {end}")
-    return cuts
-
-
-def _speakers(path: Path) -> Iterator[tuple[str, str]]:
-    for name, rest, where in _table(path):
-        if len(rest) != 1:
-            raise KaldiError(f"{where}: expected `utterance speaker`, got {rest}")
-        yield name, rest[0]
-
-
-def _channels(path: Path) -> dict[str, int]:
-    if not path.exists():
-        return {}
-    found = {}
-    for name, rest, where in _table(path):
-        if len(rest) != 2 or rest[1].upper() not in tuple("AB12"):
-            raise KaldiError(f"{where}: expected `recording file A`, got {rest}")
-        found[name] = "AB12".index(rest[1].upper()) % 2
-    return found
-
-
-def _table(path: Path) -> Iterator[_Line]:
-    for where, line in read_lines(path):
-        name, *rest = line.split() or [""]
-        if not rest:
-            raise KaldiError(f"{where}: expected a name and more, got {line[:60]!r}")
-        yield _Line(name, rest, where)

@@ -6,17 +6,15 @@ from typing_extensions import override
 from lightning_adpsgd.asr.kaldi.graph import PdfGraph
 from lightning_adpsgd.asr.kaldi.language import Boundaries
 from lightning_adpsgd.asr.kaldi.model import Transitions
-from lightning_adpsgd.asr.search.decoding import (
-    BestPath,
-    GraphDecoder,
+from lightning_adpsgd.asr.search.decoding import BestPath, GraphDecoder, SearchOptions
+from lightning_adpsgd.asr.search.lattice import Lattice
+from lightning_adpsgd.asr.search.nbest import WordPath
+from lightning_adpsgd.asr.search.words import (
     Hypothesis,
-    SearchOptions,
     TimedWord,
     even_spans,
     timed_word,
 )
-from lightning_adpsgd.asr.search.lattice import Lattice
-from lightning_adpsgd.asr.search.nbest import WordPath
 
 
 class KaldiDecoder(GraphDecoder):

@@ -15,7 +15,7 @@ import numpy as np
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.model import Transitions
 from lightning_adpsgd.asr.search.arcs import arcs_of, fst_of
-from lightning_adpsgd.asr.search.decoding import write_graph
+from lightning_adpsgd.asr.search.graph_files import write_graph
 
 _MAGIC = b"\xd6\xfd\xb2\x7e"  # of every file of OpenFst
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
-from lightning_adpsgd.asr.search.decoding import place_words
+from lightning_adpsgd.asr.search.words import place_words
 
 _EPSILON = ("<eps>", "0")
 

@@ -16,6 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
+from lightning_adpsgd.asr.kaldi.tables import (
+    Cut,
+    channel_of,
+    read_channels,
+    read_segments,
+)
 
 TOLERANCE_CS = 1.0
 LEAST_COVERAGE = 0.95
@@ -67,10 +73,13 @@ def parse_name(name: str) -> Span | None:
 
 def side_of(recording: str, channel: str, speed: str = "") -> Side:
     """The side of a recording; channels are A and B, or 1 and 2."""
-    stem = recording.lower()
-    if match := _SWITCHBOARD.fullmatch(stem):
-        stem = f"sw{match[1]}"
-    return Side(stem, "AB12".index(channel.upper()) % 2, speed)
+    return Side(stem_of(recording), channel_of(channel), speed)
+
+
+def stem_of(recording: str) -> str:
+    """The stem of a recording, as `Side` has it."""
+    match = _SWITCHBOARD.fullmatch(stem := recording.lower())
+    return f"sw{match[1]}" if match else stem
 
 
 class Names:
@@ -78,7 +87,7 @@ class Names:
 
     Args:
         ids: The names here.
-        spans: Stretches of names that tell no times, from `read_segments`.
+        spans: Stretches of names that tell no times, from `read_spans`.
     """
 
     def __init__(
@@ -127,71 +136,38 @@ def _recording_of(name: str) -> str:
     return name.rsplit("-", 2)[0]
 
 
-def read_segments(folder: Path) -> dict[str, Span]:
+def read_spans(folder: Path) -> dict[str, Span]:
     """The utterances of a data directory of Kaldi's, by name.
 
     `segments` has their times, and `reco2file_and_channel`, where there is one, tells
-    which side a recording is.
+    which side a recording is. Those without an end are left out.
 
     Raises:
-        KaldiError: There is no `segments`, or a line cannot be read.
+        KaldiError: There is no `segments`, or a line makes no sense.
     """
-    sides = dict(_sides(folder))
-    spans = {}
-    for where, fields in _lines(folder / "segments", 4):
-        name, recording, *times = fields
-        side = sides.get(recording) or _named_side(recording, where)
-        try:
-            start_cs, end_cs = (100 * float(time) for time in times)
-        except ValueError as error:
-            raise KaldiError(f"{where}: expected two times, got {times}") from error
-        spans[name] = Span(side, start_cs, end_cs)
-    return spans
+    sides = {
+        recording: Side(stem_of(file), channel)
+        for recording, (file, channel) in read_channels(folder).items()
+    }
+    return {
+        name: Span(
+            sides.get(cut.recording) or _named_side(cut),
+            100 * cut.start_s,
+            100 * cut.end_s,
+        )
+        for name, cut in read_segments(folder).items()
+        if cut.end_s is not None
+    }
 
 
-def _named_side(recording: str, where: str) -> Side:
-    match = _SIDE.fullmatch(recording)
+def _named_side(cut: Cut) -> Side:
+    match = _SIDE.fullmatch(cut.recording)
     if match is None:
         raise KaldiError(
-            f"{where}: no side in the recording {recording!r}; expected a name like "
-            "sw02001-A, or a line of reco2file_and_channel"
+            f"{cut.where}: no side in the recording {cut.recording!r}; expected a name "
+            "like sw02001-A, or a line of reco2file_and_channel"
         )
     return side_of(*match.groups())
-
-
-def _sides(folder: Path) -> Iterator[tuple[str, Side]]:
-    path = folder / "reco2file_and_channel"
-    if not path.exists():
-        return
-    for where, (recording, file, channel) in _lines(path, 3):
-        if channel.upper() not in tuple("AB12"):
-            raise KaldiError(f"{where}: expected channel A or B, got {channel!r}")
-        yield recording, side_of(file, channel)
-
-
-def read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Place and text of each line of a file of Kaldi's.
-
-    Raises:
-        KaldiError: There is no such file, or it holds no text.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise KaldiError(f"{path}: {why}; expected a file of Kaldi's") from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        yield f"{path}:{number}", line
-
-
-def _lines(path: Path, num_fields: int) -> Iterator[tuple[str, list[str]]]:
-    """Place and fields of each line."""
-    for where, line in read_lines(path):
-        fields = line.split()
-        if len(fields) != num_fields:
-            problem = f"expected {num_fields} fields, got {line[:60]!r}"
-            raise KaldiError(f"{where}: {problem}")
-        yield where, fields
 
 
 def check_coverage(

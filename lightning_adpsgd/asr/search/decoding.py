@@ -1,16 +1,13 @@
 """From a matrix of log-likelihoods of HMM states to words with times, through HCLG.
 
-The search is Kaldi's beam search. Word times come from the HMM states along the best
-path, which spell the phones of the words: determinization has moved the graph's own
-output labels away from their frames.
+The search for the best path is Kaldi's beam search, that for lattices is in
+`lattice.py`. `words.py` gives the words on a path their times.
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 import kaldi_decoder
@@ -37,54 +34,19 @@ from lightning_adpsgd.asr.search.nbest import (
     path_of,
 )
 from lightning_adpsgd.asr.search.posteriors import confidences
+from lightning_adpsgd.asr.search.words import (
+    FRAME_SHIFT_S,
+    Alternative,
+    Hypothesis,
+    TimedWord,
+    even_spans,
+    place_words,
+    timed_word,
+)
 
-FRAME_SHIFT_S = 0.01
 _LATTICE_BEAM = 6.0
 
 Item = TypeVar("Item")
-
-
-class TimedWord(NamedTuple):
-    """A word and its times, in seconds from the start of the utterance.
-
-    `confidence` is its posterior, in [0, 1]; 1 where none was computed.
-    """
-
-    word: str
-    start_s: float
-    duration_s: float
-    confidence: float = 1.0
-
-
-class Hypothesis(NamedTuple):
-    """The recognised words.
-
-    `is_complete` is False if no sentence within the beam ends at the last frame; the
-    words are then those of the best unfinished path. `fit` tells how well the sound
-    fits the words (`GraphDecoder.decode_confidently`), None where it was not computed;
-    `num_listed` how many alternatives they were chosen from.
-    """
-
-    words: tuple[TimedWord, ...]
-    is_complete: bool
-    fit: float | None = None
-    num_listed: int = 1
-
-    @property
-    def text(self) -> tuple[str, ...]:
-        """The words without their times."""
-        return tuple(timed.word for timed in self.words)
-
-
-class Alternative(NamedTuple):
-    """One of several word sequences, with its cost, in which acoustics are scaled.
-
-    `timed` finds the times of its words, which takes a search of its own.
-    """
-
-    text: tuple[str, ...]
-    cost: float
-    timed: Callable[[], Hypothesis]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,61 +354,6 @@ def _fit(
     return float(spoken.mean()) if len(spoken) else 0.0
 
 
-def even_spans(num_frames: int, num_words: int) -> list[tuple[int, int]]:
-    """Even spans for the words of an unfinished path, whose last word is incomplete."""
-    even = np.linspace(0, num_frames, num_words + 1).astype(int)
-    return list(zip(even[:-1].tolist(), even[1:].tolist(), strict=True))
-
-
-def timed_word(word: str, span: tuple[int, int]) -> TimedWord:
-    """A word with the times of its frames."""
-    start, end = span
-    return TimedWord(word, start * FRAME_SHIFT_S, (end - start) * FRAME_SHIFT_S)
-
-
-def place_words(
-    phones: list[int], words: Sequence[list[list[int]]], silence: int
-) -> list[tuple[int, int]] | None:
-    """The phones of each word, or None if the words do not spell `phones`.
-
-    Args:
-        phones: Phones along the path.
-        words: Pronunciations of each word.
-        silence: Phone that may come before, between and after words.
-
-    Returns:
-        Index of the first phone of each word, and the index after its last one.
-    """
-    # position after the words so far -> ((..., first phone), position)
-    reached: dict[int, tuple] = {0: ()}
-    for pronunciations in words:
-        following: dict[int, tuple] = {}
-        for at, path in reached.items():
-            for first in _skips(phones, at, silence):
-                for pronunciation in pronunciations:
-                    after = first + len(pronunciation)
-                    if phones[first:after] == pronunciation:
-                        following.setdefault(after, (path, (first, after)))
-        reached = following
-    for at, path in reached.items():
-        if len(phones) in _skips(phones, at, silence):
-            return _unlinked(path)
-    return None
-
-
-def _skips(phones: list[int], at: int, silence: int) -> list[int]:
-    is_silence = at < len(phones) and phones[at] == silence
-    return [at, at + 1] if is_silence else [at]
-
-
-def _unlinked(path: tuple) -> list[tuple[int, int]]:
-    spans = []
-    while path:
-        path, span = path
-        spans.append(span)
-    return spans[::-1]
-
-
 def decode_all(
     items: Sequence[Item],
     log_likelihoods: Callable[[Item], np.ndarray],
@@ -499,28 +406,3 @@ class ConfidentSearch:
             return found
         self.num_poor += bool(found.words)
         return found._replace(words=())
-
-
-def write_graph(graph: kaldifst.StdVectorFst, path: str | Path) -> None:
-    """Writes a graph in OpenFst's constant format, whole or not at all."""
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.partial")
-    if not kaldifst.StdConstFst(graph).write(str(partial)):
-        raise OSError(f"{path} could not be written")
-    os.replace(partial, path)
-
-
-def read_graph(path: str | Path) -> kaldifst.StdFst:
-    """Reads a file of `write_graph`, or a constant graph of Kaldi's own.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: The file is no constant transducer, or is truncated.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"decoding graph {path} does not exist")
-    graph = kaldifst.StdConstFst.read(str(path))
-    if graph is None:
-        raise ValueError(f"{path} is no constant transducer of OpenFst")
-    return graph

@@ -6,7 +6,7 @@ In all of them a word has its times in the recording, in seconds, and its confid
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from lightning_adpsgd.asr.search.decoding import TimedWord
+from lightning_adpsgd.asr.search.words import TimedWord
 
 Sides = Mapping[str, Sequence[TimedWord]]
 """The words of each side of a recording, by the names of the sides."""

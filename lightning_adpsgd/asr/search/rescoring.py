@@ -16,8 +16,9 @@ import numpy as np
 from rapidfuzz.distance import Levenshtein
 
 from lightning_adpsgd.asr.language.ngram import NgramModel
-from lightning_adpsgd.asr.search.decoding import Alternative, Hypothesis, Lister
+from lightning_adpsgd.asr.search.decoding import Lister
 from lightning_adpsgd.asr.search.nbest import NBestOptions
+from lightning_adpsgd.asr.search.words import Alternative, Hypothesis
 
 _IMPOSSIBLE = -99.0  # as ARPA files write log10(0)
 

@@ -8,7 +8,7 @@ from lightning_adpsgd.asr.kaldi.experiment import (
     find_experiment,
 )
 from lightning_adpsgd.asr.kaldi.model import Transitions
-from lightning_adpsgd.asr.kaldi.names import Names, read_segments
+from lightning_adpsgd.asr.kaldi.names import Names, read_spans
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
 
@@ -44,7 +44,7 @@ def names_of(settings: Settings, store: FrameStore) -> Names:
     Raises:
         KaldiError: A data directory cannot be read.
     """
-    folders = map(read_segments, settings.kaldi.data)
+    folders = map(read_spans, settings.kaldi.data)
     return Names(
         store.ids, {name: span for spans in folders for name, span in spans.items()}
     )

@@ -65,7 +65,7 @@ def parser(recipe: Recipe) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="GROUP.NAME=VALUE",
-        help="change one setting of recipes/hybrid/pipeline/groups.py, for instance "
+        help="change one setting of recipes/hybrid/pipeline/groups, for instance "
         "lm.order=2; repeatable",
     )
     return arguments

@@ -3,7 +3,8 @@
 from lightning_adpsgd.asr.hmm.states import read_topology
 from lightning_adpsgd.asr.kaldi.decoding import KaldiDecoder
 from lightning_adpsgd.asr.language.lexicon import read_lexicon
-from lightning_adpsgd.asr.search.decoding import Decoder, SearchOptions, read_graph
+from lightning_adpsgd.asr.search.decoding import Decoder, SearchOptions
+from lightning_adpsgd.asr.search.graph_files import read_graph
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.recognition import kaldi
 

@@ -32,7 +32,6 @@ from lightning_adpsgd.asr.search.alignment import evenly
 from lightning_adpsgd.asr.search.decoding import (
     ConfidentSearch,
     GraphDecoder,
-    Hypothesis,
     Lister,
     hear,
 )
@@ -43,6 +42,7 @@ from lightning_adpsgd.asr.search.rescoring import (
     Weights,
     best,
 )
+from lightning_adpsgd.asr.search.words import Hypothesis
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.data.inputs import Load, StoredInputs, spoken_inputs
 from recipes.hybrid.pipeline.crew import shared
@@ -67,6 +67,7 @@ def recognise(
     scales: Sequence[float],
     nbest: int = 0,
     within: str = "",
+    labels: str = "states",
 ) -> None:
     """Recognises dev and the test sets, with the scale that is best on dev.
 
@@ -79,12 +80,13 @@ def recognise(
         scales: acoustic scales to try on dev.
         nbest: number of word sequences to rescore for each utterance; 0 for none.
         within: name of a folder in `output` for the words of a further network.
+        labels: what the labels are called with which its frames are compared.
     """
     decoder = make_decoder(settings)
     # Made before processes fork, which then share it.
     decoder.search_graph  # noqa: B018
     task = Task(settings, output, within, scorer, decoder)
-    accuracy = _frame_accuracy(task)
+    accuracy = _frame_accuracy(task, settings.directory(labels))
     sweep = _widening_sweep(task, scales)
     chosen = min(sweep, key=lambda scale: sweep[scale].wer)
     report: dict[str, Any] = {
@@ -324,9 +326,8 @@ def _with_larger_model(
     return task._replace(decoder=rescoring), report
 
 
-def _frame_accuracy(task: Task) -> float:
-    """Fraction of dev frames whose most likely state is the label."""
-    states = task.settings.directory("states")
+def _frame_accuracy(task: Task, states: Path) -> float:
+    """Fraction of dev frames whose most likely state is the label in `states`."""
     counts = np.array(json.loads((states / "states.json").read_text())["counts"])
     priors = np.log(np.maximum(counts, 1) / counts.sum()).astype(np.float32)
     labels = states / "dev" / "labels.npy"

@@ -8,8 +8,8 @@ import numpy as np
 
 from lightning_adpsgd.asr.corpora.acronyms import letters_of
 from lightning_adpsgd.asr.corpora.corpus import Utterance
-from lightning_adpsgd.asr.search.decoding import Hypothesis, TimedWord
 from lightning_adpsgd.asr.search.output import ctm_line, json_line
+from lightning_adpsgd.asr.search.words import Hypothesis, TimedWord
 from lightning_adpsgd.files import written_whole
 
 

@@ -124,7 +124,7 @@ STAGES = (
     _stage(
         "adapted_baseline",
         "recognise frames that are adapted to their speakers, by the mixtures",
-        inputs=(*SPOKEN, "features", "states", "graph", "streams", "mixtures"),
+        inputs=(*SPOKEN, "features", "graph", "streams", "mixtures"),
         depends=("decode",),
         together="machines",
         wanted=lambda settings: settings.adapt.fmllr and not settings.kaldi.fmllr,
@@ -132,7 +132,7 @@ STAGES = (
     _stage(
         "baseline",
         "recognise by the Gaussian mixtures, for comparison",
-        inputs=(*SPOKEN, "features", "mixtures", "states", "graph"),
+        inputs=(*SPOKEN, "features", "mixtures", "graph"),
         depends=("decode",),
         together="machines",
         wanted=lambda settings: not settings.uses_kaldi,

@@ -11,6 +11,7 @@ from recipes.hybrid.recognition.scoring import score_decoded
 def adapted_baseline(settings: Settings, output: Path) -> None:
     """Recognises and scores with mixtures and frames adapted to the speakers."""
     scorer = adapted_mixtures(settings.directory("streams") / "mixtures.npz")
-    recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
+    scales = settings.decode.gmm_acoustic_scales
+    recognise(settings, output, scorer, scales, labels="mixtures")
     if settings.crew.leads:
         score_decoded(settings, output, output, f"{settings.states} GMM, fMLLR")

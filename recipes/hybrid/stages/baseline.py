@@ -11,6 +11,7 @@ from recipes.hybrid.recognition.scoring import score_decoded
 def baseline(settings: Settings, output: Path) -> None:
     """Recognises and scores with the Gaussian mixtures that made the alignment."""
     scorer = mixtures(settings.directory("mixtures"))
-    recognise(settings, output, scorer, settings.decode.gmm_acoustic_scales)
+    scales = settings.decode.gmm_acoustic_scales
+    recognise(settings, output, scorer, scales, labels="mixtures")
     if settings.crew.leads:
         score_decoded(settings, output, output, f"{settings.states} GMM")

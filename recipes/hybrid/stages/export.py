@@ -1,20 +1,20 @@
 """Stage `export`: a trained model with all that turns sound into words, in one folder.
 
-`lightning_adpsgd.asr.recogniser` describes what is in it; `MODEL_CARD.md` says of
+`lightning_adpsgd.asr.export` describes what is in it; `MODEL_CARD.md` says of
 what speech it was made and how often it errs.
 """
 
 import json
 from pathlib import Path
 
-from lightning_adpsgd.asr.model import AcousticModel
-from lightning_adpsgd.asr.recogniser import (
+from lightning_adpsgd.asr.export import (
     Adaptation,
     KaldiStates,
     OwnStates,
     Parts,
     write_files,
 )
+from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.speakers.adaptation import AdaptationOptions
 from lightning_adpsgd.files import written_whole
 from recipes.hybrid.adaptation.fmllr import fmllr_options

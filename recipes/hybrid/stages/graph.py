@@ -14,7 +14,7 @@ from lightning_adpsgd.asr.kaldi.model import Transitions
 from lightning_adpsgd.asr.language.arpa import check_arpa
 from lightning_adpsgd.asr.language.lexicon import read_lexicon
 from lightning_adpsgd.asr.search.arcs import arcs_of
-from lightning_adpsgd.asr.search.decoding import write_graph
+from lightning_adpsgd.asr.search.graph_files import write_graph
 from lightning_adpsgd.asr.search.graphs import decoding_graph, symbols_of
 from recipes.hybrid.data.kaldi import find_kaldi
 from recipes.hybrid.pipeline.runner import StageError

@@ -51,6 +51,12 @@ def test_utterances_have_the_recordings_times_and_sides_of_the_tables(write):
     assert skipped.counts == {"command in wav.scp": 1, "text without a recording": 1}
 
 
+def test_an_end_of_minus_one_is_that_of_the_recording(write):
+    files = WHOLE | {"segments": "anna_1 call 1.5 -1\n", "wav.scp": "call /a.wav\n"}
+    (found,) = read_data(write(files), _five_seconds, Skipped())
+    assert (found.start_s, found.end_s) == (1.5, 5.0)
+
+
 def test_without_segments_a_recording_is_an_utterance(write):
     (found,) = read_data(write(WHOLE), _five_seconds, Skipped())
     assert (found.id, found.start_s, found.end_s) == ("anna_1-A_000000-000500", 0, 5)
@@ -74,7 +80,8 @@ def _broken(path: Path) -> float:
         ({"segments": "anna_1 r 0\n"}, r"segments:1: expected `utterance recording"),
         ({"segments": "anna_1 r 2 1\n"}, r"segments:1: expected 0 <= start < end"),
         ({"segments": "anna_1 r 0 nan\n"}, r"segments:1: expected 0 <= start < end"),
-        ({"reco2file_and_channel": "r f C\n"}, r"channel:1: expected `recording file"),
+        ({"reco2file_and_channel": "r f C\n"}, r"channel:1: expected channel A or B"),
+        ({"reco2file_and_channel": "r A\n"}, r"channel:1: expected `recording file"),
         ({"utt2spk": "anna_1 anna bert\n"}, r"utt2spk:1: expected `utterance speaker`"),
         ({"wav.scp": "anna_1 flac -cd a.flac |\n"}, "no utterance .* command in wav.s"),
     ],

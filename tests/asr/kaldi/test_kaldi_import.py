@@ -22,13 +22,10 @@ from lightning_adpsgd.asr.kaldi.export import latgen_command, write_likelihoods
 from lightning_adpsgd.asr.kaldi.graph import load, over_pdfs, read_hclg, save
 from lightning_adpsgd.asr.kaldi.language import read_boundaries, read_words
 from lightning_adpsgd.asr.kaldi.model import Transitions, read_transitions
-from lightning_adpsgd.asr.search.decoding import (
-    Hypothesis,
-    SearchOptions,
-    decode_all,
-)
+from lightning_adpsgd.asr.search.decoding import SearchOptions, decode_all
 from lightning_adpsgd.asr.search.lattice import SearchGraph
 from lightning_adpsgd.asr.search.nbest import NBestOptions, list_words
+from lightning_adpsgd.asr.search.words import Hypothesis
 from lightning_adpsgd.asr.sound.features import num_frames
 from tests.asr.kaldi_files import (
     NUM_PDFS,

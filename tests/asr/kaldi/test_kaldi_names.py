@@ -18,7 +18,7 @@ from lightning_adpsgd.asr.kaldi.names import (
     Span,
     check_coverage,
     parse_name,
-    read_segments,
+    read_spans,
     side_of,
 )
 from tests.asr.kaldi_files import binary_model, write_alignments
@@ -119,7 +119,7 @@ def test_other_names_are_looked_up_in_the_segments(tmp_path: Path):
     (tmp_path / "reco2file_and_channel").write_text("call1 fe_03_00001 A\n")
     names = Names(
         ["fe_03_00001-A_000398-000476", "sw02001-B_000100-000250"],
-        read_segments(tmp_path),
+        read_spans(tmp_path),
     )
     assert names.find("spk7-call1-0001") == "fe_03_00001-A_000398-000476"
     assert names.find("spk7-0002") == "sw02001-B_000100-000250"
@@ -128,20 +128,26 @@ def test_other_names_are_looked_up_in_the_segments(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("u1 sw02001-A 1.0", "expected 4 fields"),
+        ("u1 sw02001-A 1.0", "expected `utterance recording start end`, got"),
         ("u1 sw02001-A one 2.0", "expected two times"),
+        ("u1 sw02001-A 2.0 1.0", "expected 0 <= start < end, got 2.0 1.0"),
         ("u1 sw02001 1.0 2.0", "no side in the recording 'sw02001'"),
     ],
 )
 def test_segments_that_cannot_be_read_are_named(tmp_path: Path, line, problem):
     (tmp_path / "segments").write_text(f"u0 sw02001-A 0 1\n{line}\n")
     with pytest.raises(KaldiError, match=rf"segments:2: {problem}"):
-        read_segments(tmp_path)
+        read_spans(tmp_path)
+
+
+def test_a_segment_without_an_end_tells_no_times(tmp_path: Path):
+    (tmp_path / "segments").write_text("u0 sw02001-A 0 -1\nu1 sw02001-A 1 2\n")
+    assert [*read_spans(tmp_path)] == ["u1"]
 
 
 def test_a_directory_without_segments_is_said(tmp_path: Path):
     with pytest.raises(KaldiError, match=r"segments: No such file"):
-        read_segments(tmp_path)
+        read_spans(tmp_path)
 
 
 def test_too_few_stop_with_the_first_ten():
@@ -218,7 +224,7 @@ def test_a_directory_has_the_files_of_kaldi_sorted(tmp_path: Path):
     assert lines("text")[3] == "sw02001-B_000100-000300 yes [noise]"
     assert lines("reco2file_and_channel")[2] == "sw02001-B sw02001 B"
     # What is written is read back as the same utterances.
-    names = Names([line.split()[0] for line in lines("text")], read_segments(tmp_path))
+    names = Names([line.split()[0] for line in lines("text")], read_spans(tmp_path))
     assert names.find("sw2001-A-000049-000249") == "sw02001-A_000050-000250"
-    spans = read_segments(tmp_path)
+    spans = read_spans(tmp_path)
     assert spans["sw02001-B_000100-000300"] == Span(side_of("sw02001", "B"), 100, 300)

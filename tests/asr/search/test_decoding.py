@@ -2,15 +2,10 @@ import numpy as np
 import pytest
 
 from lightning_adpsgd.asr.hmm.states import Topology, phone_runs
-from lightning_adpsgd.asr.search.decoding import (
-    Decoder,
-    SearchOptions,
-    decode_all,
-    place_words,
-    read_graph,
-    write_graph,
-)
+from lightning_adpsgd.asr.search.decoding import Decoder, SearchOptions, decode_all
+from lightning_adpsgd.asr.search.graph_files import read_graph, write_graph
 from lightning_adpsgd.asr.search.graphs import decoding_graph
+from lightning_adpsgd.asr.search.words import place_words
 from tests.asr import digits
 
 

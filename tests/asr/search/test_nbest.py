@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from lightning_adpsgd.asr.language.ngram import NgramModel, estimate
-from lightning_adpsgd.asr.search.decoding import (
-    Alternative,
-    Decoder,
-    Hypothesis,
-    SearchOptions,
-    TimedWord,
-)
+from lightning_adpsgd.asr.search.decoding import Decoder, SearchOptions
 from lightning_adpsgd.asr.search.graphs import decoding_graph
 from lightning_adpsgd.asr.search.lattice import SearchGraph
 from lightning_adpsgd.asr.search.nbest import NBestOptions, list_words
@@ -26,6 +20,7 @@ from lightning_adpsgd.asr.search.rescoring import (
     confidences,
     weigh,
 )
+from lightning_adpsgd.asr.search.words import Alternative, Hypothesis, TimedWord
 from tests.asr import digits
 
 WORDS = ["one", "two", "nine"]

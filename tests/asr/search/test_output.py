@@ -2,8 +2,8 @@
 
 import json
 
-from lightning_adpsgd.asr.search.decoding import TimedWord
 from lightning_adpsgd.asr.search.output import ctm_line, json_line, text_grid
+from lightning_adpsgd.asr.search.words import TimedWord
 
 SAID = [TimedWord("yes", 0.5, 0.25, 0.98765), TimedWord('"no"', 1.0, 0.5, 0.5)]
 

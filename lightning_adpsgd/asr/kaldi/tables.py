@@ -1,0 +1,119 @@
+"""The tables of a data directory of Kaldi's: each line is a name and what it has."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from lightning_adpsgd.asr.kaldi.errors import KaldiError
+
+_CHANNELS = "AB12"
+_TO_THE_END = -1.0  # as an end in `segments`
+
+
+class Row(NamedTuple):
+    """A line of a table: its first word, the others, and its place."""
+
+    name: str
+    rest: list[str]
+    where: str
+
+
+class Cut(NamedTuple):
+    """What an utterance takes of a recording, in seconds; no end: up to its end."""
+
+    recording: str
+    start_s: float
+    end_s: float | None
+    where: str
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Place and text of each line of a file of Kaldi's.
+
+    Raises:
+        KaldiError: There is no such file, or it holds no text.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise KaldiError(f"{path}: {why}; expected a file of Kaldi's") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        yield f"{path}:{number}", line
+
+
+def read_rows(path: Path, columns: str = "") -> Iterator[Row]:
+    """The rows of a table.
+
+    Args:
+        path: The file.
+        columns: Names of its columns; without them each row has a name and more.
+
+    Raises:
+        KaldiError: There is no such file, or a line has other columns.
+    """
+    for where, line in read_lines(path):
+        name, *rest = line.split() or [""]
+        fits = len(rest) + 1 == len(columns.split()) if columns else bool(rest)
+        if not fits:
+            expected = f"`{columns}`" if columns else "a name and more"
+            raise KaldiError(f"{where}: expected {expected}, got {line[:60]!r}")
+        yield Row(name, rest, where)
+
+
+def read_segments(folder: Path) -> dict[str, Cut]:
+    """The stretches in `segments`, by utterance.
+
+    Raises:
+        KaldiError: There is no such file, or a line makes no sense.
+    """
+    path = folder / "segments"
+    return {
+        row.name: _cut(row) for row in read_rows(path, "utterance recording start end")
+    }
+
+
+def _cut(row: Row) -> Cut:
+    recording, start, end = row.rest
+    try:
+        start_s, end_s = float(start), float(end)
+    except ValueError as error:
+        problem = f"expected two times, got {start} {end}"
+        raise KaldiError(f"{row.where}: {problem}") from error
+    if not 0 <= start_s < (float("inf") if end_s == _TO_THE_END else end_s):
+        # NaN is refused here too.
+        raise KaldiError(f"{row.where}: expected 0 <= start < end, got {start} {end}")
+    return Cut(recording, start_s, None if end_s == _TO_THE_END else end_s, row.where)
+
+
+def read_channels(folder: Path) -> dict[str, tuple[str, int]]:
+    """File and channel of each recording in `reco2file_and_channel`, from 0.
+
+    Empty where there is no such file.
+
+    Raises:
+        KaldiError: A line makes no sense.
+    """
+    path, found = folder / "reco2file_and_channel", {}
+    if path.exists():
+        for name, (file, channel), where in read_rows(path, "recording file channel"):
+            if channel.upper() not in tuple(_CHANNELS):
+                problem = f"expected channel A or B, got {channel!r}"
+                raise KaldiError(f"{where}: {problem}")
+            found[name] = file, channel_of(channel)
+    return found
+
+
+def channel_of(written: str) -> int:
+    """The channel that A, B, 1 or 2 means, from 0."""
+    return _CHANNELS.index(written.upper()) % 2
+
+
+def read_speakers(folder: Path) -> dict[str, str]:
+    """The speaker of each utterance in `utt2spk`.
+
+    Raises:
+        KaldiError: There is no such file, or a line makes no sense.
+    """
+    rows = read_rows(folder / "utt2spk", "utterance speaker")
+    return {row.name: row.rest[0] for row in rows}
