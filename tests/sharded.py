@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -20,6 +21,9 @@ from lightning_adpsgd.mixing.statistics import Statistics
 from tests.helpers import engine_threads
 from tests.learners import Learned, Rows
 
+needs_fsdp2_on_cpus = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="needs a later torch"
+)
 LR = 0.05
 # Norms, attention, the first layer and the head are in each of these learners.
 PLAN: dict[str, ParallelStyle] = {

@@ -130,6 +130,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         model = self.model
         assert model is not None
         if self.is_sharded:
+            check_torch(self.root_device)
             _check_module(model)
             _check_plugin(self._checkpoint_io)
             _materialize_distributed_module(model, self.root_device)
@@ -293,6 +294,16 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             own = get_optimizer_state_dict(self.model, optimizer)
             state = cut_like(by_name, own)
             set_optimizer_state_dict(self.model, optimizer, state)
+
+
+def check_torch(device: torch.device) -> None:
+    """Refuses a torch whose `fully_shard` trains on other devices alone."""
+    if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+        raise RuntimeError(
+            '`inside="model_parallel"` must have a later torch on CPUs, got '
+            f"{torch.__version__}: its `fully_shard` trains on GPUs alone. Install "
+            'torch 2.11, or set `inside="ddp"`'
+        )
 
 
 def _check_module(model: torch.nn.Module) -> None:

@@ -8,6 +8,9 @@ import pytest
 from benchmarks import learners, sharded
 from benchmarks.learners import Place
 from benchmarks.sharded import GOSSIP, PAIRS, WARMUPS, Reading, Seen
+from tests.sharded import needs_fsdp2_on_cpus
+
+pytestmark = needs_fsdp2_on_cpus
 
 LIMIT_S = 200.0
 

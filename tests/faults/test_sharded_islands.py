@@ -9,6 +9,9 @@ import torch
 from lightning_adpsgd.__main__ import main
 from tests.faults.test_islands import goes_on
 from tests.faults.world import World, of_torchrun, until, world
+from tests.sharded import needs_fsdp2_on_cpus
+
+pytestmark = needs_fsdp2_on_cpus
 
 
 def start(islands: World, name: str, *resumed: str, steps: int = -1) -> None:

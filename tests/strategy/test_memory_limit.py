@@ -22,6 +22,9 @@ from typing_extensions import override
 from lightning_adpsgd import HADPSGDStrategy
 from tests.helpers import PATIENCE
 from tests.learners import Learned, Rows, learners, trainer_of, values
+from tests.sharded import needs_fsdp2_on_cpus
+
+pytestmark = needs_fsdp2_on_cpus
 
 WIDTH, DEPTH, STEPS = 512, 16, 3
 WEIGHTS = 4 * 12 * WIDTH * WIDTH * DEPTH

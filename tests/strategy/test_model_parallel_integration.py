@@ -30,8 +30,11 @@ from tests.sharded import (
     Run,
     Trajectory,
     Transformer,
+    needs_fsdp2_on_cpus,
     sequences,
 )
+
+pytestmark = needs_fsdp2_on_cpus
 
 NUM_SEQUENCES = 32
 

@@ -34,7 +34,17 @@ from lightning_adpsgd.strategy.checkpoints.sharded import (
 from lightning_adpsgd.weights.shards import local_part
 from tests.helpers import PATIENCE, PROGRAM_S
 from tests.learners import learners, trainer_of, values
-from tests.sharded import LR, Run, Trajectory, Transformer, as_vector, sequences
+from tests.sharded import (
+    LR,
+    Run,
+    Trajectory,
+    Transformer,
+    as_vector,
+    needs_fsdp2_on_cpus,
+    sequences,
+)
+
+pytestmark = needs_fsdp2_on_cpus
 
 NUM_SEQUENCES = 16
 # What the plans below cut; each of two learners has the rest.

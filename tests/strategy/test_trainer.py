@@ -23,6 +23,7 @@ from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.dials import ModelParallel, ReadyPairs
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy.job import has_peers
+from lightning_adpsgd.strategy.model_parallel import check_torch
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
 from tests.learners import (
@@ -326,6 +327,16 @@ def test_one_learner_alone_trains_as_plain_sgd(name: str) -> None:
 
     (final,) = values(learners(1, program))
     torch.testing.assert_close(final, consensus_after(8, 1))
+
+
+def test_a_torch_that_shards_on_gpus_alone_is_refused_on_cpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_torch(torch.device("cpu"))
+    monkeypatch.delattr(torch.cpu.Stream, "record_event")
+    check_torch(torch.device("cuda"))
+    with pytest.raises(RuntimeError, match="must have a later torch on CPUs, got"):
+        check_torch(torch.device("cpu"))
 
 
 class OtherLayerSync(LayerSync):

@@ -17,8 +17,17 @@ from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.topology.partition import Partition
 from tests.helpers import PATIENCE, PROGRAM_S
 from tests.learners import Rows, learners, loader, trainer_of, values
-from tests.sharded import LR, Run, Trajectory, Transformer, sequences
+from tests.sharded import (
+    LR,
+    Run,
+    Trajectory,
+    Transformer,
+    needs_fsdp2_on_cpus,
+    sequences,
+)
 from tests.strategy import fabric_learners
+
+pytestmark = needs_fsdp2_on_cpus
 
 SIZES = (2, 4)
 NUM = sum(SIZES)

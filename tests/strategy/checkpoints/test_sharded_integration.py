@@ -14,7 +14,9 @@ from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.strategy.checkpoints.sharded import export
 from tests.helpers import PATIENCE, PROGRAM_S
 from tests.learners import learners, trainer_of, values
-from tests.sharded import Network, Transformer, sequences
+from tests.sharded import Network, Transformer, needs_fsdp2_on_cpus, sequences
+
+pytestmark = needs_fsdp2_on_cpus
 
 
 def strategy(size: int) -> HADPSGDStrategy:
