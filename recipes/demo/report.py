@@ -31,7 +31,8 @@ _MEANING = {
     "samples/s": "Chunks per second of all learners together, validation not counted.",
     "exposed comm., waited": "Part of the training time in which a learner's training "
     "thread waited for communication: in gossip, and in the gradient allreduce after "
-    "the last gradient was ready. Waiting for a slower learner is part of it.",
+    "the last gradient was ready. Waiting for a slower learner is part of it. "
+    "Mean over learners; Timeline has each learner's own, as part of its steps.",
     "others' cores": "Cores that programs other than the demo kept busy meanwhile.",
     "steps, fast and slow": "Steps of the learner that made most, and of the slow one.",
     "mean consensus dist.": "Distance of the super-learners from their mean, relative "
