@@ -29,6 +29,8 @@ _METRICS, _ROW, _SCORE, _NOTES = "metrics.csv", ".run.csv", "score.json", ".page
 _SETTING = re.compile(r"^run/(\w+): (.*)$", re.MULTILINE)
 _NOTED = {"title": str, "facts": dict, "notes": list, "tables": list, "hide": list}
 
+_AXES = ("samples", "seconds", "bytes", "steps")
+
 Listed = list[dict[str, Any]]
 
 
@@ -157,6 +159,8 @@ def _number_equal_names(runs: Listed) -> None:
 def _prefix_names(report: Report, prefix: str) -> None:
     for one in (*report.runs, *report.lanes, *report.scores, *report.words):
         one["name"] = f"{prefix}: {one['name']}"
+    for chart in _charts(report.notes):
+        chart["runs"] = [f"{prefix}: {name}" for name in chart["runs"]]
 
 
 # --- what else there is
@@ -188,4 +192,16 @@ def _read_notes(path: Path) -> dict[str, Any]:
     for name, kind in _NOTED.items():
         if not isinstance(notes.get(name, kind()), kind):
             raise ValueError(f"{path}: `{name}` must be a JSON {kind.__name__}")
+    for chart in _charts([notes]):
+        if not isinstance(chart.get("runs"), list) or chart.get("against") not in _AXES:
+            allowed = ", ".join(_AXES)
+            raise ValueError(
+                f"{path}: a `chart` must have a list of `runs`, and `against` one of "
+                f"{allowed}; got {chart}"
+            )
     return notes
+
+
+def _charts(notes: Listed) -> list[Any]:
+    tables = (one for note in notes for one in note.get("tables", []))
+    return [one["chart"] for one in tables if one.get("chart")]

@@ -121,8 +121,8 @@ def race_in_words(race: Sequence[Entrant]) -> str:
         f"machine. Machines are emulated: every step lasts at least {step_s:.3f} s, as "
         f"long as one of ddp in the first table, and each step of learner "
         f"{summary['num_learners'] - 1} lasts {step_s + summary['pause_s']:.3f} s. "
-        "Start, model and schedule are those of the first table; the schedule is "
-        "fitted to the time."
+        "Start and model are those of the first table. The learning rate passes "
+        "through the same values, as a function of elapsed time instead of epochs."
     )
 
 

@@ -31,11 +31,12 @@ _MEANING = {
     "samples/s": "Chunks per second of all learners together, validation not counted.",
     "exposed comm., waited": "Part of the training time in which a learner's training "
     "thread waited for communication: in gossip, and in the gradient allreduce after "
-    "the last gradient was ready. Waiting for a slower learner is part of it.",
+    "the last gradient was ready. Waiting for a slower learner is part of it. "
+    "Mean over learners; Timeline has each learner's own, as part of its steps.",
     "others' cores": "Cores that programs other than the demo kept busy meanwhile.",
     "steps, fast and slow": "Steps of the learner that made most, and of the slow one.",
-    "consensus dist.": "Distance of the super-learners from their mean, relative to "
-    "its length; mean over the validations.",
+    "mean consensus dist.": "Distance of the super-learners from their mean, relative "
+    "to its length; mean over the validations. The last one is under Runs.",
     "what is equal": "Trained runs of the first table have the same alignment, "
     "decoding graph, model, start, schedule, batch and number of samples; they differ "
     "in the strategy alone. gmm is the monophone Gaussian mixture model that made "
@@ -67,7 +68,8 @@ def write_report(
         "title": title,
         "tables": [first, *_race_tables(race)],
         "facts": {**_MEANING, **facts},
-        "hide": [] if were_alone(results) else [*_SPEEDS, *_SPEED_CHARTS],
+        # The tables above have them, from another monitor's clock.
+        "hide": [*_SPEEDS, *(() if were_alone(results) else _SPEED_CHARTS)],
     }
     write_json(path.with_name("demo.page.json"), notes)
     write_page(collect([path.parent]), path)
@@ -77,7 +79,9 @@ def _race_tables(race: Sequence[Entrant]) -> list[dict[str, Any]]:
     if not race:
         return []
     text = [race_in_words(race), comparison(*race)]
-    return [_table(_RACE, race_table(race), text)]
+    runs = [entrant.result.name for entrant in race]
+    chart = {"runs": runs, "against": "seconds"}
+    return [{**_table(_RACE, race_table(race), text), "chart": chart}]
 
 
 def _table(

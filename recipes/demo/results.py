@@ -73,7 +73,7 @@ def table(results: Sequence[Result]) -> list[list[str]]:
         "frame accuracy",
         "samples/s",
         "exposed comm.",
-        "consensus dist.",
+        "mean consensus dist.",
         "training",
     ]
     return [header, *(_line(result, parts) for result in results)]

@@ -237,14 +237,31 @@ def test_the_report_tells_of_the_race_if_there_was_one(tmp_path):
 
 
 def test_the_report_leaves_out_speeds_where_other_programs_ran(tmp_path):
-    assert '"hide":[]' in report(tmp_path)
+    assert "Speed of learners" not in hidden_by(tmp_path, made_up_results())
     crowded = [
         replace(one, summary={**one.summary, "other_cores": 0.9})
         for one in made_up_results()[1:]
     ]
-    write_report(tmp_path / "report.html", crowded, {}, "Made up")
-    hidden = json.loads((tmp_path / "demo.page.json").read_text())["hide"]
+    hidden = hidden_by(tmp_path, crowded)
     assert {"samples_per_second", "Speed of learners"} <= set(hidden)
+
+
+def test_figures_of_the_first_table_have_no_second_value_under_runs(tmp_path):
+    hidden = hidden_by(tmp_path, made_up_results())
+    assert hidden == ["samples_per_second", "exposed_share", "train_seconds"]
+    assert "mean consensus dist." in table(made_up_results())[0]
+
+
+def test_the_report_draws_the_race_alone_against_seconds(tmp_path):
+    report(tmp_path, made_up_race())
+    first, race = json.loads((tmp_path / "demo.page.json").read_text())["tables"]
+    assert "chart" not in first
+    assert race["chart"] == {"runs": ["race-ddp", "race-adpsgd"], "against": "seconds"}
+
+
+def hidden_by(folder: Path, results: Sequence[Result]) -> list[str]:
+    write_report(folder / "report.html", results, {}, "Made up")
+    return json.loads((folder / "demo.page.json").read_text())["hide"]
 
 
 def report(folder: Path, race: Sequence[Entrant] = ()) -> str:

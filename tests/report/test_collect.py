@@ -86,6 +86,26 @@ def test_what_a_run_was_made_of_is_not_a_run_of_its_own(tmp_path):
     assert names(one_run(tmp_path)) == ["first"]
 
 
+def race_of(*runs: str, against: str = "seconds") -> str:
+    chart = {"runs": list(runs), "against": against}
+    return json.dumps({"tables": [{"title": "Race", "head": [], "chart": chart}]})
+
+
+def test_a_chart_names_its_runs_as_the_page_does(tmp_path):
+    for folder in ("a", "b"):
+        write_run(tmp_path / folder, "ddp")
+        (tmp_path / folder / "race.page.json").write_text(race_of("ddp"))
+    notes = collect([tmp_path / "a", tmp_path / "b"]).notes
+    charts = [one["tables"][0]["chart"]["runs"] for one in notes]
+    assert charts == [["a: ddp"], ["b: ddp"]]
+
+
+def test_a_chart_against_what_nobody_records_is_refused(tmp_path):
+    (tmp_path / "race.page.json").write_text(race_of("ddp", against="hours"))
+    with pytest.raises(ValueError, match=r"race.page.json: a `chart` must .*steps;"):
+        collect([tmp_path])
+
+
 def test_unfinished_work_is_left_out(tmp_path):
     write_run(tmp_path / "done", "first")
     write_run(tmp_path / ".other.partial", "second")

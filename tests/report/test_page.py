@@ -245,7 +245,7 @@ def test_the_curves_are_where_the_figures_say(seen):
 )
 def test_a_loss_is_shown_against_each_axis(seen, axis, last):
     press(seen, axis)
-    label = seen.value(f"{chart('Loss')}.querySelector('svg').ariaLabel")
+    label = seen.value(f"{chart('Loss')}.querySelector('svg.chart').ariaLabel")
     names = {"seconds": "seconds of", "bytes": "bytes sent", "steps": "optimizer steps"}
     assert names[axis] in label
     run = "DATA.runs.find((run) => run.name === 'adpsgd-seed1')"
@@ -317,7 +317,7 @@ def test_a_difference_to_another_run_is_exact(seen):
         "(() => { const one = document.getElementById('reference'); one.value = 'ddp';"
         " one.dispatchEvent(new Event('change')); })()"
     )
-    label = seen.value(f"{chart('Loss')}.querySelector('svg').ariaLabel")
+    label = seen.value(f"{chart('Loss')}.querySelector('svg.chart').ariaLabel")
     assert "ddp ends at 0" in label
     assert "adpsgd, 3 seeds ends at 0.02" in label
 
@@ -380,8 +380,8 @@ def test_lanes_show_steps_waits_exchanges_and_who_was_lost(seen):
     assert seen.value(f"{count}('.lost').length") == 2
     rows = text_of(seen, "#timeline tbody").splitlines()
     assert [row.split("\t")[:5] for row in rows] == [
-        ["0", "100", "10", "20.0 %", "0.2"],
-        ["1", "16", "2", "0.0 %", "1"],
+        ["0", "100", "10", "20.0%", "0.2"],
+        ["1", "16", "2", "0.0%", "1"],
     ]
 
 
@@ -409,12 +409,12 @@ def test_many_steps_are_drawn_as_shares_and_not_one_by_one(shown, tmp_path):
 @needs_browser
 def test_words_have_their_intervals_tests_confidences_and_sound(seen):
     assert seen.value("document.querySelectorAll('.interval').length") == 4
-    assert "5.00 %" in text_of(seen, "#word-errors tbody")
+    assert "5.00%" in text_of(seen, "#word-errors tbody")
     tests = text_of(seen, "#word-errors div > div tbody").split("\t")
     assert tests[0] == "adpsgd-seed1 less ddp"
-    assert tests[1].endswith("1.00 %")
+    assert tests[1] == "-1.00%"
     assert tests[2:] == ["-2.5", "0.012", "20"]
-    assert text_of(seen, ".pair.S").split() == ["mean", "meme", "40", "%"]
+    assert text_of(seen, ".pair.S").split() == ["mean", "meme", "40%"]
     assert text_of(seen, ".pair.D").split() == ["it", "∅"]
     seen.value(
         "(() => { window.one = document.querySelector('audio'); one.load(); })()"
@@ -461,6 +461,107 @@ def test_the_word_errors_of_a_training_are_told_from_those_of_the_test_sets(
     write_score(tmp_path / "score", "speech", 0.05)
     write_page(collect([tmp_path]), tmp_path / "page.html")
     shown.open(tmp_path / "page.html")
-    assert "held-out WER" in text_of(shown, "#runs thead")
+    assert "held-out WER" in text_of(shown, "#runs .scroll:nth-of-type(2) thead")
     assert "The rates of the test sets are under Word errors" in text_of(shown, "#runs")
-    assert "1.23 %" in text_of(shown, "#runs tbody")
+    assert "1.23%" in text_of(shown, "#runs .scroll:nth-of-type(2) tbody")
+
+
+# --- comparisons, single figures, folds
+
+
+@pytest.fixture(scope="module")
+def race(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of a control and of two runs that a table compares."""
+    folder = tmp_path_factory.mktemp("race")
+    for name in ("control", "race-ddp", "race-adpsgd"):
+        rows = write_run(folder / name, name)
+        if name != "control":  # gossip's figures at the end alone
+            few = [{k: v for k, v in r.items() if "gossip" not in k} for r in rows[:-1]]
+            write_rows(folder / name / "metrics.csv", [*few, rows[-1]])
+    write_lanes(folder / "control" / "timeline")
+    chart = {"runs": ["race-ddp", "race-adpsgd"], "against": "seconds"}
+    table = {"title": "Race", "head": ["run"], "rows": [["a"]], "chart": chart}
+    (folder / "race.page.json").write_text(json.dumps({"tables": [table]}))
+    write_score(folder / "score", "race-ddp", 0.05)
+    path = folder / "score" / "utterances.json"
+    [one] = json.loads(path.read_text())
+    silent = {k: v for k, v in one.items() if k != "audio"}
+    path.write_text(json.dumps([one, *[silent] * 8]))
+    write_page(collect([folder]), folder / "page.html")
+    return folder / "page.html"
+
+
+RACE = "Loss against seconds of training"
+
+
+def curves(seen: Browser, title: str) -> set[str]:
+    found = seen.value(
+        f"[...{chart(title)}.querySelectorAll('path[data-run]')]"
+        ".map((one) => one.dataset.run)"
+    )
+    return set(found)
+
+
+@needs_browser
+def test_runs_that_a_table_compares_are_drawn_below_it_against_seconds(shown, race):
+    shown.open(race)
+    assert curves(shown, RACE) == {"race-ddp", "race-adpsgd"}
+    label = shown.value(f"{chart(RACE)}.querySelector('svg.chart').ariaLabel")
+    assert label.startswith(f"{RACE} against seconds of training: race-adpsgd ends at")
+    assert shown.value(f"{chart(RACE)}.closest('section').id") == "race"
+    assert curves(shown, "Loss") == {"control"}
+    press(shown, "race-ddp")
+    assert curves(shown, "Loss") == {"control", "race-ddp"}
+    press(shown, "samples")
+    assert curves(shown, RACE) == {"race-ddp", "race-adpsgd"}
+    assert shown.errors == []
+
+
+@needs_browser
+def test_a_figure_recorded_once_is_told_and_not_drawn(shown, race):
+    shown.open(race)
+    press(shown, "race-ddp")
+    assert curves(shown, "Consensus distance") == {"control"}
+    caption = shown.value(f"{chart('Consensus distance')}.innerText")
+    assert "Recorded once: race-ddp 0.1%." in caption
+
+
+@needs_browser
+def test_each_chart_names_its_curves(shown, race):
+    shown.open(race, width=390)
+    keys = shown.value(
+        "[...document.querySelectorAll('.key')].map((one) => one.innerText.trim())"
+    )
+    assert len(keys) >= 5
+    assert keys[0].split("\n") == ["race-adpsgd", "race-ddp"]
+    assert set(keys[1:]) == {"control"}
+
+
+@needs_browser
+def test_lanes_say_which_seconds_are_shown(shown, race):
+    shown.open(race)
+    caption = "document.querySelector('#timeline figcaption').innerText"
+    first = shown.value(caption)
+    assert first == "Shown: second 2.5 to 5.5. Recorded: 0 to 10."
+    press(shown, "control: all of it")
+    assert shown.value(caption) == "Shown: second 0 to 10. Recorded: 0 to 10."
+
+
+@needs_browser
+def test_utterances_after_the_third_are_folded_and_silence_is_explained(shown, race):
+    shown.open(race)
+    text = text_of(shown, "#worst-utterances")
+    assert "Only 1 of these 9 utterances were kept with their sound." in text
+    assert "6 more" in text
+    cards = "[...document.querySelectorAll('.utterance')]"
+    assert shown.value(f"{cards}.filter((one) => one.checkVisibility()).length") == 3
+
+
+@needs_browser
+def test_tables_of_many_columns_need_no_scrolling_on_a_wide_screen(shown, race):
+    shown.open(race)
+    wide = shown.value(
+        "[...document.querySelectorAll('.scroll')]"
+        ".filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+    )
+    assert wide == 0

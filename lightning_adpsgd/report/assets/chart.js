@@ -14,13 +14,14 @@ class LineChart {
     this.svg = mark("svg", { class: "chart", tabindex: "0", role: "img" });
     this.tip = make("div", { class: "tip", hidden: "" });
     this.caption = make("figcaption");
+    this.legend = make("div", { class: "key" });
     const tools = make("div", { class: "controls" },
       this.tool("+", "closer", () => this.zoom(0.5)),
       this.tool("−", "further", () => this.zoom(2)),
       this.tool("all", "all of it", () => this.reset()),
     );
     this.figure = make("figure", { class: spec.wide ? "wide" : null },
-      make("h3", {}, this.title), this.svg, tools, this.caption, this.tip);
+      make("h3", {}, this.title), this.legend, this.svg, tools, this.caption, this.tip);
     this.listen();
   }
 
@@ -122,10 +123,12 @@ class LineChart {
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     this.svg.style.height = `${this.height}px`;
     this.svg.replaceChildren();
-    this.lines = this.linesOf(this.page.axis).filter((line) => line.points.length);
-    const seen = this.lines.filter((line) => !this.page.hidden.has(line.name));
+    const lines = this.linesOf(this.axis).filter((line) => line.points.length);
+    this.lines = lines.filter((one) => !this.isAlone(one));
+    const seen = this.lines.filter((line) => this.isOn(line));
     this.x = null;
-    this.caption.textContent = this.captionOf ? this.captionOf() : this.text;
+    this.caption.textContent = `${this.captionOf ? this.captionOf() : this.text} ${this.once(lines)}`;
+    this.legend.replaceChildren(...this.names(seen));
     if (!seen.length) return this.explain();
     this.extent = extent(seen.flatMap((line) => line.points.map(([x]) => x)));
     if (this.bars) this.extent = [Math.floor(this.extent[0]) - 0.5, Math.ceil(this.extent[1]) + 0.5];
@@ -138,8 +141,34 @@ class LineChart {
     this.follow();
   }
 
+  get axis() {
+    return this.ownAxis ?? this.page.axis;
+  }
+
+  isOn(line) {
+    return Boolean(this.ownAxis) || !this.page.hidden.has(line.name);
+  }
+
+  // One figure is no curve: the caption tells it.
+  isAlone({ points }) {
+    return !this.bars && !this.canZoom && points.length === 1;
+  }
+
+  once(lines) {
+    const told = lines.filter((one) => this.isAlone(one) && this.isOn(one))
+      .map((one) => `${one.name} ${this.format(one.points[0][1])}`);
+    return told.length ? `Recorded once: ${told.join(", ")}.` : "";
+  }
+
+  names(seen) {
+    const indices = new Map(seen.map((one) => [one.name, one.index]));
+    const sample = (index) => (this.bars
+      ? make("i", { class: "swatch", style: `background:${colourOf(index)}` }) : sampleOf(index));
+    return [...indices].map(([name, index]) => make("span", {}, sample(index), name));
+  }
+
   explain() {
-    const axis = AXES[this.page.axis];
+    const axis = AXES[this.axis];
     const why = this.lines.length ? "all curves are switched off" : `nothing recorded against ${axis}`;
     this.svg.append(words(why, 12, 30, { class: "faint" }));
     this.svg.setAttribute("aria-label", `${this.title}: ${why}`);
@@ -154,7 +183,8 @@ class LineChart {
     let [low, high] = extent(heights);
     const room = logarithmic ? 0 : (high - low || Math.abs(high) || 1) * 0.06;
     if (this.fromZero) low = Math.min(0, low);
-    [low, high] = logarithmic ? [low / 1.03, high * 1.03] : [low - (this.fromZero ? 0 : room), high + room];
+    // A curve of zeros stands above the axis, and not on it; bars begin at the axis.
+    [low, high] = logarithmic ? [low / 1.03, high * 1.03] : [low - (this.bars ? 0 : room), high + room];
     this.y = scale([low, high], [this.height - MARGIN.bottom, MARGIN.top], logarithmic);
     this.y.domain = [low, high];
   }
@@ -212,11 +242,11 @@ class LineChart {
   }
 
   nameOfX() {
-    return this.xLabel ?? AXES[this.page.axis];
+    return this.xLabel ?? AXES[this.axis];
   }
 
   format(value) {
-    return this.unit === "%" ? `${trimmed(100 * value, 3)} %` : short(value);
+    return this.unit === "%" ? `${trimmed(100 * value, 3)}%` : short(value);
   }
 
   curve(one, shown) {
@@ -270,8 +300,8 @@ class LineChart {
     const base = this.height - MARGIN.bottom;
     const at = this.bars ? Math.round(this.cursor) : this.cursor;
     this.cross = mark("g", {}, line([x, MARGIN.top], [x, base], { class: "axis" }));
-    this.tip.replaceChildren(make("div", {}, `${short(at)} ${this.xUnit ?? this.page.axis}`));
-    for (const one of this.lines.filter((each) => !this.page.hidden.has(each.name))) {
+    this.tip.replaceChildren(make("div", {}, `${short(at)} ${this.xUnit ?? this.axis}`));
+    for (const one of this.lines.filter((each) => this.isOn(each))) {
       const value = this.bars ? heightOf(one.points, at) : valueAt(one.points, at);
       if (value === null) continue;
       const fill = colourOf(one.index);

@@ -17,8 +17,9 @@ class Lanes {
     this.range = this.firstRange();
     this.svg = mark("svg", { class: "chart lanes", tabindex: "0", role: "img" });
     this.tip = make("div", { class: "tip", hidden: "" });
+    this.caption = make("figcaption");
     this.figure = make("figure", { class: "wide" }, make("h3", {}, record.name), this.legend(), this.svg,
-      this.tools(), this.tip, this.summary());
+      this.caption, this.tools(), this.tip, this.summary());
     this.listen();
   }
 
@@ -38,7 +39,8 @@ class Lanes {
   legend() {
     const swatch = (kind) => make("i", { class: "swatch", style: `background:var(--${kind})` });
     const kinds = Object.entries(KINDS).map(([kind, text]) => make("span", {}, swatch(kind), text));
-    return make("div", { class: "controls" }, ...kinds);
+    const gap = make("span", {}, make("i", { class: "swatch gap" }), "between steps: loads a batch, runs callbacks");
+    return make("div", { class: "controls" }, ...kinds, gap);
   }
 
   tools() {
@@ -64,7 +66,7 @@ class Lanes {
       const waited = percent(spent ? sum(WAITED) / spent : null);
       return [one.name, String(count), speed, waited, exchanges, last ? last[2] : "no end written"];
     });
-    const head = ["learner", "steps", "steps/s", "waited", "exchanges/step", "ended with"];
+    const head = ["learner", "steps", "steps/s", "waited, of its steps", "exchanges/step", "ended with"];
     return table("What is recorded of each learner", head, rows);
   }
 
@@ -130,6 +132,8 @@ class Lanes {
     const height = this.yOf(this.learners.length) + LANE.bottom;
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${height}`);
     this.svg.style.height = `${height}px`;
+    const [least, most] = this.extent;
+    this.caption.textContent = `Shown: ${this.rangeInWords()}. Recorded: ${short(least, 3)} to ${short(most, 3)}.`;
     this.x = scale(this.range, [LANE.left, this.width - LANE.right]);
     this.svg.replaceChildren();
     this.grid(height - LANE.bottom);

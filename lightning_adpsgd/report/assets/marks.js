@@ -43,6 +43,12 @@ function dashOf(index) {
   return DASHES[index % DASHES.length];
 }
 
+// The line of a run, for a key.
+function sampleOf(index) {
+  const stroke = { stroke: colourOf(index), "stroke-width": 2.5, "stroke-dasharray": dashOf(index) };
+  return mark("svg", { width: 28, height: 10, "aria-hidden": "true" }, line([0, 5], [28, 5], stroke));
+}
+
 function say(text) {
   document.getElementById("spoken").textContent = text;
 }
@@ -67,7 +73,7 @@ function trimmed(value, digits) {
 
 function percent(value, digits = 1) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-  return `${(100 * value).toFixed(digits)} %`;
+  return `${(100 * value).toFixed(digits)}%`;
 }
 
 function median(values) {

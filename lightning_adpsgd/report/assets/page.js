@@ -5,12 +5,13 @@ const COLUMNS = {
   algorithm: "algorithm", topology: "topology", num_super_learners: "super-learners",
   super_learner_size: "learners in each", global_batch: "global batch", lr: "learning rate",
   seed: "seed", best_loss: "best held-out loss", last_loss: "last held-out loss", wer: "held-out WER",
-  global_samples: "samples", train_seconds: "seconds", samples_per_second: "samples/s", exposed_share: "waited",
-  relative_consensus_distance: "consensus distance", exchanges_per_step: "exchanges/step",
+  global_samples: "samples", train_seconds: "training seconds", samples_per_second: "samples/s", exposed_share: "waited",
+  relative_consensus_distance: "last consensus distance", exchanges_per_step: "exchanges/step",
   diverged: "diverged",
 };
 const LOSS_TEXT = "Thick: held-out loss of the consensus model. Thin: loss of learner 0 on its training "
   + "batches. A band: lowest to highest of several seeds, around their median. Drag to zoom.";
+const COMPARED_TEXT = "Thick: held-out loss of the consensus model. Thin: loss of learner 0 on its training batches.";
 const WER_TEXT = "Of a few held-out utterances, by the consensus model.";
 const RUNS_WER_TEXT = "Held-out WER: the last rate of a few held-out utterances that were recognised during training.";
 const TEST_WER_TEXT = " The rates of the test sets are under Word errors.";
@@ -20,13 +21,14 @@ const EXCHANGES_TEXT = "Exchanges of a learner per step of its own, since traini
 const WAITING_TEXT = "Share of training time in which learners waited for communication, since training began.";
 const STALENESS_TEXT = "Share of merged exchanges, by the optimizer steps between snapshot and merge.";
 const SPEED_TEXT = "Optimizer steps per second of each learner.";
+const SETTINGS = new Set(Object.keys(COLUMNS).slice(0, Object.keys(COLUMNS).indexOf("seed") + 1));
 const SHARES = new Set(["wer", "exposed_share", "relative_consensus_distance"]);
 
 class Page {
   constructor() {
-    this.hidden = new Set();
     this.left = new Set(DATA.notes.flatMap((note) => note.hide ?? []));
     this.entries = entriesOf(DATA.runs);
+    this.hidden = this.apart();
     this.axes = Object.keys(AXES).filter((axis) => DATA.runs.some((run) => hasCurves(run, axis)));
     this.axis = this.axes[0] ?? "samples";
     this.zoomed = true;
@@ -81,9 +83,34 @@ class Page {
       for (const text of note.notes ?? []) this.main.append(make("p", {}, text));
       for (const one of note.tables ?? []) {
         const text = (one.text ?? []).map((paragraph) => make("p", {}, paragraph));
-        this.section(one.title, ...text, table(one.title, one.head, one.rows, true));
+        this.section(one.title, ...text, table(one.title, one.head, one.rows, true), this.comparison(one.chart));
       }
     }
+  }
+
+  // Runs that a table has a chart for are off elsewhere at first, unless nothing else is there.
+  apart() {
+    const charts = DATA.notes.flatMap((note) => note.tables ?? []).flatMap((one) => one.chart ?? []);
+    const names = charts.flatMap((chart) => this.entriesNamed(chart.runs)).map((entry) => entry.name);
+    return new Set(this.entries.every((entry) => names.includes(entry.name)) ? [] : names);
+  }
+
+  entriesNamed(names) {
+    return this.entries.filter((entry) => entry.runs.some((run) => names.includes(run.name)));
+  }
+
+  // The losses of the runs that a table compares, alone and against an axis of their own.
+  comparison(asked) {
+    if (!asked) return null;
+    const entries = this.entriesNamed(asked.runs);
+    const chart = new LineChart({
+      title: `Loss against ${AXES[asked.against]}`, ownAxis: asked.against, wide: true, text: "",
+      linesOf: (axis) => this.losses(axis, entries, null),
+      captionOf: () => `${this.endings(entries, asked.against)} ${COMPARED_TEXT}`,
+    }, this);
+    if (!chart.linesOf(asked.against).some((one) => one.points.length > 1)) return null;
+    this.drawn.push(chart);
+    return make("div", { class: "charts" }, chart.figure);
   }
 
   runs() {
@@ -95,28 +122,34 @@ class Page {
       if (name === "diverged") return value === 1 || value === "True" ? "yes" : "no";
       return SHARES.has(name) && typeof value === "number" ? percent(value, 2) : value;
     };
-    const rows = DATA.runs.map((run) => [run.name, ...columns.map(([name]) => cell(run, name))]);
-    const head = ["run", ...columns.map(([, text]) => text)];
+    const part = (title, kept) => table(title, ["run", ...kept.map(([, text]) => text)],
+      DATA.runs.map((run) => [run.name, ...kept.map(([name]) => cell(run, name))]));
+    const settings = part("Settings", columns.filter(([name]) => SETTINGS.has(name)));
+    const results = part("Results at the end of training", columns.filter(([name]) => !SETTINGS.has(name)));
     const explained = RUNS_WER_TEXT + (DATA.scores.length ? TEST_WER_TEXT : "");
     const hint = columns.some(([name]) => name === "wer") ? make("p", {}, explained) : null;
-    this.section("Runs", table("Settings, and results at the end of training", head, rows), hint);
+    this.section("Runs", settings, results, hint);
   }
 
   training() {
     if (!this.axes.length) return;
     const charts = this.charts().filter((chart) => !this.left.has(chart.title))
-      .filter((chart) => this.axes.some((axis) => chart.linesOf(axis).length));
+      .filter((chart) => this.axes.some((axis) => chart.linesOf(axis).some((one) => chart.bars || one.points.length > 1)));
+    if (!charts.length) return;
+    const off = [...this.hidden].join(", ");
+    const why = off ? make("p", {}, `Switched off at first: ${off}. A chart of their own is above.`) : null;
     this.drawn.push(...charts);
     const figures = make("div", { class: "charts" }, ...charts.map((chart) => chart.figure));
-    this.section("Training", this.controls(), this.legend(), figures);
+    this.section("Training", why, this.controls(), this.legend(), figures);
   }
 
   lanes() {
     if (!DATA.lanes.length) return;
     const lanes = DATA.lanes.map((record) => new Lanes(record, this.sizeOf(record.name), this.left));
     this.drawn.push(...lanes);
-    const text = "What each learner did in its last recorded steps. An exchange stands at the end of the "
-      + "step in which it ended. A cross: a learner was lost, or ended with an error.";
+    const text = "What each learner did. Each figure opens on a few steps in the middle of the record; the "
+      + "buttons move to the others. An exchange stands at the end of the step in which it ended. A cross: a "
+      + "learner was lost, or ended with an error.";
     const figures = make("div", { class: "charts" }, ...lanes.map((one) => one.figure));
     this.section("Timeline", make("p", {}, text), figures);
   }
@@ -180,7 +213,7 @@ class Page {
   against(axis) {
     this.axis = axis;
     for (const chart of this.drawn) {
-      if (chart instanceof LineChart && !chart.bars) chart.range = chart.cursor = null;
+      if (chart instanceof LineChart && !chart.bars && !chart.ownAxis) chart.range = chart.cursor = null;
     }
   }
 
@@ -196,9 +229,8 @@ class Page {
   }
 
   toggle(entry) {
-    const stroke = { stroke: colourOf(entry.index), "stroke-width": 2.5, "stroke-dasharray": dashOf(entry.index) };
-    const sample = mark("svg", { width: 28, height: 10, "aria-hidden": "true" }, line([0, 5], [28, 5], stroke));
-    const button = make("button", { type: "button", "aria-pressed": "true" }, sample, entry.name);
+    const isOn = String(!this.hidden.has(entry.name));
+    const button = make("button", { type: "button", "aria-pressed": isOn }, sampleOf(entry.index), entry.name);
     button.addEventListener("click", () => {
       if (!this.hidden.delete(entry.name)) this.hidden.add(entry.name);
       button.setAttribute("aria-pressed", String(!this.hidden.has(entry.name)));
@@ -230,12 +262,12 @@ class Page {
     ];
   }
 
-  linesOf(curve, axis) {
-    return this.linesWith((entry) => this.pointsOf(entry, curve, axis), { marked: true });
+  linesOf(curve, axis, entries = this.entries) {
+    return this.linesWith((entry) => this.pointsOf(entry, curve, axis), { marked: true }, entries);
   }
 
-  linesWith(points, about = {}) {
-    const lines = this.entries.map(({ name, index, ...entry }) => ({ name, index, ...about, points: points(entry) }));
+  linesWith(points, about = {}, entries = this.entries) {
+    const lines = entries.map(({ name, index, ...entry }) => ({ name, index, ...about, points: points(entry) }));
     return lines.filter((one) => one.points.length);
   }
 
@@ -248,19 +280,19 @@ class Page {
     return this.pointsOf(entry, "heldOut", axis);
   }
 
-  losses(axis) {
-    const reference = this.entries.find((entry) => entry.name === this.reference);
-    const held = this.linesOf("heldOut", axis).map((one) => ({ ...one, note: "held out" }));
+  losses(axis, entries = this.entries, name = this.reference) {
+    const reference = entries.find((entry) => entry.name === name);
+    const held = this.linesOf("heldOut", axis, entries).map((one) => ({ ...one, note: "held out" }));
     if (reference) {
       const base = this.heldOut(reference, axis);
       return held.map((one) => ({ ...one, points: lessThan(one.points, base) }));
     }
     const training = ({ runs }) => (runs.length === 1 ? pointsOf(runs[0], "train", axis) : []);
-    return [...this.linesWith(training, { thin: true, note: "training" }), ...held];
+    return [...this.linesWith(training, { thin: true, note: "training" }, entries), ...held];
   }
 
-  endings() {
-    const ends = this.linesOf("heldOut", this.axis).map((one) => `${one.name} ${short(one.points.at(-1)[1])}`);
+  endings(entries = this.entries.filter((entry) => !this.hidden.has(entry.name)), axis = this.axis) {
+    const ends = this.linesOf("heldOut", axis, entries).map((one) => `${one.name} ${short(one.points.at(-1)[1])}`);
     return ends.length ? `Held out at the end: ${ends.join(", ")}.` : "";
   }
 

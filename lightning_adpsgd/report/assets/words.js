@@ -1,11 +1,13 @@
 // Word error rates with their intervals, tests between runs, and aligned errors to hear.
 
-const INTERVAL_TEXT = "Point: word errors per word of the reference. Line: interval of 95 %, by a bootstrap "
+const INTERVAL_TEXT = "Point: word errors per word of the reference. Line: interval of 95%, by a bootstrap "
   + "over speakers, where there are at least two.";
 const PAIRS_TEXT = "p: how often a difference as large comes about if neither run is better. Above 0.05, "
   + "this test does not tell them apart.";
 const WORDS_TEXT = "Above what was said, below what was recognised, then the recogniser's confidence. A line "
-  + "under a word: red substituted, amber deleted, violet inserted.";
+  + "under a word: red substituted, amber deleted, violet inserted. ∅ stands where there is no word. A word in "
+  + "parentheses, such as (%hesitation), may be left out: without a line, ∅ below it is no error.";
+const UNFOLDED = 3;
 const COUNTS = ["num_words", "substitutions", "deletions", "insertions", "num_segments", "wrong_segments"];
 const KIND_NAMES = { S: "substituted", D: "deleted", I: "inserted" };
 
@@ -28,27 +30,33 @@ class Intervals {
     const width = Math.max(240, this.svg.clientWidth || 480);
     const rows = this.rows();
     const ends = rows.flatMap((row) => [row.wer, row.wer_low, row.wer_high]).filter((end) => end != null);
-    const x = scale([0, Math.max(0.001, ...ends) * 1.05], [22, width - 20]);
+    const label = (row) => `${row.name}: ${percent(row.wer, 2)}`;
+    const longest = Math.max(...rows.map((row) => label(row).length));
+    const left = Math.min(width * 0.45, 7 * longest + 12);
+    const x = scale([0, Math.max(0.001, ...ends) * 1.05], [left + 8, width - 20]);
     let y = 6;
     this.svg.replaceChildren();
     const body = mark("g", {});
     for (const row of rows) {
       if (row.part) {
-        y += 20;
+        y += 26;
         body.append(words(row.part, 4, y, { style: "font-weight:600" }));
       }
-      y += 17;
+      y += 18;
       const colour = colourOf(this.page.indexOf(row.name));
-      body.append(words(`${row.name}: ${percent(row.wer, 2)}`, 8, y, { class: "faint" }));
-      y += 9;
+      // Beside its line: above, it could be taken for the name of the line before.
+      const fits = Math.floor((left - 8) / 6.5);
+      const [name, rate] = [row.name, percent(row.wer, 2)];
+      const cut = label(row).length > fits ? `${name.slice(0, Math.max(1, fits - rate.length - 3))}…: ${rate}` : label(row);
+      body.append(mark("text", { x: 8, y: y + 4, class: "faint" }, cut, mark("title", {}, label(row))));
       const about = { stroke: colour, "stroke-width": 3, class: "interval" };
       if (row.wer_low != null) body.append(line([x(row.wer_low), y], [x(row.wer_high), y], about));
       body.append(mark("circle", { cx: x(row.wer ?? 0), cy: y, r: 5, fill: colour }));
-      y += 4;
     }
-    for (const value of x.ticks(width < 420 ? 4 : 8)) {
+    y += 8;
+    for (const value of x.ticks(width < 420 ? 3 : 8)) {
       this.svg.append(line([x(value), 8], [x(value), y + 8], { class: "grid" }));
-      this.svg.append(words(`${trimmed(100 * value, 3)} %`, x(value), y + 22, MIDDLE));
+      this.svg.append(words(`${trimmed(100 * value, 3)}%`, x(value), y + 22, MIDDLE));
     }
     this.svg.append(body);
     this.svg.setAttribute("viewBox", `0 0 ${width} ${y + 28}`);
@@ -59,7 +67,7 @@ class Intervals {
 
 function errorTable(scores) {
   const counted = ["words", "sub.", "del.", "ins.", "segments", "with errors"];
-  const head = ["run", "part", ...counted, "WER", "95 % interval", "CER"];
+  const head = ["run", "part", ...counted, "WER", "95% interval", "CER"];
   const range = ([low, high]) => (low == null ? "–" : `${percent(low, 2)} to ${percent(high, 2)}`);
   const rows = scores.flatMap((score) => Object.entries(score.parts).map(([part, counts]) => [
     score.name, part, ...COUNTS.map((name) => String(counts[name] ?? "–")),
@@ -70,7 +78,7 @@ function errorTable(scores) {
 
 function pairsTable(scores) {
   const rows = scores.flatMap((score) => Object.entries(score.compared ?? {}).map(([other, test]) => [
-    `${score.name} less ${other}`, `${test.difference < 0 ? "−" : "+"}${percent(Math.abs(test.difference), 2)}`,
+    `${score.name} less ${other}`, `${test.difference < 0 ? "-" : "+"}${percent(Math.abs(test.difference), 2)}`,
     test.z == null ? "–" : short(test.z, 3), test.p == null ? "–" : short(test.p, 2), String(test.num_segments),
   ]));
   if (!rows.length) return null;
@@ -92,8 +100,16 @@ class Utterances {
 
   draw() {
     const { utterances } = this.words[Number(this.choice.value)];
-    this.list.replaceChildren(...utterances.map(card));
+    const [first, others] = [utterances.slice(0, UNFOLDED), utterances.slice(UNFOLDED)];
+    const more = make("details", {}, make("summary", {}, `${others.length} more`), ...others.map(card));
+    const silent = utterances.some((one) => !one.audio) ? make("p", {}, soundOf(utterances)) : null;
+    this.list.replaceChildren(...[silent, ...first.map(card), others.length ? more : null].filter((part) => part));
   }
+}
+
+function soundOf(utterances) {
+  const heard = utterances.filter((one) => one.audio).length;
+  return heard ? `Only ${heard} of these ${utterances.length} utterances were kept with their sound.` : "None was kept with its sound.";
 }
 
 function card(one) {
