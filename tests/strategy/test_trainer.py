@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
-from lightning_adpsgd.dials import ModelParallel, ReadyPairs
+from lightning_adpsgd.dials import Dials, ModelParallel, ReadyPairs
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy.job import has_peers
 from lightning_adpsgd.strategy.model_parallel import check_torch
@@ -242,28 +242,29 @@ def test_the_command_line_tells_each_option_with_its_description() -> None:
     assert "--find_unused_parameters" in told
 
 
-@pytest.mark.filterwarnings("ignore:.*instantiate_classes")
-def test_a_command_line_bounds_the_wait_for_a_partner() -> None:
+def dials_of(*options: str) -> Dials:
+    """What a command line makes of the strategy's options."""
     jsonargparse = pytest.importorskip("jsonargparse")
     parser = jsonargparse.ArgumentParser()
     parser.add_class_arguments(HADPSGDStrategy, "strategy", fail_untyped=False)
-    chosen = ["--strategy.communication.max_wait=0.5", "--strategy.topology=complete"]
-    made = parser.instantiate_classes(parser.parse_args(chosen)).strategy
-    assert (made.dials.communication, made.dials.max_wait) == ("ready_pairs", 0.5)
-    by_name = parser.parse_args(["--strategy.communication=ready_pairs"])
-    made = parser.instantiate_classes(by_name).strategy
-    assert (made.dials.communication, made.dials.max_wait) == ("ready_pairs", None)
+    chosen = parser.parse_args([f"--strategy.{option}" for option in options])
+    return parser.instantiate_classes(chosen).strategy.dials
+
+
+@pytest.mark.filterwarnings("ignore:.*instantiate_classes")
+def test_a_command_line_bounds_the_wait_for_a_partner() -> None:
+    dials = dials_of("communication.max_wait=0.5", "topology=complete")
+    assert (dials.communication, dials.max_wait) == ("ready_pairs", 0.5)
+    dials = dials_of("communication=ready_pairs")
+    assert (dials.communication, dials.max_wait) == ("ready_pairs", None)
 
 
 @pytest.mark.filterwarnings("ignore:.*instantiate_classes")
 def test_a_command_line_says_how_many_learners_share_a_layer() -> None:
-    jsonargparse = pytest.importorskip("jsonargparse")
-    parser = jsonargparse.ArgumentParser()
-    parser.add_class_arguments(HADPSGDStrategy, "strategy", fail_untyped=False)
-    ways = ["--strategy.inside.tensor_parallel_size=2", "--strategy.inside=ddp"]
+    ways = ["inside.tensor_parallel_size=2", "inside=ddp"]
     for way, expected in zip(ways, [("model_parallel", 2), ("ddp", 1)], strict=True):
-        made = parser.instantiate_classes(parser.parse_args([way])).strategy
-        assert (made.dials.inside, made.dials.tensor_parallel_size) == expected
+        dials = dials_of(way)
+        assert (dials.inside, dials.tensor_parallel_size) == expected
 
 
 @pytest.fixture
