@@ -88,11 +88,8 @@ def weights_of(module: nn.Module, dials: Dials, partition: Partition) -> Weights
     """
     has_shards = max(partition.sizes) > 1 or is_sharded(module)
     if dials.inside == "model_parallel" and has_shards:
-        size, shared_by = (
-            partition.size(dist.get_rank()),
-            partition.tensor_parallel_size,
-        )
-        return LocalShards(module, size, shared_by)
+        size = partition.size(dist.get_rank())
+        return LocalShards(module, size, partition.tensor_parallel_size)
     sizes = _sizes_of_islands(dials) or partition.sizes
     flat = FlatParameters(module, math.lcm(*sizes), dials.exchange_frozen)
     if max(sizes) > 1:
