@@ -20,7 +20,7 @@ from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import PeerLost, ThreadTransport
+from lightning_adpsgd.transport.base import PeerLost
 from tests.helpers import (
     PATIENCE,
     PATIENCE_S,
@@ -35,6 +35,7 @@ from tests.helpers import (
     topologies_of,
     until,
 )
+from tests.threads import ThreadTransport
 
 pytestmark = pytest.mark.usefixtures("engine_device")
 

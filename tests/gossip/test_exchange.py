@@ -24,12 +24,12 @@ from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.transport.base import (
     PeerLost,
     Pending,
-    ThreadTransport,
     Transport,
     lane_of,
 )
 from lightning_adpsgd.weights.replica import PART_ELEMENTS, Replica
 from tests.helpers import PATIENCE, together
+from tests.threads import ThreadTransport
 
 pytestmark = pytest.mark.usefixtures("engine_device")
 

@@ -14,7 +14,6 @@ from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import (
     PeerLost,
-    ThreadTransport,
     Transport,
     lane_of,
 )
@@ -36,6 +35,7 @@ from tests.helpers import (
     together,
     until,
 )
+from tests.threads import ThreadTransport
 from tests.transport.links.ends import LOOPBACK, TOKEN, info, linked, tcp_pair
 
 FOREVER = timedelta(minutes=5)
