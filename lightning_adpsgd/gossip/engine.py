@@ -142,7 +142,7 @@ class Gossip(Communication, Exchanges):
             members, vectors, node, replica, timeout, options.max_reloads
         )
         self._account = Account(members, replica, self._quarantine, state)
-        self._merging = Merging(vectors, replica, node, timeout, self._account)
+        self._merging = merge_together(vectors, replica, node, timeout)
         self._traffic = Traffic(self._account, state, options.cpu_share)
         self._threads = Threads(replica.device, state, on_error)
         circle = members.circle
@@ -250,7 +250,8 @@ class Gossip(Communication, Exchanges):
             with self._replica.guard:
                 pass  # what is queued on a GPU comes before any exchange
             if round is not None and self._boundary.meet():
-                self._merging.merge_at_once(Votes(self._quarantine.wants_reload))
+                self._merging.merge_all(Votes(self._quarantine.wants_reload))
+                self._account.merged(steps_late=0, waits=True)
                 self._reload_if_diverged()
             self._boundary.leave()
             return
@@ -275,8 +276,7 @@ class Gossip(Communication, Exchanges):
     @property
     def leaves(self) -> bool:
         """Whether all learners of the super-learner end at this step."""
-        alone = self._node.size == 1
-        return self.members.wants_to_leave if alone else self._merging.agreed.leave
+        return self._merging.agreed.leave
 
     # --- where all learners come
 
@@ -294,7 +294,7 @@ class Gossip(Communication, Exchanges):
             return
         # The asking end has its answer; this end may still be adding the last chunk.
         self._wait_until(self._traffic.is_idle, "answers in flight to end")
-        self._merging.merge_all()
+        self.merge_all()
 
     @override
     def set_aside(self, vectors: Sequence[Tensor]) -> None:
@@ -318,6 +318,7 @@ class Gossip(Communication, Exchanges):
     def merge_all(self) -> None:
         """Merges all that was averaged; for the training thread, after `drain`."""
         self._merging.merge_all()
+        self._account.merged(self._merging.steps_late)
 
     # --- weights as a whole, in the chunks that `snapshot` gives
 
@@ -355,12 +356,14 @@ class Gossip(Communication, Exchanges):
     def _merge(self) -> None:
         self._threads.raise_if_failed()
         votes = Votes(self._quarantine.wants_reload, self.members.wants_to_leave)
-        if seconds := self._merging.merge(votes):
-            self._traffic.cores.merged(seconds)
+        begin = time.perf_counter()
+        has_merged = self._merging.merge(votes)
+        self._account.merged(self._merging.steps_late)
+        if has_merged:
+            self._traffic.cores.merged(time.perf_counter() - begin)
 
     def _reload_if_diverged(self) -> None:
-        alone = self._node.size == 1
-        if self._quarantine.wants_reload if alone else self._merging.agreed.recover:
+        if self._merging.agreed.recover:
             # Nothing else of the node is under way while they look for a peer together.
             self._merging.begin_anew()
             peers = self._account.peers_by_age()
@@ -405,89 +408,3 @@ class Gossip(Communication, Exchanges):
         self._traffic.hurry_on()
         for peers in self.sections:
             peers.call_all()
-
-
-class Merging:
-    """``w += d``; for the training thread.
-
-    A learner alone merges at once, and so does one that holds its shards alone. The
-    learners of a super-learner that all hold all weights must merge the same change at
-    the same step: it is gathered while the next step computes, and merged at its end.
-    """
-
-    def __init__(
-        self,
-        vectors: Sequence[Tensor],
-        replica: Replica,
-        node: SuperLearnerGroup,
-        timeout: timedelta,
-        account: Account,
-    ) -> None:
-        self._replica, self._account = replica, account
-        self._together = merge_together(vectors, replica, node, timeout)
-
-    @property
-    def seconds(self) -> float:
-        """Time that the training thread waited for the other learners of the node."""
-        return 0.0 if self._together is None else self._together.seconds
-
-    @property
-    def agreed(self) -> Votes:
-        """What all learners do at this step, because one has voted for it."""
-        return Votes() if self._together is None else self._together.agreed
-
-    @torch.no_grad()
-    def merge(self, votes: Votes) -> float:
-        """Merges what is there, at a step boundary, and waits for no exchange.
-
-        Returns:
-            Seconds that it took; 0 where nothing was merged.
-        """
-        begin = time.perf_counter()
-        if self._together is None:
-            has_merged = self._replica.merge()
-        else:
-            has_merged = self._together.finish()
-            # What was voted for twice is done once.
-            recover = votes.recover and not self._together.agreed.recover
-            self._together.begin(votes._replace(recover=recover))
-        self._count()
-        return time.perf_counter() - begin if has_merged else 0.0
-
-    @torch.no_grad()
-    def merge_all(self) -> None:
-        """Merges all that was averaged; no exchange is under way."""
-        self._merge_all(Votes())
-        self._count()
-
-    @torch.no_grad()
-    def merge_at_once(self, votes: Votes) -> None:
-        """Merges at a step boundary what was averaged there; none is under way."""
-        self._merge_all(votes)
-        self._account.merged(steps_late=0, waits=True)
-
-    def _merge_all(self, votes: Votes) -> None:
-        if self._together is None:
-            self._replica.merge_all()
-        else:
-            self._together.merge_all(votes)
-
-    def finish(self) -> None:
-        """Ends a merge that the learners of a super-learner have begun together."""
-        if self._together is not None:
-            self._together.finish()
-
-    def begin_anew(self) -> None:
-        """Before other weights come: nothing is under way, and nothing is agreed on."""
-        if self._together is not None:
-            self._together.finish()
-            self._together.agreed = Votes()
-
-    def stop(self, seconds: float) -> None:
-        """Ends the thread that gathers, or leaves it behind after that long."""
-        if self._together is not None:
-            self._together.stop(seconds)
-
-    def _count(self) -> None:
-        together = self._together
-        self._account.merged(steps_late=0 if together is None else together.steps_late)
