@@ -33,12 +33,10 @@ from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import Transport
-from lightning_adpsgd.transport.links import (
-    Address,
-    Credentials,
-    LinkTransport,
-    PeerInfo,
-)
+from lightning_adpsgd.transport.links.credentials import Credentials
+from lightning_adpsgd.transport.links.peer_info import PeerInfo
+from lightning_adpsgd.transport.links.sockets import Address
+from lightning_adpsgd.transport.links.transport import LinkTransport
 from lightning_adpsgd.transport.process_group import DistributedTransport
 
 SIZES = (1_000_000, 43_154_944)

@@ -39,12 +39,9 @@ from lightning_adpsgd.islands.section_links import SectionLinks
 from lightning_adpsgd.islands.service import Service
 from lightning_adpsgd.topology.live import LiveSchedule
 from lightning_adpsgd.transport.base import PeerLost
-from lightning_adpsgd.transport.links import (
-    LinkTransport,
-    Refused,
-    evidence_of,
-    probe,
-)
+from lightning_adpsgd.transport.links.handshake import Refused
+from lightning_adpsgd.transport.links.sockets import evidence_of, probe
+from lightning_adpsgd.transport.links.transport import LinkTransport
 
 _log = logging.getLogger(__name__)
 

@@ -48,14 +48,12 @@ from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shar
 from lightning_adpsgd.topology.live import LiveSchedule
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import PeerLost
-from lightning_adpsgd.transport.links import (
-    Address,
-    Credentials,
-    LinkTransport,
-    Listener,
-    PeerInfo,
-    Refused,
-)
+from lightning_adpsgd.transport.links.credentials import Credentials
+from lightning_adpsgd.transport.links.handshake import Refused
+from lightning_adpsgd.transport.links.listener import Listener
+from lightning_adpsgd.transport.links.peer_info import PeerInfo
+from lightning_adpsgd.transport.links.sockets import Address
+from lightning_adpsgd.transport.links.transport import LinkTransport
 
 _log = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.topology.live import LiveSchedule
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.links import Address, Refused
-from lightning_adpsgd.transport.links.sockets import connect
+from lightning_adpsgd.transport.links.handshake import Refused
+from lightning_adpsgd.transport.links.sockets import Address, connect
 from lightning_adpsgd.transport.network_interfaces import VARIABLE, gloo_addresses
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
-from lightning_adpsgd.transport.links import Address
+from lightning_adpsgd.transport.links.sockets import Address
 
 # A silence lasts over at least so many observations.
 _LEAST_OBSERVATIONS = 4

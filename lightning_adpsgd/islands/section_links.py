@@ -12,7 +12,9 @@ from lightning_adpsgd.gossip.peers import Peers
 from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.islands.members import Member
 from lightning_adpsgd.transport.base import PeerLost, lane_of
-from lightning_adpsgd.transport.links import Address, LinkTransport, Refused
+from lightning_adpsgd.transport.links.handshake import Refused
+from lightning_adpsgd.transport.links.sockets import Address
+from lightning_adpsgd.transport.links.transport import LinkTransport
 
 
 class SectionLinks:

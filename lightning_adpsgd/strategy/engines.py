@@ -33,7 +33,7 @@ from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.links import Credentials
+from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.process_group import (
     DeviceTransport,
     DistributedTransport,

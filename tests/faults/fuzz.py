@@ -37,7 +37,6 @@ from lightning_adpsgd.gossip.wire import Damaged, checksum, read_seal, write_sea
 from lightning_adpsgd.islands.members import Beat, MemberList
 from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
 from lightning_adpsgd.transport.base import PeerLost
-from lightning_adpsgd.transport.links import Address
 from lightning_adpsgd.transport.links.connection import Connection, make_header
 from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.links.handshake import (
@@ -47,7 +46,7 @@ from lightning_adpsgd.transport.links.handshake import (
     greet_listener,
 )
 from lightning_adpsgd.transport.links.peer_info import PROTOCOL, PeerInfo
-from lightning_adpsgd.transport.links.sockets import Deadline
+from lightning_adpsgd.transport.links.sockets import Address, Deadline
 
 TOKEN = Credentials(b"a token of a test")
 DIALER = PeerInfo(0, "start 0", "job", "weight:(2,):torch.float32")

@@ -15,7 +15,7 @@ from lightning_adpsgd.topology.live import LiveSchedule
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import PeerLost
-from lightning_adpsgd.transport.links import probe
+from lightning_adpsgd.transport.links.sockets import probe
 
 OWN, ONE, TWO = (
     Member(number, f"start {number}", "host", (f"127.0.0.1:{number + 1}",))

@@ -9,7 +9,7 @@ from lightning_adpsgd.islands.member_store import MemberStore
 from lightning_adpsgd.islands.members import Beat, Member, MemberList
 from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
 from lightning_adpsgd.islands.signatures import Signatures
-from lightning_adpsgd.transport.links import Credentials
+from lightning_adpsgd.transport.links.credentials import Credentials
 
 PLAIN = Signatures(Credentials(), "job")
 SIGNED = Signatures(Credentials(b"0123456789abcdef"), "job")

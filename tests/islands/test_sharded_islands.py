@@ -9,7 +9,7 @@ from torch._C._distributed_c10d import HashStore
 
 from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.islands.island import Sections
-from lightning_adpsgd.transport.links import Refused
+from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.weights.sections import (
     Range,
     Section,

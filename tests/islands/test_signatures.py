@@ -12,7 +12,7 @@ from lightning_adpsgd.islands.members import Member, MemberList
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.islands.signatures import Signatures
-from lightning_adpsgd.transport.links import Credentials
+from lightning_adpsgd.transport.links.credentials import Credentials
 from tests.helpers import PATIENCE_S, until
 from tests.islands.archipelago import HEARTBEAT, Server, rendezvous
 from tests.islands.test_membership import die

@@ -17,7 +17,7 @@ from lightning_adpsgd.islands.rendezvous import (
     RendezvousUnreachable,
 )
 from lightning_adpsgd.islands.signatures import Signatures
-from lightning_adpsgd.transport.links import Credentials
+from lightning_adpsgd.transport.links.credentials import Credentials
 from tests.helpers import PATIENCE_S
 
 SILENCE_S = 3.0
