@@ -34,11 +34,7 @@ from lightning_adpsgd.islands.members import (
     SilenceWatch,
     ahead_of,
 )
-from lightning_adpsgd.islands.rendezvous import (
-    Rendezvous,
-    RendezvousAddress,
-    RendezvousUnreachable,
-)
+from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
 from lightning_adpsgd.islands.service import Service
 
 _log = logging.getLogger(__name__)
@@ -103,7 +99,7 @@ class Membership:
         self._was_in, self._was_stopped, self._unread = False, False, 0
         self._version, self._num_heartbeats, self._num_turns = b"", 0, 0
         self._watch = SilenceWatch(heartbeat.silence_s)
-        self._report = _OutageReport(rendezvous.address)
+        self._away_since = 0.0
         self._store: MemberStore | None = None
         self._founds, self._empty_since = False, 0.0
         self._service = Service("the thread that keeps the member list", fail)
@@ -220,7 +216,7 @@ class Membership:
             self._note_outage(str(error))
         else:
             if self.outage:
-                self._report.end(len(self.members.by_number))
+                self._note_return()
             self.outage = ""
         self._note_stop_within_turn()
         self._last_turn = time.monotonic()
@@ -394,36 +390,24 @@ class Membership:
     def _note_outage(self, reason: str) -> None:
         before, self.outage = self.outage, reason
         self._empty_since = time.monotonic()
-        if not before:
-            self._report.begin(reason, goes_on=self._was_in)
-            self._on_change()
-
-
-class _OutageReport:
-    """What the log says of a rendezvous that is away."""
-
-    def __init__(self, address: RendezvousAddress) -> None:
-        self._address, self._since = address, 0.0
-
-    def begin(self, reason: str, goes_on: bool) -> None:
-        """It is away; whoever only begins waits for it, and says so elsewhere."""
-        self._since = time.monotonic()
-        if goes_on:
+        if before:
+            return
+        self._away_since = time.monotonic()
+        # An island that only begins waits for it, and says so elsewhere.
+        if self._was_in:
             _log.warning(
                 "the rendezvous at %s cannot be reached (%s): training goes on with "
                 "the known super-learners, and no other can join",
-                self._address,
-                reason,
+                *(self._rendezvous.address, reason),
             )
+        self._on_change()
 
-    def end(self, num_members: int) -> None:
-        """It is back."""
+    def _note_return(self) -> None:
         _log.warning(
             "the rendezvous at %s is back after %.0f s, with %d super-learners on its "
             "member list",
-            self._address,
-            time.monotonic() - self._since,
-            num_members,
+            *(self._rendezvous.address, time.monotonic() - self._away_since),
+            len(self.members.by_number),
         )
 
 
