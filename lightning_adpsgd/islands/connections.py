@@ -222,13 +222,15 @@ class Connections:
 
     def _stand_apart(self) -> None:
         with self._dialing:
-            schedule = self.engine.members.circle.schedule
-            alone = LiveSchedule.of(schedule, (), self._links.own)
-            self.engine.members.circle = alone
+            self._draw_ring_alone(self._links.own)
             for peer in self._present():
                 self._observe(peer.member, Event.FORGOTTEN)
                 self._disconnect(peer.member.number)
         self._on_unlisted()
+
+    def _draw_ring_alone(self, own: int) -> None:
+        schedule = self.engine.members.circle.schedule
+        self.engine.members.circle = LiveSchedule.of(schedule, (), own)
 
     def take_number(self) -> None:
         """Presents itself as the membership says; before the start, for any thread."""
@@ -237,6 +239,7 @@ class Connections:
             numbers = {one.member.number for one in self._present()}
             for number in self._dialed | numbers:
                 self._disconnect(number)
+            self._draw_ring_alone(own.number)
         self._links.rename(own)
 
     def _heed(self, posted: _Posted) -> None:
