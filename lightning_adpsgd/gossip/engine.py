@@ -77,7 +77,6 @@ class GossipOptions:
     Args:
         every: optimizer steps per round of asking.
         chunk_elements: elements per message.
-        max_reloads: as in `Quarantine`.
         max_wait: as in `dials.ReadyPairs`.
         in_pairs: whether a learner waits at a step boundary for a peer that is at its
             own, and exchanges with no other; with "step_then_average".
@@ -90,7 +89,6 @@ class GossipOptions:
     timeout: timedelta = timedelta(minutes=5)
     cpu_share: float = 1.0
     chunk_elements: int = 1 << 20
-    max_reloads: int | None = 3
     in_pairs: bool = False
     max_wait: float | None = None
 
@@ -138,9 +136,7 @@ class Gossip(Communication, Exchanges):
         self._replica = replica = Replica(
             self._shards, options.chunk_elements, state, counts
         )
-        self._quarantine = Quarantine(
-            members, vectors, node, replica, timeout, options.max_reloads
-        )
+        self._quarantine = Quarantine(members, vectors, node, replica, timeout)
         self._account = Account(members, replica, self._quarantine, state)
         self._merging = merge_together(vectors, replica, node, timeout)
         self._traffic = Traffic(self._account, state, options.cpu_share)

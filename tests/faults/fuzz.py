@@ -45,7 +45,7 @@ from lightning_adpsgd.transport.links.handshake import (
     greet_dialer,
     greet_listener,
 )
-from lightning_adpsgd.transport.links.peer_info import PROTOCOL, PeerInfo
+from lightning_adpsgd.transport.links.peer_info import PROTOCOL, PeerInfo, Wanted
 from lightning_adpsgd.transport.links.sockets import Address, Deadline
 
 TOKEN = Credentials(b"a token of a test")
@@ -163,7 +163,9 @@ def to_listener(draw: random.Random) -> str:
 def to_dialer(draw: random.Random) -> str:
     """A listener's words to a dialer."""
     with said(damaged(draw, listener_says(draw))) as sock:
-        return judged(lambda: greet_listener(sock, Deadline(5), TOKEN, DIALER, 1))
+        return judged(
+            lambda: greet_listener(sock, Deadline(5), TOKEN, DIALER, Wanted(1))
+        )
 
 
 def judged(reader: Callable[[], PeerInfo]) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from lightning_adpsgd.gossip import quarantine
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.gossip.quarantine import WeightsDiverged
 from tests.helpers import (
@@ -204,10 +205,13 @@ def all_are_finite(learners: Wide) -> bool:
     return all(bool(one.vector.isfinite().all()) for one in learners)
 
 
-def test_a_wide_island_ends_as_a_whole_when_it_is_sick_too_often() -> None:
+def test_a_wide_island_ends_as_a_whole_when_it_is_sick_too_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quarantine, "MOST_RELOADS", 0)
     rows = random_rows(2, length=8)
     with rendezvous() as server:
-        islands = [wide(server, row, max_reloads=0) for row in rows]
+        islands = [wide(server, row) for row in rows]
         try:
             for island in islands:
                 start(island)
