@@ -153,7 +153,6 @@ class Gossip(Communication, Exchanges):
             lanes = Lanes(carrier, replica, chunks, buffers, wire_dtype, gain, timeout)
             return Peers(
                 *(members, lanes, self._traffic, self._account, self._threads),
-                state,
                 pairing,
                 section,
             )
@@ -163,7 +162,6 @@ class Gossip(Communication, Exchanges):
         self.peers = self.sections[0]
         self._boundary = pairing and Boundary(
             *(pairing, node, self.sections, self._account, self._threads),
-            state,
             Patience(options.max_wait),
             timeout,
         )

@@ -29,10 +29,11 @@ class Threads:
     """The communication threads of one learner, and the error that ends them.
 
     All of them are daemons, and each queues work on a stream of its own. Under
-    `_state`, whose waiters a failure wakes: `_threads`, all that run, and `_error`,
+    `state`, whose waiters a failure wakes: `_threads`, all that run, and `_error`,
     written by the first thread that fails and read by the training thread.
 
     Attributes:
+        state: the engine's lock.
         leaving: set when the learner ends: nothing is asked any more.
     """
 
@@ -42,7 +43,7 @@ class Threads:
         state: threading.Condition,
         on_error: Callable[[str], None],
     ) -> None:
-        self._device, self._state, self._on_error = device, state, on_error
+        self._device, self.state, self._on_error = device, state, on_error
         self.leaving = threading.Event()
         self._threads: list[threading.Thread] = []
         self._error: BaseException | None = None
@@ -61,7 +62,7 @@ class Threads:
         """Begins a thread, which ends with its work."""
         thread = threading.Thread(target=self._run, args=(work,), daemon=True)
         thread.name = f"adpsgd-{name}"
-        with self._state:
+        with self.state:
             self._threads = [one for one in self._threads if one.is_alive()]
             self._threads.append(thread)
             # What ends the learner joins all of these at any time.
@@ -69,19 +70,19 @@ class Threads:
 
     def fail(self, error: BaseException) -> None:
         """Ends the learner with an error of a communication thread."""
-        with self._state:
+        with self.state:
             first = not self.is_over
             if first:
                 self._error = error
-            self._state.notify_all()
+            self.state.notify_all()
         if first:
             self._on_error(str(error))
 
     def end_with(self, error: BaseException) -> None:
         """Ends the learner with an error that its own threads did not meet."""
-        with self._state:
+        with self.state:
             self._error = self._error or error
-            self._state.notify_all()
+            self.state.notify_all()
 
     def raise_if_failed(self) -> None:
         """Raises what a communication thread met, in the calling thread."""
@@ -90,14 +91,14 @@ class Threads:
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Waits until a condition holds; whether it does in time. Raises failures."""
-        with self._state:
-            done = self._state.wait_for(lambda: condition() or self.has_failed, seconds)
+        with self.state:
+            done = self.state.wait_for(lambda: condition() or self.has_failed, seconds)
         self.raise_if_failed()
         return done
 
     def join(self, deadline: float) -> list[str]:
         """Waits until a deadline of `time.perf_counter`; names those that are left."""
-        with self._state:
+        with self.state:
             threads = list(self._threads)
         for thread in threads:
             thread.join(max(0.0, deadline - time.perf_counter()))
@@ -131,10 +132,9 @@ class Asker:
         lane: Lane,
         traffic: Traffic,
         threads: Threads,
-        state: threading.Condition,
         section: int,
     ) -> None:
-        self._peer, self._lane, self._state = peer, lane, state
+        self._peer, self._lane, self._state = peer, lane, threads.state
         self._traffic, self._threads, self._section = traffic, threads, section
         # The peer would take a longer silence for a loss.
         timeout_s = lane.channel.timeout.total_seconds()
@@ -285,13 +285,12 @@ class Peers:
         traffic: Traffic,
         account: Account,
         threads: Threads,
-        state: threading.Condition,
         pairing: Pairing | None = None,
         section: int = 0,
     ) -> None:
         self.pairing, self._section = pairing, section
         self._members, self._lanes, self._traffic = members, lanes, traffic
-        self._account, self._threads, self._state = account, threads, state
+        self._account, self._threads, self._state = account, threads, threads.state
         self._askers: dict[int, Asker] = {}
         self._answerers: dict[int, Answerer] = {}
 
@@ -301,9 +300,7 @@ class Peers:
             if peer in self._askers:
                 return
             lane = self._lanes.asking(peer)
-            asker = Asker(
-                peer, lane, self._traffic, self._threads, self._state, self._section
-            )
+            asker = Asker(peer, lane, self._traffic, self._threads, self._section)
             self._askers[peer] = asker
             self._account.open(peer)
         self._threads.start(f"ask-{peer}", lambda: self._ask(peer, asker))

@@ -37,18 +37,20 @@ class Played:
     def __init__(self) -> None:
         self.lane, self.state = PlayedLane(), threading.Condition()
         self.threads: Any = SimpleNamespace(
-            leaving=threading.Event(), is_over=False, start=lambda *_: None
+            leaving=threading.Event(),
+            is_over=False,
+            start=lambda *_: None,
+            state=self.state,
         )
         self.traffic: Any = SimpleNamespace()
         lane: Any = self.lane
-        self.asker = Asker(1, lane, self.traffic, self.threads, self.state, 0)
+        self.asker = Asker(1, lane, self.traffic, self.threads, 0)
         self.replica = Replica([torch.zeros(4)], 1 << 20, self.state)
         members = Members.fixed(Schedule(find_topology("ring"), 4), 0)
         quarantine: Any = SimpleNamespace(note=lambda outcome, section: None)
         self.account = Account(members, self.replica, quarantine, self.state)
         lanes: Any = SimpleNamespace(asking=lambda peer: self.lane)
-        own: Any = members, lanes, self.traffic, self.account, self.threads, self.state
-        self.peers = Peers(*own)
+        self.peers = Peers(members, lanes, self.traffic, self.account, self.threads)
 
 
 @pytest.fixture
