@@ -24,8 +24,8 @@ from lightning_adpsgd.mixing.consensus import (
     Average,
     Consensus,
     average_buffers,
-    average_first_learners,
     average_shards,
+    average_whole,
 )
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.statistics import Statistics
@@ -156,7 +156,7 @@ def average_of(
         )
     if groups.partition.is_even:
         return None
-    return partial(average_first_learners, partition=groups.partition)
+    return partial(average_whole, partition=groups.partition)
 
 
 def _average_island(
