@@ -50,7 +50,7 @@ from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import Traffic
 from lightning_adpsgd.gossip.pairing import Pairing
 from lightning_adpsgd.gossip.peers import Peers, Threads
-from lightning_adpsgd.gossip.protocol import Patience, due_round
+from lightning_adpsgd.gossip.protocol import Patience, Pulled, due_round
 from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.gossip.wire import Buffers
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
@@ -113,7 +113,6 @@ class Gossip(Communication, Exchanges):
     Attributes:
         peers: the connections to the others; in several sections, those of the first.
         sections: the same for each section.
-        members: as given.
     """
 
     def __init__(
@@ -320,6 +319,18 @@ class Gossip(Communication, Exchanges):
         """What a peer would pull; for the training thread."""
         return self._replica.snapshot()
 
+    def pull(self, peer: int, seconds: float) -> Pulled:
+        """The weights of a peer that is asked, at the furthest of their positions.
+
+        Raises:
+            PeerLost, TimeoutError: They did not come within so many seconds.
+        """
+        deadline = time.monotonic() + seconds
+        pulls = [peers.pull(peer) for peers in self.sections]
+        found = [one.result(max(0.0, deadline - time.monotonic())) for one in pulls]
+        values = [value for pulled in found for value in pulled.values]
+        return Pulled(max(pulled.position for pulled in found), values)
+
     def write(self, values: Sequence[Tensor]) -> None:
         """Writes values in the place of w, and changes nothing else."""
         self._replica.spread(values, self._shards)
@@ -365,11 +376,8 @@ class Gossip(Communication, Exchanges):
 
     def _weights_of(self, peer: int, seconds: float) -> list[Tensor] | None:
         self._threads.raise_if_failed()
-        deadline = time.monotonic() + seconds
-        pulls = [peers.pull(peer) for peers in self.sections]
         with suppress(PeerLost, TimeoutError):
-            found = [one.result(deadline - time.monotonic()) for one in pulls]
-            return [value for pulled in found for value in pulled.values]
+            return self.pull(peer, seconds).values
         return None
 
     def _wait_if_too_stale(self) -> None:

@@ -179,7 +179,7 @@ class Connections:
         try:
             with self._dialing:
                 self._dial(member)
-            return self._links.pull(number, deadline)
+            return self.engine.pull(number, deadline - time.monotonic())
         except (PeerLost, TimeoutError) as error:
             _log.info("%s gave no weights: %s", member, error)
             has_broken = isinstance(error, PeerLost)

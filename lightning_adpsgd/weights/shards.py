@@ -45,7 +45,6 @@ class LocalShards(Weights):
         vectors: memory of the shards, those of one dtype together, then that of the
             floating-point buffers, of which each learner has whole ones.
         num_buffers: how many of the vectors are buffers.
-        shared_by: As given.
 
     Raises:
         ValueError: A parameter is not materialised, or not sharded over the learners,

@@ -39,11 +39,13 @@ class Played:
             forget=lambda number: None,
             fail=lambda error: None,
             answer=lambda number: None,
-            pull=lambda number: self.pulled,
         )
         members = SimpleNamespace(circle=circle)
         self.engine: Any = SimpleNamespace(
-            peers=peers, sections=[peers], members=members
+            peers=peers,
+            sections=[peers],
+            members=members,
+            pull=lambda number, seconds: self.pulled.result(seconds),
         )
         self.transport: Any = SimpleNamespace(
             index=0,

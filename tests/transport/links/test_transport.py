@@ -19,7 +19,7 @@ from lightning_adpsgd.transport.base import (
 )
 from lightning_adpsgd.transport.links.credentials import BadCredentials, Credentials
 from lightning_adpsgd.transport.links.handshake import Refused
-from lightning_adpsgd.transport.links.listener import Bounds, Listener
+from lightning_adpsgd.transport.links.listener import Listener
 from lightning_adpsgd.transport.links.peer_info import PeerInfo
 from lightning_adpsgd.transport.links.sockets import Address, probe
 from lightning_adpsgd.transport.links.transport import LinkTransport, _Lanes
@@ -248,7 +248,7 @@ def test_something_else_that_listens_is_a_loss_by_name() -> None:
     def speak(sock: object, deadline: object) -> None:
         sock.sendall(b"220 mail.example ESMTP\r\n" * 3)  # type: ignore[attr-defined]
 
-    listener = Listener(LOOPBACK, lambda sock: None, speak, Bounds())
+    listener = Listener(LOOPBACK, lambda sock: None, speak)
     listener.start()
     with pytest.raises(PeerLost, match=r"begins with b'220 mail'"):
         LinkTransport(info(0), TOKEN).connect(1, listener.address)
