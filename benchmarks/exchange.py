@@ -91,7 +91,7 @@ def exchange_once(engine: Gossip, schedule: Schedule, rounds: Iterator[int]) -> 
         if schedule.asks(0, round):
             break
     while engine.statistics().exchanges == before:
-        engine.peers.raise_if_failed()
+        engine.threads.raise_if_failed()
         time.sleep(0.0002)
 
 

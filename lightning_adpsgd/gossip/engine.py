@@ -113,6 +113,7 @@ class Gossip(Communication, Exchanges):
     Attributes:
         peers: the connections to the others; in several sections, those of the first.
         sections: the same for each section.
+        threads: all that communicate for this learner.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Gossip(Communication, Exchanges):
         self._account = Account(members, replica, self._quarantine, state)
         self._merging = merge_together(vectors, replica, node, timeout)
         self._traffic = Traffic(self._account, state, options.cpu_share)
-        self._threads = Threads(replica.device, state, on_error)
+        self.threads = Threads(replica.device, state, on_error)
         circle = members.circle
         draw = random.Random(f"{circle.schedule.seed} {circle.own}")
         pairing = (
@@ -151,7 +152,7 @@ class Gossip(Communication, Exchanges):
             chunks, gain = replica.sections[section], circle.schedule.gain
             lanes = Lanes(carrier, replica, chunks, buffers, wire_dtype, gain, timeout)
             return Peers(
-                *(members, lanes, self._traffic, self._account, self._threads),
+                *(members, lanes, self._traffic, self._account, self.threads),
                 pairing,
                 section,
             )
@@ -160,7 +161,7 @@ class Gossip(Communication, Exchanges):
         self.sections = [peers_of(*carrier) for carrier in carriers]
         self.peers = self.sections[0]
         self._boundary = pairing and Boundary(
-            *(pairing, node, self.sections, self._account, self._threads),
+            *(pairing, node, self.sections, self._account, self.threads),
             Patience(options.max_wait),
             timeout,
         )
@@ -203,13 +204,13 @@ class Gossip(Communication, Exchanges):
         """
         self._leave()
         deadline = time.perf_counter() + seconds
-        left = self._threads.join(deadline)
+        left = self.threads.join(deadline)
         self._merging.stop(max(0.0, deadline - time.perf_counter()))
         return left
 
     @override
     def release(self) -> None:
-        self._threads.end_with(LearnerFailed("a learner of the job failed"))
+        self.threads.end_with(LearnerFailed("a learner of the job failed"))
         self._leave()
 
     @override
@@ -239,7 +240,7 @@ class Gossip(Communication, Exchanges):
         round = due_round(self._replica.step, self._options.every)
         if self._boundary is not None:
             self._replica.updating = False
-            self._threads.raise_if_failed()
+            self.threads.raise_if_failed()
             with self._replica.guard:
                 pass  # what is queued on a GPU comes before any exchange
             if round is not None and self._boundary.meet():
@@ -359,7 +360,7 @@ class Gossip(Communication, Exchanges):
             adopted.set()
 
     def _merge(self) -> None:
-        self._threads.raise_if_failed()
+        self.threads.raise_if_failed()
         votes = Votes(self._quarantine.wants_reload, self.members.wants_to_leave)
         begin = time.perf_counter()
         has_merged = self._merging.merge(votes)
@@ -375,7 +376,7 @@ class Gossip(Communication, Exchanges):
             self._quarantine.reload(peers, self._weights_of)
 
     def _weights_of(self, peer: int, seconds: float) -> list[Tensor] | None:
-        self._threads.raise_if_failed()
+        self.threads.raise_if_failed()
         with suppress(PeerLost, TimeoutError):
             return self.pull(peer, seconds).values
         return None
@@ -399,14 +400,14 @@ class Gossip(Communication, Exchanges):
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
         # Exchanges time out by themselves, so that this ends within two timeouts.
         limit = 2 * self._options.timeout.total_seconds()
-        if not self._threads.wait_for(condition, limit):
+        if not self.threads.wait_for(condition, limit):
             raise RuntimeError(
                 f"learner {self.members.circle.own} waited {limit:g} s for {what}; "
                 "raise `timeout` if the network is that slow"
             )
 
     def _leave(self) -> None:
-        self._threads.leaving.set()
+        self.threads.leaving.set()
         self._traffic.hurry_on()
         for peers in self.sections:
             peers.call_all()

@@ -365,14 +365,6 @@ class Peers:
         for asker in asked:
             asker.call()
 
-    def fail(self, error: BaseException) -> None:
-        """Ends the learner with an error of a communication thread."""
-        self._threads.fail(error)
-
-    def raise_if_failed(self) -> None:
-        """Raises what a communication thread met, in the calling thread."""
-        self._threads.raise_if_failed()
-
     def _heard(self, peer: int, word: int) -> None:
         if (pairing := self.pairing) is None:
             return

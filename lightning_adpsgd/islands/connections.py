@@ -111,7 +111,7 @@ class Connections:
         self._peers: dict[str, Peer] = {}  # by incarnation, all that were ever met
         self._probe_around_at = 0.0
         self.joined = self.lost = 0
-        self._service = Service("the thread of connections", self.engine.peers.fail)
+        self._service = Service("the thread of connections", self.engine.threads.fail)
         membership.services.append(self._service)
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.name = "adpsgd-connections"

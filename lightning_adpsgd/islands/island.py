@@ -337,7 +337,7 @@ class Island:
     # --- what other threads call
 
     def _fail(self, error: BaseException) -> None:
-        self.engine.peers.fail(error)
+        self.engine.threads.fail(error)
 
     def _on_change(self) -> None:
         self._connections.wake()

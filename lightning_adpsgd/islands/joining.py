@@ -104,13 +104,13 @@ class Joining:
 
     def _new_wait(self, whom: str, remedy: str) -> Wait:
         seconds = self._timeouts.start.total_seconds()
-        return Wait(whom, remedy, seconds, self._engine.peers.raise_if_failed)
+        return Wait(whom, remedy, seconds, self._engine.threads.raise_if_failed)
 
     def published(self, key: str) -> str:
         """What a learner of this island has written; looks often, for signals' sake."""
         limit = self._timeout.total_seconds()
         remedy = "see what the other learners of this island print"
-        check = self._engine.peers.raise_if_failed
+        check = self._engine.threads.raise_if_failed
         wait = Wait("the other learners of this island", remedy, limit, check)
         while not self._store.check([key]):
             wait.go_on(f"{key!r} is missing")

@@ -37,11 +37,11 @@ class Played:
             drop=self._drop,
             add=lambda number: None,
             forget=lambda number: None,
-            fail=lambda error: None,
             answer=lambda number: None,
         )
         members = SimpleNamespace(circle=circle)
         self.engine: Any = SimpleNamespace(
+            threads=SimpleNamespace(fail=lambda error: None),
             peers=peers,
             sections=[peers],
             members=members,

@@ -35,7 +35,7 @@ class Learner:
         peers = SimpleNamespace(raise_if_failed=lambda: None)
         circle = LiveSchedule.of(Schedule(find_topology("complete"), 1), (), 5)
         connections: Any = SimpleNamespace(
-            engine=SimpleNamespace(peers=peers, members=SimpleNamespace(circle=circle)),
+            engine=SimpleNamespace(threads=threads, members=SimpleNamespace(circle=circle)),
             pull=self._pull,
         )
         node: Any = SimpleNamespace(index=index, agree=lambda flags, timeout: None)
