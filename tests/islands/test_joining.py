@@ -32,10 +32,12 @@ class Learner:
             members=MemberList(1, ROWS),
             steps_of=steps_of,
         )
-        peers = SimpleNamespace(raise_if_failed=lambda: None)
+        threads = SimpleNamespace(raise_if_failed=lambda: None)
         circle = LiveSchedule.of(Schedule(find_topology("complete"), 1), (), 5)
         connections: Any = SimpleNamespace(
-            engine=SimpleNamespace(threads=threads, members=SimpleNamespace(circle=circle)),
+            engine=SimpleNamespace(
+                threads=threads, members=SimpleNamespace(circle=circle)
+            ),
             pull=self._pull,
         )
         node: Any = SimpleNamespace(index=index, agree=lambda flags, timeout: None)
