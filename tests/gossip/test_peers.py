@@ -61,13 +61,13 @@ def played() -> Played:
 def test_the_loss_of_a_peer_that_was_dropped_is_no_news(played: Played) -> None:
     played.lane.is_lost = True
     played.asker.drop()
-    played.asker.run()
+    played.peers._ask(1, played.asker)
 
 
 def test_the_loss_of_another_is_raised(played: Played) -> None:
     played.lane.is_lost = played.threads.is_over = True
     with pytest.raises(PeerLost):
-        played.asker.run()
+        played.peers._ask(1, played.asker)
 
 
 @pytest.mark.parametrize("for_good", [False, True])
@@ -92,7 +92,7 @@ def test_one_that_is_asked_is_dropped_once_and_any_other_at_once(
     played.peers.add(1)
     asker = played.peers._askers[1]
     ended = played.peers.drop(1)
-    assert asker._gone.is_set()
+    assert asker.gone.is_set()
     assert not ended.is_set()
     asker.give_up()
     assert ended.is_set()
