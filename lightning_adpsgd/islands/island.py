@@ -202,7 +202,7 @@ class Island:
         """Drains exchanges, leaves the member list, says goodbye; within seconds."""
         self._connections.stop(_GOODBYE_S)
         self.engine.drain(_DRAIN_S)
-        self.membership.leave(_GOODBYE_S)
+        self.membership.stop(_GOODBYE_S)
         self.engine.say_goodbye(_GOODBYE_S)
         self.abort()
 
@@ -210,7 +210,7 @@ class Island:
         """Ends within seconds and without the help of a peer."""
         self._ended = True
         self.engine.release()
-        self.membership.leave(_GOODBYE_S)
+        self.membership.stop(_GOODBYE_S)
         self._connections.stop(_GOODBYE_S)
         for one in (*self._listeners, *self._transports):
             one.close()

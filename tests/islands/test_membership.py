@@ -127,7 +127,7 @@ def members(
     with ExitStack() as stack:
         for index in range(num):
             one = make(server.address, f"incarnation {index}", heartbeat, **arguments)
-            stack.callback(one.leave, 5.0)
+            stack.callback(one.stop, 5.0)
             assert one.enter(20)
             found.append(one)
         until(
@@ -155,7 +155,7 @@ def make(
 def die(one: Membership) -> None:
     """As a process that is killed."""
     fall_silent(one)
-    one.leave(5.0)
+    one.stop(5.0)
 
 
 def test_numbers_are_given_in_order_and_never_twice() -> None:
@@ -165,14 +165,14 @@ def test_numbers_are_given_in_order_and_never_twice() -> None:
         again = make(server.address, "another incarnation")
         assert again.enter(20)
         assert again.member.number == 3
-        again.leave(5)
+        again.stop(5)
 
 
 def test_a_silent_member_is_evicted_and_one_that_leaves_at_once() -> None:
     with rendezvous() as server, members(server, 3) as three:
         die(three[0])
         until(lambda: numbers(three[2]) == {1, 2}, "the eviction")
-        three[1].leave(5)
+        three[1].stop(5)
         until(lambda: numbers(three[2]) == {2}, "the leave")
         assert three[2].members.epoch >= 5
 
@@ -201,7 +201,7 @@ def test_an_empty_rendezvous_gets_the_list_back_from_the_first_to_find_it() -> N
         late = make(server.address, "a late one")
         assert late.enter(20)
         assert late.member.number == 3  # though the counter had begun at 0 again
-        late.leave(5)
+        late.stop(5)
         client.close()
 
 

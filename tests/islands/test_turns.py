@@ -248,7 +248,7 @@ def test_the_time_between_making_a_membership_and_its_start_is_no_stop(
     turns.clock.now += 100
     turns.one._ending = True  # its thread ends without a turn
     turns.one.start()
-    turns.one.leave(PATIENCE_S)
+    turns.one.stop(PATIENCE_S)
     assert turns.one.is_awake
 
 
