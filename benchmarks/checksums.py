@@ -121,7 +121,7 @@ def one_exchange(
         if schedule.asks(0, next(rounds)):
             break
     while engine.statistics().exchanges == before:
-        engine.peers.raise_if_failed()
+        engine.threads.raise_if_failed()
         # Learner 0 has the clock; learner 1, who looks seldom, the processor's.
         time.sleep(0.01 if index else 0.0005)
     end = time.monotonic(), time.process_time(), switch.seconds

@@ -30,7 +30,7 @@ from lightning_adpsgd.epochs.work_units import Terms
 from lightning_adpsgd.islands.membership import Member, MemberList
 from lightning_adpsgd.islands.rendezvous import serve
 from lightning_adpsgd.islands.signatures import Signatures
-from lightning_adpsgd.transport.links import Credentials
+from lightning_adpsgd.transport.links.credentials import Credentials
 
 COUNTER, LEDGER, NUMBER = "counter", "ledger", "bare number, compare-and-set"
 CLAIMANTS = (4, 16, 64)

@@ -27,14 +27,11 @@ from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.links import (
-    Address,
-    Credentials,
-    LinkTransport,
-    PeerInfo,
-)
-from lightning_adpsgd.transport.links.credentials import FOLDER
+from lightning_adpsgd.transport.links.credentials import FOLDER, Credentials
 from lightning_adpsgd.transport.links.issuing import issue
+from lightning_adpsgd.transport.links.peer_info import PeerInfo
+from lightning_adpsgd.transport.links.sockets import Address
+from lightning_adpsgd.transport.links.transport import LinkTransport
 
 TURNS, TURNS_QUICK, WARMUPS = 12, 4, 2  # even, or one would be first more often
 LIMIT_S = 170.0

@@ -33,12 +33,10 @@ from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import Transport
-from lightning_adpsgd.transport.links import (
-    Address,
-    Credentials,
-    LinkTransport,
-    PeerInfo,
-)
+from lightning_adpsgd.transport.links.credentials import Credentials
+from lightning_adpsgd.transport.links.peer_info import PeerInfo
+from lightning_adpsgd.transport.links.sockets import Address
+from lightning_adpsgd.transport.links.transport import LinkTransport
 from lightning_adpsgd.transport.process_group import DistributedTransport
 
 SIZES = (1_000_000, 43_154_944)
@@ -93,7 +91,7 @@ def exchange_once(engine: Gossip, schedule: Schedule, rounds: Iterator[int]) -> 
         if schedule.asks(0, round):
             break
     while engine.statistics().exchanges == before:
-        engine.peers.raise_if_failed()
+        engine.threads.raise_if_failed()
         time.sleep(0.0002)
 
 

@@ -103,7 +103,7 @@ def learner(
             engine.before_update()
             engine.after_update()
             while size == 1 and engine.statistics().exchanges == number:
-                engine.peers.raise_if_failed()
+                engine.threads.raise_if_failed()
     sender.send(resident_bytes("VmHWM") - before)
     dist.barrier()
     dist.destroy_process_group()

@@ -32,9 +32,10 @@ from lightning_adpsgd.reference import Mixing
 from lightning_adpsgd.topology.matrices import identity, with_gain
 from lightning_adpsgd.topology.named import TOPOLOGIES, TopologyLike, find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import Pending, ThreadTransport, Transport
+from lightning_adpsgd.transport.base import Pending, Transport
 from lightning_adpsgd.weights.streams import Mark, has_streams
 from tests import warm
+from tests.threads import ThreadTransport
 
 ALL_TOPOLOGIES = list(TOPOLOGIES)
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17)

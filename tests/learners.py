@@ -78,6 +78,25 @@ class Quadratic(Linear):
         return (batch - self.weight).square().mean()
 
 
+def own_weight(module: Any) -> Tensor:
+    """A copy of a learner's weight."""
+    return module.weight.detach().clone()
+
+
+class Trajectory(pl.Callback):
+    """This learner's weights after each step, as they are read off its module."""
+
+    def __init__(self, weights_of: Callable[[Any], Tensor] = own_weight) -> None:
+        self._weights_of = weights_of
+        self.weights: list[Tensor] = []
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.weights.append(self._weights_of(pl_module))
+
+
 def loader(length: int, rank: int = 0, num: int = 1) -> DataLoader[Tensor]:
     """Every `num`-th row from `rank` on, in order, one to a batch."""
     return DataLoader(Subset(Rows(length), range(rank, length, num)))

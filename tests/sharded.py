@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.mixing.statistics import Statistics
 from tests.helpers import engine_threads
-from tests.learners import Learned, Rows
+from tests.learners import Learned, Rows, Trajectory
 
 needs_fsdp2_on_cpus = pytest.mark.skipif(
     not hasattr(torch.cpu.Stream, "record_event"), reason="needs a later torch"
@@ -160,19 +160,6 @@ def sequences(length: int, rank: int, num: int, batch: int = 2) -> DataLoader[Te
 def as_vector(module: Transformer) -> Tensor:
     """The weights of all learners of a super-learner; a collective of these."""
     return torch.cat([w.detach().flatten() for w in module.whole().values()])
-
-
-class Trajectory(pl.Callback):
-    """The super-learner's weights after each step, as one vector."""
-
-    def __init__(self) -> None:
-        self.weights: list[Tensor] = []
-
-    @override
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self.weights.append(as_vector(pl_module))
 
 
 class Run(NamedTuple):

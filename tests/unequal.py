@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.topology.partition import Partition
-from lightning_adpsgd.transport.base import ThreadTransport, Transport
+from lightning_adpsgd.transport.base import Transport
 from lightning_adpsgd.weights.sections import (
     Range,
     even_ranges,
@@ -15,6 +15,7 @@ from lightning_adpsgd.weights.sections import (
     sections_of,
 )
 from tests.helpers import ThreadSuperLearner
+from tests.threads import ThreadTransport
 
 SIZES = ((2, 4), (1, 3), (3, 1, 2))
 # Rows and columns of three weights: their rows do not divide by the sizes.

@@ -4,7 +4,6 @@
 training thread waits: for a partner, for an answer, and for the end of the exchange.
 """
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -25,7 +24,7 @@ class Boundary:
     them exchange with their counterparts, or none does.
 
     Args:
-        pairing: rules, and what was agreed on; guarded by `state`.
+        pairing: rules, and what was agreed on; guarded by the engine's lock.
         sections: peers for each section of this learner's weights.
         patience: for how long to wait for a partner.
         timeout: longest wait for an answer, and for each message of an exchange.
@@ -38,14 +37,13 @@ class Boundary:
         sections: Sequence[Peers],
         account: Account,
         threads: Threads,
-        state: threading.Condition,
         patience: Patience,
         timeout: timedelta,
     ) -> None:
         self._pairing, self._node, self._sections = pairing, node, sections
         # The first section is that of the first learner of each super-learner.
         self._peers = sections[0]
-        self._account, self._threads, self._state = account, threads, state
+        self._account, self._threads, self._state = account, threads, threads.state
         self._patience, self._timeout = patience, timeout
         self._left_at = time.perf_counter()
 

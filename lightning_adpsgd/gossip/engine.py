@@ -50,7 +50,7 @@ from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import Traffic
 from lightning_adpsgd.gossip.pairing import Pairing
 from lightning_adpsgd.gossip.peers import Peers, Threads
-from lightning_adpsgd.gossip.protocol import Patience, due_round
+from lightning_adpsgd.gossip.protocol import Patience, Pulled, due_round
 from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.gossip.wire import Buffers
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
@@ -77,7 +77,6 @@ class GossipOptions:
     Args:
         every: optimizer steps per round of asking.
         chunk_elements: elements per message.
-        max_reloads: as in `Quarantine`.
         max_wait: as in `dials.ReadyPairs`.
         in_pairs: whether a learner waits at a step boundary for a peer that is at its
             own, and exchanges with no other; with "step_then_average".
@@ -90,7 +89,6 @@ class GossipOptions:
     timeout: timedelta = timedelta(minutes=5)
     cpu_share: float = 1.0
     chunk_elements: int = 1 << 20
-    max_reloads: int | None = 3
     in_pairs: bool = False
     max_wait: float | None = None
 
@@ -115,7 +113,7 @@ class Gossip(Communication, Exchanges):
     Attributes:
         peers: the connections to the others; in several sections, those of the first.
         sections: the same for each section.
-        members: as given.
+        threads: all that communicate for this learner.
     """
 
     def __init__(
@@ -138,13 +136,11 @@ class Gossip(Communication, Exchanges):
         self._replica = replica = Replica(
             self._shards, options.chunk_elements, state, counts
         )
-        self._quarantine = Quarantine(
-            members, vectors, node, replica, timeout, options.max_reloads
-        )
+        self._quarantine = Quarantine(members, vectors, node, replica, timeout)
         self._account = Account(members, replica, self._quarantine, state)
-        self._merging = Merging(vectors, replica, node, timeout, self._account)
+        self._merging = merge_together(vectors, replica, node, timeout)
         self._traffic = Traffic(self._account, state, options.cpu_share)
-        self._threads = Threads(replica.device, state, on_error)
+        self.threads = Threads(replica.device, state, on_error)
         circle = members.circle
         draw = random.Random(f"{circle.schedule.seed} {circle.own}")
         pairing = (
@@ -156,8 +152,7 @@ class Gossip(Communication, Exchanges):
             chunks, gain = replica.sections[section], circle.schedule.gain
             lanes = Lanes(carrier, replica, chunks, buffers, wire_dtype, gain, timeout)
             return Peers(
-                *(members, lanes, self._traffic, self._account, self._threads),
-                state,
+                *(members, lanes, self._traffic, self._account, self.threads),
                 pairing,
                 section,
             )
@@ -166,8 +161,7 @@ class Gossip(Communication, Exchanges):
         self.sections = [peers_of(*carrier) for carrier in carriers]
         self.peers = self.sections[0]
         self._boundary = pairing and Boundary(
-            *(pairing, node, self.sections, self._account, self._threads),
-            state,
+            *(pairing, node, self.sections, self._account, self.threads),
             Patience(options.max_wait),
             timeout,
         )
@@ -210,13 +204,13 @@ class Gossip(Communication, Exchanges):
         """
         self._leave()
         deadline = time.perf_counter() + seconds
-        left = self._threads.join(deadline)
+        left = self.threads.join(deadline)
         self._merging.stop(max(0.0, deadline - time.perf_counter()))
         return left
 
     @override
     def release(self) -> None:
-        self._threads.end_with(LearnerFailed("a learner of the job failed"))
+        self.threads.end_with(LearnerFailed("a learner of the job failed"))
         self._leave()
 
     @override
@@ -246,11 +240,12 @@ class Gossip(Communication, Exchanges):
         round = due_round(self._replica.step, self._options.every)
         if self._boundary is not None:
             self._replica.updating = False
-            self._threads.raise_if_failed()
+            self.threads.raise_if_failed()
             with self._replica.guard:
                 pass  # what is queued on a GPU comes before any exchange
             if round is not None and self._boundary.meet():
-                self._merging.merge_at_once(Votes(self._quarantine.wants_reload))
+                self._merging.merge_all(Votes(self._quarantine.wants_reload))
+                self._account.merged(steps_late=0, waits=True)
                 self._reload_if_diverged()
             self._boundary.leave()
             return
@@ -275,8 +270,7 @@ class Gossip(Communication, Exchanges):
     @property
     def leaves(self) -> bool:
         """Whether all learners of the super-learner end at this step."""
-        alone = self._node.size == 1
-        return self.members.wants_to_leave if alone else self._merging.agreed.leave
+        return self._merging.agreed.leave
 
     # --- where all learners come
 
@@ -294,7 +288,7 @@ class Gossip(Communication, Exchanges):
             return
         # The asking end has its answer; this end may still be adding the last chunk.
         self._wait_until(self._traffic.is_idle, "answers in flight to end")
-        self._merging.merge_all()
+        self.merge_all()
 
     @override
     def set_aside(self, vectors: Sequence[Tensor]) -> None:
@@ -318,12 +312,25 @@ class Gossip(Communication, Exchanges):
     def merge_all(self) -> None:
         """Merges all that was averaged; for the training thread, after `drain`."""
         self._merging.merge_all()
+        self._account.merged(self._merging.steps_late)
 
     # --- weights as a whole, in the chunks that `snapshot` gives
 
     def snapshot(self) -> list[Tensor]:
         """What a peer would pull; for the training thread."""
         return self._replica.snapshot()
+
+    def pull(self, peer: int, seconds: float) -> Pulled:
+        """The weights of a peer that is asked, at the furthest of their positions.
+
+        Raises:
+            PeerLost, TimeoutError: They did not come within so many seconds.
+        """
+        deadline = time.monotonic() + seconds
+        pulls = [peers.pull(peer) for peers in self.sections]
+        found = [one.result(max(0.0, deadline - time.monotonic())) for one in pulls]
+        values = [value for pulled in found for value in pulled.values]
+        return Pulled(max(pulled.position for pulled in found), values)
 
     def write(self, values: Sequence[Tensor]) -> None:
         """Writes values in the place of w, and changes nothing else."""
@@ -353,26 +360,25 @@ class Gossip(Communication, Exchanges):
             adopted.set()
 
     def _merge(self) -> None:
-        self._threads.raise_if_failed()
+        self.threads.raise_if_failed()
         votes = Votes(self._quarantine.wants_reload, self.members.wants_to_leave)
-        if seconds := self._merging.merge(votes):
-            self._traffic.cores.merged(seconds)
+        begin = time.perf_counter()
+        has_merged = self._merging.merge(votes)
+        self._account.merged(self._merging.steps_late)
+        if has_merged:
+            self._traffic.cores.merged(time.perf_counter() - begin)
 
     def _reload_if_diverged(self) -> None:
-        alone = self._node.size == 1
-        if self._quarantine.wants_reload if alone else self._merging.agreed.recover:
+        if self._merging.agreed.recover:
             # Nothing else of the node is under way while they look for a peer together.
             self._merging.begin_anew()
             peers = self._account.peers_by_age()
             self._quarantine.reload(peers, self._weights_of)
 
     def _weights_of(self, peer: int, seconds: float) -> list[Tensor] | None:
-        self._threads.raise_if_failed()
-        deadline = time.monotonic() + seconds
-        pulls = [peers.pull(peer) for peers in self.sections]
+        self.threads.raise_if_failed()
         with suppress(PeerLost, TimeoutError):
-            found = [one.result(deadline - time.monotonic()) for one in pulls]
-            return [value for pulled in found for value in pulled.values]
+            return self.pull(peer, seconds).values
         return None
 
     def _wait_if_too_stale(self) -> None:
@@ -394,100 +400,14 @@ class Gossip(Communication, Exchanges):
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
         # Exchanges time out by themselves, so that this ends within two timeouts.
         limit = 2 * self._options.timeout.total_seconds()
-        if not self._threads.wait_for(condition, limit):
+        if not self.threads.wait_for(condition, limit):
             raise RuntimeError(
                 f"learner {self.members.circle.own} waited {limit:g} s for {what}; "
                 "raise `timeout` if the network is that slow"
             )
 
     def _leave(self) -> None:
-        self._threads.leaving.set()
+        self.threads.leaving.set()
         self._traffic.hurry_on()
         for peers in self.sections:
             peers.call_all()
-
-
-class Merging:
-    """``w += d``; for the training thread.
-
-    A learner alone merges at once, and so does one that holds its shards alone. The
-    learners of a super-learner that all hold all weights must merge the same change at
-    the same step: it is gathered while the next step computes, and merged at its end.
-    """
-
-    def __init__(
-        self,
-        vectors: Sequence[Tensor],
-        replica: Replica,
-        node: SuperLearnerGroup,
-        timeout: timedelta,
-        account: Account,
-    ) -> None:
-        self._replica, self._account = replica, account
-        self._together = merge_together(vectors, replica, node, timeout)
-
-    @property
-    def seconds(self) -> float:
-        """Time that the training thread waited for the other learners of the node."""
-        return 0.0 if self._together is None else self._together.seconds
-
-    @property
-    def agreed(self) -> Votes:
-        """What all learners do at this step, because one has voted for it."""
-        return Votes() if self._together is None else self._together.agreed
-
-    @torch.no_grad()
-    def merge(self, votes: Votes) -> float:
-        """Merges what is there, at a step boundary, and waits for no exchange.
-
-        Returns:
-            Seconds that it took; 0 where nothing was merged.
-        """
-        begin = time.perf_counter()
-        if self._together is None:
-            has_merged = self._replica.merge()
-        else:
-            has_merged = self._together.finish()
-            # What was voted for twice is done once.
-            recover = votes.recover and not self._together.agreed.recover
-            self._together.begin(votes._replace(recover=recover))
-        self._count()
-        return time.perf_counter() - begin if has_merged else 0.0
-
-    @torch.no_grad()
-    def merge_all(self) -> None:
-        """Merges all that was averaged; no exchange is under way."""
-        self._merge_all(Votes())
-        self._count()
-
-    @torch.no_grad()
-    def merge_at_once(self, votes: Votes) -> None:
-        """Merges at a step boundary what was averaged there; none is under way."""
-        self._merge_all(votes)
-        self._account.merged(steps_late=0, waits=True)
-
-    def _merge_all(self, votes: Votes) -> None:
-        if self._together is None:
-            self._replica.merge_all()
-        else:
-            self._together.merge_all(votes)
-
-    def finish(self) -> None:
-        """Ends a merge that the learners of a super-learner have begun together."""
-        if self._together is not None:
-            self._together.finish()
-
-    def begin_anew(self) -> None:
-        """Before other weights come: nothing is under way, and nothing is agreed on."""
-        if self._together is not None:
-            self._together.finish()
-            self._together.agreed = Votes()
-
-    def stop(self, seconds: float) -> None:
-        """Ends the thread that gathers, or leaves it behind after that long."""
-        if self._together is not None:
-            self._together.stop(seconds)
-
-    def _count(self) -> None:
-        together = self._together
-        self._account.merged(steps_late=0 if together is None else together.steps_late)

@@ -100,10 +100,11 @@ class Channel(NamedTuple):
 
 @dataclass(frozen=True)
 class Lanes:
-    """Makes the lanes of one learner for one section of its weights.
+    """What the lanes of one learner share, for one section of its weights.
 
     Args:
         transport: connection to the owners of the section.
+        chunks: what is exchanged of the replica.
         buffers: memory of exchanges, which the lanes of all sections share.
         timeout: longest wait for one message.
     """
@@ -118,38 +119,21 @@ class Lanes:
 
     def asking(self, peer: int) -> "Lane":
         """The lane on which this learner asks a peer."""
-        return self._make(peer, lane_of(self.transport.index, peer))
+        return Lane(self, peer, lane_of(self.transport.index, peer))
 
     def answering(self, peer: int) -> "Lane":
         """The lane on which a peer asks this learner."""
-        return self._make(peer, lane_of(peer, self.transport.index))
-
-    def _make(self, peer: int, number: int) -> "Lane":
-        channel = Channel(self.transport, peer, number, self.timeout)
-        averages = self.wire_dtype, self.gain, self.chunks
-        return Lane(channel, self.replica, self.buffers, *averages)
+        return Lane(self, peer, lane_of(peer, self.transport.index))
 
 
 class Lane:
-    """One end of a lane; used by a single thread. All lanes share the buffers.
+    """One end of a lane; used by a single thread."""
 
-    Args:
-        chunks: what is exchanged of the replica; None: all of it.
-    """
-
-    def __init__(
-        self,
-        channel: Channel,
-        replica: Replica,
-        buffers: Buffers,
-        wire_dtype: torch.dtype | None,
-        gain: float,
-        chunks: Sequence[Chunk] | None = None,
-    ) -> None:
-        self.channel, self._replica = channel, replica
-        self._chunks = replica.chunks if chunks is None else chunks
-        self._buffers, self._gain = buffers, gain
-        self._codecs = codecs_of(replica, wire_dtype)
+    def __init__(self, shared: Lanes, peer: int, number: int) -> None:
+        self.channel = Channel(shared.transport, peer, number, shared.timeout)
+        self._replica, self._chunks = shared.replica, shared.chunks
+        self._buffers, self._gain = shared.buffers, shared.gain
+        self._codecs = codecs_of(shared.replica, shared.wire_dtype)
         self._disagreement = Disagreement()
         # A word, a number and what guards them.
         self._mine, self._theirs = torch.zeros(2, 3, dtype=torch.int64, device="cpu")

@@ -29,10 +29,11 @@ class Threads:
     """The communication threads of one learner, and the error that ends them.
 
     All of them are daemons, and each queues work on a stream of its own. Under
-    `_state`, whose waiters a failure wakes: `_threads`, all that run, and `_error`,
+    `state`, whose waiters a failure wakes: `_threads`, all that run, and `_error`,
     written by the first thread that fails and read by the training thread.
 
     Attributes:
+        state: the engine's lock.
         leaving: set when the learner ends: nothing is asked any more.
     """
 
@@ -42,7 +43,7 @@ class Threads:
         state: threading.Condition,
         on_error: Callable[[str], None],
     ) -> None:
-        self._device, self._state, self._on_error = device, state, on_error
+        self._device, self.state, self._on_error = device, state, on_error
         self.leaving = threading.Event()
         self._threads: list[threading.Thread] = []
         self._error: BaseException | None = None
@@ -61,7 +62,7 @@ class Threads:
         """Begins a thread, which ends with its work."""
         thread = threading.Thread(target=self._run, args=(work,), daemon=True)
         thread.name = f"adpsgd-{name}"
-        with self._state:
+        with self.state:
             self._threads = [one for one in self._threads if one.is_alive()]
             self._threads.append(thread)
             # What ends the learner joins all of these at any time.
@@ -69,19 +70,19 @@ class Threads:
 
     def fail(self, error: BaseException) -> None:
         """Ends the learner with an error of a communication thread."""
-        with self._state:
+        with self.state:
             first = not self.is_over
             if first:
                 self._error = error
-            self._state.notify_all()
+            self.state.notify_all()
         if first:
             self._on_error(str(error))
 
     def end_with(self, error: BaseException) -> None:
         """Ends the learner with an error that its own threads did not meet."""
-        with self._state:
+        with self.state:
             self._error = self._error or error
-            self._state.notify_all()
+            self.state.notify_all()
 
     def raise_if_failed(self) -> None:
         """Raises what a communication thread met, in the calling thread."""
@@ -90,14 +91,14 @@ class Threads:
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Waits until a condition holds; whether it does in time. Raises failures."""
-        with self._state:
-            done = self._state.wait_for(lambda: condition() or self.has_failed, seconds)
+        with self.state:
+            done = self.state.wait_for(lambda: condition() or self.has_failed, seconds)
         self.raise_if_failed()
         return done
 
     def join(self, deadline: float) -> list[str]:
         """Waits until a deadline of `time.perf_counter`; names those that are left."""
-        with self._state:
+        with self.state:
             threads = list(self._threads)
         for thread in threads:
             thread.join(max(0.0, deadline - time.perf_counter()))
@@ -117,11 +118,11 @@ class Asker:
 
     Guarded by `_state`: `_pulls`, which are to be answered with the peer's weights, and
     `_words`, which the peer is to hear in this order, before any exchange. The events
-    are set by any thread: `_due`, an exchange is to be asked for; `_gone`, the peer is
-    not to be asked any more.
+    are set by any thread: `_due`, an exchange is to be asked for, and those below.
 
     Attributes:
         called: set when there is something to do, or to end.
+        gone: set when the peer is not to be asked any more; its loss is known.
         ended: set when the thread has said its last.
     """
 
@@ -131,16 +132,15 @@ class Asker:
         lane: Lane,
         traffic: Traffic,
         threads: Threads,
-        state: threading.Condition,
         section: int,
     ) -> None:
-        self._peer, self._lane, self._state = peer, lane, state
+        self._peer, self._lane, self._state = peer, lane, threads.state
         self._traffic, self._threads, self._section = traffic, threads, section
         # The peer would take a longer silence for a loss.
         timeout_s = lane.channel.timeout.total_seconds()
         self._silence_s = min(_LONGEST_SILENCE_S, timeout_s / 4)
         self.called, self._due = threading.Event(), threading.Event()
-        self._gone, self.ended = threading.Event(), threading.Event()
+        self.gone, self.ended = threading.Event(), threading.Event()
         self._pulls: deque[Future[Pulled]] = deque()
         self._words = deque[int]()
 
@@ -166,24 +166,15 @@ class Asker:
     def drop(self) -> None:
         """Asks the peer no more; an exchange under way is made to its end."""
         with self._state:
-            self._gone.set()
+            self.gone.set()
             self._state.notify_all()
         self.called.set()
 
     def run(self) -> None:
-        """Asks, until the peer is dropped or lost or the learner ends.
-
-        Raises:
-            PeerLost: It was, without having been dropped.
-        """
-        try:
-            while self._asks():
-                self._wait_and_ask()
-            self._lane.say(LEAVE, int(self._threads.leaving.is_set()))
-        except PeerLost:
-            # The loss of one that was dropped is known.
-            if not self._gone.is_set():
-                raise
+        """Asks, until the peer is dropped or lost or the learner ends."""
+        while self._asks():
+            self._wait_and_ask()
+        self._lane.say(LEAVE, int(self._threads.leaving.is_set()))
 
     def give_up(self) -> None:
         """Fails all pulls that still wait for the peer's weights."""
@@ -195,7 +186,7 @@ class Asker:
         self.ended.set()
 
     def _asks(self) -> bool:
-        return not self._gone.is_set() and not self._threads.is_over
+        return not self.gone.is_set() and not self._threads.is_over
 
     def _wait_and_ask(self) -> None:
         if called := self.called.wait(self._silence_s):
@@ -205,7 +196,7 @@ class Asker:
             self._lane.say(self._words.popleft())
         # Cleared only if seen, or a call at the end of the pause would be lost.
         if due := self._due.is_set():
-            self._traffic.rest(lambda: self._gone.is_set() or bool(self._pulls))
+            self._traffic.rest(lambda: self.gone.is_set() or bool(self._pulls))
             self._due.clear()
         if not self._asks():
             return
@@ -224,58 +215,13 @@ class Asker:
             self._pulls.popleft()
 
 
-class Answerer:
-    """The work of the thread that answers a peer; `heard` gets each word first."""
-
-    def __init__(
-        self,
-        peer: int,
-        lane: Lane,
-        traffic: Traffic,
-        members: Members,
-        heard: Callable[[int, int], None],
-        section: int,
-    ) -> None:
-        self._peer, self._lane, self._section = peer, lane, section
-        self._traffic, self._members, self._heard = traffic, members, heard
-        self._forgotten = threading.Event()
-
-    def forget(self) -> None:
-        """Reports its loss no more; for any thread."""
-        self._forgotten.set()
-
-    def run(self) -> None:
-        """Answers, until the peer leaves or is lost.
-
-        Raises:
-            PeerLost: It was, without having been forgotten.
-        """
-        try:
-            while (word := self._lane.hear()) != LEAVE:
-                self._answer(word)
-        except PeerLost:
-            if not self._forgotten.is_set():
-                raise
-        else:
-            for_good = self._lane.heard_number > 0
-            self._members.left(self._peer, for_good, self._section)
-
-    def _answer(self, word: int) -> None:
-        self._heard(self._peer, word)
-        if word == PULL:
-            self._lane.give(self._members.position)
-        elif word == ASK:
-            self._traffic.make(
-                self._peer, self._lane.answer, asked=True, section=self._section
-            )
-
-
 class Peers:
     """The peers with which one learner exchanges a section; for any thread.
 
-    Under `_state` are, by peer, `_askers` and `_answerers`, which tell the two threads
-    of a peer what to do, and `pairing`: the agreement on pairs that meet at a step
-    boundary; None: exchanges begin at any time.
+    Under `_state` are, by peer, `_askers`, which tell the threads that ask what to do,
+    and `_forgotten`, events that are set where the loss of one that asks is known; and
+    `pairing`: the agreement on pairs that meet at a step boundary; None: exchanges
+    begin at any time.
     """
 
     def __init__(
@@ -285,15 +231,14 @@ class Peers:
         traffic: Traffic,
         account: Account,
         threads: Threads,
-        state: threading.Condition,
         pairing: Pairing | None = None,
         section: int = 0,
     ) -> None:
         self.pairing, self._section = pairing, section
         self._members, self._lanes, self._traffic = members, lanes, traffic
-        self._account, self._threads, self._state = account, threads, state
+        self._account, self._threads, self._state = account, threads, threads.state
         self._askers: dict[int, Asker] = {}
-        self._answerers: dict[int, Answerer] = {}
+        self._forgotten: dict[int, threading.Event] = {}
 
     def add(self, peer: int) -> None:
         """Begins to ask a peer when its turn is; nothing if it is asked already."""
@@ -301,23 +246,19 @@ class Peers:
             if peer in self._askers:
                 return
             lane = self._lanes.asking(peer)
-            asker = Asker(
-                peer, lane, self._traffic, self._threads, self._state, self._section
-            )
+            asker = Asker(peer, lane, self._traffic, self._threads, self._section)
             self._askers[peer] = asker
             self._account.open(peer)
         self._threads.start(f"ask-{peer}", lambda: self._ask(peer, asker))
 
     def answer(self, peer: int) -> None:
         """Begins to answer a peer until it leaves or is lost."""
-        lane = self._lanes.answering(peer)
-        answerer = Answerer(
-            peer, lane, self._traffic, self._members, self._heard, self._section
-        )
+        work = functools.partial(self._answer_all, peer, self._lanes.answering(peer))
         with self._state:
-            self._answerers[peer] = answerer
-        work = functools.partial(self._until_lost, peer, answerer.run)
-        self._threads.start(f"answer-{peer}", work)
+            self._forgotten[peer] = forgotten = threading.Event()
+        self._threads.start(
+            f"answer-{peer}", lambda: self._until_lost(peer, work, forgotten)
+        )
 
     def drop(self, peer: int) -> threading.Event:
         """Asks a peer no more; an exchange under way is made to its end if it can.
@@ -336,8 +277,8 @@ class Peers:
     def forget(self, peer: int) -> None:
         """Asks a peer no more, and does not report its loss."""
         with self._state:
-            if (answerer := self._answerers.pop(peer, None)) is not None:
-                answerer.forget()
+            if (forgotten := self._forgotten.pop(peer, None)) is not None:
+                forgotten.set()
         self.drop(peer)
 
     def pull(self, peer: int) -> "Future[Pulled]":
@@ -368,13 +309,14 @@ class Peers:
         for asker in asked:
             asker.call()
 
-    def fail(self, error: BaseException) -> None:
-        """Ends the learner with an error of a communication thread."""
-        self._threads.fail(error)
-
-    def raise_if_failed(self) -> None:
-        """Raises what a communication thread met, in the calling thread."""
-        self._threads.raise_if_failed()
+    def _answer_all(self, peer: int, lane: Lane) -> None:
+        while (word := lane.hear()) != LEAVE:
+            self._heard(peer, word)
+            if word == PULL:
+                lane.give(self._members.position)
+            elif word == ASK:
+                self._traffic.make(peer, lane.answer, asked=True, section=self._section)
+        self._members.left(peer, lane.heard_number > 0, self._section)
 
     def _heard(self, peer: int, word: int) -> None:
         if (pairing := self.pairing) is None:
@@ -399,16 +341,18 @@ class Peers:
 
     def _ask(self, peer: int, asker: Asker) -> None:
         try:
-            self._until_lost(peer, asker.run)
+            self._until_lost(peer, asker.run, asker.gone)
         finally:
             with self._state:
                 if self._askers.get(peer) is asker:
                     del self._askers[peer]
             asker.give_up()
 
-    def _until_lost(self, peer: int, work: Callable[[], None]) -> None:
+    def _until_lost(
+        self, peer: int, work: Callable[[], None], is_known: threading.Event
+    ) -> None:
         try:
             work()
         except PeerLost as error:
-            if not self._threads.leaving.is_set():
+            if not (is_known.is_set() or self._threads.leaving.is_set()):
                 self._members.lost(peer, error)

@@ -33,6 +33,9 @@ PACE = 1.25
 PATIENCE = 8
 """Exchanges in a row that find a learner's weights too far before it has diverged."""
 
+MOST_RELOADS = 3
+"""Attempts in ten minutes to go on from a peer's weights."""
+
 _MOST_PEERS = 8
 # What is counted is how often lately: a long training may meet with many accidents.
 _WINDOW_S = 600.0
@@ -108,8 +111,6 @@ class Quarantine:
     Args:
         vectors: whole weights of this super-learner.
         replica: this learner's shards.
-        max_reloads: number of times in ten minutes that it may try to go on from a
-            peer's weights; None: it never does, and its peers leave it out.
     """
 
     def __init__(
@@ -119,13 +120,12 @@ class Quarantine:
         node: SuperLearnerGroup,
         replica: Replica,
         timeout: timedelta,
-        max_reloads: int | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock, self._attempts = clock, deque[float]()
         self._members, self._vectors, self._node = members, vectors, node
         self._replica, self._timeout = replica, timeout
-        self._max_reloads, self.num_reloads = max_reloads, 0
+        self.num_reloads = 0
         # What was read before this step no longer counts.
         self._since, self._num_far = -1, Counter[int]()
         self._symptom: str | None = None
@@ -150,7 +150,7 @@ class Quarantine:
         After an attempt it waits, for longer each time: what has made several learners
         ill at once may pass, and a healthy peer may be there by then.
         """
-        if self._symptom is None or self._max_reloads is None:
+        if self._symptom is None:
             return False
         num = self._num_attempts()
         pause_s = _FIRST_PAUSE_S * 2 ** (num - 1)
@@ -173,13 +173,13 @@ class Quarantine:
             WeightsDiverged: That was tried too often lately, or no peer has finite
                 weights at the last attempt; in all learners of the super-learner.
         """
-        step, limit = self._replica.step, self._max_reloads
+        step, limit = self._replica.step, MOST_RELOADS
         symptom = self._symptom or "were found diverged by another of its learners"
         own = self._members.circle.own
         what = f"the weights of super-learner {own} {symptom} at step {step}"
         num, *chosen = self._agreed(peers)
         self._attempts.append(self._clock())
-        if limit is None or num >= limit:
+        if num >= limit:
             raise WeightsDiverged(
                 f"{what}, after {num} reloads from its peers in {_WINDOW_S / 60:g} "
                 "minutes: check its data and its device, or lower the learning rate"

@@ -143,9 +143,6 @@ class Lattice(Codec):
     disagreement is too large, or whose exponents differ, is left as it is by both ends,
     who also agree on a wider span for the next exchange, and on a narrower one where
     the block fits well.
-
-    Attributes:
-        missed: number of blocks left as they were so far.
     """
 
     dtype = torch.uint8
@@ -153,7 +150,6 @@ class Lattice(Codec):
 
     def __init__(self) -> None:
         self._exponents: dict[int, Tensor] = {}
-        self.missed = 0
 
     @override
     def length(self, num_elements: int) -> int:
@@ -194,7 +190,6 @@ class Lattice(Codec):
         )
         scale = _power(exponents, into.dtype) * fits[:, None]
         into.copy_(points.to(into.dtype).mul_(scale).flatten()[: len(into)])
-        self.missed += int((~fits).sum())
         self._exponents[place] = _next_exponents(
             torch.maximum(exponents, my_exponents).int(),
             torch.maximum(least, my_least).int(),

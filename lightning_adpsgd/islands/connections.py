@@ -24,6 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import NamedTuple
 
+from typing_extensions import override
+
 from lightning_adpsgd.gossip.engine import Gossip
 from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.islands.members import (
@@ -36,15 +38,12 @@ from lightning_adpsgd.islands.members import (
 )
 from lightning_adpsgd.islands.membership_reader import Members
 from lightning_adpsgd.islands.section_links import SectionLinks
-from lightning_adpsgd.islands.service import Service
+from lightning_adpsgd.islands.service import ServiceThread
 from lightning_adpsgd.topology.live import LiveSchedule
 from lightning_adpsgd.transport.base import PeerLost
-from lightning_adpsgd.transport.links import (
-    LinkTransport,
-    Refused,
-    evidence_of,
-    probe,
-)
+from lightning_adpsgd.transport.links.handshake import Refused
+from lightning_adpsgd.transport.links.sockets import evidence_of, probe
+from lightning_adpsgd.transport.links.transport import LinkTransport
 
 _log = logging.getLogger(__name__)
 
@@ -70,10 +69,11 @@ class _Posted(NamedTuple):
     reason: str
 
 
-class Connections:
+class Connections(ServiceThread):
     """Keeps an island connected with the peers that it asks.
 
-    A thread of its own does so once started. Any thread may call `pull`. Both hold
+    A thread of its own does so once started, from the members that are on the list by
+    then. At its end connections stay as they are. Any thread may call `pull`. Both hold
     `_dialing` while they connect and hang up; it guards `_dialed` (the members that are
     asked) and `_temporary` (those that are asked for a `pull` only). `_state` guards
     `_posted`, what communication threads report. `_peers` belongs to the thread.
@@ -104,35 +104,25 @@ class Connections:
     ) -> None:
         self._membership, self._on_unlisted = membership, on_unlisted
         self.engine = make_engine(self.on_lost, self.on_left)
+        fail = self.engine.threads.fail
+        super().__init__("the thread of connections", "adpsgd-connections", fail)
         self._links = SectionLinks(
             transports, self.engine.sections, shards, dial_timeout
         )
-        self._state, self._dialing = threading.Condition(), threading.Lock()
-        self._woken, self._ending = False, False
+        self._dialing, self._woken = threading.Lock(), False
         self._posted: list[_Posted] = []
         self._dialed, self._temporary = set[int](), set[int]()
         self._peers: dict[str, Peer] = {}  # by incarnation, all that were ever met
         self._probe_around_at = 0.0
         self.joined = self.lost = 0
-        self._service = Service("the thread of connections", self.engine.peers.fail)
-        membership.services.append(self._service)
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.name = "adpsgd-connections"
+        membership.services.append(self)
 
     # --- for others
 
+    @override
     def start(self) -> None:
-        """Starts to connect, with the members that are on the list by now."""
         self._peers = {one.incarnation: Peer(one) for one in self._listed()}
-        self._thread.start()
-
-    def stop(self, seconds: float) -> None:
-        """Ends the thread; connections stay as they are."""
-        with self._state:
-            self._ending = True
-            self._state.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(seconds)
+        super().start()
 
     def wake(self) -> None:
         """Begins the next turn at once: there may be something to do."""
@@ -182,7 +172,7 @@ class Connections:
         try:
             with self._dialing:
                 self._dial(member)
-            return self._links.pull(number, deadline)
+            return self.engine.pull(number, deadline - time.monotonic())
         except (PeerLost, TimeoutError) as error:
             _log.info("%s gave no weights: %s", member, error)
             has_broken = isinstance(error, PeerLost)
@@ -197,12 +187,12 @@ class Connections:
 
     # --- the thread
 
-    def _work(self) -> None:
-        while not self._ending and self._service.take(self._take_turn):
-            with self._state:
-                self._state.wait_for(lambda: self._woken or self._ending, _TURN_S)
-                self._woken = False
+    @override
+    def _rest(self) -> None:
+        self._state.wait_for(lambda: self._woken or self._ending, _TURN_S)
+        self._woken = False
 
+    @override
     def _take_turn(self) -> None:
         # After the process was stopped, the list must be read before anything is done.
         if not self._membership.is_awake:
@@ -225,13 +215,15 @@ class Connections:
 
     def _stand_apart(self) -> None:
         with self._dialing:
-            schedule = self.engine.members.circle.schedule
-            alone = LiveSchedule.of(schedule, (), self._links.own)
-            self.engine.members.circle = alone
+            self._draw_ring_alone(self._links.own)
             for peer in self._present():
                 self._observe(peer.member, Event.FORGOTTEN)
                 self._disconnect(peer.member.number)
         self._on_unlisted()
+
+    def _draw_ring_alone(self, own: int) -> None:
+        schedule = self.engine.members.circle.schedule
+        self.engine.members.circle = LiveSchedule.of(schedule, (), own)
 
     def take_number(self) -> None:
         """Presents itself as the membership says; before the start, for any thread."""
@@ -240,6 +232,7 @@ class Connections:
             numbers = {one.member.number for one in self._present()}
             for number in self._dialed | numbers:
                 self._disconnect(number)
+            self._draw_ring_alone(own.number)
         self._links.rename(own)
 
     def _heed(self, posted: _Posted) -> None:

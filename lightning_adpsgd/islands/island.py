@@ -45,17 +45,14 @@ from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
-from lightning_adpsgd.topology.live import LiveSchedule
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import PeerLost
-from lightning_adpsgd.transport.links import (
-    Address,
-    Credentials,
-    LinkTransport,
-    Listener,
-    PeerInfo,
-    Refused,
-)
+from lightning_adpsgd.transport.links.credentials import Credentials
+from lightning_adpsgd.transport.links.handshake import Refused
+from lightning_adpsgd.transport.links.listener import Listener
+from lightning_adpsgd.transport.links.peer_info import PeerInfo
+from lightning_adpsgd.transport.links.sockets import Address
+from lightning_adpsgd.transport.links.transport import LinkTransport
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +122,16 @@ class Island:
         self.engine = self._connections.engine
         self._listeners: list[Listener] = []
         self._rejoined_at: Position | None = None
-        self._joining: Joining | None = None
+        self._joining = Joining(
+            vectors,
+            address,
+            self.membership,
+            self._connections,
+            self._node,
+            self._store,
+            timeouts,
+            options.timeout,
+        )
 
     def _make_membership(self) -> Members:
         heartbeat = self._timeouts.heartbeat
@@ -163,12 +169,11 @@ class Island:
         self.engine.members.position = position
         with ended_by_sigterm():
             self.membership.start()
-            self._joining = joining = self._make_joining()
-            joining.await_number()
-            self._take_number()
+            self._joining.await_number()
+            self._connections.take_number()
             self.engine.start()
-            self._listen(joining)
-            self.started_from = joining.take_up_weights()
+            self._listen()
+            self.started_from = self._joining.take_up_weights()
             self.membership.enter(self._timeouts.pull.total_seconds())
         self._connections.start()
 
@@ -197,7 +202,7 @@ class Island:
         """Drains exchanges, leaves the member list, says goodbye; within seconds."""
         self._connections.stop(_GOODBYE_S)
         self.engine.drain(_DRAIN_S)
-        self.membership.leave(_GOODBYE_S)
+        self.membership.stop(_GOODBYE_S)
         self.engine.say_goodbye(_GOODBYE_S)
         self.abort()
 
@@ -205,7 +210,7 @@ class Island:
         """Ends within seconds and without the help of a peer."""
         self._ended = True
         self.engine.release()
-        self.membership.leave(_GOODBYE_S)
+        self.membership.stop(_GOODBYE_S)
         self._connections.stop(_GOODBYE_S)
         for one in (*self._listeners, *self._transports):
             one.close()
@@ -307,32 +312,13 @@ class Island:
         given = transport, self._node, members, self._options
         return Gossip(self._vectors, *given, further=further)
 
-    def _make_joining(self) -> Joining:
-        return Joining(
-            self._vectors,
-            self._address,
-            self.membership,
-            self._connections,
-            self._schedule,
-            self._node,
-            self._store,
-            self._timeouts,
-            self._options.timeout,
-            self._take_number,
-        )
-
     def _pull(self, number: int, seconds: float) -> Pulled | None:
         with suppress(Refused):
             return self._connections.pull(number, seconds)
         return None
 
-    def _take_number(self) -> None:
-        self._connections.take_number()
-        own = self.membership.member.number
-        self.engine.members.circle = LiveSchedule.of(self._schedule, (), own)
-
-    def _listen(self, joining: Joining) -> None:
-        here = Address(joining.own_address(), 0)
+    def _listen(self) -> None:
+        here = Address(self._joining.own_address(), 0)
         for section, transport in enumerate(self._transports):
             on_lane = partial(self._connections.on_lane, section)
             listener = transport.listen(here, on_lane, self._objection)
@@ -341,7 +327,7 @@ class Island:
             self._store.set(key, str(listener.address))
         if self._node.index == 0:
             keys = [f"address/{number}" for number in range(self._sections.number)]
-            addresses = tuple(joining.published(key) for key in keys)
+            addresses = tuple(map(self._joining.published, keys))
             self.membership.describe(addresses)
 
     def _objection(self, dialer: PeerInfo) -> str:
@@ -351,7 +337,7 @@ class Island:
     # --- what other threads call
 
     def _fail(self, error: BaseException) -> None:
-        self.engine.peers.fail(error)
+        self.engine.threads.fail(error)
 
     def _on_change(self) -> None:
         self._connections.wake()
@@ -361,10 +347,9 @@ class Island:
 
     def _rejoin(self) -> None:
         """After a stop of the whole process: first the others' weights, then in."""
-        joining = self._joining
-        if not self._was_stopped or joining is None:
+        if not self._was_stopped:
             return
-        if joining.leads():
+        if self._joining.leads():
             self._was_stopped = False
             self.membership.enter()
             return
@@ -379,8 +364,8 @@ class Island:
         # Nobody refuses the weights of another training to who says nothing of its own.
         self.membership.describe(origin="")
         self._connections.take_number()
-        found = joining.weights_of_neighbours()
-        self.membership.describe(origin=origin if found is None else joining.origin)
+        found = self._joining.weights_of_neighbours()
+        self.membership.describe(origin=origin if not found else self._joining.origin)
         if found is not None:
             adopted = self.engine.adopt(found.values)
             while not (adopted.wait(_LOOK_S) or self._ended):

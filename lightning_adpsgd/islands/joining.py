@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -28,9 +28,8 @@ from lightning_adpsgd.islands.waiting import Wait
 from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.topology.live import LiveSchedule
-from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.links import Address, Refused
-from lightning_adpsgd.transport.links.sockets import connect
+from lightning_adpsgd.transport.links.handshake import Refused
+from lightning_adpsgd.transport.links.sockets import Address, connect
 from lightning_adpsgd.transport.network_interfaces import VARIABLE, gloo_addresses
 
 _log = logging.getLogger(__name__)
@@ -68,7 +67,6 @@ class Joining:
         vectors: whole weights of this super-learner.
         store: store of this island alone.
         timeout: longest wait for the other learners of this island.
-        take_number: called when the membership may have given another number.
 
     Attributes:
         origin: training of which the weights were that were last asked for.
@@ -80,18 +78,15 @@ class Joining:
         address: RendezvousAddress,
         membership: Members,
         connections: Connections,
-        schedule: Schedule,
         node: SuperLearnerGroup,
         store: Store,
         timeouts: Timeouts,
         timeout: timedelta,
-        take_number: Callable[[], None],
     ) -> None:
-        self._vectors, self._address, self._schedule = vectors, address, schedule
+        self._vectors, self._address = vectors, address
         self._membership, self._connections = membership, connections
         self._engine, self._node, self._store = connections.engine, node, store
         self._timeouts, self._timeout = timeouts, timeout
-        self._take_number = take_number
         self._refusal: Refused | None = None
         self._num_looks, self.origin = 0, ""
 
@@ -109,13 +104,13 @@ class Joining:
 
     def _new_wait(self, whom: str, remedy: str) -> Wait:
         seconds = self._timeouts.start.total_seconds()
-        return Wait(whom, remedy, seconds, self._engine.peers.raise_if_failed)
+        return Wait(whom, remedy, seconds, self._engine.threads.raise_if_failed)
 
     def published(self, key: str) -> str:
         """What a learner of this island has written; looks often, for signals' sake."""
         limit = self._timeout.total_seconds()
         remedy = "see what the other learners of this island print"
-        check = self._engine.peers.raise_if_failed
+        check = self._engine.threads.raise_if_failed
         wait = Wait("the other learners of this island", remedy, limit, check)
         while not self._store.check([key]):
             wait.go_on(f"{key!r} is missing")
@@ -151,7 +146,7 @@ class Joining:
         )
         while True:
             self._membership.refresh(self._timeouts.pull.total_seconds())
-            self._take_number()
+            self._connections.take_number()
             if self._is_first():
                 return None
             self._refusal = None
@@ -239,7 +234,8 @@ class Joining:
         steps_of = self._membership.steps_of
         same = [n for n in members.after(own) if self._descends(members.by_number[n])]
         others = sorted(same, key=lambda n: (-steps_of.get(n, 0), n))
-        circle = LiveSchedule.of(self._schedule, others, own)
+        schedule = self._engine.members.circle.schedule
+        circle = LiveSchedule.of(schedule, others, own)
         near = [n for n in others if n in circle.peers()][:_MOST_NEIGHBOURS]
         rest = (number for number in others if number not in near)
         found = mean_of(filter(None, map(self._pull_finite, near)))

@@ -12,7 +12,6 @@ is not signed by a holder of it, counts as absent, for the member that it is abo
 import logging
 import secrets
 from collections.abc import Callable, Collection
-from typing import NamedTuple
 
 from torch._C._distributed_c10d import Store
 
@@ -28,17 +27,6 @@ _MOST_DIGITS = 9
 Edit = Callable[[dict[int, Member]], dict[int, Member]]
 
 
-class Found(NamedTuple):
-    """The member list as it was found.
-
-    Attributes:
-        text: text in the rendezvous.
-    """
-
-    text: str
-    members: MemberList
-
-
 class MemberStore:
     """One connection to the rendezvous, as the member list needs it; for one thread."""
 
@@ -49,8 +37,8 @@ class MemberStore:
 
     # --- the list
 
-    def members(self) -> Found:
-        """The list; what makes no sense is left out and counted."""
+    def members(self) -> tuple[str, MemberList]:
+        """The text in the rendezvous, and its list without what makes no sense."""
         text = self._text("members")
         try:
             found = MemberList.from_json(text, self._is_genuine)
@@ -63,7 +51,7 @@ class MemberStore:
                 found.num_invalid,
             )
         self._told = found.num_invalid > 0
-        return Found(text, found)
+        return text, found
 
     def change(self, known_epoch: int, edit: Edit) -> MemberList:
         """Edits the list, as often as others are faster; returns what it is then."""
@@ -136,7 +124,7 @@ class MemberStore:
 
     def draw_number(self) -> int:
         """A number that no member has had, as far as the rendezvous knows."""
-        taken = max(self.members().members.by_number, default=-1)
+        taken = max(self.members()[1].by_number, default=-1)
         for _ in range(_TRIES):
             text = self._text("next")
             is_number = text.isdecimal() and len(text) <= _MOST_DIGITS

@@ -19,7 +19,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
-from lightning_adpsgd.transport.links import Address
+from lightning_adpsgd.transport.links.sockets import Address
 
 # A silence lasts over at least so many observations.
 _LEAST_OBSERVATIONS = 4
@@ -238,35 +238,31 @@ class SilenceWatch:
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
         self._observed_at = 0.0
-        self._silent_for: dict[tuple[str, str], float] = {}
+        self._silent_for: dict[tuple[str, int], float] = {}
         self._numbers: dict[str, int] = {}
 
     def look(self, beats: Mapping[str, Beat | None], now: float) -> list[str]:
-        """Observes heartbeats of which only those that rise show life.
-
-        So an old one that somebody writes once more does not.
-        """
-        before, self._numbers = self._numbers, {}
-        for name, beat in beats.items():
-            found = None if beat is None else beat.number
-            self._numbers[name] = max(before.get(name, 0), found or 0)
-        return self.observe({n: str(k) for n, k in self._numbers.items()}, now)
-
-    def observe(self, heartbeats: Mapping[str, str], now: float) -> list[str]:
         """Takes note of the heartbeats of the watched members.
 
+        Only those that rise show life: an old one that somebody writes once more does
+        not.
+
         Args:
-            heartbeats: heartbeats by incarnation; empty for a member without one.
+            beats: heartbeats by incarnation; None for a member without one.
             now: seconds of a clock that never goes back.
 
         Returns:
             The incarnations that were silent for too long while they were watched.
         """
+        known, self._numbers = self._numbers, {}
+        for name, beat in beats.items():
+            found = None if beat is None else beat.number
+            self._numbers[name] = max(known.get(name, 0), found or 0)
         passed_s = min(now - self._observed_at, self._silence_s / _LEAST_OBSERVATIONS)
         self._observed_at, before = now, self._silent_for
         self._silent_for = {
             seen: before[seen] + passed_s if seen in before else 0.0
-            for seen in heartbeats.items()
+            for seen in self._numbers.items()
         }
         return [n for (n, _), s in self._silent_for.items() if s > self._silence_s]
 

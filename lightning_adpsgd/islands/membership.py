@@ -19,11 +19,11 @@ A member makes two requests in each half second, whatever the number of members.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection
 
 from torch._C._distributed_c10d import Store
+from typing_extensions import override
 
 from lightning_adpsgd.islands.member_store import MemberStore
 from lightning_adpsgd.islands.members import (
@@ -34,16 +34,13 @@ from lightning_adpsgd.islands.members import (
     SilenceWatch,
     ahead_of,
 )
-from lightning_adpsgd.islands.rendezvous import (
-    Rendezvous,
-    RendezvousAddress,
-    RendezvousUnreachable,
-)
-from lightning_adpsgd.islands.service import Service
+from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
+from lightning_adpsgd.islands.service import Service, ServiceThread
 
 _log = logging.getLogger(__name__)
 
 _HEARTBEAT = Heartbeat()
+_THREAD = "adpsgd-members"
 
 _NUM_WATCHED = 8
 _TURNS_BETWEEN_READS = 10
@@ -53,13 +50,13 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-class Membership:
+class Membership(ServiceThread):
     """One island's place on the member list, kept by a thread of its own.
 
     The thread writes the attributes and replaces them whole; others read them.
-    `_wanted`, `_ending`, `_dead` (incarnations to evict) and `_evicted` (those that
-    were) are guarded by `_state`. Other threads wait for this one only when they begin
-    and end, and for a bounded time.
+    `_wanted`, `_dead` (incarnations to evict) and `_evicted` (those that were) are
+    guarded by `_state`. Other threads wait for this one only when they begin and end,
+    and for a bounded time. `stop` takes this island off the list.
 
     Args:
         rendezvous: client of the store, used by the thread alone.
@@ -92,41 +89,31 @@ class Membership:
         on_turn: Callable[[], None] = lambda: None,
         fail: Callable[[BaseException], None] = _raise,
     ) -> None:
+        super().__init__("the thread that keeps the member list", _THREAD, fail)
         self._rendezvous, self._steps, self._heartbeat = rendezvous, steps, heartbeat
         self._on_turn = on_turn
         self._on_change, self._on_stopped = on_change, on_stopped
         self.member, self.members, self.outage = member, MemberList(), ""
         self.steps_of: dict[int, int] = {}
         self.left = frozenset[str]()
-        self._state = threading.Condition()
-        self._wanted, self._ending = False, False
-        self._was_in, self._was_stopped, self._unread = False, False, 0
-        self._version, self._num_heartbeats, self._num_turns = b"", 0, 0
+        self._wanted, self._was_in, self._was_stopped = False, False, False
+        self._version, self._num_heartbeats, self._unread = b"", 0, 0
         self._watch = SilenceWatch(heartbeat.silence_s)
-        self._report = _OutageReport(rendezvous.address)
+        self._away_since = 0.0
         self._store: MemberStore | None = None
         self._founds, self._empty_since = False, 0.0
-        self._service = Service("the thread that keeps the member list", fail)
-        self.services = [self._service]
+        self.services: list[Service] = [self]
         self._dead, self._evicted = set[str](), set[str]()
         self._last_turn = time.monotonic()
         self.list_read_at = self._last_turn
         self._began = self._last_turn, 0
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.name = "adpsgd-members"
 
     # --- for others
 
+    @override
     def start(self) -> None:
-        """Starts the thread; this island is on no list before `enter`."""
         self._last_turn = time.monotonic()
-        self._thread.start()
-
-    def refresh(self, seconds: float) -> bool:
-        """Waits for one more turn of the thread; returns whether it came in time."""
-        with self._state:
-            turn = self._num_turns
-            return self._state.wait_for(lambda: self._num_turns > turn, seconds)
+        super().start()
 
     def enter(self, seconds: float = 0.0) -> bool:
         """Lets the thread add this island, and again when missing; whether it has."""
@@ -172,14 +159,6 @@ class Membership:
                 self._dead.add(member.incarnation)
                 self._state.notify_all()
 
-    def leave(self, seconds: float) -> None:
-        """Takes this island off the list and ends the thread; waits that long."""
-        with self._state:
-            self._ending = True
-            self._state.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(seconds)
-
     @property
     def is_in(self) -> bool:
         """Whether this island is on the list, as far as it knows."""
@@ -194,21 +173,14 @@ class Membership:
 
     # --- the thread
 
-    def _work(self) -> None:
-        goes_on = True
-        while goes_on and not self._ending:
-            goes_on = self._service.take(self._take_turn)
-            with self._state:
-                self._num_turns += 1
-                self._state.notify_all()
-                is_fine = not (self.outage or self._service.has_just_failed)
-                has_more = (self._wanted and not self._was_in) or bool(self._dead)
-                if goes_on and not (self._ending or (is_fine and has_more)):
-                    self._rest()
-        if goes_on:
-            self._service.take(self._say_goodbye)
+    @override
+    def _work(self) -> bool:
+        if goes_on := super()._work():
+            self.take(self._say_goodbye)
         self._rendezvous.close()
+        return goes_on
 
+    @override
     def _take_turn(self) -> None:
         self._began = time.monotonic(), self._steps()
         if self.outage:
@@ -220,13 +192,17 @@ class Membership:
             self._note_outage(str(error))
         else:
             if self.outage:
-                self._report.end(len(self.members.by_number))
+                self._note_return()
             self.outage = ""
         self._note_stop_within_turn()
         self._last_turn = time.monotonic()
         self._on_turn()
 
+    @override
     def _rest(self) -> None:
+        is_fine = not (self.outage or self.has_just_failed)
+        if is_fine and ((self._wanted and not self._was_in) or self._dead):
+            return
         self._state.wait(self._heartbeat.interval_s)
         self._note_stop(time.monotonic() - self._last_turn)
         self._last_turn = time.monotonic()
@@ -394,36 +370,24 @@ class Membership:
     def _note_outage(self, reason: str) -> None:
         before, self.outage = self.outage, reason
         self._empty_since = time.monotonic()
-        if not before:
-            self._report.begin(reason, goes_on=self._was_in)
-            self._on_change()
-
-
-class _OutageReport:
-    """What the log says of a rendezvous that is away."""
-
-    def __init__(self, address: RendezvousAddress) -> None:
-        self._address, self._since = address, 0.0
-
-    def begin(self, reason: str, goes_on: bool) -> None:
-        """It is away; whoever only begins waits for it, and says so elsewhere."""
-        self._since = time.monotonic()
-        if goes_on:
+        if before:
+            return
+        self._away_since = time.monotonic()
+        # An island that only begins waits for it, and says so elsewhere.
+        if self._was_in:
             _log.warning(
                 "the rendezvous at %s cannot be reached (%s): training goes on with "
                 "the known super-learners, and no other can join",
-                self._address,
-                reason,
+                *(self._rendezvous.address, reason),
             )
+        self._on_change()
 
-    def end(self, num_members: int) -> None:
-        """It is back."""
+    def _note_return(self) -> None:
         _log.warning(
             "the rendezvous at %s is back after %.0f s, with %d super-learners on its "
             "member list",
-            self._address,
-            time.monotonic() - self._since,
-            num_members,
+            *(self._rendezvous.address, time.monotonic() - self._away_since),
+            len(self.members.by_number),
         )
 
 

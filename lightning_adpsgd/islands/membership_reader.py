@@ -5,17 +5,17 @@ publishes what it knows in the island's own store, where the others read it.
 """
 
 import json
-import threading
 import time
 from collections.abc import Callable
 
 from torch._C._distributed_c10d import Store
+from typing_extensions import override
 
 from lightning_adpsgd.islands.members import Heartbeat, Member, MemberList
 from lightning_adpsgd.islands.membership import Membership
-from lightning_adpsgd.islands.service import Service
+from lightning_adpsgd.islands.service import Service, ServiceThread
 
-_KEY = "membership"
+_KEY, _THREAD = "membership", "adpsgd-members"
 
 
 class MembershipPublisher:
@@ -40,7 +40,7 @@ class MembershipPublisher:
             self._published = text
 
 
-class MembershipReader:
+class MembershipReader(ServiceThread):
     """The membership as the first learner of the island publishes it.
 
     It has the methods and attributes of `Membership`. A thread of its own reads the
@@ -54,31 +54,18 @@ class MembershipReader:
         on_change: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
+        super().__init__("the thread that reads the member list", _THREAD, fail)
         self._store, self._heartbeat, self._on_change = store, heartbeat, on_change
         self.member, self.members = Member(-1, "", "", ()), MemberList()
         self.left, self.steps_of, self.outage = frozenset[str](), dict[int, int](), ""
         self.is_in, self._text = False, ""
-        self._state, self._ending, self._num_turns = threading.Condition(), False, 0
         self._last_turn = self.list_read_at = time.monotonic()
-        self._service = Service("the thread that reads the member list", fail)
-        self.services = [self._service]
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.name = "adpsgd-members"
+        self.services: list[Service] = [self]
 
     @property
     def is_awake(self) -> bool:
         """Whether the thread has read the store lately."""
         return time.monotonic() - self._last_turn <= self._heartbeat.silence_s
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def refresh(self, seconds: float) -> bool:
-        """Waits for one more turn of the thread; returns whether it came in time."""
-        with self._state:
-            turn = self._num_turns
-            return self._state.wait_for(lambda: self._num_turns > turn, seconds)
 
     def enter(self, seconds: float = 0.0) -> bool:
         """Waits until the first learner has entered; returns whether it has."""
@@ -99,24 +86,12 @@ class MembershipReader:
     def evict(self, member: Member) -> None:
         """Does nothing: the first learner loses the member as well, and evicts it."""
 
-    def leave(self, seconds: float) -> None:
-        """Ends the thread; waits that long for it."""
-        with self._state:
-            self._ending = True
-            self._state.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(seconds)
+    @override
+    def _rest(self) -> None:
+        self._last_turn = time.monotonic()
+        self._state.wait(self._heartbeat.interval_s)
 
-    def _work(self) -> None:
-        while not self._ending:
-            if not self._service.take(self._take_turn):
-                return
-            with self._state:
-                self._num_turns, self._last_turn = self._num_turns + 1, time.monotonic()
-                self._state.notify_all()
-                if not self._ending:
-                    self._state.wait(self._heartbeat.interval_s)
-
+    @override
     def _take_turn(self) -> None:
         if self._read():
             self._on_change()

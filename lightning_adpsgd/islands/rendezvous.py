@@ -34,7 +34,7 @@ from torch.distributed import DistError
 
 from lightning_adpsgd.coordination.store import store_at
 from lightning_adpsgd.islands.signatures import Signatures
-from lightning_adpsgd.transport.links import Credentials
+from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.links.sockets import Address, connect, tune
 from lightning_adpsgd.weights.worker import BackgroundWorker
 

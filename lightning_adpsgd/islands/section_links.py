@@ -9,10 +9,11 @@ from collections.abc import Collection, Sequence
 from datetime import timedelta
 
 from lightning_adpsgd.gossip.peers import Peers
-from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.islands.members import Member
 from lightning_adpsgd.transport.base import PeerLost, lane_of
-from lightning_adpsgd.transport.links import Address, LinkTransport, Refused
+from lightning_adpsgd.transport.links.handshake import Refused
+from lightning_adpsgd.transport.links.sockets import Address
+from lightning_adpsgd.transport.links.transport import LinkTransport
 
 
 class SectionLinks:
@@ -76,17 +77,6 @@ class SectionLinks:
             raise
         for peers in self._peers:
             peers.add(member.number)
-
-    def pull(self, number: int, deadline: float) -> Pulled:
-        """The weights of a member that is asked, at the furthest of their positions.
-
-        Raises:
-            PeerLost, TimeoutError: They did not come, by the monotonic clock.
-        """
-        futures = [peers.pull(number) for peers in self._peers]
-        found = [one.result(max(0.0, deadline - time.monotonic())) for one in futures]
-        values = [value for pulled in found for value in pulled.values]
-        return Pulled(max(pulled.position for pulled in found), values)
 
     def stop_asking(self, numbers: Collection[int], seconds: float) -> None:
         """Asks members no more; exchanges under way have that long to end."""

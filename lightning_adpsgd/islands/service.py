@@ -1,7 +1,9 @@
 """Turns of a service thread, which an unexpected error does not end in silence."""
 
 import logging
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
@@ -61,3 +63,53 @@ class Service:
         end.__cause__ = error
         self._fail(end)
         return False
+
+
+class ServiceThread(Service, ABC):
+    """A thread that takes turns, and rests after each, until it is told to stop.
+
+    `_state`, notified after each turn, guards `_ending` and `_num_turns`, and is held
+    in `_rest`.
+    """
+
+    def __init__(
+        self, name: str, thread: str, fail: Callable[[BaseException], None]
+    ) -> None:
+        super().__init__(name, fail)
+        self._state, self._ending, self._num_turns = threading.Condition(), False, 0
+        self._thread = threading.Thread(target=self._work, name=thread, daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def refresh(self, seconds: float) -> bool:
+        """Waits for one more turn; returns whether it came in time."""
+        with self._state:
+            turn = self._num_turns
+            return self._state.wait_for(lambda: self._num_turns > turn, seconds)
+
+    def stop(self, seconds: float) -> None:
+        """Ends the thread; waits that long for it."""
+        with self._state:
+            self._ending = True
+            self._state.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    @abstractmethod
+    def _take_turn(self) -> None: ...
+
+    @abstractmethod
+    def _rest(self) -> None: ...
+
+    def _work(self) -> bool:
+        goes_on = True
+        while goes_on and not self._ending:
+            goes_on = self.take(self._take_turn)
+            with self._state:
+                self._num_turns += 1
+                self._state.notify_all()
+                if goes_on and not self._ending:
+                    self._rest()
+        return goes_on

@@ -8,7 +8,7 @@ an old text is written again, its reader must see from a number in it.
 import json
 from typing import NamedTuple
 
-from lightning_adpsgd.transport.links import Credentials
+from lightning_adpsgd.transport.links.credentials import Credentials
 
 _LABEL = b"a text  "
 

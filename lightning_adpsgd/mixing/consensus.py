@@ -125,28 +125,22 @@ class ConsensusModel:
 
 
 @torch.no_grad()
-def average_whole(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
-    """Replaces the vectors by their mean over all learners whose weights are finite.
+def average_whole(
+    vectors: list[Tensor], trained: list[Tensor], partition: Partition | None = None
+) -> Consensus:
+    """Replaces the vectors by their mean over all super-learners with finite weights.
 
-    The learners of a super-learner hold equal weights, and super-learners are of one
-    size, so the mean over learners is the mean over super-learners.
+    The learners of a super-learner hold equal weights. Where all are of one size, the
+    mean over learners is the mean over super-learners.
+
+    Args:
+        partition: super-learners of different sizes, of which the first learner of each
+            gives its weights; None: they are of one size.
 
     Returns:
         The distance of the weights in `trained` from that mean.
     """
-    alone = Partition.even(dist.get_world_size(), 1)
-    finite = _finite_ones(vectors, alone)
-    return _average([_Pieces(vectors, trained, None)], finite)
-
-
-@torch.no_grad()
-def average_first_learners(
-    vectors: list[Tensor], trained: list[Tensor], partition: Partition
-) -> Consensus:
-    """Does the same where super-learners differ in size: each counts once.
-
-    The first learner of each gives its weights; all take the mean.
-    """
+    partition = partition or Partition.even(dist.get_world_size(), 1)
     mine, number = _finite_ones(vectors, partition)
     speaks = mine and not partition.place(dist.get_rank())
     return _average([_Pieces(vectors, trained, None)], _Finite(speaks, number))

@@ -162,9 +162,9 @@ def _share(
 
 
 class MergeTogether(ABC, Generic[T]):
-    """How the learners of a node merge: what they share meanwhile, and wait for.
+    """``w += d``: how the learners of a node merge, what they share, and wait for.
 
-    `begin` and `finish` belong to the training thread. The collectives of the node run
+    All methods belong to the training thread. The collectives of the node run
     in a thread of their own, in the same order in all its learners. They are Gloo's, on
     the host: a second communicator of NCCL beside that of the gradients may deadlock.
 
@@ -204,11 +204,25 @@ class MergeTogether(ABC, Generic[T]):
     def finish(self) -> bool:
         """Waits for what `begin` started, and merges; whether there was any."""
 
+    @torch.no_grad()
+    def merge(self, votes: Votes) -> bool:
+        """Merges what is there, and waits for no exchange; whether there was any."""
+        has_merged = self.finish()
+        # What was voted for twice is done once.
+        self.begin(votes._replace(recover=votes.recover and not self.agreed.recover))
+        return has_merged
+
+    @torch.no_grad()
     def merge_all(self, votes: Votes = _NOTHING) -> None:
         """Merges all that was averaged, in all learners; no exchange is under way."""
         self.finish()
         self.begin(votes)
         self.finish()
+
+    def begin_anew(self) -> None:
+        """Before other weights come: nothing is under way, and nothing is agreed on."""
+        self.finish()
+        self.agreed = _NOTHING
 
     def stop(self, seconds: float) -> None:
         """Ends the thread, or leaves it behind after this time."""
@@ -223,6 +237,32 @@ class MergeTogether(ABC, Generic[T]):
         self.seconds += time.perf_counter() - begin
         self._sharing = None
         return shared
+
+
+class MergeAlone(MergeTogether[None]):
+    """Merges at once, in a super-learner of one."""
+
+    steps_late = 0
+
+    @override
+    def begin(self, votes: Votes = _NOTHING) -> None:
+        self.agreed = votes
+
+    @override
+    def finish(self) -> bool:
+        return False
+
+    @override
+    @torch.no_grad()
+    def merge(self, votes: Votes) -> bool:
+        self.agreed = votes
+        return self._replica.merge()
+
+    @override
+    @torch.no_grad()
+    def merge_all(self, votes: Votes = _NOTHING) -> None:
+        self.agreed = votes
+        self._replica.merge_all()
 
 
 class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
@@ -363,13 +403,11 @@ def merge_together(
     replica: Replica,
     node: SuperLearnerGroup,
     timeout: timedelta,
-) -> ShardGather | ShardMerge | None:
-    """How the learners of a super-learner merge; None: there is but one."""
-    if node.size == 1:
-        return None
-    if node.holds_all:
-        return ShardGather(vectors, replica, node, timeout)
-    return ShardMerge(vectors, replica, node, timeout)
+) -> MergeAlone | ShardGather | ShardMerge:
+    """How the learners of a super-learner merge."""
+    together = ShardGather if node.holds_all else ShardMerge
+    merging = MergeAlone if node.size == 1 else together
+    return merging(vectors, replica, node, timeout)
 
 
 def _add_and_tell_rest(weights: Tensor, change: Tensor) -> Tensor:

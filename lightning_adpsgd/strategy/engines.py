@@ -24,8 +24,8 @@ from lightning_adpsgd.mixing.consensus import (
     Average,
     Consensus,
     average_buffers,
-    average_first_learners,
     average_shards,
+    average_whole,
 )
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.statistics import Statistics
@@ -33,7 +33,7 @@ from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.links import Credentials
+from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.process_group import (
     DeviceTransport,
     DistributedTransport,
@@ -156,7 +156,7 @@ def average_of(
         )
     if groups.partition.is_even:
         return None
-    return partial(average_first_learners, partition=groups.partition)
+    return partial(average_whole, partition=groups.partition)
 
 
 def _average_island(

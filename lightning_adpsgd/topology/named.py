@@ -206,6 +206,4 @@ class _Order(NamedTuple):
 def _drawn_order(size: int, round: int, seed: int) -> _Order:
     generator = torch.Generator().manual_seed((seed * 1_000_003 + round) % 2**63)
     order = torch.randperm(size, generator=generator)
-    places = torch.empty_like(order)
-    places[order] = torch.arange(size)
-    return _Order(order.tolist(), places.tolist())
+    return _Order(order.tolist(), order.argsort().tolist())

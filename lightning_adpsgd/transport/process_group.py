@@ -63,14 +63,6 @@ class DeviceTransport(DistributedTransport):
     on_device = True
 
     @override
-    def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
-        return self.post_all(lane, {peer: into}, {})[0]
-
-    @override
-    def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
-        return self.post_all(lane, {}, {peer: tensor})[0]
-
-    @override
     def post_all(
         self, lane: int, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]
     ) -> list[Pending]:

@@ -6,45 +6,54 @@ lie in the vector too. Integer buffers, and buffers that no checkpoint holds, st
 they are. Nothing here communicates.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_adpsgd.weights.sections import Range, even_ranges
 
 
-class Weights(Protocol):
+class Weights(ABC):
     """The weights of one learner, as vectors that exchanges read and change."""
 
     vectors: list[Tensor]
 
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
-        ...
+        return self.vectors[0].device if self.vectors else torch.device("cpu")
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters of the module."""
-        ...
+        return self._module.parameters()
 
+    @abstractmethod
     def layout(self) -> str:
         """Names, shapes and dtypes in order; equal in all learners of one job."""
-        ...
 
+    @abstractmethod
     def owned(self, size: int) -> list[list[Range]]:
         """What each learner exchanges in a super-learner of so many."""
-        ...
 
+    @abstractmethod
     def rebind(self) -> None:
         """Makes the vectors and the module agree, whatever a program has done."""
-        ...
 
+    @abstractmethod
     def check_views(self) -> None:
-        """Refuses a module whose weights have left the vectors."""
-        ...
+        """Refuses a module whose weights have left the vectors.
+
+        Raises:
+            RuntimeError: One was added, removed or given other memory; names it.
+        """
 
 
 class _Slot(NamedTuple):
@@ -54,7 +63,7 @@ class _Slot(NamedTuple):
     address: int
 
 
-class FlatParameters:
+class FlatParameters(Weights):
     """The flat vectors of a module and the views that tie the module to them.
 
     The module's parameters keep their identity: only their storage is exchanged, here
@@ -74,7 +83,7 @@ class FlatParameters:
     def __init__(
         self, module: nn.Module, shards: int = 1, with_frozen: bool = True
     ) -> None:
-        self._module = module
+        super().__init__(module)
         self._slots: list[_Slot] = []
         self.vectors: list[Tensor] = []
         tensors = _recurrent_first(module, dict(floating_tensors(module)))
@@ -87,21 +96,8 @@ class FlatParameters:
             group = {n: t for n, t in tensors.items() if t.dtype == dtype}
             self._flatten(group, shards)
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return self.vectors[0].device if self.vectors else torch.device("cpu")
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters of the module."""
-        return self._module.parameters()
-
+    @override
     def check_views(self) -> None:
-        """Refuses a module whose weights have left the vectors.
-
-        Raises:
-            RuntimeError: A tensor is no view, or not any more; names the first one.
-        """
         self._check_frozen()
         # By memory and not by name: pruning gives a weight another name.
         views = {slot.view.data_ptr(): slot.name for slot in self._slots}
@@ -126,15 +122,17 @@ class FlatParameters:
                     "learners may still average it; remove it before `trainer.fit`"
                 )
 
+    @override
     def layout(self) -> str:
-        """Names, shapes and dtypes in order; equal in all learners of one job."""
         return layout_of((slot.name, slot.view) for slot in self._slots)
 
+    @override
     def owned(self, size: int) -> list[list[Range]]:
         """Equal parts of the vectors, as real numbers; `size` divides `shards`."""
         lengths = [v.numel() * (1 + v.is_complex()) for v in self.vectors]
         return even_ranges(lengths, size)
 
+    @override
     def rebind(self) -> None:
         """Copies weights that were given other memory back into the vectors.
 

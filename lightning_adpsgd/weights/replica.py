@@ -130,14 +130,7 @@ class Part:
 
 
 class Chunk:
-    """What one message carries.
-
-    Args:
-        parts: parts in order.
-
-    Attributes:
-        parts: As given.
-    """
+    """What one message carries: parts in order."""
 
     def __init__(self, parts: list[Part]) -> None:
         self.parts = parts
@@ -187,7 +180,6 @@ class Replica:
         counts: number of shards in each section (`sections`); None: all are of one.
 
     Attributes:
-        chunk_elements: As given.
         chunks: chunks of all shards, in order.
         sections: the chunks of each section.
         device: device of w and d.

@@ -11,7 +11,8 @@ With equal sizes there is one section for each place in a super-learner. Pure, w
 tensors but for `views`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -81,7 +82,7 @@ def row_ranges(shapes: Sequence[Sequence[int]], size: int) -> list[list[Range]]:
     """
     owned: list[list[Range]] = [[] for _ in range(size)]
     for number, (num_rows, *row) in enumerate(shapes):
-        rows_each, width = -(-num_rows // size), _product(row)
+        rows_each, width = -(-num_rows // size), math.prod(row)
         for place, mine in enumerate(owned):
             begin, end = (
                 min((place + n) * rows_each, num_rows) * width for n in (0, 1)
@@ -95,18 +96,14 @@ def sections_of(super_learners: Sequence[Owned]) -> list[Section]:
     """Cuts vectors wherever the owner in any super-learner changes.
 
     Args:
-        super_learners: what the learners of each own.
+        super_learners: what the learners of each own: of each vector every element
+            once, as `even_ranges` and `row_ranges` divide it.
 
     Returns:
         Sections in ascending order of their owners.
-
-    Raises:
-        ValueError: Within a super-learner an element has no owner or two, or it owns
-            elements that another does not.
     """
     found: dict[tuple[int, ...], list[Range]] = {}
-    by_vector = [_by_vector(number, one) for number, one in enumerate(super_learners)]
-    _check_same(by_vector)
+    by_vector = [_by_vector(one) for one in super_learners]
     for vector in sorted(by_vector[0]) if by_vector else ():
         rows = [owners[vector] for owners in by_vector]
         ends = sorted({one.end for row in rows for one, _ in row})
@@ -121,40 +118,13 @@ def sections_of(super_learners: Sequence[Owned]) -> list[Section]:
 _Row = list[tuple[Range, int]]
 
 
-def _by_vector(number: int, owned: Owned) -> dict[int, _Row]:
-    """The ranges of each vector in order, with their owners."""
+def _by_vector(owned: Owned) -> dict[int, _Row]:
+    """The ranges of each vector, with their owners."""
     rows: dict[int, _Row] = {}
     for place, ranges in enumerate(owned):
         for one in ranges:
             rows.setdefault(one.vector, []).append((one, place))
-    for vector, row in rows.items():
-        row.sort()
-        for (one, _), begin in zip(row, _ends(row), strict=False):
-            if one.begin != begin:
-                raise ValueError(
-                    f"each element must have one owner in a super-learner, got {one} "
-                    f"of super-learner {number} after element {begin} of vector "
-                    f"{vector}"
-                )
     return rows
-
-
-def _ends(row: _Row) -> Iterator[int]:
-    yield 0
-    yield from (one.end for one, _ in row)
-
-
-def _check_same(by_vector: Sequence[dict[int, _Row]]) -> None:
-    first, *others = (
-        {v: row[-1][0].end for v, row in one.items()} for one in by_vector
-    )
-    for number, lengths in enumerate(others, 1):
-        if lengths != first:
-            raise ValueError(
-                "all super-learners must own the same elements, got lengths "
-                f"{[*first.values()]} in super-learner 0 and {[*lengths.values()]} in "
-                f"super-learner {number}"
-            )
 
 
 def _owner_at(row: _Row, element: int) -> int:
@@ -165,10 +135,3 @@ def _append(ranges: list[Range], new: Range) -> None:
     if ranges and ranges[-1][::2] == (new.vector, new.begin):
         new = Range(new.vector, ranges.pop().begin, new.end)
     ranges.append(new)
-
-
-def _product(numbers: Iterable[int]) -> int:
-    result = 1
-    for number in numbers:
-        result *= number
-    return result

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Placement, Shard
+from typing_extensions import override
 
-from lightning_adpsgd.weights.flat import floating_tensors, layout_of
+from lightning_adpsgd.weights.flat import Weights, floating_tensors, layout_of
 from lightning_adpsgd.weights.sections import Range, Section, row_ranges
 
 DATA_PARALLEL, TENSOR_PARALLEL = "data_parallel", "tensor_parallel"
@@ -32,7 +33,7 @@ class _Slot(NamedTuple):
     address: int
 
 
-class LocalShards:
+class LocalShards(Weights):
     """One vector for each shard and each buffer of a learner.
 
     Args:
@@ -44,7 +45,6 @@ class LocalShards:
         vectors: memory of the shards, those of one dtype together, then that of the
             floating-point buffers, of which each learner has whole ones.
         num_buffers: how many of the vectors are buffers.
-        shared_by: As given.
 
     Raises:
         ValueError: A parameter is not materialised, or not sharded over the learners,
@@ -54,7 +54,8 @@ class LocalShards:
     def __init__(
         self, module: nn.Module, num_learners: int, shared_by: int = 1
     ) -> None:
-        self._module, self.shared_by = module, shared_by
+        super().__init__(module)
+        self.shared_by = shared_by
         found = list(floating_tensors(module))
         weights = [(n, t) for n, t in found if isinstance(t, nn.Parameter)]
         buffers = [(n, t) for n, t in found if not isinstance(t, nn.Parameter)]
@@ -67,15 +68,7 @@ class LocalShards:
         self.num_buffers = len(buffers)
         _check_devices(self.vectors)
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the shards."""
-        return self.vectors[0].device if self.vectors else torch.device("cpu")
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters of the module."""
-        return self._module.parameters()
-
+    @override
     def layout(self) -> str:
         """Names, shapes of the whole weights and dtypes; equal in all learners.
 
@@ -98,6 +91,7 @@ class LocalShards:
             parts, own = (self.shared_by, place) if self._replicated[number] else (1, 0)
             yield Range(number, length * own // parts, length * (own + 1) // parts)
 
+    @override
     def owned(self, size: int) -> list[list[Range]]:
         """The rows of each weight that `fully_shard` gives to each of so many learners.
 
@@ -111,6 +105,7 @@ class LocalShards:
         ]
         return row_ranges(shapes, size)
 
+    @override
     def rebind(self) -> None:
         """Frees gathered weights, so that the next forward gathers them anew.
 
@@ -130,12 +125,8 @@ class LocalShards:
                     "would miss it; change weights in place, or before `trainer.fit`"
                 )
 
+    @override
     def check_views(self) -> None:
-        """Refuses a module whose weights are others than at set-up.
-
-        Raises:
-            RuntimeError: A weight was added, removed or replaced; names the first one.
-        """
         here = {id(tensor): name for name, tensor in floating_tensors(self._module)}
         then = {id(slot.tensor): slot.name for slot in self._slots}
         for number in here.keys() ^ then.keys():

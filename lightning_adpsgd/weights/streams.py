@@ -9,7 +9,6 @@ either: its stream does, on the device. On a CPU there is nothing to order.
 
 import threading
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import NamedTuple
 
 import torch
@@ -108,12 +107,7 @@ class Guard:
         self._state.acquire()
         self._mark.follow()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.leave()
 
     def try_enter(self) -> bool:

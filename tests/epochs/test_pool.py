@@ -20,7 +20,7 @@ from lightning_adpsgd.epochs.work_units import EpochState
 from lightning_adpsgd.islands.members import Member, MemberList
 from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.islands.service import MOST_ERRORS, Service
-from lightning_adpsgd.transport.links import Credentials
+from lightning_adpsgd.transport.links.credentials import Credentials
 from tests.helpers import together, until
 from tests.islands.archipelago import Server, rendezvous
 

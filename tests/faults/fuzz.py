@@ -37,7 +37,6 @@ from lightning_adpsgd.gossip.wire import Damaged, checksum, read_seal, write_sea
 from lightning_adpsgd.islands.members import Beat, MemberList
 from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
 from lightning_adpsgd.transport.base import PeerLost
-from lightning_adpsgd.transport.links import Address
 from lightning_adpsgd.transport.links.connection import Connection, make_header
 from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.links.handshake import (
@@ -46,8 +45,8 @@ from lightning_adpsgd.transport.links.handshake import (
     greet_dialer,
     greet_listener,
 )
-from lightning_adpsgd.transport.links.peer_info import PROTOCOL, PeerInfo
-from lightning_adpsgd.transport.links.sockets import Deadline
+from lightning_adpsgd.transport.links.peer_info import PROTOCOL, PeerInfo, Wanted
+from lightning_adpsgd.transport.links.sockets import Address, Deadline
 
 TOKEN = Credentials(b"a token of a test")
 DIALER = PeerInfo(0, "start 0", "job", "weight:(2,):torch.float32")
@@ -164,7 +163,9 @@ def to_listener(draw: random.Random) -> str:
 def to_dialer(draw: random.Random) -> str:
     """A listener's words to a dialer."""
     with said(damaged(draw, listener_says(draw))) as sock:
-        return judged(lambda: greet_listener(sock, Deadline(5), TOKEN, DIALER, 1))
+        return judged(
+            lambda: greet_listener(sock, Deadline(5), TOKEN, DIALER, Wanted(1))
+        )
 
 
 def judged(reader: Callable[[], PeerInfo]) -> str:

@@ -14,8 +14,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from lightning_adpsgd.gossip import quarantine
 from lightning_adpsgd.gossip.engine import Gossip
-from lightning_adpsgd.gossip.quarantine import NUM_FIRST, Disagreement, WeightsDiverged
+from lightning_adpsgd.gossip.quarantine import (
+    NUM_FIRST,
+    Disagreement,
+    Quarantine,
+    WeightsDiverged,
+)
 from tests.gossip.test_exchange import exchange, two_ends
 from tests.helpers import engines, random_rows, running, until
 from tests.learners import (
@@ -99,9 +105,11 @@ def test_an_exploded_learner_is_refused_counted_and_named(
     wire_dtype: torch.dtype | None,
     caplog: pytest.LogCaptureFixture,
     lanes: list[Disagreement],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(Quarantine, "wants_reload", False)
     vectors, gossips = engines(
-        random_rows(3, length=40), "complete", wire_dtype=wire_dtype, max_reloads=None
+        random_rows(3, length=40), "complete", wire_dtype=wire_dtype
     )
     with running(gossips), caplog.at_level(logging.WARNING):
         used_to_each_other(vectors, gossips, lanes)
@@ -164,8 +172,11 @@ def test_a_learner_that_is_no_number_goes_on_from_a_peer_with_a_fresh_optimizer(
     assert [engine.num_reloads for engine in gossips] == [0, 1, 0]
 
 
-def test_it_ends_when_it_has_gone_on_from_others_too_often() -> None:
-    vectors, gossips = engines(random_rows(2), "ring", max_reloads=2)
+def test_it_ends_when_it_has_gone_on_from_others_too_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quarantine, "MOST_RELOADS", 2)
+    vectors, gossips = engines(random_rows(2), "ring")
 
     def fall_ill() -> bool:
         vectors[1].fill_(NAN)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from lightning_adpsgd.transport.links import Address, LinkTransport
 from lightning_adpsgd.transport.links.peer_info import Wanted
-from lightning_adpsgd.transport.links.sockets import Deadline
+from lightning_adpsgd.transport.links.sockets import Address, Deadline
+from lightning_adpsgd.transport.links.transport import LinkTransport
 from tests.helpers import PATIENCE_S
 
 _PIECE = 256

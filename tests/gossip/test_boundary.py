@@ -22,7 +22,7 @@ from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.matrices import complete
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import PeerLost, Pending, ThreadTransport
+from lightning_adpsgd.transport.base import PeerLost, Pending
 from tests.helpers import (
     PATIENCE,
     PATIENCE_S,
@@ -34,6 +34,7 @@ from tests.helpers import (
     take_first,
     together,
 )
+from tests.threads import ThreadTransport
 
 pytestmark = pytest.mark.usefixtures("engine_device")
 LR = 0.3

@@ -13,23 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.gossip.exchange import (
-    ALIVE,
-    ASK,
-    Buffers,
-    Channel,
-    Lane,
-)
+from lightning_adpsgd.gossip.exchange import ALIVE, ASK, Buffers, Lane, Lanes
 from lightning_adpsgd.gossip.protocol import Outcome
-from lightning_adpsgd.transport.base import (
-    PeerLost,
-    Pending,
-    ThreadTransport,
-    Transport,
-    lane_of,
-)
+from lightning_adpsgd.transport.base import PeerLost, Pending, Transport
 from lightning_adpsgd.weights.replica import PART_ELEMENTS, Replica
 from tests.helpers import PATIENCE, together
+from tests.threads import ThreadTransport
 
 pytestmark = pytest.mark.usefixtures("engine_device")
 
@@ -59,13 +48,9 @@ def two_ends(
         state = threading.Condition()
         replica = Replica([weights], chunk_elements, state)
         buffers = Buffers(replica, wire_dtype)
-        lane = Lane(
-            Channel(transport, 1 - transport.index, lane_of(0, 1), timeout),
-            replica,
-            buffers,
-            wire_dtype,
-            gain,
-        )
+        averages = replica, replica.chunks, buffers, wire_dtype, gain
+        lanes = Lanes(transport, *averages, timeout)
+        lane = lanes.answering(0) if transport.index else lanes.asking(1)
         ends.append(End(weights, replica, lane))
     return ends
 

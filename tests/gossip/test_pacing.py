@@ -187,7 +187,7 @@ def test_rare_exchanges_are_reported_once_with_the_rate_and_the_option(
     state = threading.Condition()
     replica = Replica([torch.zeros(4)], 4, state)
     members = Members.fixed(Schedule(find_topology("ring"), 2), 0)
-    quarantine = Quarantine(members, [], SuperLearnerGroup(), replica, PATIENCE, None)
+    quarantine = Quarantine(members, [], SuperLearnerGroup(), replica, PATIENCE)
     account = Account(members, replica, quarantine, state)
     traffic = Traffic(account, state, 0.05)
     traffic.cores.merged(cost_s)

@@ -37,18 +37,20 @@ class Played:
     def __init__(self) -> None:
         self.lane, self.state = PlayedLane(), threading.Condition()
         self.threads: Any = SimpleNamespace(
-            leaving=threading.Event(), is_over=False, start=lambda *_: None
+            leaving=threading.Event(),
+            is_over=False,
+            start=lambda *_: None,
+            state=self.state,
         )
         self.traffic: Any = SimpleNamespace()
         lane: Any = self.lane
-        self.asker = Asker(1, lane, self.traffic, self.threads, self.state, 0)
+        self.asker = Asker(1, lane, self.traffic, self.threads, 0)
         self.replica = Replica([torch.zeros(4)], 1 << 20, self.state)
         members = Members.fixed(Schedule(find_topology("ring"), 4), 0)
         quarantine: Any = SimpleNamespace(note=lambda outcome, section: None)
         self.account = Account(members, self.replica, quarantine, self.state)
         lanes: Any = SimpleNamespace(asking=lambda peer: self.lane)
-        own: Any = members, lanes, self.traffic, self.account, self.threads, self.state
-        self.peers = Peers(*own)
+        self.peers = Peers(members, lanes, self.traffic, self.account, self.threads)
 
 
 @pytest.fixture
@@ -59,13 +61,13 @@ def played() -> Played:
 def test_the_loss_of_a_peer_that_was_dropped_is_no_news(played: Played) -> None:
     played.lane.is_lost = True
     played.asker.drop()
-    played.asker.run()
+    played.peers._ask(1, played.asker)
 
 
 def test_the_loss_of_another_is_raised(played: Played) -> None:
     played.lane.is_lost = played.threads.is_over = True
     with pytest.raises(PeerLost):
-        played.asker.run()
+        played.peers._ask(1, played.asker)
 
 
 @pytest.mark.parametrize("for_good", [False, True])
@@ -90,7 +92,7 @@ def test_one_that_is_asked_is_dropped_once_and_any_other_at_once(
     played.peers.add(1)
     asker = played.peers._askers[1]
     ended = played.peers.drop(1)
-    assert asker._gone.is_set()
+    assert asker.gone.is_set()
     assert not ended.is_set()
     asker.give_up()
     assert ended.is_set()

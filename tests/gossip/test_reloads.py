@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_adpsgd.gossip import quarantine
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.gossip.quarantine import PATIENCE, Quarantine, WeightsDiverged
@@ -30,7 +31,7 @@ class Clock:
 class Patient:
     """A learner whose peers give what a test says."""
 
-    def __init__(self, max_reloads: int = 3) -> None:
+    def __init__(self) -> None:
         self.clock, vectors = Clock(), [torch.zeros(4)]
         self.gives: list[Tensor] | None = [torch.ones(4)]
         self._replica = Replica(vectors, 1 << 20, threading.Condition())
@@ -40,7 +41,6 @@ class Patient:
             SuperLearnerGroup(),
             self._replica,
             timedelta(seconds=1),
-            max_reloads,
             self.clock,
         )
 
@@ -73,8 +73,9 @@ def test_the_first_reload_is_at_once_and_each_next_one_waits_twice_as_long() -> 
     assert patient.quarantine.num_reloads == 3
 
 
-def test_what_is_long_ago_does_not_count() -> None:
-    patient = Patient(max_reloads=1)
+def test_what_is_long_ago_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quarantine, "MOST_RELOADS", 1)
+    patient = Patient()
     for _ in range(20):
         patient.fall_ill()
         assert patient.waits() == 0.0

@@ -11,7 +11,6 @@ from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import ThreadTransport
 from lightning_adpsgd.weights.sections import Range, Section
 from tests.helpers import (
     PATIENCE,
@@ -21,6 +20,7 @@ from tests.helpers import (
     together,
     until_any,
 )
+from tests.threads import ThreadTransport
 
 pytestmark = pytest.mark.usefixtures("engine_device")
 

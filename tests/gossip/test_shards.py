@@ -11,7 +11,6 @@ from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import ThreadTransport
 from tests.helpers import (
     PATIENCE,
     ThreadSuperLearner,
@@ -22,6 +21,7 @@ from tests.helpers import (
     until,
     until_any,
 )
+from tests.threads import ThreadTransport
 
 pytestmark = pytest.mark.usefixtures("engine_device")
 

@@ -54,13 +54,6 @@ class Pair:
             assert self.exchange(first, second)[2]
         return self.exchange(first, second)[0]
 
-    @property
-    def missed(self) -> int:
-        """Blocks that a lattice left as they were."""
-        codec = self.codecs[0]
-        assert isinstance(codec, Lattice)
-        return codec.missed
-
 
 def vectors(length: int, distance: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
@@ -117,7 +110,7 @@ def test_a_span_too_narrow_leaves_a_block_as_it_is_and_widens() -> None:
     first, second = vectors(BLOCK, 1e-4)
     pair = Pair(Lattice)
     pair.exchange_often(first, second)
-    far, missed = first + 10.0, pair.missed
+    far = first + 10.0
     changes = []
     while not changes or not changes[-1].any():
         change, opposite, accepted = pair.exchange(first, far)
@@ -125,7 +118,7 @@ def test_a_span_too_narrow_leaves_a_block_as_it_is_and_widens() -> None:
         assert torch.equal(change, -opposite)
         changes.append(change)
         assert len(changes) < 12
-    assert pair.missed - missed == len(changes) - 1 > 0
+    assert len(changes) > 1
     torch.testing.assert_close(changes[-1], far - first, atol=0.3, rtol=0)
 
 

@@ -25,7 +25,7 @@ from lightning_adpsgd.islands.rendezvous import RendezvousAddress, serve
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.links import Credentials
+from lightning_adpsgd.transport.links.credentials import Credentials
 from tests import helpers
 from tests.helpers import PATIENCE_S, free_port, until
 

@@ -9,13 +9,12 @@ import pytest
 
 from lightning_adpsgd.islands import connections
 from lightning_adpsgd.islands.connections import Connections
-from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.islands.members import Event, Member, MemberList, Peer, Status
 from lightning_adpsgd.topology.live import LiveSchedule
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import PeerLost
-from lightning_adpsgd.transport.links import probe
+from lightning_adpsgd.transport.links.sockets import probe
 
 OWN, ONE, TWO = (
     Member(number, f"start {number}", "host", (f"127.0.0.1:{number + 1}",))
@@ -38,13 +37,15 @@ class Played:
             drop=self._drop,
             add=lambda number: None,
             forget=lambda number: None,
-            fail=lambda error: None,
             answer=lambda number: None,
-            pull=lambda number: self.pulled,
         )
         members = SimpleNamespace(circle=circle)
         self.engine: Any = SimpleNamespace(
-            peers=peers, sections=[peers], members=members
+            threads=SimpleNamespace(fail=lambda error: None),
+            peers=peers,
+            sections=[peers],
+            members=members,
+            pull=lambda number, seconds: self.pulled.result(seconds),
         )
         self.transport: Any = SimpleNamespace(
             index=0,
@@ -156,19 +157,16 @@ def test_without_a_list_peers_that_are_not_asked_are_probed_now_and_then(
         assert len(played.probed) == num_probes
 
 
-def test_an_island_that_takes_its_number_is_alone_in_its_ring() -> None:
-    taken = list[bool]()
-    schedule = Schedule(find_topology("ring"), 3)
-    members = SimpleNamespace(circle=LiveSchedule.of(schedule, (1, 2), -1))
-    island: Any = SimpleNamespace(
-        _connections=SimpleNamespace(take_number=lambda: taken.append(True)),
-        membership=SimpleNamespace(member=TWO),
-        engine=SimpleNamespace(members=members),
-        _schedule=schedule,
-    )
-    Island._take_number(island)
-    assert taken == [True]
-    assert (members.circle.own, members.circle.numbers) == (2, (2,))
+def test_an_island_that_takes_its_number_is_alone_in_its_ring(
+    ours: Connections, played: Played
+) -> None:
+    played.membership.member = TWO._replace(number=7)
+    renamed = list[int]()
+    played.transport.rename = lambda number, *_: renamed.append(number)
+    ours.take_number()
+    assert renamed == [7]
+    circle = ours.engine.members.circle
+    assert (circle.own, circle.numbers) == (7, (7,))
 
 
 @pytest.mark.parametrize("has_broken", [False, True])

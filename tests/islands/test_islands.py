@@ -21,12 +21,10 @@ from lightning_adpsgd.islands.mean import consensus_of
 from lightning_adpsgd.islands.members import Heartbeat, MemberList, Status
 from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.transport.base import PeerLost
-from lightning_adpsgd.transport.links import (
-    Address,
-    Credentials,
-    LinkTransport,
-    Refused,
-)
+from lightning_adpsgd.transport.links.credentials import Credentials
+from lightning_adpsgd.transport.links.handshake import Refused
+from lightning_adpsgd.transport.links.sockets import Address
+from lightning_adpsgd.transport.links.transport import LinkTransport
 from tests.helpers import PATIENCE_S, engine_threads, random_rows, together, until
 from tests.islands.archipelago import (
     HEARTBEAT,

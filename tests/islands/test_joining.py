@@ -10,6 +10,7 @@ from lightning_adpsgd.gossip.protocol import Position, Pulled
 from lightning_adpsgd.islands.joining import Joining
 from lightning_adpsgd.islands.members import Member, MemberList
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
+from lightning_adpsgd.topology.live import LiveSchedule
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from tests import helpers
@@ -31,9 +32,13 @@ class Learner:
             members=MemberList(1, ROWS),
             steps_of=steps_of,
         )
-        peers = SimpleNamespace(raise_if_failed=lambda: None)
+        threads = SimpleNamespace(raise_if_failed=lambda: None)
+        circle = LiveSchedule.of(Schedule(find_topology("complete"), 1), (), 5)
         connections: Any = SimpleNamespace(
-            engine=SimpleNamespace(peers=peers), pull=self._pull
+            engine=SimpleNamespace(
+                threads=threads, members=SimpleNamespace(circle=circle)
+            ),
+            pull=self._pull,
         )
         node: Any = SimpleNamespace(index=index, agree=lambda flags, timeout: None)
         self.joining = Joining(
@@ -41,12 +46,10 @@ class Learner:
             RendezvousAddress("127.0.0.1", 1, "job"),
             membership,
             connections,
-            Schedule(find_topology("complete"), 1),
             node,
             store,
             PATIENCE,
             helpers.PATIENCE,
-            lambda: None,
         )
 
     def _pull(self, number: int, seconds: float) -> Pulled:

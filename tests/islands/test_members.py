@@ -344,8 +344,8 @@ def test_who_comes_back_under_watch_is_measured_by_its_new_heartbeats() -> None:
 def test_a_silence_of_just_the_bound_is_none() -> None:
     watch = SilenceWatch(silence_s=4.0)
     for second in range(5):
-        assert watch.observe({"a": "1"}, now=100.0 + second) == []
-    assert watch.observe({"a": "1"}, now=104.5) == ["a"]
+        assert watch.look({"a": Beat(1, 0)}, now=100.0 + second) == []
+    assert watch.look({"a": Beat(1, 0)}, now=104.5) == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_adpsgd.islands.members import Heartbeat, Member, MemberList, SilenceWatch
+from lightning_adpsgd.islands.members import (
+    Beat,
+    Heartbeat,
+    Member,
+    MemberList,
+    SilenceWatch,
+)
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.rendezvous import (
     Rendezvous,
@@ -54,51 +60,51 @@ def test_the_members_after_a_number_wrap_around() -> None:
     assert listed.after(5) == [6, 8, 1, 4]
 
 
-def first_told(watch: SilenceWatch, beats: dict[str, str], begin: float) -> float:
+def first_told(watch: SilenceWatch, beats: dict[str, Beat], begin: float) -> float:
     """When a watch that looks each half second first tells of somebody."""
     looks = (begin + 0.5 * number for number in range(100))
-    return next(now for now in looks if watch.observe(beats, now))
+    return next(now for now in looks if watch.look(beats, now))
 
 
 def test_a_beat_that_stands_still_for_too_long_is_told() -> None:
     watch = SilenceWatch(silence_s=3.0)
-    assert watch.observe({"a": "1 0", "b": "1 0"}, now=100.0) == []
-    assert first_told(watch, {"a": "2 0", "b": "1 0"}, 100.5) == 103.5
-    assert watch.observe({"a": "3 0", "b": "1 0"}, now=103.6) == ["b"]
-    assert watch.observe({"a": "3 0", "b": "2 0"}, now=104.1) == []
+    assert watch.look({"a": Beat(1, 0), "b": Beat(1, 0)}, now=100.0) == []
+    assert first_told(watch, {"a": Beat(2, 0), "b": Beat(1, 0)}, 100.5) == 103.5
+    assert watch.look({"a": Beat(3, 0), "b": Beat(1, 0)}, now=103.6) == ["b"]
+    assert watch.look({"a": Beat(3, 0), "b": Beat(2, 0)}, now=104.1) == []
 
 
 def test_a_member_counts_as_dead_after_three_seconds_and_an_outage_is_shorter() -> None:
     """The default; a lost rendezvous must show before its silence kills anybody."""
     watch = SilenceWatch(Heartbeat().silence_s)
-    watch.observe({"a": "1 0"}, now=100.0)
-    assert first_told(watch, {"a": "1 0"}, 100.5) == 103.5
+    watch.look({"a": Beat(1, 0)}, now=100.0)
+    assert first_told(watch, {"a": Beat(1, 0)}, 100.5) == 103.5
     one = Rendezvous(RendezvousAddress("127.0.0.1", 1, "job"))
     assert one._answer_s < Heartbeat().silence_s
 
 
 def test_an_observer_that_was_away_itself_begins_to_count_anew() -> None:
     watch = SilenceWatch(silence_s=3.0)
-    watch.observe({"a": "1 0"}, now=100.0)
+    watch.look({"a": Beat(1, 0)}, now=100.0)
     watch.forget()
-    assert first_told(watch, {"a": "1 0"}, 200.0) == 203.5
+    assert first_told(watch, {"a": Beat(1, 0)}, 200.0) == 203.5
 
 
 def test_a_machine_that_stood_still_finds_nobody_dead() -> None:
     """Whoever wakes first sees the beats of before, for a turn or two."""
     watch = SilenceWatch(silence_s=3.0)
-    watch.observe({"a": "1 0"}, now=100.0)
-    assert watch.observe({"a": "1 0"}, now=200.0) == []
-    assert watch.observe({"a": "1 0"}, now=200.5) == []
-    assert watch.observe({"a": "2 0"}, now=201.0) == []
-    assert first_told(watch, {"a": "2 0"}, 201.5) == 204.5
+    watch.look({"a": Beat(1, 0)}, now=100.0)
+    assert watch.look({"a": Beat(1, 0)}, now=200.0) == []
+    assert watch.look({"a": Beat(1, 0)}, now=200.5) == []
+    assert watch.look({"a": Beat(2, 0)}, now=201.0) == []
+    assert first_told(watch, {"a": Beat(2, 0)}, 201.5) == 204.5
 
 
 def test_who_was_not_watched_meanwhile_is_not_called_silent() -> None:
     watch = SilenceWatch(silence_s=3.0)
-    watch.observe({"a": "1 0"}, now=100.0)
-    watch.observe({}, now=101.0)
-    assert watch.observe({"a": "1 0"}, now=200.0) == []
+    watch.look({"a": Beat(1, 0)}, now=100.0)
+    watch.look({}, now=101.0)
+    assert watch.look({"a": Beat(1, 0)}, now=200.0) == []
 
 
 def test_a_jump_of_the_wall_clock_evicts_nobody(
@@ -121,7 +127,7 @@ def members(
     with ExitStack() as stack:
         for index in range(num):
             one = make(server.address, f"incarnation {index}", heartbeat, **arguments)
-            stack.callback(one.leave, 5.0)
+            stack.callback(one.stop, 5.0)
             assert one.enter(20)
             found.append(one)
         until(
@@ -149,7 +155,7 @@ def make(
 def die(one: Membership) -> None:
     """As a process that is killed."""
     fall_silent(one)
-    one.leave(5.0)
+    one.stop(5.0)
 
 
 def test_numbers_are_given_in_order_and_never_twice() -> None:
@@ -159,14 +165,14 @@ def test_numbers_are_given_in_order_and_never_twice() -> None:
         again = make(server.address, "another incarnation")
         assert again.enter(20)
         assert again.member.number == 3
-        again.leave(5)
+        again.stop(5)
 
 
 def test_a_silent_member_is_evicted_and_one_that_leaves_at_once() -> None:
     with rendezvous() as server, members(server, 3) as three:
         die(three[0])
         until(lambda: numbers(three[2]) == {1, 2}, "the eviction")
-        three[1].leave(5)
+        three[1].stop(5)
         until(lambda: numbers(three[2]) == {2}, "the leave")
         assert three[2].members.epoch >= 5
 
@@ -195,7 +201,7 @@ def test_an_empty_rendezvous_gets_the_list_back_from_the_first_to_find_it() -> N
         late = make(server.address, "a late one")
         assert late.enter(20)
         assert late.member.number == 3  # though the counter had begun at 0 again
-        late.leave(5)
+        late.stop(5)
         client.close()
 
 

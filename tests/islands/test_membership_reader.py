@@ -124,17 +124,17 @@ def test_who_waits_is_woken_by_what_the_first_learner_tells(pair: Pair) -> None:
     pair.reader.start()
     for thread in threads:
         thread.join(PATIENCE_S)
-    pair.reader.leave(PATIENCE_S)
+    pair.reader.stop(PATIENCE_S)
     assert said == dict.fromkeys(waits, True)
 
 
 def test_the_end_of_a_reader_is_waited_for_no_longer_than_a_turn() -> None:
     pair = Pair(Heartbeat(interval_s=10 * PATIENCE_S))
-    pair.reader.leave(PATIENCE_S)  # before it began
+    pair.reader.stop(PATIENCE_S)  # before it began
     pair = Pair(Heartbeat(interval_s=10 * PATIENCE_S))
     pair.reader.start()
     until(lambda: pair.reader._num_turns == 1, "the first turn")
-    pair.reader.leave(PATIENCE_S)
+    pair.reader.stop(PATIENCE_S)
     assert not pair.reader._thread.is_alive()
 
 

@@ -1,5 +1,7 @@
 """Islands whose learners hold one model together, each its own shards."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from torch._C._distributed_c10d import HashStore
 
 from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.islands.island import Sections
-from lightning_adpsgd.transport.links import Refused
+from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.weights.sections import (
     Range,
     Section,
@@ -28,6 +30,7 @@ from tests.islands.archipelago import Server, Trained, rendezvous
 from tests.islands.test_wide_islands import (
     Wide,
     end,
+    in_a_ring,
     start,
     step,
     train_together,
@@ -58,85 +61,67 @@ def put(island: Wide, row: Tensor) -> None:
         one.vector.copy_(part)
 
 
-def begun(server: Server, rows: Tensor) -> list[Wide]:
+@contextmanager
+def begun(server: Server, rows: Tensor) -> Iterator[list[Wide]]:
     """Islands that have joined one after another, and then have these weights."""
-    islands = [sharded(server, row) for row in rows]
-    for island in islands:
-        start(island)
-    learners = [one for island in islands for one in island]
-    until(lambda: all(one.members == len(rows) for one in learners), "the ring")
-    for island, row in zip(islands, rows, strict=True):
-        put(island, row)
-    return islands
+    with in_a_ring([sharded(server, row) for row in rows]) as islands:
+        for island, row in zip(islands, rows, strict=True):
+            put(island, row)
+        yield islands
 
 
 def test_a_newcomer_takes_each_shard_from_who_holds_it() -> None:
     rows = random_rows(2, length=8)
-    with rendezvous() as server:
-        islands = [sharded(server, row) for row in rows]
-        try:
-            for island in islands:
-                start(island)
-            assert torch.equal(row_of(islands[1]), rows[0])
-        finally:
-            end(*islands)
+    with (
+        rendezvous() as server,
+        in_a_ring([sharded(server, row) for row in rows]) as islands,
+    ):
+        assert torch.equal(row_of(islands[1]), rows[0])
     assert engine_threads() == []
 
 
 def test_steps_alone_change_the_sum_of_each_shard() -> None:
     rows = random_rows(3, length=8)
-    with rendezvous() as server:
-        islands = begun(server, rows)
-        try:
-            learners = [one for island in islands for one in island]
-            for number in range(30):
-                for s, island in enumerate(islands):
-                    step(island, 0.1 * s if number < 10 else 0.0)
-            train_together(islands, lambda: all(o.exchanges > 3 for o in learners))
-            until(lambda: all(one.is_idle for one in learners), "the last exchanges")
-            after = torch.stack([row_of(island) for island in islands])
-            torch.testing.assert_close(after.sum(0), rows.sum(0) + 10 * 0.3)
-            assert (after - rows).abs().max() > 0.1
-        finally:
-            end(*islands)
+    with rendezvous() as server, begun(server, rows) as islands:
+        learners = [one for island in islands for one in island]
+        for number in range(30):
+            for s, island in enumerate(islands):
+                step(island, 0.1 * s if number < 10 else 0.0)
+        train_together(islands, lambda: all(o.exchanges > 3 for o in learners))
+        until(lambda: all(one.is_idle for one in learners), "the last exchanges")
+        after = torch.stack([row_of(island) for island in islands])
+        torch.testing.assert_close(after.sum(0), rows.sum(0) + 10 * 0.3)
+        assert (after - rows).abs().max() > 0.1
 
 
 def test_the_mean_is_taken_shard_by_shard() -> None:
     rows = random_rows(2, length=8)
-    with rendezvous() as server:
-        islands = begun(server, rows)
-        try:
-            first = islands[0]
-            found = together(
-                [lambda one=one: one.island.average([one.vector], []) for one in first]
-            )
-            distance = (rows - rows.mean(0)).square().sum(1).mean().sqrt()
-            mean = torch.cat([one.vector for one in first])
-            torch.testing.assert_close(mean, rows.mean(0))
-            for consensus in found:
-                assert consensus.members == 2
-                torch.testing.assert_close(consensus.distance, float(distance))
-        finally:
-            end(*islands)
+    with rendezvous() as server, begun(server, rows) as islands:
+        first = islands[0]
+        found = together(
+            [lambda one=one: one.island.average([one.vector], []) for one in first]
+        )
+        distance = (rows - rows.mean(0)).square().sum(1).mean().sqrt()
+        mean = torch.cat([one.vector for one in first])
+        torch.testing.assert_close(mean, rows.mean(0))
+        for consensus in found:
+            assert consensus.members == 2
+            torch.testing.assert_close(consensus.distance, float(distance))
 
 
 def test_an_island_dies_and_comes_back_with_the_weights_of_the_others() -> None:
     rows = random_rows(2, length=8)
-    with rendezvous() as server:
-        islands = begun(server, rows)
-        try:
-            staying, dying = islands
-            for one in dying:
-                one.die()
-            until(lambda: all(one.members == 1 for one in staying), "the closed ring")
-            step(staying, 1.0)
-            put(staying, rows[0])
-            islands[1] = back = sharded(server, rows[1])
-            start(back)
-            assert torch.equal(row_of(back), rows[0])
-            assert [one.island.position.steps for one in back] == [1, 1]
-        finally:
-            end(*islands)
+    with rendezvous() as server, begun(server, rows) as islands:
+        staying, dying = islands
+        for one in dying:
+            one.die()
+        until(lambda: all(one.members == 1 for one in staying), "the closed ring")
+        step(staying, 1.0)
+        put(staying, rows[0])
+        islands[1] = back = sharded(server, rows[1])
+        start(back)
+        assert torch.equal(row_of(back), rows[0])
+        assert [one.island.position.steps for one in back] == [1, 1]
 
 
 def test_whole_and_sharded_learners_do_not_exchange() -> None:
@@ -215,44 +200,39 @@ def test_islands_of_two_and_of_four_learners_exchange(holds_all: bool) -> None:
         parts = [one.vector for one in island]
         return parts[0] if holds_all else torch.cat(parts)
 
-    with rendezvous() as server:
-        islands = [
-            unequal(server, rows[s], size, holds_all) for s, size in enumerate((2, 4))
-        ]
-        try:
+    with (
+        rendezvous() as server,
+        in_a_ring(
+            [unequal(server, rows[s], size, holds_all) for s, size in enumerate((2, 4))]
+        ) as islands,
+    ):
+        assert torch.equal(row(islands[1]), rows[0])
+        length = len(rows[0])
+        for island, weights in zip(islands, rows, strict=True):
+            parts = [length // (1 if holds_all else len(island))] * len(island)
+            held = [weights] * len(island) if holds_all else weights.split(parts)
+            for one, part in zip(island, held, strict=True):
+                one.vector.copy_(part)
+        mean = rows.mean(0)
+        train_together(
+            islands,
+            lambda: all((row(i) - mean).abs().max() < 0.01 for i in islands),
+        )
+        if holds_all:
             for island in islands:
-                start(island)
-            assert torch.equal(row(islands[1]), rows[0])
-            learners = [one for island in islands for one in island]
-            until(lambda: all(one.members == 2 for one in learners), "the ring")
-            length = len(rows[0])
-            for island, weights in zip(islands, rows, strict=True):
-                parts = [length // (1 if holds_all else len(island))] * len(island)
-                held = [weights] * len(island) if holds_all else weights.split(parts)
-                for one, part in zip(island, held, strict=True):
-                    one.vector.copy_(part)
-            mean = rows.mean(0)
-            train_together(
-                islands,
-                lambda: all((row(i) - mean).abs().max() < 0.01 for i in islands),
-            )
-            if holds_all:
-                for island in islands:
-                    assert all(torch.equal(o.vector, row(island)) for o in island)
-            found = together(
-                [lambda o=o: o.island.average([o.vector], []) for o in islands[0]]
-            )
-            assert [consensus.members for consensus in found] == [2, 2]
-            torch.testing.assert_close(row(islands[0]), mean, atol=0.01, rtol=0)
+                assert all(torch.equal(o.vector, row(island)) for o in island)
+        found = together(
+            [lambda o=o: o.island.average([o.vector], []) for o in islands[0]]
+        )
+        assert [consensus.members for consensus in found] == [2, 2]
+        torch.testing.assert_close(row(islands[0]), mean, atol=0.01, rtol=0)
 
-            for one in islands[1]:
-                one.die()
-            until(lambda: all(one.members == 1 for one in islands[0]), "its absence")
-            islands[1] = unequal(server, rows[1], 4, holds_all)
-            start(islands[1])
-            torch.testing.assert_close(row(islands[1]), row(islands[0]))
-        finally:
-            end(*islands)
+        for one in islands[1]:
+            one.die()
+        until(lambda: all(one.members == 1 for one in islands[0]), "its absence")
+        islands[1] = unequal(server, rows[1], 4, holds_all)
+        start(islands[1])
+        torch.testing.assert_close(row(islands[1]), row(islands[0]))
     assert engine_threads() == []
 
 
@@ -288,25 +268,20 @@ def sharing_layers(server: Server, row: Tensor) -> Wide:
 
 def test_what_both_learners_have_is_equal_in_a_newcomer_and_in_the_mean() -> None:
     rows = random_rows(2, length=8)
-    with rendezvous() as server:
-        islands = [sharing_layers(server, row) for row in rows]
-        try:
-            for island in islands:
-                start(island)
-            for one in islands[1]:
-                assert torch.equal(one.vector, rows[0])
-            learners = [one for island in islands for one in island]
-            until(lambda: all(one.members == 2 for one in learners), "the ring")
-            for one in islands[1]:
-                one.vector.copy_(rows[1])
-            found = together(
-                [lambda o=o: o.island.average([o.vector], []) for o in islands[0]]
-            )
-            distance = 0.5 * (rows[0] - rows[1])
-            # The first three are those of two shards, which are alike here.
-            square = distance.square().sum() + distance[:3].square().sum()
-            for one, consensus in zip(islands[0], found, strict=True):
-                torch.testing.assert_close(one.vector, rows.mean(0))
-                torch.testing.assert_close(consensus.distance, float(square.sqrt()))
-        finally:
-            end(*islands)
+    with (
+        rendezvous() as server,
+        in_a_ring([sharing_layers(server, row) for row in rows]) as islands,
+    ):
+        for one in islands[1]:
+            assert torch.equal(one.vector, rows[0])
+        for one in islands[1]:
+            one.vector.copy_(rows[1])
+        found = together(
+            [lambda o=o: o.island.average([o.vector], []) for o in islands[0]]
+        )
+        distance = 0.5 * (rows[0] - rows[1])
+        # The first three are those of two shards, which are alike here.
+        square = distance.square().sum() + distance[:3].square().sum()
+        for one, consensus in zip(islands[0], found, strict=True):
+            torch.testing.assert_close(one.vector, rows.mean(0))
+            torch.testing.assert_close(consensus.distance, float(square.sqrt()))

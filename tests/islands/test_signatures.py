@@ -12,7 +12,7 @@ from lightning_adpsgd.islands.members import Member, MemberList
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.islands.signatures import Signatures
-from lightning_adpsgd.transport.links import Credentials
+from lightning_adpsgd.transport.links.credentials import Credentials
 from tests.helpers import PATIENCE_S, until
 from tests.islands.archipelago import HEARTBEAT, Server, rendezvous
 from tests.islands.test_membership import die
@@ -103,7 +103,7 @@ def test_a_stranger_moves_nobody_to_another_address() -> None:
         found = as_stranger(server, lambda store: json.loads(store.get("members")))
         assert {tuple(row[3]) for row in found[1]} == {("10.0.0.1:1",)}
         for one in both:
-            one.leave(5)
+            one.stop(5)
 
 
 def test_a_stranger_adds_nobody_to_the_list() -> None:
@@ -120,7 +120,7 @@ def test_a_stranger_adds_nobody_to_the_list() -> None:
         for _ in range(12):
             assert one.refresh(PATIENCE_S)
         assert set(one.members.by_number) == {0}
-        one.leave(5)
+        one.stop(5)
 
 
 def test_a_stranger_keeps_no_dead_member_alive() -> None:
@@ -141,4 +141,4 @@ def test_a_stranger_keeps_no_dead_member_alive() -> None:
 
         until(is_evicted, "the eviction")
         stranger.close()
-        one.leave(5)
+        one.stop(5)

@@ -17,7 +17,7 @@ from lightning_adpsgd.islands.rendezvous import (
     RendezvousUnreachable,
 )
 from lightning_adpsgd.islands.signatures import Signatures
-from lightning_adpsgd.transport.links import Credentials
+from lightning_adpsgd.transport.links.credentials import Credentials
 from tests.helpers import PATIENCE_S
 
 SILENCE_S = 3.0
@@ -86,7 +86,7 @@ class Turns:
 
     @property
     def numbers(self) -> set[int]:
-        return set(self.listed.members().members.by_number)
+        return set(self.listed.members()[1].by_number)
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_the_first_of_a_list_begins_at_an_epoch_after_all_known(turns: Turns) ->
     turns.take(2)
     assert turns.numbers == set()
     turns.take(20)
-    found = turns.listed.members().members
+    found = turns.listed.members()[1]
     assert (found.epoch, set(found.by_number)) == (5, {0})
     assert found.by_number[0].origin == "mine"
 
@@ -248,7 +248,7 @@ def test_the_time_between_making_a_membership_and_its_start_is_no_stop(
     turns.clock.now += 100
     turns.one._ending = True  # its thread ends without a turn
     turns.one.start()
-    turns.one.leave(PATIENCE_S)
+    turns.one.stop(PATIENCE_S)
     assert turns.one.is_awake
 
 
@@ -488,7 +488,7 @@ def test_a_member_is_described_by_what_is_said_of_it(turns: Turns) -> None:
     described = Member(-1, "mine", "host", ("here:1",), "mine")
     assert turns.one.member == described
     turns.enter()
-    assert turns.listed.members().members.by_number == {0: described._replace(number=0)}
+    assert turns.listed.members()[1].by_number == {0: described._replace(number=0)}
 
 
 def test_the_log_says_nothing_of_an_outage_before_training(

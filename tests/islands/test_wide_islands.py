@@ -1,7 +1,8 @@
 """Islands of several learners, each of which carries its shard."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from lightning_adpsgd.gossip import quarantine
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.gossip.quarantine import WeightsDiverged
 from tests.helpers import (
@@ -46,82 +48,83 @@ def end(*islands: Wide) -> None:
         together([one.island.abort for one in island])
 
 
+@contextmanager
+def in_a_ring(islands: list[Wide]) -> Iterator[list[Wide]]:
+    """Islands that have joined one after another, until the end of a test."""
+    try:
+        for island in islands:
+            start(island)
+        learners = [one for island in islands for one in island]
+        until(lambda: all(o.members == len(islands) for o in learners), "the ring")
+        yield islands
+    finally:
+        end(*islands)
+
+
 def test_learners_of_an_island_begin_alike_and_stay_alike() -> None:
     rows = random_rows(2, length=8)
-    with rendezvous() as server:
-        islands = [wide(server, row) for row in rows]
-        try:
+    with (
+        rendezvous() as server,
+        in_a_ring([wide(server, row) for row in rows]) as islands,
+    ):
+        for one in islands[1]:
+            assert one.island.started_from == Position()
+            assert torch.equal(one.vector, rows[0])
+        for island, row in zip(islands, rows, strict=True):
+            for one in island:
+                one.vector.copy_(row)
+        mean = rows.mean(0)
+
+        def at_the_mean() -> bool:
             for island in islands:
-                start(island)
-            until(lambda: all(o.members == 2 for i in islands for o in i), "the ring")
-            for one in islands[1]:
-                assert one.island.started_from == Position()
-                assert torch.equal(one.vector, rows[0])
-            for island, row in zip(islands, rows, strict=True):
-                for one in island:
-                    one.vector.copy_(row)
-            mean = rows.mean(0)
+                step(island)
+            learners = [one for island in islands for one in island]
+            return all((o.vector - mean).abs().max() < 0.01 for o in learners)
 
-            def at_the_mean() -> bool:
-                for island in islands:
-                    step(island)
-                learners = [one for island in islands for one in island]
-                return all((o.vector - mean).abs().max() < 0.01 for o in learners)
-
-            until(at_the_mean, "the mean")
-            for first, second in islands:
-                assert torch.equal(first.vector, second.vector)
-        finally:
-            end(*islands)
+        until(at_the_mean, "the mean")
+        for first, second in islands:
+            assert torch.equal(first.vector, second.vector)
     assert engine_threads() == []
 
 
 def test_the_mean_is_that_of_whole_islands() -> None:
     rows = random_rows(2, length=8)
-    with rendezvous() as server:
-        islands = [wide(server, row) for row in rows]
-        try:
-            for island in islands:
-                start(island)
-            for island, row in zip(islands, rows, strict=True):
-                for one in island:
-                    one.vector.copy_(row)
-            first = islands[0]
-            until(lambda: all(one.members == 2 for one in first), "the ring")
-            found = together(
-                [lambda one=one: one.island.average([one.vector], []) for one in first]
-            )
-            distance = (rows - rows.mean(0)).square().sum(1).mean().sqrt()
-            for one, consensus in zip(first, found, strict=True):
-                torch.testing.assert_close(one.vector, rows.mean(0))
-                assert consensus.members == 2
-                torch.testing.assert_close(consensus.distance, float(distance))
-        finally:
-            end(*islands)
+    with (
+        rendezvous() as server,
+        in_a_ring([wide(server, row) for row in rows]) as islands,
+    ):
+        for island, row in zip(islands, rows, strict=True):
+            for one in island:
+                one.vector.copy_(row)
+        first = islands[0]
+        found = together(
+            [lambda one=one: one.island.average([one.vector], []) for one in first]
+        )
+        distance = (rows - rows.mean(0)).square().sum(1).mean().sqrt()
+        for one, consensus in zip(first, found, strict=True):
+            torch.testing.assert_close(one.vector, rows.mean(0))
+            assert consensus.members == 2
+            torch.testing.assert_close(consensus.distance, float(distance))
 
 
 def test_the_death_of_an_island_is_survived_by_all_learners_of_another() -> None:
     rows = random_rows(3, length=8)
-    with rendezvous() as server:
-        islands = [wide(server, row) for row in rows]
-        try:
-            for island in islands:
-                start(island)
-            rest = [one for island in (islands[0], islands[2]) for one in island]
-            until(lambda: all(one.members == 3 for one in rest), "the ring")
-            for one in islands[1]:
-                one.die()
-            until(lambda: all(one.members == 2 for one in rest), "the closed ring")
-            least = [one.exchanges + 3 for one in rest]
+    with (
+        rendezvous() as server,
+        in_a_ring([wide(server, row) for row in rows]) as islands,
+    ):
+        rest = [one for island in (islands[0], islands[2]) for one in island]
+        for one in islands[1]:
+            one.die()
+        until(lambda: all(one.members == 2 for one in rest), "the closed ring")
+        least = [one.exchanges + 3 for one in rest]
 
-            def all_exchange() -> bool:
-                step(islands[0])
-                step(islands[2])
-                return all(o.exchanges >= n for o, n in zip(rest, least, strict=True))
+        def all_exchange() -> bool:
+            step(islands[0])
+            step(islands[2])
+            return all(o.exchanges >= n for o, n in zip(rest, least, strict=True))
 
-            until(all_exchange, "exchanges without the dead")
-        finally:
-            end(*islands)
+        until(all_exchange, "exchanges without the dead")
 
 
 def train_together(islands: list[Wide], condition: Callable[[], bool]) -> None:
@@ -136,32 +139,27 @@ def train_together(islands: list[Wide], condition: Callable[[], bool]) -> None:
 def test_one_learner_is_told_to_leave_and_all_do_at_one_step() -> None:
     """They have merged what the others gave, and nothing else has changed the sum."""
     rows = random_rows(2, length=8)
-    with rendezvous() as server:
-        islands = leaving, staying = [wide(server, row) for row in rows]
-        try:
-            for island in islands:
-                start(island)
-            learners = [*leaving, *staying]
-            until(lambda: all(o.members == 2 for o in learners), "the ring")
-            for island, row in zip(islands, rows, strict=True):
-                for one in island:
-                    one.vector.copy_(row)
-            train_together(islands, lambda: all(o.exchanges > 3 for o in learners))
-            leaving[1].island.engine.members.wants_to_leave = True
-            assert not any(one.island.engine.leaves for one in leaving)
-            train_together(
-                [leaving], lambda: any(o.island.engine.leaves for o in leaving)
-            )
-            assert all(one.island.engine.leaves for one in leaving)
-            until(lambda: all(one.is_idle for one in learners), "the last exchanges")
-            left = torch.cat([*shard_of(staying[0]), *shard_of(staying[1])])
-            together([one.island.depart for one in leaving])
-            for one in leaving:
-                torch.testing.assert_close(one.vector, rows.sum(0) - left)
-            until(lambda: all(o.members == 1 for o in staying), "its absence")
-            assert [one.island.statistics().lost for one in staying] == [0, 0]
-        finally:
-            end(*islands)
+    with (
+        rendezvous() as server,
+        in_a_ring([wide(server, row) for row in rows]) as islands,
+    ):
+        leaving, staying = islands
+        learners = [*leaving, *staying]
+        for island, row in zip(islands, rows, strict=True):
+            for one in island:
+                one.vector.copy_(row)
+        train_together(islands, lambda: all(o.exchanges > 3 for o in learners))
+        leaving[1].island.engine.members.wants_to_leave = True
+        assert not any(one.island.engine.leaves for one in leaving)
+        train_together([leaving], lambda: any(o.island.engine.leaves for o in leaving))
+        assert all(one.island.engine.leaves for one in leaving)
+        until(lambda: all(one.is_idle for one in learners), "the last exchanges")
+        left = torch.cat([*shard_of(staying[0]), *shard_of(staying[1])])
+        together([one.island.depart for one in leaving])
+        for one in leaving:
+            torch.testing.assert_close(one.vector, rows.sum(0) - left)
+        until(lambda: all(o.members == 1 for o in staying), "its absence")
+        assert [one.island.statistics().lost for one in staying] == [0, 0]
 
 
 def shard_of(one: Trained) -> list[Tensor]:
@@ -172,28 +170,24 @@ def shard_of(one: Trained) -> list[Tensor]:
 def test_all_learners_of_a_sick_island_go_on_from_one_peer(sick_element: int) -> None:
     """Whichever of them notices it in its shard."""
     rows = random_rows(3, length=8)
-    with rendezvous() as server:
-        islands = [wide(server, row) for row in rows]
-        try:
-            for island in islands:
-                start(island)
-            learners = [one for island in islands for one in island]
-            until(lambda: all(one.members == 3 for one in learners), "the ring")
-            for island, row in zip(islands, rows, strict=True):
-                for one in island:
-                    one.vector.copy_(row)
-            sick = islands[1]
-            for one in sick:
-                one.vector[sick_element] = float("nan")
-            train_together(islands, lambda: reloads(sick) == [1, 1])
-            train_together(islands, lambda: all_are_finite(learners))
-            for first, second in islands:
-                assert torch.equal(first.vector, second.vector)
-            assert [reloads(island) for island in islands] == [[0, 0], [1, 1], [0, 0]]
-            assert [one.island.engine.num_reloads for one in sick] == [1, 1]
-            assert all(one.vector.abs().max() < 100 for one in learners)
-        finally:
-            end(*islands)
+    with (
+        rendezvous() as server,
+        in_a_ring([wide(server, row) for row in rows]) as islands,
+    ):
+        learners = [one for island in islands for one in island]
+        for island, row in zip(islands, rows, strict=True):
+            for one in island:
+                one.vector.copy_(row)
+        sick = islands[1]
+        for one in sick:
+            one.vector[sick_element] = float("nan")
+        train_together(islands, lambda: reloads(sick) == [1, 1])
+        train_together(islands, lambda: all_are_finite(learners))
+        for first, second in islands:
+            assert torch.equal(first.vector, second.vector)
+        assert [reloads(island) for island in islands] == [[0, 0], [1, 1], [0, 0]]
+        assert [one.island.engine.num_reloads for one in sick] == [1, 1]
+        assert all(one.vector.abs().max() < 100 for one in learners)
 
 
 def reloads(island: Wide) -> list[int]:
@@ -204,35 +198,33 @@ def all_are_finite(learners: Wide) -> bool:
     return all(bool(one.vector.isfinite().all()) for one in learners)
 
 
-def test_a_wide_island_ends_as_a_whole_when_it_is_sick_too_often() -> None:
+def test_a_wide_island_ends_as_a_whole_when_it_is_sick_too_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quarantine, "MOST_RELOADS", 0)
     rows = random_rows(2, length=8)
-    with rendezvous() as server:
-        islands = [wide(server, row, max_reloads=0) for row in rows]
-        try:
-            for island in islands:
-                start(island)
-            learners = [one for island in islands for one in island]
-            until(lambda: all(one.members == 2 for one in learners), "the ring")
-            errors: list[WeightsDiverged] = []
+    with (
+        rendezvous() as server,
+        in_a_ring([wide(server, row) for row in rows]) as islands,
+    ):
+        errors: list[WeightsDiverged] = []
 
-            def train_to_its_end(one: Trained) -> None:
-                one.vector[0] = float("nan")
-                with pytest.raises(WeightsDiverged, match="after 0 reloads") as error:
-                    until(lambda: bool(one.step()), "the end of the learner")
-                errors.append(error.value)
+        def train_to_its_end(one: Trained) -> None:
+            one.vector[0] = float("nan")
+            with pytest.raises(WeightsDiverged, match="after 0 reloads") as error:
+                until(lambda: bool(one.step()), "the end of the learner")
+            errors.append(error.value)
 
-            ended = threading.Event()
+        ended = threading.Event()
 
-            def train_on() -> None:
-                while not ended.is_set():
-                    step(islands[0])
+        def train_on() -> None:
+            while not ended.is_set():
+                step(islands[0])
 
-            others = threading.Thread(target=train_on)
-            others.start()
-            together([lambda one=one: train_to_its_end(one) for one in islands[1]])
-            ended.set()
-            others.join(20)
-            assert len(errors) == 2
-            assert all_are_finite(islands[0])
-        finally:
-            end(*islands)
+        others = threading.Thread(target=train_on)
+        others.start()
+        together([lambda one=one: train_to_its_end(one) for one in islands[1]])
+        ended.set()
+        others.join(20)
+        assert len(errors) == 2
+        assert all_are_finite(islands[0])

@@ -9,10 +9,10 @@ from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import ShardGather
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import ThreadTransport
 from lightning_adpsgd.weights.flat import FlatParameters
 from lightning_adpsgd.weights.replica import Replica, as_real
 from tests.helpers import PATIENCE, ThreadSuperLearner, together
+from tests.threads import ThreadTransport
 
 
 class Spectral(nn.Module):

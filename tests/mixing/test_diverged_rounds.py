@@ -11,8 +11,8 @@ from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import ThreadTransport
 from tests.helpers import PATIENCE, ThreadSuperLearner, random_rows, together
+from tests.threads import ThreadTransport
 
 NAN, INF = float("nan"), float("inf")
 

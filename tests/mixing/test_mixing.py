@@ -20,7 +20,6 @@ from lightning_adpsgd.mixing.synchronous import (
 )
 from lightning_adpsgd.topology.named import Topology, find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import ThreadTransport
 from lightning_adpsgd.weights.worker import InlineWorker
 from tests.helpers import (
     ALL_TOPOLOGIES,
@@ -35,6 +34,7 @@ from tests.helpers import (
     together,
     topologies_of,
 )
+from tests.threads import ThreadTransport
 
 pytestmark = pytest.mark.usefixtures("engine_device")
 

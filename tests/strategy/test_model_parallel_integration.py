@@ -21,15 +21,15 @@ from typing_extensions import override
 from lightning_adpsgd import HADPSGDStrategy
 from tests.examples.programs import program_of
 from tests.helpers import PATIENCE, PROGRAM_S
-from tests.learners import learners, trainer_of, values
+from tests.learners import Trajectory, learners, trainer_of, values
 from tests.sharded import (
     LR,
     Block,
     FromMeta,
     Network,
     Run,
-    Trajectory,
     Transformer,
+    as_vector,
     needs_fsdp2_on_cpus,
     sequences,
 )
@@ -50,7 +50,7 @@ def strategy(
 def fit(
     rank: int, strategy: Any, module: Transformer | None = None, **arguments: Any
 ) -> Run:
-    module, trajectory = module or Transformer(), Trajectory()
+    module, trajectory = module or Transformer(), Trajectory(as_vector)
     callbacks = [trajectory, *arguments.pop("callbacks", ())]
     trainer = trainer_of(strategy, 4, callbacks=callbacks, **arguments)
     training, validation = (sequences(n, rank, 4) for n in (NUM_SEQUENCES, 8))

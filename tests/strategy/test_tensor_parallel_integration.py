@@ -33,11 +33,10 @@ from lightning_adpsgd.strategy.checkpoints.sharded import (
 )
 from lightning_adpsgd.weights.shards import local_part
 from tests.helpers import PATIENCE, PROGRAM_S
-from tests.learners import learners, trainer_of, values
+from tests.learners import Trajectory, learners, trainer_of, values
 from tests.sharded import (
     LR,
     Run,
-    Trajectory,
     Transformer,
     as_vector,
     needs_fsdp2_on_cpus,
@@ -66,22 +65,17 @@ def whole(communication: Any, **dials: Any) -> HADPSGDStrategy:
     return HADPSGDStrategy("complete", communication, 2, timeout=PATIENCE, **dials)
 
 
-class Replicated(Trajectory):
-    """What this learner has of the weights that both learners have, after each step."""
-
-    @override
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        every = pl_module.named_parameters()
-        kept = (local_part(w) for name, w in every if not name.endswith(CUT))
-        self.weights.append(torch.cat([w.detach().flatten() for w in kept]))
+def replicated(module: Any) -> Tensor:
+    """What this learner has of the weights that both learners have."""
+    every = module.named_parameters()
+    kept = (local_part(w) for name, w in every if not name.endswith(CUT))
+    return torch.cat([w.detach().flatten() for w in kept])
 
 
 def fit(
     rank: int, strategy: Any, module: Any = None, path: Any = None, **arguments: Any
 ) -> Run:
-    module, seen = module or Transformer(depth=1), Replicated()
+    module, seen = module or Transformer(depth=1), Trajectory(replicated)
     trainer = trainer_of(strategy, 4, callbacks=[seen], **arguments)
     training, validation = (sequences(n, rank // 2, 2) for n in (NUM_SEQUENCES, 4))
     trainer.fit(module, training, validation, ckpt_path=path)

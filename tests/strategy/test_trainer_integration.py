@@ -60,6 +60,7 @@ from tests.learners import (
     Quadratic,
     Rows,
     Sampled,
+    Trajectory,
     consensus_after,
     each,
     gossip,
@@ -72,19 +73,6 @@ from tests.learners import (
 
 ALONE = Topology("alone", lambda index, *_: {index: 1.0}, lambda size: 1)
 """Nobody meets anybody: the local weights are those of plain SGD."""
-
-
-class Trajectory(pl.Callback):
-    """This learner's own weights after each step."""
-
-    def __init__(self) -> None:
-        self.weights: list[Tensor] = []
-
-    @override
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self.weights.append(pl_module.weight.detach().clone())
 
 
 def fit(

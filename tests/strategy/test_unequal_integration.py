@@ -16,12 +16,12 @@ from typing_extensions import override
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.topology.partition import Partition
 from tests.helpers import PATIENCE, PROGRAM_S
-from tests.learners import Rows, learners, loader, trainer_of, values
+from tests.learners import Rows, Trajectory, learners, loader, trainer_of, values
 from tests.sharded import (
     LR,
     Run,
-    Trajectory,
     Transformer,
+    as_vector,
     needs_fsdp2_on_cpus,
     sequences,
 )
@@ -61,7 +61,7 @@ def fit(
     resume: Path | None = None,
     max_epochs: int = 1,
 ) -> Run:
-    module, trajectory = Transformer(seed=rank // 2), Trajectory()
+    module, trajectory = Transformer(seed=rank // 2), Trajectory(as_vector)
     module.lr = lr
     arguments = {"callbacks": [trajectory, Saves(save)], "max_epochs": max_epochs}
     trainer = trainer_of(strategy, NUM, **arguments)

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from lightning_adpsgd.transport.base import (
     SYNCHRONOUS_LANE,
     PeerLost,
-    ThreadTransport,
     Transport,
     lane_of,
     one_behind,
 )
 from lightning_adpsgd.transport.process_group import DistributedTransport
 from tests.helpers import PATIENCE, Swap, forked, swap, together
+from tests.threads import ThreadTransport
 
 Program = Callable[[Transport], Any]
 Run = Callable[[int, Program], list[Any]]

@@ -96,19 +96,3 @@ def test_an_owner_finds_a_section_in_its_own_part() -> None:
         views = section.seen_by(mine).views(part)
         assert [v.tolist() for v in views] == [v.tolist() for v in whole]
     assert [v.tolist() for v in whole] == [[6, 7], [13]]
-
-
-@pytest.mark.parametrize(
-    ("owned", "message"),
-    [
-        ([[[Range(0, 0, 2)], [Range(0, 3, 4)]]], "one owner .* after element 2"),
-        ([[[Range(0, 0, 2)], [Range(0, 1, 4)]]], "one owner .* after element 2"),
-        ([[[Range(0, 1, 2)]]], "one owner .* after element 0"),
-        ([[[Range(0, 0, 4)]], [[Range(0, 0, 3)]]], r"\[4\] in .* 0 and \[3\] in .* 1"),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(
-    owned: list[list[list[Range]]], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        sections_of(owned)

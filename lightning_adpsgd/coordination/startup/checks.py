@@ -41,7 +41,7 @@ from lightning_adpsgd.coordination.startup.reachability import (
 )
 from lightning_adpsgd.coordination.store import store_at
 from lightning_adpsgd.files import boot_id
-from lightning_adpsgd.transport.links import Address, probe
+from lightning_adpsgd.transport.links.sockets import Address, probe
 from lightning_adpsgd.transport.network_interfaces import (
     VARIABLE,
     NoSuchInterface,

@@ -101,18 +101,9 @@ def greet_listener(
     deadline: Deadline,
     credentials: Credentials,
     mine: PeerInfo,
-    wanted: int,
-    incarnation: str = "",
-    address: str = "",
+    wanted: Wanted,
 ) -> PeerInfo:
     """Plays the dialer's part; returns who the listener is.
-
-    Args:
-        mine: who dials.
-        wanted: number of the member that is expected to listen.
-        incarnation: incarnation of it that is expected; empty: any.
-        address: address that was dialed, which the listener compares with its own, and
-            so notices a relay that the member list was made to name; empty: any.
 
     Raises:
         Refused: The ends do not fit together; the message says in what.
@@ -128,11 +119,10 @@ def greet_listener(
         raise Refused(_OTHER_TOKEN)
     if not session.accepts_proof(_LISTENER):
         raise Refused("it could not prove that it has our token")
-    whom = Wanted(wanted, incarnation, address)
-    session.send_info(_DIALERS_INFO, mine, wanted=whom)
+    session.send_info(_DIALERS_INFO, mine, wanted=wanted)
     theirs, message = session.receive_info(_LISTENERS_INFO, mine)
     refusal = str(message.get("refusal", ""))
-    if reason := refusal or _objection(mine, theirs, whom, ()):
+    if reason := refusal or _objection(mine, theirs, wanted, ()):
         raise Refused(reason)
     return theirs
 

@@ -6,28 +6,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
 
 from lightning_adpsgd.transport.links.sockets import Address, Deadline
 
 _log = logging.getLogger(__name__)
 
 
-class Bounds(NamedTuple):
-    """What connections may take of this process before they are admitted.
-
-    Attributes:
-        seconds: time for a whole handshake.
-        pending: number of handshakes at once; a further connection is closed.
-        pending_of_address: number of these from one address.
-    """
-
-    seconds: float = 5.0
-    pending: int = 64
-    pending_of_address: int = 16
-
-
-BOUNDS = Bounds()
+# What connections may take of this process before they are admitted: time for a whole
+# handshake, and handshakes at once, in all and from one address.
+HANDSHAKE_S, MOST_PENDING, MOST_OF_ADDRESS = 5.0, 64, 16
 
 
 class Probe(Exception):
@@ -47,7 +34,6 @@ class Listener:
         welcome: called in a thread of its own with a connection, which it owns if it
             returns. What it raises says why the connection is turned away, except for
             `Probe`.
-        bounds: bounds on connections that are not admitted yet.
 
     Attributes:
         address: where it listens, once started.
@@ -59,12 +45,11 @@ class Listener:
         address: Address,
         check: Callable[[socket.socket], None],
         welcome: Callable[[socket.socket, Deadline], None],
-        bounds: Bounds = BOUNDS,
     ) -> None:
         if not address.host:
             raise ValueError("a listener needs the address of an interface, got none")
         self.address, self.turned_away = address, Counter[str]()
-        self._check, self._welcome, self._bounds = check, welcome, bounds
+        self._check, self._welcome = check, welcome
         self._lock = threading.Lock()
         self._pending: dict[threading.Thread, tuple[str, socket.socket]] = {}
         self._closing = threading.Event()
@@ -121,7 +106,7 @@ class Listener:
                 self._count(type(error).__name__, source[0], error)
 
     def _receive(self, sock: socket.socket, host: str) -> None:
-        deadline = Deadline(self._bounds.seconds)
+        deadline = Deadline(HANDSHAKE_S)
         thread = threading.Thread(
             target=self._greet, args=(sock, host, deadline), daemon=True
         )
@@ -130,8 +115,8 @@ class Listener:
             hosts = [pending for pending, _ in self._pending.values()]
             full = (
                 self._closing.is_set()
-                or len(hosts) >= self._bounds.pending
-                or hosts.count(host) >= self._bounds.pending_of_address
+                or len(hosts) >= MOST_PENDING
+                or hosts.count(host) >= MOST_OF_ADDRESS
             )
             if not full:
                 self._pending[thread] = host, sock.dup()

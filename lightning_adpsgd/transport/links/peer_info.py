@@ -71,7 +71,8 @@ class Wanted(NamedTuple):
     Attributes:
         member: number of its super-learner.
         incarnation: incarnation of it; empty: any.
-        address: address that was dialed; empty: any.
+        address: address that was dialed, which the listener compares with its own, and
+            so notices a relay that the member list was made to name; empty: any.
     """
 
     member: int

@@ -163,7 +163,7 @@ class LinkTransport(Transport):
         try:
             own.check_address(sock)
             sock = self._prepare(sock, deadline, server_side=False)
-            info = greet_listener(sock, deadline, own, self._info, *wanted)
+            info = greet_listener(sock, deadline, own, self._info, wanted)
         except BaseException:
             sock.close()
             raise

@@ -42,8 +42,8 @@ from lightning_adpsgd.coordination.startup.reachability import (
     probe,
 )
 from lightning_adpsgd.transport import links, network_interfaces
-from lightning_adpsgd.transport.links import Address
 from lightning_adpsgd.transport.links.peer_info import PROTOCOL
+from lightning_adpsgd.transport.links.sockets import Address
 from lightning_adpsgd.transport.network_interfaces import (
     Interface,
     NoSuchInterface,

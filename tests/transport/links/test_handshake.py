@@ -18,7 +18,7 @@ from lightning_adpsgd.transport.links.handshake import (
     greet_dialer,
     greet_listener,
 )
-from lightning_adpsgd.transport.links.peer_info import PROTOCOL, PeerInfo
+from lightning_adpsgd.transport.links.peer_info import PROTOCOL, PeerInfo, Wanted
 from lightning_adpsgd.transport.links.sockets import Deadline
 from tests.helpers import PATIENCE_S, together
 from tests.transport.links.ends import TOKEN, info, tcp_pair
@@ -46,7 +46,11 @@ def greet(
             [
                 lambda: told(
                     lambda: greet_listener(
-                        first, Deadline(PATIENCE_S), credentials[0], dialer, wanted
+                        first,
+                        Deadline(PATIENCE_S),
+                        credentials[0],
+                        dialer,
+                        Wanted(wanted),
                     )
                 ),
                 lambda: told(
@@ -151,7 +155,7 @@ def test_another_protocol_is_refused_at_both_ends_by_number() -> None:
     with tcp_pair() as (first, second):
         second.sendall(good_hello(protocol=7))
         with pytest.raises(Refused, match="protocol 7 and ours 2"):
-            greet_listener(first, Deadline(PATIENCE_S), TOKEN, info(0), 1)
+            greet_listener(first, Deadline(PATIENCE_S), TOKEN, info(0), Wanted(1))
 
 
 def test_a_hello_that_ends_early_is_a_loss() -> None:
@@ -163,7 +167,9 @@ def test_no_nonce_is_used_twice_by_either_end() -> None:
     dialers, listeners = (
         {nonce_of(greet) for _ in range(3)}
         for greet in (
-            lambda sock: greet_listener(sock, Deadline(PATIENCE_S), TOKEN, info(0), 1),
+            lambda sock: greet_listener(
+                sock, Deadline(PATIENCE_S), TOKEN, info(0), Wanted(1)
+            ),
             lambda sock: greet_dialer(sock, Deadline(PATIENCE_S), TOKEN, info(1)),
         )
     )
@@ -201,7 +207,7 @@ def test_a_dialers_own_proof_sent_back_is_not_a_listeners() -> None:
 
         def dial() -> None:
             with pytest.raises(Refused, match="could not prove"):
-                greet_listener(first, Deadline(PATIENCE_S), TOKEN, info(0), 1)
+                greet_listener(first, Deadline(PATIENCE_S), TOKEN, info(0), Wanted(1))
 
         together([mirror, dial])
 
@@ -219,7 +225,7 @@ def test_only_one_byte_says_that_the_dialers_proof_was_accepted(answer: bytes) -
 
         def dial() -> None:
             with pytest.raises(Refused, match="its token differs"):
-                greet_listener(first, Deadline(PATIENCE_S), TOKEN, info(0), 1)
+                greet_listener(first, Deadline(PATIENCE_S), TOKEN, info(0), Wanted(1))
 
         together([listen, dial])
 
@@ -268,7 +274,7 @@ def test_no_end_says_more_than_the_other_would_read(
 
         def dial() -> str:
             try:
-                greet_listener(first, Deadline(PATIENCE_S), TOKEN, info(0), 1)
+                greet_listener(first, Deadline(PATIENCE_S), TOKEN, info(0), Wanted(1))
             except Refused as error:
                 first.shutdown(socket.SHUT_WR)
                 return str(error)

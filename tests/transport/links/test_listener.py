@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from lightning_adpsgd.transport.links import listener as bounds
 from lightning_adpsgd.transport.links.credentials import BadCredentials
-from lightning_adpsgd.transport.links.listener import BOUNDS, Bounds, Listener
+from lightning_adpsgd.transport.links.listener import Listener
 from lightning_adpsgd.transport.links.sockets import Address, Deadline
 from tests.helpers import PATIENCE_S, until
 from tests.transport.links.ends import LOOPBACK
@@ -22,10 +23,8 @@ def anybody(sock: socket.socket) -> None:
 
 
 @contextmanager
-def listening(
-    welcome: Welcome, bounds: Bounds = BOUNDS, address: Address = LOOPBACK
-) -> Iterator[Listener]:
-    listener = Listener(address, anybody, welcome, bounds)
+def listening(welcome: Welcome, address: Address = LOOPBACK) -> Iterator[Listener]:
+    listener = Listener(address, anybody, welcome)
     listener.start()
     try:
         yield listener
@@ -57,14 +56,14 @@ def test_it_listens_at_its_address_and_nowhere_else(host: str) -> None:
 
 def test_an_address_must_be_named() -> None:
     with pytest.raises(ValueError, match="needs the address of an interface"):
-        Listener(Address("", 0), anybody, lambda sock, deadline: None, Bounds())
+        Listener(Address("", 0), anybody, lambda sock, deadline: None)
 
 
 def test_what_may_not_listen_does_not() -> None:
     def allow_none(sock: socket.socket) -> None:
         raise BadCredentials("no token")
 
-    listener = Listener(LOOPBACK, allow_none, lambda sock, deadline: None, Bounds())
+    listener = Listener(LOOPBACK, allow_none, lambda sock, deadline: None)
     with pytest.raises(BadCredentials):
         listener.start()
     listener.close()
@@ -79,11 +78,14 @@ def hold(held: list[socket.socket], gate: threading.Event) -> Welcome:
     return welcome
 
 
-@pytest.mark.parametrize("bounds", [Bounds(pending=3), Bounds(pending_of_address=3)])
-def test_a_flood_takes_no_more_than_its_places(bounds: Bounds) -> None:
+@pytest.mark.parametrize("bound", ["MOST_PENDING", "MOST_OF_ADDRESS"])
+def test_a_flood_takes_no_more_than_its_places(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, bound, 3)
     held: list[socket.socket] = []
     gate = threading.Event()
-    with listening(hold(held, gate), bounds) as listener, ExitStack() as stack:
+    with listening(hold(held, gate)) as listener, ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(dial(listener))
         until(lambda: listener.turned_away["full"] == 17, "the flood")
@@ -95,12 +97,16 @@ def test_a_flood_takes_no_more_than_its_places(bounds: Bounds) -> None:
         until(lambda: len(held) == before + 1, "the next one")
 
 
-def test_one_who_says_nothing_is_turned_away_in_time() -> None:
+def test_one_who_says_nothing_is_turned_away_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounds, "HANDSHAKE_S", 0.1)
+
     def welcome(sock: socket.socket, deadline: Deadline) -> None:
         sock.settimeout(deadline.left())
         sock.recv(1)
 
-    with listening(welcome, Bounds(seconds=0.1)) as listener, dial(listener) as sock:
+    with listening(welcome) as listener, dial(listener) as sock:
         until(lambda: listener.turned_away["TimeoutError"] == 1, "the end of its time")
         assert sock.recv(1) == b""
 
@@ -142,7 +148,8 @@ def test_a_listener_takes_the_place_of_one_before_it_at_once() -> None:
                 assert sock.recv(1) == b""
 
 
-def test_closing_ends_what_is_under_way() -> None:
+def test_closing_ends_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "HANDSHAKE_S", 300.0)
     came = threading.Event()
 
     def welcome(sock: socket.socket, deadline: Deadline) -> None:
@@ -151,7 +158,7 @@ def test_closing_ends_what_is_under_way() -> None:
         if not sock.recv(1):
             raise ConnectionResetError("closed")
 
-    with listening(welcome, Bounds(seconds=300)) as listener, dial(listener):
+    with listening(welcome) as listener, dial(listener):
         assert came.wait(PATIENCE_S)
     names = [thread.name for thread in threading.enumerate()]
     assert not {"adpsgd-listen", "adpsgd-greet"} & set(names)

@@ -14,13 +14,12 @@ from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import (
     PeerLost,
-    ThreadTransport,
     Transport,
     lane_of,
 )
 from lightning_adpsgd.transport.links.credentials import BadCredentials, Credentials
 from lightning_adpsgd.transport.links.handshake import Refused
-from lightning_adpsgd.transport.links.listener import Bounds, Listener
+from lightning_adpsgd.transport.links.listener import Listener
 from lightning_adpsgd.transport.links.peer_info import PeerInfo
 from lightning_adpsgd.transport.links.sockets import Address, probe
 from lightning_adpsgd.transport.links.transport import LinkTransport, _Lanes
@@ -36,6 +35,7 @@ from tests.helpers import (
     together,
     until,
 )
+from tests.threads import ThreadTransport
 from tests.transport.links.ends import LOOPBACK, TOKEN, info, linked, tcp_pair
 
 FOREVER = timedelta(minutes=5)
@@ -248,7 +248,7 @@ def test_something_else_that_listens_is_a_loss_by_name() -> None:
     def speak(sock: object, deadline: object) -> None:
         sock.sendall(b"220 mail.example ESMTP\r\n" * 3)  # type: ignore[attr-defined]
 
-    listener = Listener(LOOPBACK, lambda sock: None, speak, Bounds())
+    listener = Listener(LOOPBACK, lambda sock: None, speak)
     listener.start()
     with pytest.raises(PeerLost, match=r"begins with b'220 mail'"):
         LinkTransport(info(0), TOKEN).connect(1, listener.address)
