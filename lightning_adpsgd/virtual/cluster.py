@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypedDict
 
 import torch
@@ -30,12 +31,6 @@ from lightning_adpsgd.dials import (
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
-from lightning_adpsgd.virtual.gradients import (
-    BatchedGradients,
-    GradientsAhead,
-    Turn,
-    rows_at_once,
-)
 from lightning_adpsgd.virtual.learner_data import BatchesOf, Source, shares_of
 from lightning_adpsgd.virtual.learners import make_learners
 from lightning_adpsgd.virtual.objective import (
@@ -88,12 +83,6 @@ class VirtualCluster:
         gradient_clip: largest norm of a super-learner's gradient; None: no bound.
         samples_in: function that counts the samples of a batch; by default the length
             of its first tensor.
-        vectorize: whether the gradients of several super-learners are taken in one
-            pass over stacked weights (`gradients`), which is faster for small dense
-            models. The module must have no buffers, and its loss must not depend on
-            Python state or decide by the value of a tensor or of `batch_idx`. What the
-            loss counts, keeps or draws from Python and NumPy happens once for all in a
-            pass. A pass fetches batches in another order.
         **options: `compute`: time that a learner computes for a step. `link`: link of
             each learner to its counterparts in other super-learners. `inner_link`: link
             to the others of its super-learner. `changes`: super-learners that fail or
@@ -124,7 +113,6 @@ class VirtualCluster:
         optimizer: MakeOptimizer | None = None,
         gradient_clip: float | None = None,
         samples_in: Callable[[Any], int] = extract_batch_size,
-        vectorize: bool = False,
         **options: Unpack[ClusterOptions],
     ) -> None:
         if gradient_clip is not None:
@@ -140,7 +128,6 @@ class VirtualCluster:
         ]
         self._gradient_clip, self._samples_in = gradient_clip, samples_in
         self._sources: list[list[Source]] = []
-        self._ahead = self._make_ahead() if vectorize else None
         self._dice = _Dice(self.scenario.seed, self._objective.device)
         self.samples = 0
         self.learning_rate = self._updates[0].optimizer.param_groups[0]["lr"]
@@ -209,8 +196,6 @@ class VirtualCluster:
         curve = _Curve(self, score, local_losses, on_point)
         with self._dice.in_place(), without_logging(self.module):
             self._deal(data, local_batch_size)
-            if self._ahead is not None:
-                self._ahead.forget_all()
             curve.add()
             self._run(curve, max_samples, every, lr_schedule)
         self.learners.hold_consensus()
@@ -250,43 +235,15 @@ class VirtualCluster:
 
     def _next_step(self, lr_schedule: Callable[[int], float] | None) -> Tensor:
         index = self.learners.turn()
-        turn = self._take(index)
-
-        def gradient() -> Tensor:
-            if turn.gradient is not None:
-                return self._take_gradient(*turn.gradient)
-            number = self.learners.steps[index]
-            return self._gradient(self._updates[index], turn.batches, number)
-
-        return self._step(index, turn.batches, gradient, lr_schedule)
-
-    def _take(self, index: int) -> Turn:
-        if self._ahead is None:
-            return Turn(self._next_batches(index))
-        return self._ahead.take(index, self.learners.settled)
-
-    def _step(
-        self,
-        index: int,
-        batches: list[Any],
-        gradient: Callable[[], Tensor],
-        lr_schedule: Callable[[int], float] | None,
-    ) -> Tensor:
-        update = self._updates[index]
+        batches, update = self._next_batches(index), self._updates[index]
         if lr_schedule is not None:
             update.scale(lr_schedule(self.samples))
         self.learning_rate = update.optimizer.param_groups[0]["lr"]
+        number = self.learners.steps[index]
+        gradient = partial(self._gradient, update, batches, number)
         loss = self.learners.update(update.optimizer.step, gradient)
-        update.passed("step", self.learners.steps[index])
+        update.passed("step", number + 1)
         self.samples += sum(self._samples_in(batch) for batch in batches)
-        return loss
-
-    def _take_gradient(
-        self, gradients: dict[nn.Parameter, Tensor], loss: Tensor
-    ) -> Tensor:
-        for parameter, gradient in gradients.items():
-            parameter.grad = gradient
-        self._clip()
         return loss
 
     def _next_batches(self, index: int) -> list[Any]:
@@ -308,13 +265,10 @@ class VirtualCluster:
                 loss = loss + self._add_gradient(batch, number, len(batches))
             for buffer, kept in buffers:
                 buffer.copy_(kept)
-        self._clip()
-        return loss
-
-    def _clip(self) -> None:
         if self._gradient_clip is not None:
             parameters = self.module.parameters()
             nn.utils.clip_grad_norm_(parameters, self._gradient_clip)
+        return loss
 
     def _add_gradient(self, batch: Any, number: int, num_learners: int) -> Tensor:
         loss = self._objective.loss(batch, number) / num_learners
@@ -323,21 +277,6 @@ class VirtualCluster:
 
     def _renew(self, index: int) -> None:
         self._updates[index] = self._objective.make_update()
-        if self._ahead is not None:
-            self._ahead.forget(index)
-
-    def _make_ahead(self) -> GradientsAhead:
-        if isinstance(self._updates[0].optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "`vectorize` must be False with LBFGS, which asks for several "
-                "gradients in one step, got True"
-            )
-        rows, size = self.learners.rows, self.scenario.num_super_learners
-        gradients = BatchedGradients(self._objective, rows, size)
-        return GradientsAhead(gradients, rows_at_once(rows, size), self._next_turn)
-
-    def _next_turn(self, index: int) -> tuple[list[Any], int]:
-        return self._next_batches(index), self.learners.steps[index]
 
     def _deal(
         self,

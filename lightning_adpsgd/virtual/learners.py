@@ -95,14 +95,6 @@ class VirtualLearners(ABC):
     def members(self) -> list[int]:
         """Numbers of the super-learners that take part at present."""
 
-    @property
-    @abstractmethod
-    def settled(self) -> list[int]:
-        """Super-learners whose next gradient is at the weights that they have now.
-
-        The one whose turn it is comes first.
-        """
-
     @abstractmethod
     def totals(self) -> Statistics:
         """What all super-learners together have done, in simulated seconds.
@@ -211,11 +203,6 @@ class LockstepLearners(VirtualLearners):
     def members(self) -> list[int]:
         return list(range(self._scenario.num_super_learners))
 
-    @property
-    @override
-    def settled(self) -> list[int]:
-        return self.members[self._turn :]  # the others wait for this round
-
     @override
     def turn(self) -> int:
         if not self._started:
@@ -285,16 +272,6 @@ class AsynchronousLearners(VirtualLearners):
     @override
     def members(self) -> list[int]:
         return sorted(self._sides)
-
-    @property
-    @override
-    def settled(self) -> list[int]:
-        # Nothing changes the weights at which a super-learner computes.
-        members = self.members
-        first = members.index(self._turn)
-        others = members[first + 1 :] + members[:first]
-        computing = [i for i in others if i not in self._timeline.at_boundary]
-        return [self._turn, *computing]
 
     @override
     def turn(self) -> int:

@@ -321,9 +321,6 @@ class Asynchronous:
     Args:
         weight_bytes: bytes of the weights as they are, for gradients and joins.
         message_bytes: bytes of the weights as they travel in an exchange, one way.
-
-    Attributes:
-        at_boundary: super-learners that wait for a partner, or exchange with one.
     """
 
     def __init__(
@@ -344,7 +341,7 @@ class Asynchronous:
         self._times = StepTimes(scenario.compute, scenario.seed)
         self._exchanges = dict[Exchange, None]()
         self._in_pairs, self._max_wait = in_pairs, max_wait
-        self.at_boundary, self._ready = set[int](), set[int]()
+        self._ready = set[int]()  # those that wait for a partner
         self._draw = random.Random(f"{scenario.seed} pairs")
         self._states: dict[int, _Member] = {}
         self._events = deque[Event]()
@@ -377,7 +374,6 @@ class Asynchronous:
     def _fail(self, index: int) -> None:
         del self._states[index]
         self._ready.discard(index)
-        self.at_boundary.discard(index)
         self._seat([i for i in self.members if i != index])
         for exchange in [e for e in self._exchanges if index in e.ends]:
             self._drop(exchange, exchange.other(index))
@@ -415,7 +411,6 @@ class Asynchronous:
 
     def _compute(self, index: int, begin: float) -> None:
         self._states[index].began = begin
-        self.at_boundary.discard(index)
         end = self._scenario.gradient_end(self._times, index, begin, self._weight_bytes)
         self._agenda.enter(end, _STEPPING, self._step, index, self._states[index])
 
@@ -454,7 +449,6 @@ class Asynchronous:
 
     def _arrive(self, index: int, state: _Member) -> None:
         state.arrived = self._agenda.now
-        self.at_boundary.add(index)
         # After all that step at this time.
         self._agenda.enter(self._agenda.now, _ASKING, self._pair, index, state)
 

@@ -403,6 +403,21 @@ def test_tied_weights_stay_tied() -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
+def test_weights_that_are_frozen_in_a_pause_stay(mode: Any) -> None:
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, 0.1)
+
+    virtual = cluster(4, communication=mode, optimizer=sgd, **UNEVEN)
+    virtual.fit(batches_of, 300)
+    frozen = virtual.module[0].requires_grad_(False)
+    before, trained = frozen.weight.clone(), virtual.module[2].weight.clone()
+    virtual.module.zero_grad()
+    virtual.fit(batches_of, 900)
+    torch.testing.assert_close(frozen.weight, before, atol=1e-6, rtol=0)
+    assert not torch.allclose(virtual.module[2].weight, trained, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_half_precision_is_averaged_in_single(mode: Any) -> None:
     def loss(module: nn.Module, batch: Batch) -> Tensor:
         outputs = module(batch[0].bfloat16()).float()

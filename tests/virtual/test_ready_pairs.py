@@ -189,11 +189,8 @@ def recorded(virtual: VirtualCluster) -> list[reference.Event]:
     return events
 
 
-@pytest.mark.parametrize("vectorize", [False, True])
 @pytest.mark.parametrize(("size", "num_learners"), [(2, 1), (5, 1), (3, 2)])
-def test_the_cluster_does_what_the_matrix_does(
-    size: int, num_learners: int, vectorize: bool
-) -> None:
+def test_the_cluster_does_what_the_matrix_does(size: int, num_learners: int) -> None:
     virtual = VirtualCluster(
         Bowl(),
         size,
@@ -205,7 +202,6 @@ def test_the_cluster_does_what_the_matrix_does(
         compute=Compute(1.0, spread=0.4, slow={1: 3.0}),
         link=Link(BANDWIDTH, LATENCY),
         samples_in=lambda batch: 1,
-        vectorize=vectorize,
     )
     events = recorded(virtual)
     report = virtual.fit(batches_of, 60 * num_learners)
