@@ -37,7 +37,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from typing_extensions import override
 
 from lightning_adpsgd.coordination.gather import gather_weights_only
-from lightning_adpsgd.files import bytes_written_whole
+from lightning_adpsgd.files import bytes_written_whole, sync_folder
 from lightning_adpsgd.strategy.checkpoints.format import (
     DamagedCheckpoint,
     read_checkpoint,
@@ -299,7 +299,7 @@ def _put_in_place(folder: Path, path: Path) -> None:
         _remove(folder)
     else:
         os.rename(folder, path)
-    _sync(path.parent)
+    sync_folder(path.parent)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -317,11 +317,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-def _sync(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

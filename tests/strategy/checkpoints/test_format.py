@@ -10,6 +10,7 @@ import re
 import socket
 import stat
 import threading
+import time
 import zipfile
 from argparse import Namespace
 from collections.abc import Iterator
@@ -290,7 +291,7 @@ def test_text_is_written_whole_or_not_at_all(
 
 
 def left_by_a_dead_writer(folder: Path) -> Path:
-    """As a kill leaves it: the file is there, and nobody has its lock."""
+    """As a kill leaves it."""
     folder = folder.resolve()
     if not (pid := os.fork()):
         with bytes_written_whole(folder / "b.ckpt") as file:
@@ -300,18 +301,6 @@ def left_by_a_dead_writer(folder: Path) -> Path:
     os.waitpid(pid, 0)
     (found,) = folder.glob(".b.ckpt.*")
     return found
-
-
-def test_what_a_living_process_writes_stays_where_nobody_sees_its_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files.fcntl, "flock", lambda *_: None)
-    left = left_by_a_dead_writer(tmp_path)
-    with bytes_written_whole(tmp_path / "a.ckpt") as file:
-        assert not left.exists()
-        assert remove_leftovers(tmp_path) == []
-        file.write(b"new")
-    assert [p.name for p in tmp_path.iterdir()] == ["a.ckpt"]
 
 
 def test_a_file_with_another_kind_of_name_stays_for_a_day(tmp_path: Path) -> None:
@@ -336,15 +325,6 @@ def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(
     assert [p.name for p in tmp_path.iterdir()] == ["a.ckpt"]
 
 
-def test_what_has_a_lock_stays_though_its_process_looks_dead(tmp_path: Path) -> None:
-    """As where the writer is in another container, whose numbers are other ones."""
-    left = left_by_a_dead_writer(tmp_path)
-    with left.open("rb") as file:
-        files.fcntl.flock(file, files.fcntl.LOCK_EX)
-        assert remove_leftovers(tmp_path) == []
-    assert remove_leftovers(tmp_path) == [left]
-
-
 def test_the_writers_own_error_is_raised_though_its_file_was_removed(
     tmp_path: Path,
 ) -> None:
@@ -358,32 +338,26 @@ def test_the_writers_own_error_is_raised_though_its_file_was_removed(
         write()
 
 
-@pytest.mark.parametrize("what", ["boot", "mount"])
-def test_a_file_whose_lock_another_host_or_mount_keeps_stays_for_a_day(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+@pytest.mark.parametrize("where", ["another host", "another container"])
+def test_a_file_of_a_process_that_is_not_known_here_stays_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Its lock is not seen here, so that a living writer looks like a dead one."""
+    """Its number is another one's here, so that a living writer looks dead."""
     left = left_by_a_dead_writer(tmp_path)
-    if what == "boot":
-        monkeypatch.setattr(files, "boot_id", lambda: "another host")
+    numbers, link = tmp_path / "pid", files._process_numbers.__wrapped__
+    numbers.symlink_to("pid:[1]")
+    if where == "another host":
+        monkeypatch.setattr(files, "boot_id", lambda: where)
     else:
-        own = os.stat
-
-        def stat(path: Any, **options: Any) -> Any:
-            found = own(path, **options)
-            fields = list(found)
-            fields[2] = found.st_dev + path_is(path, tmp_path)
-            return os.stat_result(fields)
-
-        monkeypatch.setattr(files.os, "stat", stat)
+        monkeypatch.setattr(files, "_NUMBERS", numbers)
+    monkeypatch.setattr(files, "_process_numbers", link)
     assert remove_leftovers(tmp_path) == []
-    # Whatever the clock of this host says.
-    now = left.stat().st_mtime
+    now = time.time()
     os.utime(left, (now - 23 * 3600, now - 23 * 3600))
     assert remove_leftovers(tmp_path) == []
     os.utime(left, (now - 25 * 3600, now - 25 * 3600))
     assert remove_leftovers(tmp_path) == [left]
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [numbers]
 
 
 def test_where_the_kernel_tells_no_boot_the_host_name_stands_for_it(
@@ -391,10 +365,6 @@ def test_where_the_kernel_tells_no_boot_the_host_name_stands_for_it(
 ) -> None:
     monkeypatch.setattr(files, "_BOOT", tmp_path / "none")
     assert files.boot_id.__wrapped__() == socket.gethostname()
-
-
-def path_is(path: Any, other: Path) -> bool:
-    return not isinstance(path, int) and Path(path) == other
 
 
 def test_many_threads_may_write_the_same_file(tmp_path: Path) -> None:
