@@ -44,7 +44,7 @@ from lightning_adpsgd.virtual.objective import (
     without_logging,
 )
 from lightning_adpsgd.virtual.report import Point, Report
-from lightning_adpsgd.virtual.timeline import Change, Scenario
+from lightning_adpsgd.virtual.timeline import Scenario
 
 
 class ClusterOptions(TypedDict, total=False):
@@ -53,7 +53,6 @@ class ClusterOptions(TypedDict, total=False):
     compute: Compute | None
     link: Link | None
     inner_link: Link | None
-    changes: Sequence[Change]
     seed: int
     order: Order | None
     mixing_gain: float
@@ -72,7 +71,7 @@ class VirtualCluster:
             used, without a Trainer), or any module with `loss` and `optimizer`, on its
             final device. All super-learners start from its weights, and `fit` leaves
             the consensus model in it.
-        num_super_learners: S, including those that join later.
+        num_super_learners: S.
         super_learner_size: N.
         topology: as for `HADPSGDStrategy`.
         communication: as for `HADPSGDStrategy`, with simulated seconds.
@@ -85,8 +84,7 @@ class VirtualCluster:
             of its first tensor.
         **options: `compute`: time that a learner computes for a step. `link`: link of
             each learner to its counterparts in other super-learners. `inner_link`: link
-            to the others of its super-learner. `changes`: super-learners that fail or
-            join, in "async" and "ready_pairs". `seed`: seed of everything drawn at
+            to the others of its super-learner. `seed`: seed of everything drawn at
             random: times, topologies, order of samples, dropout. `order`,
             `mixing_gain`, `gossip_every`, `wire_dtype` and `max_staleness` as for
             `HADPSGDStrategy`.
@@ -95,7 +93,7 @@ class VirtualCluster:
         ValueError: A value is out of its bounds.
 
     Attributes:
-        scenario: super-learners that take part, and their speed.
+        scenario: number of super-learners, and their speed.
         learners: weights, simulated time and counters.
         samples: number of samples that all learners have seen.
         learning_rate: learning rate of the last step, in the first parameter group.
@@ -122,7 +120,7 @@ class VirtualCluster:
         )
         self.module = module
         self._objective = Objective(module, loss, optimizer)
-        self.learners = make_learners(module, dials, self.scenario, self._renew)
+        self.learners = make_learners(module, dials, self.scenario)
         self._updates = [
             self._objective.make_update() for _ in range(num_super_learners)
         ]
@@ -275,9 +273,6 @@ class VirtualCluster:
         loss.backward()
         return loss.detach()
 
-    def _renew(self, index: int) -> None:
-        self._updates[index] = self._objective.make_update()
-
     def _deal(
         self,
         data: BatchesOf | DataLoader[Any] | Dataset[Any],
@@ -347,7 +342,7 @@ class _Curve:
         if not self._scores_all:
             return [math.nan]
         learners, scores = self._cluster.learners, []
-        for index in learners.members:
+        for index in range(len(learners.steps)):
             learners.hold(index)
             scores.append(self._score_held())
         return scores
@@ -390,7 +385,6 @@ def dials_and_scenario(
     compute: Compute | None = None,
     link: Link | None = None,
     inner_link: Link | None = None,
-    changes: Sequence[Change] = (),
     wire_dtype: WireDtype | None = None,
     **dials: Any,
 ) -> tuple[Dials, Scenario]:
@@ -425,7 +419,6 @@ def dials_and_scenario(
         link or Link(),
         inner_link or Link(),
         checked.seed,
-        tuple(changes),
     )
     return checked, scenario
 
