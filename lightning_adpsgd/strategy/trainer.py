@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from lightning_adpsgd.coordination.groups import wrap_in_ddp
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.checkpoints.contents import (
@@ -158,8 +159,9 @@ class HADPSGDStrategy(ModelParallelInside):
     def _setup_model(self, model: torch.nn.Module) -> DistributedDataParallel:
         if self._run is None:
             return super()._setup_model(model)
-        device_ids = self.determine_ddp_device_ids()
-        return self._run.job.wrap(model, device_ids, self._ddp_kwargs)
+        job, device_ids = self._run.job, self.determine_ddp_device_ids()
+        arguments = {"device_ids": device_ids, **self._ddp_kwargs}
+        return wrap_in_ddp(model, job.groups, job.flat.device, **arguments)
 
     @override
     def on_train_start(self) -> None:

@@ -79,7 +79,7 @@ def write_shards(
     dist.barrier(group)
     writer = FileSystemWriter(unfinished)
     save(dict(state), storage_writer=writer, process_group=group)
-    own = _sums_of(_files_of_learner(unfinished, dist.get_rank(group)))
+    own = _sums_of(unfinished.glob(f"__{dist.get_rank(group)}_*.distcp"))
     all_sums = gather_weights_only(own, torch.device("cpu"), group)
     if all_sums is not None:
         sums = _sums_of([unfinished / INDEX])
@@ -92,7 +92,7 @@ def write_shards(
 
 
 def read_rest(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
-    """The plain data of a checkpoint.
+    """The plain data of a checkpoint; compares sizes of shards, not their sums.
 
     Raises:
         DamagedCheckpoint: A file is missing, or is not as it was written.
@@ -102,15 +102,6 @@ def read_rest(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
         rest = read_checkpoint(file, str(path / META), "cpu", allowed)
     _check_files(path, rest.pop(_FILES, {}))
     return rest
-
-
-def check_folder(path: Path) -> None:
-    """Raises what is wrong with the files of a checkpoint; sums no shards, only sizes.
-
-    Raises:
-        DamagedCheckpoint: A file is missing, or is not as it was written.
-    """
-    read_rest(path)
 
 
 def has_optimizer(path: Path, number: int) -> bool:
@@ -256,10 +247,6 @@ def _opened(path: Path) -> Any:
         return path.open("rb")
     except FileNotFoundError:
         _refuse(path.parent, f"{path.name} is missing")
-
-
-def _files_of_learner(folder: Path, rank: int) -> list[Path]:
-    return list(folder.glob(f"__{rank}_*.distcp"))
 
 
 def _sums_of(files: Iterable[Path]) -> dict[str, Any]:
