@@ -28,7 +28,6 @@ LEARNERS, STEPS = 16, 8
 LEARNING_RATE = 0.01
 ALONE = "no averages"  # what is left is that weights are not in a cache
 MODES = (ALONE, "sync", "delay_by_one", "async")
-PASS = ", in one pass"  # gradients of small dense models
 NEVER = 1 << 40  # steps
 BOUND = 1.3
 # Times that averaging reads or writes all weights of a learner in a step, at least:
@@ -80,12 +79,10 @@ class Model(NamedTuple):
     Attributes:
         make: function that gives the same weights at each call.
         batches_of: function that gives a learner's batches.
-        dense: whether it is small and dense, so that one pass over all pays.
     """
 
     make: Callable[[], nn.Module]
     batches_of: Callable[[int], Any]
-    dense: bool = True
 
 
 def _perceptron(widths: tuple[int, ...]) -> Callable[[], nn.Module]:
@@ -93,11 +90,11 @@ def _perceptron(widths: tuple[int, ...]) -> Callable[[], nn.Module]:
 
 
 MODELS = {
-    "LSTM": Model(Frames, frames, dense=False),
+    "LSTM": Model(Frames, frames),
     "perceptron, 9,000 weights": Model(_perceptron(SMALL), rows()),
     "perceptron, 68,000 weights": Model(_perceptron(workload.NARROW), rows()),
-    "perceptron, 1.3 million weights": Model(_perceptron(WIDE), rows(), dense=False),
-    "the same, local batch 256": Model(_perceptron(WIDE), rows(256), dense=False),
+    "perceptron, 1.3 million weights": Model(_perceptron(WIDE), rows()),
+    "the same, local batch 256": Model(_perceptron(WIDE), rows(256)),
 }
 
 
@@ -110,8 +107,6 @@ def measure(quick: bool = False) -> Report:
         notes=[
             "Weights, gradient and momentum of one learner stay in caches from step to "
             "step where those of sixteen do not: `no averages` shows what that costs.",
-            "Gradients are taken one after the other; `in one pass`, with "
-            "`vectorize=True`.",
             "memory: the time in which what averaging must read and write crosses the "
             "memory, at the speed of a copy of all weights of sixteen learners.",
         ],
@@ -131,9 +126,6 @@ def measure_model(model: str, repetitions: int) -> list[Row]:
     # Asynchronous, where one learner has nobody to average with: plain SGD.
     works = {"one learner": trains(model, 1, "async")}
     works |= {mode: trains(model, LEARNERS, mode) for mode in MODES}
-    if MODELS[model].dense:
-        modes = (mode + PASS for mode in PASSES)
-        works |= {mode: trains(model, LEARNERS, mode) for mode in modes}
     seconds = take_turns(works, repetitions, warmups=1)
     one, a_pass = seconds["one learner"].median, pass_seconds(model)
     return [row(model, mode, taken, one, a_pass) for mode, taken in seconds.items()]
@@ -154,8 +146,8 @@ def pass_seconds(model: str) -> float:
 
 def trains(model: str, num_learners: int, mode: str) -> Callable[[], object]:
     """A function that makes 8 steps of each of 16 learners, or as many of one."""
-    make, batches_of, _ = MODELS[model]
-    communication: Any = "sync" if mode == ALONE else mode.removesuffix(PASS)
+    make, batches_of = MODELS[model]
+    communication: Any = "sync" if mode == ALONE else mode
     cluster = VirtualCluster(
         make(),
         num_learners,
@@ -166,7 +158,6 @@ def trains(model: str, num_learners: int, mode: str) -> Callable[[], object]:
         link=Link(bandwidth=1e9, latency=1e-3),
         samples_in=lambda batch: len(batch.inputs),
         gossip_every=NEVER if mode == ALONE else 1,
-        vectorize=mode.endswith(PASS),
     )
     per_step = len(next(batches_of(0)).inputs)
 
@@ -183,8 +174,7 @@ def row(model: str, mode: str, taken: Spread, one: float, a_pass: float) -> Row:
     steps = STEPS * LEARNERS
     value = Spread(*(1e3 * seconds / steps for seconds in taken))
     print_row(f"{model}, {mode}", f"{value:.2f} ms", f"{ratio:.2f}")
-    passes = PASSES.get(mode.removesuffix(PASS), 0)
-    details = {"memory, ms": round(1e3 * passes * a_pass, 3)}
+    details = {"memory, ms": round(1e3 * PASSES.get(mode, 0) * a_pass, 3)}
     return Row(
         {"model": model, "mode": mode}, value, "ms per step", ratio, details=details
     )

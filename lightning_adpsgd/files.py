@@ -1,7 +1,6 @@
 """Files that are never seen half written."""
 
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -17,9 +16,9 @@ from typing import Any, BinaryIO, TextIO, TypeVar
 from uuid import uuid4
 
 _UNFINISHED = ".unfinished"
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_BOOT, _NUMBERS = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/pid"
 _ABANDONED_S = 24 * 3600.0
-"""After so long without a write, a file whose lock is not known here is a dead one."""
+"""After so long without a write, a file of a process that is not known here is left."""
 
 _MAY_PASS = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT}
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
@@ -55,10 +54,11 @@ def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
-    file = _open_locked(path)
-    unfinished = Path(file.name)
+    number = f"{os.getpid()}.{uuid4().hex[:8]}"
+    name = f".{path.name}.{_process_numbers()}.{number}{_UNFINISHED}"
+    unfinished = path.with_name(name)
     try:
-        with file:
+        with unfinished.open("xb") as file:
             yield file
             file.flush()
             # Before the new name: a name may reach the disk sooner than the bytes.
@@ -67,19 +67,15 @@ def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def remove_leftovers(folder: Path) -> list[Path]:
-    """Removes the unfinished files of writers that were killed.
+    """Removes the unfinished files of writers that were killed, and returns them.
 
-    A writer holds a lock on its file, which the system takes from a dead process. On
-    shared file systems a lock may be known to its own host alone, or to nobody. So the
-    file's name says which host writes it by which mount, and in which process: there
-    it is removed when the process is gone and has no lock. Files of other hosts are
-    removed when nobody has written to them for a day.
-
-    It returns the files that were removed.
+    The name of such a file says which process of which host or container writes it.
+    There it is removed when that process is gone, elsewhere when nobody has written to
+    it for a day.
     """
     left = list(folder.glob(f".*{_UNFINISHED}"))
     return [path for path in left if _removed_if_left(path)]
@@ -123,32 +119,27 @@ def write_json(path: Path, value: Any) -> None:
         json.dump(value, file, indent=1)
 
 
-def _open_locked(path: Path) -> BinaryIO:
-    while True:
-        owner = _lock_domain(path.parent)
-        number = f"{os.getpid()}.{uuid4().hex[:8]}"
-        name = f".{path.name}.{owner}.{number}{_UNFINISHED}"
-        file = path.with_name(name).open("xb")
-        with suppress(OSError):  # not every file system knows locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        # Another process may have removed it as a leftover between the two.
-        if os.fstat(file.fileno()).st_nlink:
-            return file
-        file.close()
+def sync_folder(folder: Path) -> None:
+    """Brings the names of a folder to the disk."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems refuse it
+            os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def _removed_if_left(path: Path) -> bool:
-    owner, pid = path.name.rsplit(".", 4)[1:3]
+    numbers, pid = path.name.rsplit(".", 4)[1:3]
     try:
-        with path.open("rb") as file:
-            if owner == _lock_domain(path.parent) and not _is_running(pid):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            elif not _is_abandoned(path):
-                return False
+        age_s = time.time() - path.stat().st_mtime
+        is_dead = numbers == _process_numbers() and not _is_running(pid)
+        if is_dead or age_s > _ABANDONED_S:
             path.unlink()
-    except (OSError, ValueError):  # in use, gone meanwhile, or no locks there
-        return False
-    return True
+            return True
+    except (OSError, ValueError):  # gone meanwhile, or with another kind of name
+        pass
+    return False
 
 
 def _is_running(pid: str) -> bool:
@@ -161,13 +152,12 @@ def _is_running(pid: str) -> bool:
     return True
 
 
-def _lock_domain(folder: Path) -> str:
-    """Equal where one kernel, through one mount, keeps the locks of a folder's files.
-
-    Two mounts of one remote folder on a host may keep locks each on their own. Their
-    devices have different numbers.
-    """
-    text = f"{boot_id()} {os.stat(folder).st_dev}"
+@cache
+def _process_numbers() -> str:
+    """Equal where a number is that of the same process; containers have their own."""
+    text = boot_id()
+    with suppress(OSError):
+        text += os.readlink(_NUMBERS)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -178,22 +168,3 @@ def boot_id() -> str:
     with suppress(OSError):
         return _BOOT.read_text().strip()
     return socket.gethostname()
-
-
-def _is_abandoned(path: Path) -> bool:
-    """By the clock of the file system, for clocks of hosts differ."""
-    with _open_locked(path.with_name("clock")) as probe:
-        try:
-            now = os.fstat(probe.fileno()).st_mtime
-            return now - path.stat().st_mtime > _ABANDONED_S
-        finally:
-            os.unlink(probe.name)
-
-
-def _sync_folder(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems refuse it
-            os.fsync(number)
-    finally:
-        os.close(number)

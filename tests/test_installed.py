@@ -10,12 +10,11 @@ import pytest
 from lightning.fabric import Fabric
 
 import lightning_adpsgd
-from lightning_adpsgd.strategy.doctor import ENTRY_POINT
 from tests.helpers import PROGRAM_S
 from tests.matrix import CELLS, Cell, interpreter_of, main, renamed
 
 POINTS = entry_points(group="torch.backends", name="lightning_adpsgd")
-IS_INSTALLED = ENTRY_POINT in [point.value for point in POINTS]
+IS_INSTALLED = "lightning_adpsgd_names:install" in [point.value for point in POINTS]
 
 
 def ran(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -23,11 +23,12 @@ class TrainingClock:
         steps: Optimizer steps.
         samples: Samples of this learner; of samples that T learners read together,
             because they share layers, 1/T.
+        is_restored: Whether the next `begin` continues from a checkpoint.
     """
 
     def __init__(self) -> None:
         self._reset()
-        self._restored = False
+        self.is_restored = False
 
     def _reset(self) -> None:
         self.steps = self.samples = self._rest = 0
@@ -37,9 +38,9 @@ class TrainingClock:
 
     def begin(self, trainer: Trainer) -> None:
         """Runs from zero, or from the checkpoint that has been loaded."""
-        if not self._restored:
+        if not self.is_restored:
             self._reset()
-        self._restored = False
+        self.is_restored = False
         self._steps_elsewhere = trainer.global_step - self.steps
         self.start()
 
@@ -74,18 +75,21 @@ class TrainingClock:
         """Lets the next `begin` continue from a checkpoint."""
         self.steps, self.samples = state["steps"], state["samples"]
         self._seconds, self._running_since = state["seconds"], None
-        self._restored = True
+        self.is_restored = True
 
 
 class Monitor(Callback):
     """The base of the monitors: a clock, each step, and the end of each validation.
 
     Attributes:
-        clock: Time, samples and steps of this learner; paused during a validation.
+        clock: Time, samples and steps of this learner. From the start of training on,
+            all monitors of a trainer have one clock. It is paused during a validation,
+            and until the last of them has measured.
     """
 
     def __init__(self) -> None:
         self.clock = TrainingClock()
+        self._is_first = self._is_last = True
 
     def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
         """Called after each training batch, which the clock has counted."""
@@ -98,7 +102,13 @@ class Monitor(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.clock.begin(trainer)
+        monitors = all_of(Monitor, trainer) or [self]
+        self._is_first, self._is_last = self is monitors[0], self is monitors[-1]
+        if self._is_first:
+            restored = [one.clock for one in monitors if one.clock.is_restored]
+            self.clock = restored[0] if restored else self.clock
+            self.clock.begin(trainer)
+        self.clock = monitors[0].clock
 
     @override
     def on_train_batch_end(
@@ -109,7 +119,8 @@ class Monitor(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        self.clock.count(trainer, batch)
+        if self._is_first:
+            self.clock.count(trainer, batch)
         self.count(trainer, outputs, batch)
 
     @override
@@ -120,7 +131,8 @@ class Monitor(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if within_training(trainer):
             self.measure(trainer, pl_module)
-            self.clock.start()
+            if self._is_last:
+                self.clock.start()
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -129,12 +141,3 @@ class Monitor(Callback):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.clock.load_state_dict(state_dict)
-
-
-def stop_clocks(trainer: Trainer) -> None:
-    """Pauses the clocks of all monitors, also of those later in the list of callbacks.
-
-    For a callback whose work at the start of a validation takes time.
-    """
-    for monitor in all_of(Monitor, trainer):
-        monitor.clock.stop()

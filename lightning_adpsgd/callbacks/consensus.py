@@ -21,7 +21,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.callbacks.clock import Monitor, Outputs, stop_clocks
+from lightning_adpsgd.callbacks.clock import Monitor, Outputs
 from lightning_adpsgd.callbacks.probe import (
     Loss,
     held_out_batches,
@@ -177,7 +177,7 @@ class ConsensusMonitor(Monitor):
     # Callbacks come before the strategy: the weights are still this learner's own.
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        stop_clocks(trainer)
+        super().on_validation_start(trainer, pl_module)
         if not within_training(trainer):
             return
         if self._held_out is None:
@@ -187,7 +187,7 @@ class ConsensusMonitor(Monitor):
             turns = self._in_turn()
             self._local = [self._gradient(trainer, pl_module, one) for one in turns]
 
-    # The consensus model is in place, and the clocks are still paused.
+    # The consensus model is in place, and the clock is still paused.
     @override
     def on_validation_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule

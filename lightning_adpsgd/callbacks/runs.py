@@ -100,9 +100,7 @@ def write_run(run: Run, folder: str | Path) -> Path:
         raise ValueError(
             f"`name` of a run must be the name of a file, got {run.name!r}"
         )
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / (run.name + SUFFIX)
+    path = Path(folder, run.name + SUFFIX)
     with written_whole(path, newline="") as file:
         writer = csv.DictWriter(file, _NAMES)
         writer.writeheader()

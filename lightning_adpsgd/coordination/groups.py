@@ -1,6 +1,6 @@
 """The process groups of a job: across super-learners and inside each of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -122,17 +122,16 @@ def make_super_learner_group(
 
 
 def wrap_in_ddp(
-    model: nn.Module,
-    group: dist.ProcessGroup | None,
-    device: torch.device,
-    device_ids: list[int] | None,
-    arguments: Mapping[str, Any],
+    model: nn.Module, groups: Groups, device: torch.device, **arguments: Any
 ) -> DistributedDataParallel:
-    """DDP over a group, made on a stream of its own, as torch's notes on CUDA ask."""
+    """DDP over the learners of this super-learner.
+
+    It is made on a stream of its own, as torch's notes on CUDA ask.
+    """
     wait_for_stream(device)
     with side_stream(device):
         wrapped = DistributedDataParallel(
-            model, device_ids=device_ids, process_group=group, **arguments
+            model, process_group=groups.gradients, **arguments
         )
         wait_for_stream(device)
     return wrapped

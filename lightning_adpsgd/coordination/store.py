@@ -126,7 +126,7 @@ class Coordinator:
         if self.failure is not None:
             raise LearnerFailed(self.failure)
 
-    def meet(self, name: str, meanwhile: Meanwhile | None = None) -> float:
+    def meet(self, name: str, meanwhile: Meanwhile | None = None) -> None:
         """Waits until every learner has come to the meeting of this name.
 
         It may take as long as the slowest learner needs, because a learner that waits
@@ -136,14 +136,10 @@ class Coordinator:
             name: name of the meeting, the same in all learners.
             meanwhile: what this learner does while it waits; None: nothing.
 
-        Returns:
-            The seconds waited.
-
         Raises:
             LearnerFailed: A learner failed, or came to another meeting: the learners'
                 programs have diverged.
         """
-        begin = time.perf_counter()
         key = f"meeting/{self._meetings}"
         self._meetings += 1
         self._check_same_meeting(key, name)
@@ -156,7 +152,6 @@ class Coordinator:
         if meanwhile is not None:
             meanwhile.when_met()
         self.num_meetings += 1
-        return time.perf_counter() - begin
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Waits until a condition holds.

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_adpsgd.files import written_whole
+from lightning_adpsgd.files import write_json
 from lightning_adpsgd.gossip.wire import make_codec
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
@@ -105,11 +105,8 @@ class Calibration:
 
     def write(self, path: str | Path) -> Path:
         """Writes the file, whole or not at all, and returns its path."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as file:
-            file.write(json.dumps(asdict(self), indent=1) + "\n")
-        return path
+        write_json(Path(path), asdict(self))
+        return Path(path)
 
 
 def read(path: str | Path) -> Calibration:

@@ -5,7 +5,6 @@ its own, with the environment of this one. Everything else is asked of this mach
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,7 +28,6 @@ from lightning_adpsgd.transport.network_interfaces import (
     is_loopback,
 )
 
-ENTRY_POINT = "lightning_adpsgd_names:install"
 SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _PATIENCE_S = 120.0
 _PROBE = """
@@ -63,7 +61,6 @@ def examine() -> Iterator[Finding]:
     yield _nccl()
     found = ", ".join(str(interface) for interface in interfaces())
     yield Finding("interfaces", found or "none with an IPv4 address")
-    yield _namespaces()
 
 
 def _package() -> Finding:
@@ -77,11 +74,8 @@ def _names(installed: list[EntryPoint]) -> Finding:
     except subprocess.TimeoutExpired:
         known, complaint = set(), f"`import lightning` took over {_PATIENCE_S:.0f} s"
     missing = [name for name in NAMES if name not in known]
-    if not missing and all(point.value == ENTRY_POINT for point in installed):
-        return Finding("names", f"known without an import: {', '.join(NAMES)}")
     if not missing:
-        old = f"known, but by the unguarded {installed[0].value}"
-        return Finding("names", old, "a broken clone breaks torch: install again")
+        return Finding("names", f"known without an import: {', '.join(NAMES)}")
     found = f"not known without an import: {', '.join(missing)}"
     return Finding("names", found, _why_unknown(installed, complaint))
 
@@ -134,13 +128,3 @@ def _nccl() -> Finding:
         return Finding("NCCL", f"missing; {gpus}", remedy)
     release = ".".join(str(part) for part in nccl.version())
     return Finding("NCCL", f"{release}; {gpus}")
-
-
-def _namespaces() -> Finding:
-    """Without a remedy: training needs none."""
-    command = shutil.which("unshare")
-    made = command and subprocess.run([command, "--net", "true"], capture_output=True)
-    if made and not made.returncode:
-        return Finding("namespaces", "can be made: benchmarks can emulate hosts")
-    why = "no `unshare`" if not command else "needs root, or CAP_SYS_ADMIN"
-    return Finding("namespaces", f"cannot be made ({why}): no emulated hosts")

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_adpsgd.coordination.groups import wrap_in_ddp
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
@@ -143,7 +144,9 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
             EvaluationWatch(module, job)
         if self.super_learner_size == 1:
             return module
-        return job.wrap(module, self._determine_ddp_device_ids(), self._ddp_kwargs)
+        device_ids = self._determine_ddp_device_ids()
+        arguments = {"device_ids": device_ids, **self._ddp_kwargs}
+        return wrap_in_ddp(module, job.groups, job.flat.device, **arguments)
 
     def _check_one_module(self) -> None:
         if self._dials.islands is not None and len(self.jobs):

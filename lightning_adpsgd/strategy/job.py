@@ -21,11 +21,10 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.utils import _sync_module_states
-from torch.nn.parallel import DistributedDataParallel
 
 from lightning_adpsgd.coordination.failures import FailureReport
 from lightning_adpsgd.coordination.gather import number_from_learner_0
-from lightning_adpsgd.coordination.groups import Groups, make_groups, wrap_in_ddp
+from lightning_adpsgd.coordination.groups import Groups, make_groups
 from lightning_adpsgd.coordination.startup.checks import check_same_layout
 from lightning_adpsgd.coordination.store import Coordinator, Meanwhile
 from lightning_adpsgd.dials import Dials
@@ -214,16 +213,6 @@ class Job:
         return self._statistics
 
     # --- from start to end
-
-    def wrap(
-        self,
-        model: nn.Module,
-        device_ids: list[int] | None,
-        arguments: Mapping[str, Any],
-    ) -> DistributedDataParallel:
-        """DDP over the learners of this super-learner."""
-        group = self.groups.gradients
-        return wrap_in_ddp(model, group, self.flat.device, device_ids, arguments)
 
     def start(
         self, position: Position = BEGINNING, meanwhile: Meanwhile | None = None

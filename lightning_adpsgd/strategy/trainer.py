@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from lightning_adpsgd.coordination.groups import wrap_in_ddp
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.checkpoints.contents import (
@@ -29,7 +30,6 @@ from lightning_adpsgd.strategy.checkpoints.contents import (
     Resumed,
     add_learners,
     cloned,
-    place_in_epoch,
     resumed_from,
 )
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
@@ -111,7 +111,8 @@ class HADPSGDStrategy(ModelParallelInside):
         if self._dials.tensor_parallel_size > 1:
             clip_on_all_meshes(self.precision_plugin, self._overrides)
         if self._dials.save_learners:
-            self._place = place_in_epoch(trainer, self._resumed)
+            place = self._resumed.place
+            self._place = PlaceInEpoch(trainer, self.root_device, place)
         if gossips:
             size, inside = max(self.partition.sizes), self._dials.inside
             refuse_unsupported(trainer, self, size, inside)
@@ -158,8 +159,9 @@ class HADPSGDStrategy(ModelParallelInside):
     def _setup_model(self, model: torch.nn.Module) -> DistributedDataParallel:
         if self._run is None:
             return super()._setup_model(model)
-        device_ids = self.determine_ddp_device_ids()
-        return self._run.job.wrap(model, device_ids, self._ddp_kwargs)
+        job, device_ids = self._run.job, self.determine_ddp_device_ids()
+        arguments = {"device_ids": device_ids, **self._ddp_kwargs}
+        return wrap_in_ddp(model, job.groups, job.flat.device, **arguments)
 
     @override
     def on_train_start(self) -> None:
@@ -197,8 +199,6 @@ class HADPSGDStrategy(ModelParallelInside):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self._run is not None:
             self._run.begin_batch(batch)
-        if self._place is not None:
-            self._place.count(batch)
         super().on_train_batch_start(batch, batch_idx)
 
     @override

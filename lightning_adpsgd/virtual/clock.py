@@ -180,20 +180,12 @@ class Network:
 
     def begin(
         self, ends: tuple[int, int], num_bytes: float, done: Callable[[], None]
-    ) -> Crossing:
+    ) -> None:
         """Sends bytes both ways from now on."""
         crossing = Crossing(ends, num_bytes, self._agenda.now, done)
         for end in ends:
             self._at.setdefault(end, []).append(crossing)
         self._share(ends)
-        return crossing
-
-    def drop(self, crossing: Crossing) -> None:
-        """Ends a crossing, done or not; the others share what it leaves."""
-        crossing.version += 1
-        for end in crossing.ends:
-            self._at[end].remove(crossing)
-        self._share(crossing.ends)
 
     def _share(self, ends: tuple[int, int]) -> None:
         # In order, and each once: a set has no order.
@@ -207,9 +199,12 @@ class Network:
                 self._agenda.enter(seconds, self._rank, *arrive)
 
     def _arrive(self, crossing: Crossing, version: int) -> None:
-        if version == crossing.version:  # else it has got another rate, or was dropped
-            self.drop(crossing)
-            crossing.done()
+        if version != crossing.version:  # it has got another rate
+            return
+        for end in crossing.ends:
+            self._at[end].remove(crossing)
+        self._share(crossing.ends)  # the others share what it leaves
+        crossing.done()
 
 
 def check_positive(name: str, value: float) -> None:

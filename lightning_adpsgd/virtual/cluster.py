@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypedDict
 
 import torch
@@ -30,12 +31,6 @@ from lightning_adpsgd.dials import (
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
-from lightning_adpsgd.virtual.gradients import (
-    BatchedGradients,
-    GradientsAhead,
-    Turn,
-    rows_at_once,
-)
 from lightning_adpsgd.virtual.learner_data import BatchesOf, Source, shares_of
 from lightning_adpsgd.virtual.learners import make_learners
 from lightning_adpsgd.virtual.objective import (
@@ -49,7 +44,7 @@ from lightning_adpsgd.virtual.objective import (
     without_logging,
 )
 from lightning_adpsgd.virtual.report import Point, Report
-from lightning_adpsgd.virtual.timeline import Change, Scenario
+from lightning_adpsgd.virtual.timeline import Scenario
 
 
 class ClusterOptions(TypedDict, total=False):
@@ -58,7 +53,6 @@ class ClusterOptions(TypedDict, total=False):
     compute: Compute | None
     link: Link | None
     inner_link: Link | None
-    changes: Sequence[Change]
     seed: int
     order: Order | None
     mixing_gain: float
@@ -77,7 +71,7 @@ class VirtualCluster:
             used, without a Trainer), or any module with `loss` and `optimizer`, on its
             final device. All super-learners start from its weights, and `fit` leaves
             the consensus model in it.
-        num_super_learners: S, including those that join later.
+        num_super_learners: S.
         super_learner_size: N.
         topology: as for `HADPSGDStrategy`.
         communication: as for `HADPSGDStrategy`, with simulated seconds.
@@ -88,16 +82,9 @@ class VirtualCluster:
         gradient_clip: largest norm of a super-learner's gradient; None: no bound.
         samples_in: function that counts the samples of a batch; by default the length
             of its first tensor.
-        vectorize: whether the gradients of several super-learners are taken in one
-            pass over stacked weights (`gradients`), which is faster for small dense
-            models. The module must have no buffers, and its loss must not depend on
-            Python state or decide by the value of a tensor or of `batch_idx`. What the
-            loss counts, keeps or draws from Python and NumPy happens once for all in a
-            pass. A pass fetches batches in another order.
         **options: `compute`: time that a learner computes for a step. `link`: link of
             each learner to its counterparts in other super-learners. `inner_link`: link
-            to the others of its super-learner. `changes`: super-learners that fail or
-            join, in "async" and "ready_pairs". `seed`: seed of everything drawn at
+            to the others of its super-learner. `seed`: seed of everything drawn at
             random: times, topologies, order of samples, dropout. `order`,
             `mixing_gain`, `gossip_every`, `wire_dtype` and `max_staleness` as for
             `HADPSGDStrategy`.
@@ -106,7 +93,7 @@ class VirtualCluster:
         ValueError: A value is out of its bounds.
 
     Attributes:
-        scenario: super-learners that take part, and their speed.
+        scenario: number of super-learners, and their speed.
         learners: weights, simulated time and counters.
         samples: number of samples that all learners have seen.
         learning_rate: learning rate of the last step, in the first parameter group.
@@ -124,7 +111,6 @@ class VirtualCluster:
         optimizer: MakeOptimizer | None = None,
         gradient_clip: float | None = None,
         samples_in: Callable[[Any], int] = extract_batch_size,
-        vectorize: bool = False,
         **options: Unpack[ClusterOptions],
     ) -> None:
         if gradient_clip is not None:
@@ -134,13 +120,12 @@ class VirtualCluster:
         )
         self.module = module
         self._objective = Objective(module, loss, optimizer)
-        self.learners = make_learners(module, dials, self.scenario, self._renew)
+        self.learners = make_learners(module, dials, self.scenario)
         self._updates = [
             self._objective.make_update() for _ in range(num_super_learners)
         ]
         self._gradient_clip, self._samples_in = gradient_clip, samples_in
         self._sources: list[list[Source]] = []
-        self._ahead = self._make_ahead() if vectorize else None
         self._dice = _Dice(self.scenario.seed, self._objective.device)
         self.samples = 0
         self.learning_rate = self._updates[0].optimizer.param_groups[0]["lr"]
@@ -209,8 +194,6 @@ class VirtualCluster:
         curve = _Curve(self, score, local_losses, on_point)
         with self._dice.in_place(), without_logging(self.module):
             self._deal(data, local_batch_size)
-            if self._ahead is not None:
-                self._ahead.forget_all()
             curve.add()
             self._run(curve, max_samples, every, lr_schedule)
         self.learners.hold_consensus()
@@ -250,43 +233,15 @@ class VirtualCluster:
 
     def _next_step(self, lr_schedule: Callable[[int], float] | None) -> Tensor:
         index = self.learners.turn()
-        turn = self._take(index)
-
-        def gradient() -> Tensor:
-            if turn.gradient is not None:
-                return self._take_gradient(*turn.gradient)
-            number = self.learners.steps[index]
-            return self._gradient(self._updates[index], turn.batches, number)
-
-        return self._step(index, turn.batches, gradient, lr_schedule)
-
-    def _take(self, index: int) -> Turn:
-        if self._ahead is None:
-            return Turn(self._next_batches(index))
-        return self._ahead.take(index, self.learners.settled)
-
-    def _step(
-        self,
-        index: int,
-        batches: list[Any],
-        gradient: Callable[[], Tensor],
-        lr_schedule: Callable[[int], float] | None,
-    ) -> Tensor:
-        update = self._updates[index]
+        batches, update = self._next_batches(index), self._updates[index]
         if lr_schedule is not None:
             update.scale(lr_schedule(self.samples))
         self.learning_rate = update.optimizer.param_groups[0]["lr"]
+        number = self.learners.steps[index]
+        gradient = partial(self._gradient, update, batches, number)
         loss = self.learners.update(update.optimizer.step, gradient)
-        update.passed("step", self.learners.steps[index])
+        update.passed("step", number + 1)
         self.samples += sum(self._samples_in(batch) for batch in batches)
-        return loss
-
-    def _take_gradient(
-        self, gradients: dict[nn.Parameter, Tensor], loss: Tensor
-    ) -> Tensor:
-        for parameter, gradient in gradients.items():
-            parameter.grad = gradient
-        self._clip()
         return loss
 
     def _next_batches(self, index: int) -> list[Any]:
@@ -308,36 +263,15 @@ class VirtualCluster:
                 loss = loss + self._add_gradient(batch, number, len(batches))
             for buffer, kept in buffers:
                 buffer.copy_(kept)
-        self._clip()
-        return loss
-
-    def _clip(self) -> None:
         if self._gradient_clip is not None:
             parameters = self.module.parameters()
             nn.utils.clip_grad_norm_(parameters, self._gradient_clip)
+        return loss
 
     def _add_gradient(self, batch: Any, number: int, num_learners: int) -> Tensor:
         loss = self._objective.loss(batch, number) / num_learners
         loss.backward()
         return loss.detach()
-
-    def _renew(self, index: int) -> None:
-        self._updates[index] = self._objective.make_update()
-        if self._ahead is not None:
-            self._ahead.forget(index)
-
-    def _make_ahead(self) -> GradientsAhead:
-        if isinstance(self._updates[0].optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "`vectorize` must be False with LBFGS, which asks for several "
-                "gradients in one step, got True"
-            )
-        rows, size = self.learners.rows, self.scenario.num_super_learners
-        gradients = BatchedGradients(self._objective, rows, size)
-        return GradientsAhead(gradients, rows_at_once(rows, size), self._next_turn)
-
-    def _next_turn(self, index: int) -> tuple[list[Any], int]:
-        return self._next_batches(index), self.learners.steps[index]
 
     def _deal(
         self,
@@ -408,7 +342,7 @@ class _Curve:
         if not self._scores_all:
             return [math.nan]
         learners, scores = self._cluster.learners, []
-        for index in learners.members:
+        for index in range(len(learners.steps)):
             learners.hold(index)
             scores.append(self._score_held())
         return scores
@@ -451,7 +385,6 @@ def dials_and_scenario(
     compute: Compute | None = None,
     link: Link | None = None,
     inner_link: Link | None = None,
-    changes: Sequence[Change] = (),
     wire_dtype: WireDtype | None = None,
     **dials: Any,
 ) -> tuple[Dials, Scenario]:
@@ -486,7 +419,6 @@ def dials_and_scenario(
         link or Link(),
         inner_link or Link(),
         checked.seed,
-        tuple(changes),
     )
     return checked, scenario
 

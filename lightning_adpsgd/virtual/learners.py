@@ -31,11 +31,8 @@ from lightning_adpsgd.virtual.rows import Rows
 from lightning_adpsgd.virtual.timeline import (
     Asynchronous,
     Begun,
-    Dropped,
     Ended,
     Event,
-    Failed,
-    Joined,
     Scenario,
     Stepped,
     Waited,
@@ -90,19 +87,6 @@ class VirtualLearners(ABC):
         """Whether the weights are comparable: in lockstep, after a step of each."""
         return True
 
-    @property
-    @abstractmethod
-    def members(self) -> list[int]:
-        """Numbers of the super-learners that take part at present."""
-
-    @property
-    @abstractmethod
-    def settled(self) -> list[int]:
-        """Super-learners whose next gradient is at the weights that they have now.
-
-        The one whose turn it is comes first.
-        """
-
     @abstractmethod
     def totals(self) -> Statistics:
         """What all super-learners together have done, in simulated seconds.
@@ -126,10 +110,10 @@ class VirtualLearners(ABC):
         Raises:
             FloatingPointError: No super-learner has finite weights.
         """
-        found = self._average(self.members)
+        found = self._average(self._all)
         if not math.isfinite(found.relative_distance):
-            found = self._average(self._finite_members())
-        self.rows.copy_beside(self.members[0], self._consensus_row)
+            found = self._average(self._finite())
+        self.rows.copy_beside(0, self._consensus_row)
         return found
 
     def hold_consensus(self) -> None:
@@ -141,39 +125,40 @@ class VirtualLearners(ABC):
         self.rows.hold(index)
 
     @property
+    def _all(self) -> list[int]:
+        return list(range(self._scenario.num_super_learners))
+
+    @property
     def _consensus_row(self) -> int:
         return self._scenario.num_super_learners
 
-    def _finite_members(self) -> list[int]:
-        finite = [i for i in self.members if all_finite(self.shown(i))]
+    def _finite(self) -> list[int]:
+        finite = [i for i in self._all if all_finite(self.shown(i))]
         if not finite:
             raise all_diverged("super-learners")
         return finite
 
-    def _average(self, members: list[int]) -> Consensus:
-        """Writes the members' mean into the consensus row, and measures their distance.
+    def _average(self, chosen: list[int]) -> Consensus:
+        """Writes the mean of some into the consensus row, and measures their distance.
 
         It works stretch by stretch, so that each is read from memory once.
         """
         squares = norm = 0.0
         for number, matrix in enumerate(self.rows.matrices):
-            length = stretch_length(len(members), matrix.device)
+            length = stretch_length(len(chosen), matrix.device)
             for begin in range(0, matrix.shape[1], length):
-                seen = self._seen(members, number, begin, length)
+                seen = self._seen(chosen, number, begin, length)
                 mean = seen.mean(0)
                 matrix[self._consensus_row, begin : begin + length] = mean
                 squares += _square(seen - mean)
                 norm += _square(mean)
-        return Consensus.of(squares / len(members), norm)
+        return Consensus.of(squares / len(chosen), norm)
 
-    def _seen(self, members: list[int], number: int, begin: int, length: int) -> Tensor:
-        """What peers see of members, in a stretch of a matrix, [member, element]."""
+    def _seen(self, chosen: list[int], number: int, begin: int, length: int) -> Tensor:
+        """What peers see of some, in a stretch of a matrix, [chosen, element]."""
         matrix = self.rows.matrices[number]
         stretch = matrix[:, begin : begin + length]
-        if members == list(range(len(members))):
-            rows = stretch[: len(members)]
-        else:
-            rows = stretch[members]
+        rows = stretch[: len(chosen)] if chosen == self._all else stretch[chosen]
         return rows.to(averaging_dtype(matrix.dtype))
 
 
@@ -182,16 +167,10 @@ class LockstepLearners(VirtualLearners):
 
     def __init__(self, module: nn.Module, dials: Dials, scenario: Scenario) -> None:
         super().__init__(module, dials, scenario)
-        if scenario.changes:
-            raise ValueError(
-                '`changes` apply to `communication="async"` and "ready_pairs", which '
-                "do not wait for super-learners that have failed, got "
-                f"{dials.communication!r}"
-            )
         size = scenario.num_super_learners
         matrices = [matrix[:size] for matrix in self.rows.matrices]
         self._hidden = hidden = dials.effective_order == "average_then_step"
-        self._mixer = RowMixer(matrices, scenario.schedule(size), hidden)
+        self._mixer = RowMixer(matrices, scenario.schedule(), hidden)
         self._communication = _communication(dials, self._mixer)
         num_bytes = sum(
             matrix.shape[1] * averaging_dtype(matrix.dtype).itemsize
@@ -205,16 +184,6 @@ class LockstepLearners(VirtualLearners):
     @override
     def between_rounds(self) -> bool:
         return self._turn == self._scenario.num_super_learners - 1
-
-    @property
-    @override
-    def members(self) -> list[int]:
-        return list(range(self._scenario.num_super_learners))
-
-    @property
-    @override
-    def settled(self) -> list[int]:
-        return self.members[self._turn :]  # the others wait for this round
 
     @override
     def turn(self) -> int:
@@ -234,7 +203,7 @@ class LockstepLearners(VirtualLearners):
         row = self._turn
         output = step(AveragingClosure(closure, lambda: self._mixer.take_in(row)))
         self.steps[row] += 1
-        if row == self.members[-1]:
+        if self.between_rounds:
             self._communication.after_update()
             self.seconds = max(next(self._ends))
         return output
@@ -252,49 +221,26 @@ class AsynchronousLearners(VirtualLearners):
 
     In "ready_pairs" exchanges are made at the step boundaries of both ends, and merged
     there.
-
-    `on_join` is called with the number of a super-learner that has joined.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        dials: Dials,
-        scenario: Scenario,
-        on_join: Callable[[int], None],
-    ) -> None:
+    def __init__(self, module: nn.Module, dials: Dials, scenario: Scenario) -> None:
         super().__init__(module, dials, scenario)
-        self._on_join = on_join
         self._in_pairs = dials.communication == "ready_pairs"
-        self._sides = {i: self._make_side(i) for i in scenario.first_members()}
-        # Super-learners that have failed still count.
-        self._tallies = [side.tally for side in self._sides.values()]
+        order, size = dials.effective_order, scenario.super_learner_size
+        self._sides = [
+            CommunicationSide(self.rows.vectors(index), order, size)
+            for index in self._all
+        ]
         self._exchanges = Exchanges(self._sides, dials.wire_dtype)
-        first = next(iter(self._sides.values()))
         self._timeline = Asynchronous(
             scenario,
             sum(vector.nbytes for vector in self.rows.vectors(0)),
-            message_bytes(first, dials.wire_dtype),
+            message_bytes(self._sides[0], dials.wire_dtype),
             dials.max_staleness,
             self._in_pairs,
             dials.max_wait,
         )
         self._turn = -1
-
-    @property
-    @override
-    def members(self) -> list[int]:
-        return sorted(self._sides)
-
-    @property
-    @override
-    def settled(self) -> list[int]:
-        # Nothing changes the weights at which a super-learner computes.
-        members = self.members
-        first = members.index(self._turn)
-        others = members[first + 1 :] + members[:first]
-        computing = [i for i in others if i not in self._timeline.at_boundary]
-        return [self._turn, *computing]
 
     @override
     def turn(self) -> int:
@@ -316,11 +262,12 @@ class AsynchronousLearners(VirtualLearners):
     @override
     def totals(self) -> Statistics:
         staleness = Counter[int]()
-        for tally in self._tallies:
+        tallies = [side.tally for side in self._sides]
+        for tally in tallies:
             staleness.update(tally.staleness)
         in_all = Tally(staleness=dict(sorted(staleness.items())))
         for name in vars(in_all).keys() - {"staleness"}:
-            setattr(in_all, name, sum(getattr(tally, name) for tally in self._tallies))
+            setattr(in_all, name, sum(getattr(tally, name) for tally in tallies))
         return in_all.snapshot()
 
     @override
@@ -328,20 +275,15 @@ class AsynchronousLearners(VirtualLearners):
         return self._sides[index].shown()
 
     @override
-    def _seen(self, members: list[int], number: int, begin: int, length: int) -> Tensor:
-        seen = super()._seen(members, number, begin, length)
-        sides = [(row, self._sides[index]) for row, index in enumerate(members)]
+    def _seen(self, chosen: list[int], number: int, begin: int, length: int) -> Tensor:
+        seen = super()._seen(chosen, number, begin, length)
+        sides = [(row, self._sides[index]) for row, index in enumerate(chosen)]
         waiting = [pair for pair in sides if pair[1].awaits_merge(number, begin)]
         if waiting:
             seen = seen.clone()  # these may be the weights themselves
         for row, side in waiting:
             side.add_awaiting(seen[row], number, begin)
         return seen
-
-    def _make_side(self, index: int) -> CommunicationSide:
-        vectors = self.rows.vectors(index)
-        order, size = self._dials.effective_order, self._scenario.super_learner_size
-        return CommunicationSide(vectors, order, size)
 
     def _follow(self, event: Event) -> None:
         match event:
@@ -355,34 +297,14 @@ class AsynchronousLearners(VirtualLearners):
             case Waited(_, index, waited, met):
                 self._sides[index].tally.partner_seconds += waited
                 self._sides[index].tally.skipped += not met
-            case Dropped(_, exchange):
-                self._exchanges.drop(exchange)
-            case Failed(_, index):
-                del self._sides[index]
-                self._exchanges.forget(index)
-            case Joined(_, index, neighbours):
-                self._take_in(index, neighbours)
-
-    @torch.no_grad()
-    def _take_in(self, index: int, neighbours: list[int]) -> None:
-        shown = [self.shown(j) for j in neighbours]
-        for vector, *of_all in zip(self.rows.vectors(index), *shown, strict=True):
-            vector.copy_(torch.stack(of_all).mean(0))
-        self._sides[index] = side = self._make_side(index)
-        self._tallies.append(side.tally)
-        self._on_join(index)
 
 
 def make_learners(
-    module: nn.Module,
-    dials: Dials,
-    scenario: Scenario,
-    on_join: Callable[[int], None] = lambda index: None,
+    module: nn.Module, dials: Dials, scenario: Scenario
 ) -> VirtualLearners:
     """Makes the super-learners for the communication of the options."""
-    if not dials.in_lockstep:
-        return AsynchronousLearners(module, dials, scenario, on_join)
-    return LockstepLearners(module, dials, scenario)
+    kind = LockstepLearners if dials.in_lockstep else AsynchronousLearners
+    return kind(module, dials, scenario)
 
 
 def _communication(dials: Dials, mixer: RowMixer) -> Communication:

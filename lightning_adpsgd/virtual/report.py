@@ -78,7 +78,6 @@ class Report:
     def to_csv(self, path: str | Path) -> Path:
         """Writes the points, whole or not at all, and returns the path."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path, newline="") as file:
             writer = csv.DictWriter(file, [field.name for field in fields(Point)])
             writer.writeheader()

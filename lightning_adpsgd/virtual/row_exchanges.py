@@ -8,7 +8,7 @@ when it happens.
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -141,13 +141,13 @@ class Exchanges:
     encoded. Otherwise the weights are used where they lie, part by part.
 
     Args:
-        sides: sides by the number of their super-learner, which may come and go. The
-            caller calls `before_change` before it changes one.
+        sides: side of each super-learner. The caller calls `before_change` before it
+            changes one.
         wire_dtype: dtype on the wire; None: that of the weights.
     """
 
     def __init__(
-        self, sides: Mapping[int, CommunicationSide], wire_dtype: torch.dtype | None
+        self, sides: Sequence[CommunicationSide], wire_dtype: torch.dtype | None
     ) -> None:
         self._sides, self._wire_dtype = sides, wire_dtype
         # By end. An end that is missing is as it was when the exchange began.
@@ -172,7 +172,9 @@ class Exchanges:
 
     def end(self, exchange: Exchange) -> None:
         """Changes both ends by what was read: ``d += a (theirs - mine)``."""
-        read = self.drop(exchange)
+        read = self._read.pop(exchange)
+        for end in exchange.ends:
+            del self._of_end[end][exchange]
         for end in exchange.ends:
             self.before_change(end)
         finite, num_bytes = True, 0
@@ -189,17 +191,6 @@ class Exchanges:
             side = self._sides[end]
             step = read[end].step if end in read else side.replica.step
             side.ended(step, num_bytes, finite)
-
-    def drop(self, exchange: Exchange) -> dict[int, _Read]:
-        """Forgets an exchange, and returns what was read."""
-        for end in exchange.ends:
-            del self._of_end[end][exchange]
-        return self._read.pop(exchange)
-
-    def forget(self, super_learner: int) -> None:
-        """Forgets what the lanes of a super-learner remember; it has failed."""
-        for lane in [key for key in self._codecs if super_learner in key[:2]]:
-            del self._codecs[lane]
 
     def _read_end(self, exchange: Exchange, end: int) -> None:
         side = self._sides[end]

@@ -6,23 +6,10 @@ which of them are averaged and so lie in a row. The others (integer buffers) are
 for each row beside it.
 """
 
-from typing import NamedTuple
-
-import torch
 from torch import Tensor, nn
 
 from lightning_adpsgd.weights.flat import FlatParameters
 from lightning_adpsgd.weights.replica import as_real
-
-
-class TensorSlot(NamedTuple):
-    """The place of a tensor of the module in each row of a matrix."""
-
-    name: str
-    matrix: int
-    offset: int
-    shape: torch.Size
-    stride: tuple[int, ...]
 
 
 class Rows:
@@ -36,30 +23,24 @@ class Rows:
     Attributes:
         matrices: [num_rows, P] for each dtype, [num_rows, 2 P] real numbers for a
             complex one.
-        slots: slots of the parameters and buffers that lie in the rows.
     """
 
     def __init__(self, module: nn.Module, num_rows: int, shards: int = 1) -> None:
         vectors = FlatParameters(module, shards).vectors
         whole = [vector.repeat(num_rows, 1) for vector in vectors]
         addresses = [vector.untyped_storage().data_ptr() for vector in vectors]
-        self._whole = whole
         self.matrices = [
             as_real(one).view(num_rows, -1) if one.is_complex() else one
             for one in whole
         ]
-        self.slots: list[TensorSlot] = []
         # Each tensor of the module with what it is in each row.
         self._tensors: list[tuple[Tensor, list[Tensor]]] = []
         self._beside: list[list[Tensor]] = []
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        for tensor in (*module.parameters(), *module.buffers()):
             address = tensor.untyped_storage().data_ptr()
             if address in addresses:
-                number = addresses.index(address)
-                begin, stride = int(tensor.storage_offset()), tensor.stride()
-                slot = TensorSlot(name, number, begin, tensor.shape, stride)
-                self.slots.append(slot)
-                self._tensors.append((tensor, _views(whole[number], slot)))
+                matrix = whole[addresses.index(address)]
+                self._tensors.append((tensor, _views(matrix, tensor)))
             else:
                 copies = [tensor.detach().clone() for _ in range(num_rows)]
                 self._tensors.append((tensor, copies))
@@ -85,27 +66,16 @@ class Rows:
         """The row in each matrix."""
         return [matrix[row] for matrix in self.matrices]
 
-    def first(self, num_rows: int) -> list[Tensor]:
-        """The first rows of each matrix; of a complex one as complex numbers."""
-        return [matrix[:num_rows] for matrix in self._whole]
-
     def copy_beside(self, source: int, target: int) -> None:
         """Copies what is kept beside the rows."""
         for copies in self._beside:
             copies[target].copy_(copies[source])
 
 
-def stacked(slot: TensorSlot, matrices: list[Tensor]) -> Tensor:
-    """A tensor in each row, [row, ...], as a view of what `Rows.first` gives."""
-    matrix = matrices[slot.matrix]
-    strides = (matrix.stride(0), *slot.stride)
-    offset = matrix.storage_offset() + slot.offset
-    return matrix.as_strided((len(matrix), *slot.shape), strides, offset)
-
-
-def _views(matrix: Tensor, slot: TensorSlot) -> list[Tensor]:
-    length = matrix.shape[1]
+def _views(matrix: Tensor, tensor: Tensor) -> list[Tensor]:
+    """What a tensor of the module, which lies in such a row, is in each of them."""
+    length, begin = matrix.shape[1], int(tensor.storage_offset())
     return [
-        matrix.as_strided(slot.shape, slot.stride, row * length + slot.offset)
+        matrix.as_strided(tensor.shape, tensor.stride(), row * length + begin)
         for row in range(len(matrix))
     ]

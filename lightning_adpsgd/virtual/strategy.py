@@ -58,7 +58,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     time 0.
 
     Args:
-        num_super_learners: S, including those that join later.
+        num_super_learners: S.
         super_learner_size: N.
         topology: as for `HADPSGDStrategy`.
         communication: as for `HADPSGDStrategy`, with simulated seconds.
@@ -136,9 +136,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
                 f'`strategy="hadpsgd_virtual"`, got {len(self.optimizers)}'
             )
         assert self.model is not None
-        self.learners = make_learners(
-            self.model, self.dials, self._scenario, self._renew
-        )
+        self.learners = make_learners(self.model, self.dials, self._scenario)
         self._states = [defaultdict(dict) for _ in range(self.num_super_learners)]
         # Before the first hook that sees the end of training.
         loop = trainer.fit_loop
@@ -157,9 +155,6 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
             self.learners = None
         self._overrides.undo()
         super().teardown()
-
-    def _renew(self, index: int) -> None:
-        self._states[index] = defaultdict(dict)
 
     # --- the step
 
@@ -223,7 +218,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         if self.learners is None:
             return super().optimizer_state(optimizer)
         mine = self.optimizers[0].state
-        self.optimizers[0].state = self._states[self.learners.members[0]]
+        self.optimizers[0].state = self._states[0]
         state = deepcopy(super().optimizer_state(optimizer))
         self.optimizers[0].state = mine
         return state

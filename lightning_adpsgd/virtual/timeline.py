@@ -9,10 +9,10 @@ counts them.
 import itertools
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from lightning_adpsgd.gossip.protocol import (
     Patience,
@@ -25,7 +25,6 @@ from lightning_adpsgd.topology.topology import Part, Topology
 from lightning_adpsgd.virtual.clock import (
     Agenda,
     Compute,
-    Crossing,
     Link,
     Network,
     StepTimes,
@@ -35,23 +34,6 @@ from lightning_adpsgd.virtual.clock import (
 # At the same time messages land first, then steps end, and then exchanges begin, which
 # find the weights of all that stepped at that time. Patience ends last.
 _LANDING, _STEPPING, _ASKING, _SKIPPING = range(4)
-
-
-class Change(NamedTuple):
-    """A super-learner that fails or joins.
-
-    Attributes:
-        seconds: simulated time of the change.
-        super_learner: its number.
-        what: "fails": its edges are dropped, exchanges under way with it change
-            nothing, and the topology is that of the others in their order. "joins": it
-            takes the mean of its neighbours' weights and begins once these have
-            crossed. A super-learner whose first change is a join is absent before.
-    """
-
-    seconds: float
-    super_learner: int
-    what: Literal["fails", "joins"]
 
 
 @dataclass(frozen=True)
@@ -67,8 +49,7 @@ class Scenario:
         gradient_seconds: further seconds that a super-learner's mean gradient takes.
 
     Raises:
-        ValueError: A change is impossible, or the topology does not exist for the
-            number of super-learners at some time.
+        ValueError: The topology does not exist for the number of super-learners.
     """
 
     topology: Topology
@@ -80,32 +61,16 @@ class Scenario:
     link: Link = field(default_factory=Link)
     inner_link: Link = field(default_factory=Link)
     seed: int = 0
-    changes: Sequence[Change] = ()
     backward: float = 0.0
     gradient_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        live = set(self.first_members())
-        self.schedule(len(live))
-        for change in self.in_order():
-            self._check(change, live)
-            live ^= {change.super_learner}
-            self.schedule(len(live))
+        self.schedule()
 
-    def in_order(self) -> list[Change]:
-        """The changes by their time."""
-        return sorted(self.changes, key=lambda change: change.seconds)
-
-    def first_members(self) -> list[int]:
-        """Numbers of the super-learners at the start, in ascending order."""
-        first: dict[int, str] = {}
-        for change in self.in_order():
-            first.setdefault(change.super_learner, change.what)
-        return [i for i in range(self.num_super_learners) if first.get(i) != "joins"]
-
-    def schedule(self, num_members: int) -> Schedule:
-        """The mixing matrices of so many members."""
-        return Schedule(self.topology, num_members, self.mixing_gain, self.seed)
+    def schedule(self) -> Schedule:
+        """The mixing matrices."""
+        size = self.num_super_learners
+        return Schedule(self.topology, size, self.mixing_gain, self.seed)
 
     def gradient_end(
         self, times: StepTimes, index: int, begin: float, gradient_bytes: float
@@ -119,23 +84,6 @@ class Scenario:
         backward = self.backward * (slowest - begin)
         waited = overlapped(allreduce, backward, gradient_bytes)
         return slowest + waited + self.gradient_seconds
-
-    def _check(self, change: Change, live: set[int]) -> None:
-        index, is_member = change.super_learner, change.super_learner in live
-        if not 0 <= index < self.num_super_learners:
-            raise ValueError(
-                f"`changes` must name super-learners from 0 to "
-                f"{self.num_super_learners - 1}, got {change}"
-            )
-        if change.what == "fails" and (not is_member or len(live) == 1):
-            why = "the last of all" if is_member else "not there"
-            raise ValueError(
-                f"super-learner {index} cannot fail, it is {why}: {change}"
-            )
-        if change.what == "joins" and is_member:
-            raise ValueError(
-                f"super-learner {index} cannot join, because it is there: {change}"
-            )
 
 
 @lru_cache(maxsize=32)
@@ -191,7 +139,7 @@ def _averaged_at(
     scenario: Scenario, round: int, begins: list[float], num_bytes: float
 ) -> list[float]:
     """When each has the average of weights that are ready at these times."""
-    schedule = scenario.schedule(len(begins))
+    schedule = scenario.schedule()
     size, shard = scenario.super_learner_size, num_bytes / scenario.super_learner_size
     gather = scenario.inner_link.allgather_seconds(num_bytes, size)
     if schedule.is_mean(round):
@@ -221,19 +169,11 @@ def _meetings(schedule: Schedule, round: int) -> list[tuple[list[int], int]]:
 
 
 class Exchange:
-    """One exchange of two super-learners.
-
-    Attributes:
-        weight: a in ``d += a (theirs - mine)``.
-        begun: whether the weights of both were read.
-        crossing: its bytes, while they are on the links.
-    """
+    """An exchange of two super-learners: ``d += weight (theirs - mine)`` at both."""
 
     def __init__(self, asker: int, asked: int, weight: float) -> None:
         self.asker, self.asked, self.weight = asker, asked, weight
         self.ends = asker, asked
-        self.begun = False
-        self.crossing: Crossing | None = None
 
     def other(self, end: int) -> int:
         """The end that is not this one."""
@@ -261,13 +201,6 @@ class Ended(NamedTuple):
     exchange: Exchange
 
 
-class Dropped(NamedTuple):
-    """An exchange that had begun ends without changing anything."""
-
-    seconds: float
-    exchange: Exchange
-
-
 class Waited(NamedTuple):
     """A super-learner waits no longer for a partner at its step boundary."""
 
@@ -277,25 +210,10 @@ class Waited(NamedTuple):
     met: bool
 
 
-class Failed(NamedTuple):
-    """A super-learner is gone."""
-
-    seconds: float
-    super_learner: int
+Event = Stepped | Begun | Ended | Waited
 
 
-class Joined(NamedTuple):
-    """A super-learner takes the mean of its neighbours."""
-
-    seconds: float
-    super_learner: int
-    neighbours: list[int]
-
-
-Event = Stepped | Begun | Ended | Dropped | Waited | Failed | Joined
-
-
-class _Member:
+class _State:
     def __init__(self, patience: Patience) -> None:
         self.under_way, self.patience = UnderWay(), patience
         self.began = self.arrived = 0.0  # at its computation, at its step boundary
@@ -319,11 +237,8 @@ class Asynchronous:
     The last options are those of `gossip.engine.GossipOptions`, in simulated seconds.
 
     Args:
-        weight_bytes: bytes of the weights as they are, for gradients and joins.
+        weight_bytes: bytes of the weights as they are, for gradients.
         message_bytes: bytes of the weights as they travel in an exchange, one way.
-
-    Attributes:
-        at_boundary: super-learners that wait for a partner, or exchange with one.
     """
 
     def __init__(
@@ -336,24 +251,20 @@ class Asynchronous:
         max_wait: float | None = None,
     ) -> None:
         self._scenario, self._weight_bytes = scenario, weight_bytes
+        self._schedule, self._size = scenario.schedule(), scenario.num_super_learners
         # Each learner carries its shard over its own link.
         self._shard_bytes = message_bytes / scenario.super_learner_size
         self._max_staleness = max_staleness
         self._agenda = Agenda()
         self._network = Network(scenario.link.bandwidth, self._agenda, _LANDING)
         self._times = StepTimes(scenario.compute, scenario.seed)
-        self._exchanges = dict[Exchange, None]()
-        self._in_pairs, self._max_wait = in_pairs, max_wait
-        self.at_boundary, self._ready = set[int](), set[int]()
+        self._in_pairs = in_pairs
+        self._ready = set[int]()  # those that wait for a partner
         self._draw = random.Random(f"{scenario.seed} pairs")
-        self._states: dict[int, _Member] = {}
+        self._states = [_State(Patience(max_wait)) for _ in range(self._size)]
         self._events = deque[Event]()
-        self._seat(scenario.first_members())
-        for index in self.members:
-            self._enter_member(index, begin=0.0)
-        for change in scenario.in_order():
-            act = self._fail if change.what == "fails" else self._join
-            self._agenda.enter(change.seconds, _LANDING, act, change.super_learner)
+        for index in range(self._size):
+            self._compute(index, begin=0.0)
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -363,66 +274,15 @@ class Asynchronous:
             self._agenda.happen()
         return self._events.popleft()
 
-    # --- members
-
-    def _seat(self, members: list[int]) -> None:
-        self.members = members
-        self._places = {index: place for place, index in enumerate(members)}
-        self._schedule = self._scenario.schedule(len(members))
-
-    def _enter_member(self, index: int, begin: float) -> None:
-        self._states[index] = _Member(Patience(self._max_wait))
-        self._compute(index, begin)
-
-    def _fail(self, index: int) -> None:
-        del self._states[index]
-        self._ready.discard(index)
-        self.at_boundary.discard(index)
-        self._seat([i for i in self.members if i != index])
-        for exchange in [e for e in self._exchanges if index in e.ends]:
-            self._drop(exchange, exchange.other(index))
-        for state in self._states.values():
-            state.asking.discard(index)
-            state.due.discard(index)
-        self._events.append(Failed(self._agenda.now, index))
-        for waiting in [i for i, state in self._states.items() if state.waiting]:
-            self._wait_or_go_on(waiting)
-
-    def _drop(self, exchange: Exchange, survivor: int) -> None:
-        del self._exchanges[exchange]
-        self._states[survivor].under_way.leave(exchange.other(survivor))
-        if exchange.crossing is not None:
-            self._network.drop(exchange.crossing)
-        if exchange.begun:
-            self._events.append(Dropped(self._agenda.now, exchange))
-        if self._in_pairs:
-            self._compute(survivor, self._agenda.now)
-
-    def _join(self, index: int) -> None:
-        self._seat(sorted([*self.members, index]))
-        neighbours = self._peers(index)
-        now, size = self._agenda.now, self._scenario.super_learner_size
-        shard = self._weight_bytes / size
-        begin = now + self._scenario.link.seconds(len(neighbours) * shard)
-        self._enter_member(index, begin)
-        self._events.append(Joined(now, index, neighbours))
-
-    def _peers(self, index: int) -> list[int]:
-        places = self._schedule.topology.peers(self._places[index], len(self.members))
-        return [self.members[place] for place in places]
-
     # --- steps
 
     def _compute(self, index: int, begin: float) -> None:
         self._states[index].began = begin
-        self.at_boundary.discard(index)
         end = self._scenario.gradient_end(self._times, index, begin, self._weight_bytes)
-        self._agenda.enter(end, _STEPPING, self._step, index, self._states[index])
+        self._agenda.enter(end, _STEPPING, self._step, index)
 
-    def _step(self, index: int, state: _Member) -> None:
-        if self._states.get(index) is not state:  # it has failed meanwhile
-            return
-        state.steps += 1
+    def _step(self, index: int) -> None:
+        self._states[index].steps += 1
         self._events.append(Stepped(self._agenda.now, index))
         self._wait_or_go_on(index)
 
@@ -440,27 +300,27 @@ class Asynchronous:
             return []
         return self._peers(index)
 
-    def _go_on(self, index: int, state: _Member) -> None:
+    def _peers(self, index: int) -> list[int]:
+        return self._schedule.topology.peers(index, self._size)
+
+    def _go_on(self, index: int, state: _State) -> None:
         round = due_round(state.steps, self._scenario.gossip_every)
         if round is not None and self._in_pairs and self._peers(index):
             self._arrive(index, state)
             return
         if round is not None:
-            for place in self._schedule.asks(self._places[index], round):
-                self._call(index, self.members[place])
+            for peer in self._schedule.asks(index, round):
+                self._call(index, peer)
         self._compute(index, self._agenda.now)
 
     # --- pairs at step boundaries
 
-    def _arrive(self, index: int, state: _Member) -> None:
+    def _arrive(self, index: int, state: _State) -> None:
         state.arrived = self._agenda.now
-        self.at_boundary.add(index)
         # After all that step at this time.
         self._agenda.enter(self._agenda.now, _ASKING, self._pair, index, state)
 
-    def _pair(self, index: int, state: _Member) -> None:
-        if self._states.get(index) is not state:  # it has failed meanwhile
-            return
+    def _pair(self, index: int, state: _State) -> None:
         now = self._agenda.now
         if ready := [peer for peer in self._peers(index) if peer in self._ready]:
             partner = self._draw.choice(ready)
@@ -469,21 +329,19 @@ class Asynchronous:
             return
         self._ready.add(index)
         seconds = now + state.patience.seconds(now - state.began)
-        self._agenda.enter(seconds, _SKIPPING, self._skip, index, state, state.steps)
+        self._agenda.enter(seconds, _SKIPPING, self._skip, index, state.steps)
 
     def _meet(self, asker: int, asked: int) -> None:
         weight = exchange_weight(self._scenario.mixing_gain, 1, 1)
         exchange = Exchange(asker, asked, weight)
-        self._exchanges[exchange] = None
         for end in exchange.ends:
             self._states[end].under_way.enter(exchange.other(end))
             self._end_wait(end, met=True)
         seconds = self._agenda.now + 2 * self._scenario.link.latency
         self._agenda.enter(seconds, _ASKING, self._begin, exchange)
 
-    def _skip(self, index: int, state: _Member, steps: int) -> None:
-        still = self._states.get(index) is state and state.steps == steps
-        if still and index in self._ready:
+    def _skip(self, index: int, steps: int) -> None:
+        if self._states[index].steps == steps and index in self._ready:
             self._ready.remove(index)
             self._end_wait(index, met=False)
             self._compute(index, self._agenda.now)
@@ -507,12 +365,10 @@ class Asynchronous:
             state.due.add(peer)
             return
         state.asking.add(peer)
-        ask = (self._ask, index, peer, state)
-        self._agenda.enter(self._agenda.now, _ASKING, *ask)
+        self._agenda.enter(self._agenda.now, _ASKING, self._ask, index, peer)
 
-    def _ask(self, index: int, peer: int, state: _Member) -> None:
-        if self._states.get(index) is not state or peer not in state.asking:
-            return  # one of the two has failed meanwhile
+    def _ask(self, index: int, peer: int) -> None:
+        state = self._states[index]
         mine = state.under_way.enter(peer)
         if not mine:  # what is under way with that peer is as good
             state.asking.discard(peer)
@@ -521,28 +377,19 @@ class Asynchronous:
         theirs = self._states[peer].under_way.enter(index, asked=True)
         weight = exchange_weight(self._scenario.mixing_gain, mine, theirs)
         exchange = Exchange(index, peer, weight)
-        self._exchanges[exchange] = None
         self._agenda.enter(self._agenda.now, _ASKING, self._begin, exchange)
 
     def _begin(self, exchange: Exchange) -> None:
-        if exchange not in self._exchanges:
-            return
-        exchange.begun = True
         self._events.append(Begun(self._agenda.now, exchange))
         crossed = partial(self._crossed, exchange)
-        crossing = self._network.begin(exchange.ends, self._shard_bytes, crossed)
-        exchange.crossing = crossing
+        self._network.begin(exchange.ends, self._shard_bytes, crossed)
 
     def _crossed(self, exchange: Exchange) -> None:
-        exchange.crossing = None
         # The question goes one way before, the last byte of the answer the other after.
         seconds = self._agenda.now + 2 * self._scenario.link.latency
         self._agenda.enter(seconds, _LANDING, self._end, exchange)
 
     def _end(self, exchange: Exchange) -> None:
-        if exchange not in self._exchanges:
-            return
-        del self._exchanges[exchange]
         for end in exchange.ends:
             state = self._states[end]
             state.under_way.leave(exchange.other(end))

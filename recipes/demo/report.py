@@ -68,7 +68,7 @@ def write_report(
         "title": title,
         "tables": [first, *_race_tables(race)],
         "facts": {**_MEANING, **facts},
-        # The tables above have them, from another monitor's clock.
+        # The tables above have them.
         "hide": [*_SPEEDS, *(() if were_alone(results) else _SPEED_CHARTS)],
     }
     write_json(path.with_name("demo.page.json"), notes)

@@ -1,6 +1,7 @@
 """What the callbacks write, against trainings whose figures are known."""
 
 import csv
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +17,14 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_adpsgd  # noqa: F401  registers the strategies
-from lightning_adpsgd.callbacks import AllreduceWait, GossipMonitor, TrainingCurve
+from lightning_adpsgd.callbacks import (
+    AllreduceWait,
+    ConvergenceMonitor,
+    GossipMonitor,
+    TrainingCurve,
+)
 from lightning_adpsgd.callbacks.algorithms import batches_per_step
-from lightning_adpsgd.callbacks.clock import TrainingClock
+from lightning_adpsgd.callbacks.clock import Monitor, TrainingClock
 from lightning_adpsgd.callbacks.gossip import STALENESS_BINS, LearnerRecord, summarize
 from lightning_adpsgd.mixing.statistics import Statistics
 
@@ -175,6 +181,33 @@ def test_a_resumed_training_goes_on_counting(tmp_path):
     table = fit(tmp_path / "second", curve, monitor, ckpt=ckpt, **every)
     assert column(table, "curve/global_samples") == [24]
     assert column(table, "learners/global_samples") == [24]
+
+
+class Slow(Monitor):
+    """Takes its time where other monitors only look at the clock."""
+
+    def measure(self, trainer, pl_module):
+        before = self.clock.seconds
+        time.sleep(0.01)
+        assert self.clock.seconds == before
+
+
+def test_all_monitors_have_one_clock_whatever_one_of_them_takes(tmp_path):
+    monitors = ConvergenceMonitor(), Slow(), GossipMonitor(), TrainingCurve()
+    table = fit(tmp_path, *monitors, epochs=3, log_every_n_steps=6)
+    seconds = column(table, "convergence/train_seconds")
+    assert len(set(seconds)) == 3
+    assert seconds == column(table, "learners/train_seconds")
+    assert len({id(monitor.clock) for monitor in monitors}) == 1
+
+
+def test_a_monitor_that_is_new_takes_over_the_clock_of_one_that_was_saved(tmp_path):
+    saved = ModelCheckpoint(tmp_path, filename="saved")
+    fit(tmp_path / "first", GossipMonitor(), saved, epochs=1)
+    monitors = TrainingCurve(), GossipMonitor()
+    table = fit(tmp_path / "second", *monitors, ckpt=tmp_path / "saved.ckpt")
+    assert column(table, "learners/global_samples") == [24]
+    assert [monitor.clock.samples for monitor in monitors] == [24, 24]
 
 
 def record(**changes: Any) -> LearnerRecord:

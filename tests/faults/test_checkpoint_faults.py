@@ -144,7 +144,7 @@ def test_a_kill_after_any_number_of_bytes_leaves_the_old_file(tmp_path: Path) ->
     [
         ("os", "fsync", 1),  # before the bytes are on the disk
         ("os", "replace", 1),  # before the new name
-        ("files", "_sync_folder", 2),  # after it
+        ("files", "sync_folder", 2),  # after it
     ],
 )
 def test_a_kill_between_any_two_moves_leaves_the_old_file_or_the_new(

@@ -27,7 +27,6 @@ from typing_extensions import override
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.dials import ModelParallel
 from lightning_adpsgd.strategy.checkpoints.sharded import (
-    check_folder,
     export,
     has_optimizer,
 )
@@ -322,7 +321,7 @@ def test_a_resume_with_others_to_a_layer_goes_on_as_if_nothing_had_been(
 
 def test_without_fsdp2_a_checkpoint_is_whole_too(results: Any, folder: Path) -> None:
     path = folder / "unsharded.ckpt"
-    check_folder(path)
+    read_rest(path)
     export(path, whole := path.with_name("of_unsharded.ckpt"))
     found = Unsharded.load_from_checkpoint(whole).state_dict()
     assert all(value.isfinite().all() for value in found.values())

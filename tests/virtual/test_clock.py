@@ -112,16 +112,6 @@ def test_over_an_infinite_link_everything_arrives_at_once() -> None:
     assert arrivals(math.inf, [(3.0, (0, 1), 1e12), (3.0, (1, 2), 1.0)]) == [3.0, 3.0]
 
 
-def test_what_is_dropped_never_arrives_and_leaves_its_share() -> None:
-    agenda, done = Agenda(), list[float]()
-    network = Network(100.0, agenda, 0)
-    lost = network.begin((0, 1), 100.0, lambda: done.append(-1.0))
-    network.begin((0, 2), 100.0, lambda: done.append(agenda.now))
-    agenda.enter(1.0, 0, network.drop, lost)
-    run(agenda)
-    assert done == [1.5]
-
-
 def test_a_ring_allreduce_passes_each_part_on_twice_but_for_its_own() -> None:
     link = Link(bandwidth=1000.0, latency=0.5)
     assert link.allreduce_seconds(4000.0, 1) == 0.0

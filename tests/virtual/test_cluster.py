@@ -19,7 +19,6 @@ import lightning_adpsgd
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
 from lightning_adpsgd.virtual.report import Report
-from lightning_adpsgd.virtual.timeline import Change
 from tests.helpers import topologies_of
 
 Batch = tuple[Tensor, Tensor]
@@ -293,47 +292,6 @@ def test_slow_links_make_exchanges_stale() -> None:
 # --- failures and joins
 
 
-def fit_until(virtual: VirtualCluster, seconds: float) -> None:
-    while virtual.learners.seconds < seconds:
-        virtual.fit(batches_of, virtual.samples + 1)
-
-
-def test_who_fails_leaves_the_consensus_and_who_joins_takes_it_up() -> None:
-    virtual = cluster(
-        4, changes=[Change(10.5, 1, "fails"), Change(30.5, 1, "joins")], **UNEVEN
-    )
-    fit_until(virtual, 20.0)
-    assert virtual.learners.members == [0, 2, 3]
-    steps = virtual.learners.steps[1]
-    alone = virtual.weights()[0][1].clone()
-    fit_until(virtual, 28.0)
-    assert virtual.learners.steps[1] == steps
-    assert torch.equal(virtual.weights()[0][1], alone)
-    fit_until(virtual, 80.0)
-    report = virtual.fit(batches_of, virtual.samples + 1, evaluate=held_out())
-    assert virtual.learners.members == [0, 1, 2, 3]
-    assert virtual.learners.steps[1] > steps
-    assert report.points[-1].held_out_loss < 1.0
-
-
-def test_a_joiner_starts_from_the_mean_of_its_neighbours_without_momentum() -> None:
-    virtual = cluster(3, topology="complete", changes=[Change(5.5, 1, "joins")])
-    learners, seen = virtual.learners, []
-    take_in = learners._take_in
-
-    def noting(index: int, neighbours: list[int]) -> None:
-        shown = [learners.shown(j)[0] for j in neighbours]
-        take_in(index, neighbours)
-        seen.append((index, torch.stack(shown).mean(0), learners.shown(index)[0]))
-
-    learners._take_in = noting
-    fit_until(virtual, 6.0)
-    ((index, mean, own),) = seen
-    assert index == 1
-    assert torch.equal(own, mean)
-    assert not virtual._updates[1].optimizer.state
-
-
 # --- modules of all kinds
 
 
@@ -400,6 +358,21 @@ def test_tied_weights_stay_tied() -> None:
     assert virtual.module.second.weight is virtual.module.first.weight
     assert virtual.weights()[0].shape == (3, 36 + 6 + 6 + 21)
     assert report.points[-1].held_out_loss < 0.7
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_weights_that_are_frozen_in_a_pause_stay(mode: Any) -> None:
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, 0.1)
+
+    virtual = cluster(4, communication=mode, optimizer=sgd, **UNEVEN)
+    virtual.fit(batches_of, 300)
+    frozen = virtual.module[0].requires_grad_(False)
+    before, trained = frozen.weight.clone(), virtual.module[2].weight.clone()
+    virtual.module.zero_grad()
+    virtual.fit(batches_of, 900)
+    torch.testing.assert_close(frozen.weight, before, atol=1e-6, rtol=0)
+    assert not torch.allclose(virtual.module[2].weight, trained, atol=1e-3)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -530,10 +503,6 @@ def test_the_class_is_public() -> None:
         ({"communication": "later"}, "`communication` must be one of"),
         ({"size": 3, "topology": "hypercube"}, "power of two super-learners, got 3"),
         ({"communication": "sync", "wire_dtype": torch.int8}, "`wire_dtype` applies"),
-        (
-            {"communication": "sync", "changes": [Change(1.0, 0, "fails")]},
-            "`changes` apply to",
-        ),
         ({"gradient_clip": 0.0}, "`gradient_clip` must be positive and finite, got 0"),
         ({"loss": None}, "`loss` and `optimizer` are needed with a plain module"),
     ],

@@ -16,12 +16,9 @@ BEGIN = ([1.0, 2.0], [5.0, -2.0], [0.0, 8.0])
 WIRES = (None, torch.bfloat16)  # both hold these numbers
 
 
-def make_sides() -> tuple[list[Tensor], dict[int, CommunicationSide]]:
+def make_sides() -> tuple[list[Tensor], list[CommunicationSide]]:
     weights = [torch.tensor(values) for values in BEGIN]
-    sides = {
-        i: CommunicationSide([w], "step_then_average") for i, w in enumerate(weights)
-    }
-    return weights, sides
+    return weights, [CommunicationSide([w], "step_then_average") for w in weights]
 
 
 def shown(side: CommunicationSide) -> list[float]:
@@ -58,19 +55,7 @@ def test_a_step_in_the_meantime_changes_nothing_of_what_was_read(
     exchanges.end(exchange)
     assert shown(sides[0]) == [103.0, 100.0]
     assert shown(sides[1]) == [3.0, 0.0]
-    assert [side.tally.exchanges for side in sides.values()] == [1, 1, 0]
-
-
-def test_a_dropped_exchange_changes_nothing_and_its_memory_is_used_again() -> None:
-    _, sides = make_sides()
-    exchanges = Exchanges(sides, None)
-    exchanges.begin(exchange := Exchange(0, 1, 0.5))
-    exchanges.before_change(1)
-    exchanges.drop(exchange)
-    assert [shown(side) for side in sides.values()] == list(map(list, BEGIN))
-    exchanges.begin(again := Exchange(0, 1, 0.5))
-    exchanges.end(again)
-    assert shown(sides[0]) == shown(sides[1]) == [3.0, 0.0]
+    assert [side.tally.exchanges for side in sides] == [1, 1, 0]
 
 
 @pytest.mark.parametrize("topology", ["ring", "random_pairs", "complete"])
@@ -94,9 +79,7 @@ def test_rounds_of_long_rows_are_matrix_products(topology: str, hidden: bool) ->
 def test_what_an_exchange_gives_its_ends_is_opposite_to_the_last_bit() -> None:
     weights = [row.float() for row in random_rows(2, 1000)]
     given = 0.3 * (weights[1] - weights[0])
-    sides = {
-        i: CommunicationSide([w], "step_then_average") for i, w in enumerate(weights)
-    }
+    sides = [CommunicationSide([w], "step_then_average") for w in weights]
     exchanges = Exchanges(sides, None)
     exchanges.begin(exchange := Exchange(0, 1, 0.3))
     exchanges.end(exchange)

@@ -24,7 +24,6 @@ from lightning_adpsgd.dials import ReadyPairs
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
 from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
-from lightning_adpsgd.virtual.timeline import Change
 from tests.learners import LR, Quadratic, Rows, loader
 
 TEACHER = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
@@ -270,13 +269,6 @@ def test_a_checkpoint_holds_the_consensus_and_a_resume_starts_from_it(
     assert again.current_epoch == 3
     assert again.global_step == 60
     assert not torch.equal(flat(resumed), mean)
-
-
-def test_a_joiner_has_an_optimizer_without_state() -> None:
-    strategy = virtual(3, changes=[Change(10.5, 1, "joins")])
-    trainer_of(strategy).fit(Classifier(), data(8 * 40, 1))
-    steps = [next(iter(state.values()))["step"].item() for state in strategy._states]
-    assert steps[1] < min(steps[0], steps[2]) - 8
 
 
 def test_the_module_has_memory_of_its_own_afterwards() -> None:

@@ -12,12 +12,8 @@ from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Compute, Link
 from lightning_adpsgd.virtual.timeline import (
     Asynchronous,
     Begun,
-    Change,
-    Dropped,
     Ended,
     Event,
-    Failed,
-    Joined,
     Scenario,
     Stepped,
     lockstep,
@@ -149,7 +145,7 @@ def test_at_equal_speeds_each_edge_of_a_round_is_exchanged_on_once(
 ) -> None:
     given = scenario(size, topology)
     events = until(asynchronous(given), 12.5)
-    schedule = given.schedule(size)
+    schedule = given.schedule()
     expected = Counter[frozenset[int]]()
     for round in range(1, 13):
         parts = [schedule.part(i, round) for i in range(size)]
@@ -211,82 +207,3 @@ def test_the_same_seed_gives_the_same_events_and_another_seed_others() -> None:
 
     assert times(3) == times(3)
     assert times(3) != times(4)
-
-
-# --- failures and joins
-
-
-def test_the_ring_closes_around_one_that_fails() -> None:
-    given = scenario(4, changes=[Change(10.25, 2, "fails")])
-    timeline = asynchronous(given)
-    events = until(timeline, 30.5)
-    assert timeline.members == [0, 1, 3]
-    assert of(Failed, events) == [Failed(10.25, 2)]
-    assert steps(events) == {0: 30, 1: 30, 2: 10, 3: 30}
-    later = {e.exchange.ends for e in of(Begun, events) if e.seconds > 10.25}
-    assert {frozenset(both) for both in later} == {
-        frozenset(both) for both in ((0, 1), (1, 3), (0, 3))
-    }
-
-
-def test_an_exchange_with_one_that_fails_is_dropped() -> None:
-    given = scenario(2, link=Link(1.0), changes=[Change(2.5, 1, "fails")])
-    events = until(asynchronous(given, max_staleness=1), 50.5)
-    assert len(of(Begun, events)) == len(of(Dropped, events)) == 1
-    assert of(Ended, events) == []
-    # Who waited for that exchange goes on alone.
-    assert steps(events) == {0: 50 - 1, 1: 2}
-
-
-def test_who_joins_begins_when_its_neighbours_weights_have_crossed() -> None:
-    given = scenario(4, link=Link(100.0, 0.5), changes=[Change(5.25, 1, "joins")])
-    assert given.first_members() == [0, 2, 3]
-    timeline = asynchronous(given)
-    events = until(timeline, 20.0)
-    (joined,) = of(Joined, events)
-    assert joined == Joined(5.25, 1, [0, 2])
-    first = next(e for e in of(Stepped, events) if e.super_learner == 1)
-    assert first.seconds == 5.25 + 0.5 + 2.0 + 1.0
-    assert timeline.members == [0, 1, 2, 3]
-
-
-def test_one_can_fail_and_join_again_any_number_of_times() -> None:
-    changes = [
-        change
-        for i in range(3)
-        for change in (
-            Change(3.0 + 0.1 * i, i, "fails"),
-            Change(6.0 + 0.1 * i, i, "joins"),
-            Change(9.0 + 0.1 * i, i, "fails"),
-        )
-    ]
-    given = scenario(8, "random_pairs", link=Link(40.0, 0.1), changes=changes)
-    timeline = asynchronous(given)
-    events = until(timeline, 40.0)
-    assert timeline.members == [3, 4, 5, 6, 7]
-    open_ones = [e.exchange for e in of(Begun, events)]
-    closed = [e.exchange for e in (*of(Ended, events), *of(Dropped, events))]
-    assert len(set(closed)) == len(closed)
-    # What is left is under way, at most once for each pair of those that remain.
-    left = [frozenset(e.ends) for e in set(open_ones) - set(closed)]
-    assert len(set(left)) == len(left)
-    assert {i for both in left for i in both} <= {3, 4, 5, 6, 7}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ([Change(1.0, 9, "fails")], "must name super-learners from 0 to 3"),
-        ([Change(1.0, 0, "fails"), Change(2.0, 0, "fails")], "it is not there"),
-        ([Change(1.0, 0, "fails"), Change(2.0, 0, "joins")] * 2, "fail"),
-        ([Change(1.0, i, "fails") for i in range(4)], "it is the last of all"),
-    ],
-)
-def test_impossible_changes_are_refused(changes: list[Change], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        scenario(4, changes=changes)
-
-
-def test_a_change_that_leaves_no_such_topology_is_refused() -> None:
-    with pytest.raises(ValueError, match="power of two super-learners, got 3"):
-        scenario(4, "hypercube", changes=[Change(1.0, 0, "fails")])

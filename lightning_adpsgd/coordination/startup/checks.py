@@ -9,12 +9,12 @@ the same in every learner, which names hosts and remedies.
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistError
@@ -25,7 +25,6 @@ from lightning_adpsgd.coordination.startup.barrier import (
     wait_while,
 )
 from lightning_adpsgd.coordination.startup.learner_info import (
-    JobSettings,
     LearnerInfo,
     disagreements,
     scattered,
@@ -136,7 +135,7 @@ def check_start(
     store: Store,
     rank: int,
     world_size: int,
-    dials: JobSettings,
+    dials: Mapping[str, Any],
     placement: LaunchPlacement,
     patience: timedelta,
 ) -> list[str]:
@@ -171,7 +170,7 @@ def check_start(
         where = server.endpoints, interfaces(), chosen
         own_location = LearnerLocation(rank, host, _machine(), *where)
         info = LearnerInfo(own_location, settings, trouble)
-        node_size = size if dials.super_learner_size == "node" else 1
+        node_size = size if dials["super_learner_size"] == "node" else 1
         locations = _meet_learners(barrier, info, node_size)
         barrier.names = [str(location) for location in locations]
         _check_reachability(barrier, locations, rank)

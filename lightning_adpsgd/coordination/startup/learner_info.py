@@ -6,9 +6,9 @@ Pure: who the learners are comes in, sentences about what is wrong go out.
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any
 
 import torch
 
@@ -58,26 +58,14 @@ class LearnerInfo:
         return cls(place, content["settings"], content["trouble"])
 
 
-class JobSettings(Protocol):
-    """A dataclass of settings in which all learners of a job must agree."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def super_learner_size(self) -> int | Literal["node"] | tuple[int, ...]:
-        """Number of learners that allreduce gradients; "node": those of a machine."""
-        ...
-
-
 def settings_of(
-    dials: JobSettings, job: Mapping[str, int]
+    dials: Mapping[str, Any], job: Mapping[str, int]
 ) -> dict[str, dict[str, str]]:
     """What must be equal in all learners, by kind and name.
 
     Builds of one torch for different devices ("2.6.0+cpu") count as equal, and so do
     the patches of one Python.
     """
-    values = ((field.name, getattr(dials, field.name)) for field in fields(dials))
     return {
         "version": {
             "python": ".".join(platform.python_version_tuple()[:2]),
@@ -86,7 +74,7 @@ def settings_of(
             "lightning_adpsgd": __version__,
             "protocol": str(PROTOCOL),
         },
-        "dial": {name: _text(value) for name, value in values},
+        "dial": {name: _text(value) for name, value in dials.items()},
         "job": {name: str(value) for name, value in job.items()},
     }
 

@@ -1,30 +1,19 @@
-"""A checkpoint's file: an ordinary one of torch that tells whether it is whole.
+"""A checkpoint's file: what `torch.save` writes, checked before it is read.
 
-`torch.save` writes a zip archive. The comment of the archive, at its very end, holds
-here the SHA-256 of all that comes before, so that the sum goes wherever the file goes,
-and any reader of torch's archives reads this one. Checkpoints of others have no such
-comment; of these the CRC-32 of each record is checked, which torch writes and does
-not read. torch's format before 1.6 is refused. Nothing is unpickled here that torch's
+That is a zip archive with a CRC-32 of each record, which torch writes and does not
+read. torch's format before 1.6 is refused. Nothing is unpickled here that torch's
 `weights_only` does not allow, unless the caller says so.
 """
 
-import hashlib
-import os
 import pickle
 import zipfile
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import torch
 from typing_extensions import override
 
-_MARK = b"lightning_adpsgd sha256 "
-_SUM_LENGTH = 64  # hexadecimal digits
-_COMMENT_LENGTH = len(_MARK) + _SUM_LENGTH
-_LENGTH = _COMMENT_LENGTH.to_bytes(2, "little")
-_ARCHIVE, _END = b"PK\x03\x04", b"PK\x05\x06"
+_ARCHIVE = b"PK\x03\x04"
 _FOLDER_OF_DOS = 0x10
-_END_LENGTH = 22  # bytes of the record that ends an archive without a comment
-_BLOCK = 1 << 20
 _RECORD = "/data.pkl"  # of an archive of torch's: all but the numbers of its tensors
 
 
@@ -42,39 +31,42 @@ class UnsafeCheckpoint(pickle.UnpicklingError):
     """A checkpoint holds objects whose loading can run code."""
 
 
-class _Sink(Protocol):
-    def write(self, data: Any, /) -> int: ...
-
-
-def write_checkpoint(checkpoint: Any, file: _Sink) -> None:
-    """Writes what `torch.save` writes, with a checksum; the file need not seek."""
-    writer = _SummingWriter(file)
+def write_checkpoint(checkpoint: Any, file: BinaryIO) -> None:
+    """Writes what `torch.save` writes, and raises the error of the file as it is."""
     try:
-        torch.save(checkpoint, writer)  # pyright: ignore[reportArgumentType]
-    except RuntimeError:
+        torch.save(checkpoint, file)
+    except RuntimeError as error:
         # After an error of `write` torch tries to end the archive and fails once more.
-        if writer.error is not None:
-            raise writer.error from None
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
         raise
-    writer.finish()
 
 
 def check_checkpoint(file: BinaryIO, name: str) -> None:
-    """Reads a checkpoint to its end and compares its checksum; the file can seek.
+    """Reads a checkpoint to its end and compares its checksums; the file can seek.
 
     Raises:
         DamagedCheckpoint: Names the file and what is wrong with it.
     """
-    size = file.seek(0, os.SEEK_END)
-    end = _read_from(file, max(0, size - _END_LENGTH - _COMMENT_LENGTH))
-    if end[-_COMMENT_LENGTH:].startswith(_MARK):
-        _check_sum(file, end[-_COMMENT_LENGTH - len(_LENGTH) :], size, name)
-    elif _read_from(file, 0, len(_ARCHIVE)) == _ARCHIVE or _END in end:
-        _check_archive(file, end, size, name)
-    else:
-        begin = _read_from(file, 0, 24)
+    file.seek(0)
+    begin = file.read(24)
+    if not begin.startswith(_ARCHIVE):
         what = f"begins with {begin!r}" if begin.strip(b"\0") else "holds nothing"
         raise DamagedCheckpoint.of(name, f"is no file of `torch.save`: it {what}")
+    try:
+        file.seek(0)
+        with zipfile.ZipFile(file) as archive:
+            bad, records = archive.testzip(), archive.infolist()
+    except Exception as error:  # a damaged archive raises whatever comes of it
+        raise _unreadable(name, error) from error
+    if bad is not None:
+        what = f"the CRC-32 of its record {bad} is another than when it was written"
+        raise DamagedCheckpoint.of(name, f"is damaged: {what}")
+    if folders := [one.filename for one in records if _is_folder(one)]:
+        what = f"its record {folders[0]} is marked as a folder"
+        raise DamagedCheckpoint.of(name, f"is damaged: {what}")
+    if not any(one.filename.endswith(_RECORD) for one in records):
+        raise DamagedCheckpoint.of(name, "is an archive, but none of `torch.save`")
 
 
 def read_checkpoint(
@@ -143,86 +135,6 @@ class _OutlineReader(pickle.Unpickler):
     @override
     def persistent_load(self, pid: Any) -> Any:
         return None
-
-
-class _SummingWriter:
-    """Sums what goes through; holds the two bytes back that tell a comment's length."""
-
-    def __init__(self, file: _Sink) -> None:
-        self._file, self._sum, self._held = file, hashlib.sha256(), b""
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        self._sum.update(data)
-        kept = max(0, len(data) - len(_LENGTH))
-        try:
-            if kept:
-                self._file.write(self._held)
-                self._file.write(data[:kept])
-                self._held = b""
-            self._held += bytes(data[kept:])
-        except OSError as error:
-            self.error = self.error or error
-            raise
-        return len(data)
-
-    def flush(self) -> None:
-        """Torch asks for it; what is held back cannot go yet."""
-
-    def finish(self) -> None:
-        body, length = self._held[: -len(_LENGTH)], self._held[-len(_LENGTH) :]
-        if length != b"\0\0":  # no archive of torch's: its `save` was replaced
-            self._file.write(self._held)
-            return
-        comment = _MARK + self._sum.hexdigest().encode()
-        self._file.write(body + _LENGTH + comment)
-
-
-def _read_from(file: BinaryIO, place: int, length: int = -1) -> bytes:
-    file.seek(place)
-    return file.read(length)
-
-
-def _check_sum(file: BinaryIO, end: bytes, size: int, name: str) -> None:
-    digest = hashlib.sha256()
-    file.seek(0)
-    left = size - len(end)
-    while block := file.read(min(_BLOCK, left)):
-        digest.update(block)
-        left -= len(block)
-    digest.update(b"\0\0")
-    length, stored = end[: len(_LENGTH)], end[-_SUM_LENGTH:]
-    if length != _LENGTH or digest.hexdigest().encode() != stored:
-        raise DamagedCheckpoint.of(
-            name,
-            f"is damaged: the SHA-256 of its {size} bytes is "
-            f"{digest.hexdigest()[:16]}... and was {stored[:16].decode('latin')}... "
-            "when it was written",
-        )
-
-
-def _check_archive(file: BinaryIO, end: bytes, size: int, name: str) -> None:
-    # Archives of torch have no comment; part of one of ours would be one.
-    last = end[-_END_LENGTH:]
-    if not (last.startswith(_END) and last.endswith(b"\0\0")):
-        what = f"the end of the archive is missing or altered ({size} bytes)"
-        raise DamagedCheckpoint.of(name, f"is truncated or damaged: {what}")
-    try:
-        file.seek(0)
-        with zipfile.ZipFile(file) as archive:
-            bad = archive.testzip()
-            is_torchs = any(one.endswith(_RECORD) for one in archive.namelist())
-            folders = [o.filename for o in archive.infolist() if _is_folder(o)]
-    except Exception as error:  # a damaged archive raises whatever comes of it
-        raise _unreadable(name, error) from error
-    if bad is not None:
-        what = f"the CRC-32 of its record {bad} is another than when it was written"
-        raise DamagedCheckpoint.of(name, f"is damaged: {what}")
-    if folders:
-        what = f"its record {folders[0]} is marked as a folder"
-        raise DamagedCheckpoint.of(name, f"is damaged: {what}")
-    if not is_torchs:
-        raise DamagedCheckpoint.of(name, "is an archive, but none of `torch.save`")
 
 
 def _is_folder(record: zipfile.ZipInfo) -> bool:

@@ -26,7 +26,7 @@ from lightning_adpsgd.strategy.checkpoints.format import (
     read_checkpoint,
     write_checkpoint,
 )
-from lightning_adpsgd.strategy.checkpoints.sharded import META, check_folder, is_folder
+from lightning_adpsgd.strategy.checkpoints.sharded import META, is_folder, read_rest
 
 PATIENCE_S = 120.0
 """How long a save is tried again while its error may pass."""
@@ -124,7 +124,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
 def check_file(path: str) -> None:
     """Raises what is wrong with a checkpoint, and nothing if it is whole."""
     if is_folder(path):
-        check_folder(Path(path))
+        read_rest(Path(path))
         return
     with _opened(*url_to_fs(str(path))) as file:
         check_checkpoint(file, path)

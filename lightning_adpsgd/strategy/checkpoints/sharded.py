@@ -37,7 +37,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from typing_extensions import override
 
 from lightning_adpsgd.coordination.gather import gather_weights_only
-from lightning_adpsgd.files import bytes_written_whole
+from lightning_adpsgd.files import bytes_written_whole, sync_folder
 from lightning_adpsgd.strategy.checkpoints.format import (
     DamagedCheckpoint,
     read_checkpoint,
@@ -79,7 +79,7 @@ def write_shards(
     dist.barrier(group)
     writer = FileSystemWriter(unfinished)
     save(dict(state), storage_writer=writer, process_group=group)
-    own = _sums_of(_files_of_learner(unfinished, dist.get_rank(group)))
+    own = _sums_of(unfinished.glob(f"__{dist.get_rank(group)}_*.distcp"))
     all_sums = gather_weights_only(own, torch.device("cpu"), group)
     if all_sums is not None:
         sums = _sums_of([unfinished / INDEX])
@@ -92,7 +92,7 @@ def write_shards(
 
 
 def read_rest(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
-    """The plain data of a checkpoint.
+    """The plain data of a checkpoint; compares sizes of shards, not their sums.
 
     Raises:
         DamagedCheckpoint: A file is missing, or is not as it was written.
@@ -102,15 +102,6 @@ def read_rest(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
         rest = read_checkpoint(file, str(path / META), "cpu", allowed)
     _check_files(path, rest.pop(_FILES, {}))
     return rest
-
-
-def check_folder(path: Path) -> None:
-    """Raises what is wrong with the files of a checkpoint; sums no shards, only sizes.
-
-    Raises:
-        DamagedCheckpoint: A file is missing, or is not as it was written.
-    """
-    read_rest(path)
 
 
 def has_optimizer(path: Path, number: int) -> bool:
@@ -258,10 +249,6 @@ def _opened(path: Path) -> Any:
         _refuse(path.parent, f"{path.name} is missing")
 
 
-def _files_of_learner(folder: Path, rank: int) -> list[Path]:
-    return list(folder.glob(f"__{rank}_*.distcp"))
-
-
 def _sums_of(files: Iterable[Path]) -> dict[str, Any]:
     return {path.name: [path.stat().st_size, _sum_of(path)] for path in files}
 
@@ -299,7 +286,7 @@ def _put_in_place(folder: Path, path: Path) -> None:
         _remove(folder)
     else:
         os.rename(folder, path)
-    _sync(path.parent)
+    sync_folder(path.parent)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -317,11 +304,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-def _sync(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

@@ -1,5 +1,6 @@
 """Checkpoints as files: whole or not at all, checked, readable by torch alone."""
 
+import hashlib
 import inspect
 import io
 import os
@@ -9,6 +10,7 @@ import re
 import socket
 import stat
 import threading
+import time
 import zipfile
 from argparse import Namespace
 from collections.abc import Iterator
@@ -60,11 +62,12 @@ def written(value: Any) -> bytes:
     return file.getvalue()
 
 
-def plain(value: Any) -> bytes:
-    """As torch alone writes it."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
+def written_by_0_2(value: Any) -> bytes:
+    """As before: the comment of the archive holds the SHA-256 of all the rest."""
+    content = written(value)[:-2]
+    digest = hashlib.sha256(content + b"\0\0").hexdigest()
+    comment = b"lightning_adpsgd sha256 " + digest.encode()
+    return content + len(comment).to_bytes(2, "little") + comment
 
 
 def old_format() -> bytes:
@@ -127,12 +130,10 @@ def test_torch_alone_reads_what_is_written(tmp_path: Path) -> None:
     assert tied["w"].data_ptr() == tied["tied"].data_ptr()
 
 
-def test_the_archive_is_that_of_torch_but_for_its_comment() -> None:
-    mine, theirs = written(checkpoint()), plain(checkpoint())
-    assert mine[: len(theirs) - 2] == theirs[:-2]
-    with zipfile.ZipFile(io.BytesIO(mine)) as archive:
-        assert archive.comment.startswith(b"lightning_adpsgd sha256 ")
-        assert archive.testzip() is None
+def test_a_file_is_what_torch_writes() -> None:
+    theirs = io.BytesIO()
+    torch.save(checkpoint(), theirs)
+    assert written(checkpoint()) == theirs.getvalue()
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"not an archive"])
@@ -142,24 +143,6 @@ def test_what_somebody_has_put_in_the_place_of_torchs_save_writes_as_it_likes(
     monkeypatch.setattr(torch, "save", lambda value, file: file.write(content))
     WholeCheckpointIO().save_checkpoint({}, tmp_path / "a.ckpt")
     assert (tmp_path / "a.ckpt").read_bytes() == content
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 4096])
-def test_pieces_of_any_length_make_the_same_file(
-    length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, own = plain(checkpoint()), torch.save
-
-    def in_pieces(value: Any, file: Any) -> None:
-        for place in range(0, len(whole), length):
-            assert file.write(whole[place : place + length]) <= length
-            assert file.write(b"") == 0
-
-    expected = written(checkpoint())
-    monkeypatch.setattr(torch, "save", in_pieces)
-    assert written(checkpoint()) == expected
-    monkeypatch.setattr(torch, "save", own)
-    check(expected)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +162,7 @@ def test_whatever_torch_says_of_a_file_names_it(
     assert isinstance(caught.value.__cause__, error)
 
 
-@pytest.mark.parametrize("make", [written, plain])
+@pytest.mark.parametrize("make", [written, written_by_0_2])
 def test_a_whole_checkpoint_is_loaded(make: Any) -> None:
     assert same(read(make(checkpoint())), checkpoint())
 
@@ -308,7 +291,7 @@ def test_text_is_written_whole_or_not_at_all(
 
 
 def left_by_a_dead_writer(folder: Path) -> Path:
-    """As a kill leaves it: the file is there, and nobody has its lock."""
+    """As a kill leaves it."""
     folder = folder.resolve()
     if not (pid := os.fork()):
         with bytes_written_whole(folder / "b.ckpt") as file:
@@ -318,18 +301,6 @@ def left_by_a_dead_writer(folder: Path) -> Path:
     os.waitpid(pid, 0)
     (found,) = folder.glob(".b.ckpt.*")
     return found
-
-
-def test_what_a_living_process_writes_stays_where_nobody_sees_its_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files.fcntl, "flock", lambda *_: None)
-    left = left_by_a_dead_writer(tmp_path)
-    with bytes_written_whole(tmp_path / "a.ckpt") as file:
-        assert not left.exists()
-        assert remove_leftovers(tmp_path) == []
-        file.write(b"new")
-    assert [p.name for p in tmp_path.iterdir()] == ["a.ckpt"]
 
 
 def test_a_file_with_another_kind_of_name_stays_for_a_day(tmp_path: Path) -> None:
@@ -354,15 +325,6 @@ def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(
     assert [p.name for p in tmp_path.iterdir()] == ["a.ckpt"]
 
 
-def test_what_has_a_lock_stays_though_its_process_looks_dead(tmp_path: Path) -> None:
-    """As where the writer is in another container, whose numbers are other ones."""
-    left = left_by_a_dead_writer(tmp_path)
-    with left.open("rb") as file:
-        files.fcntl.flock(file, files.fcntl.LOCK_EX)
-        assert remove_leftovers(tmp_path) == []
-    assert remove_leftovers(tmp_path) == [left]
-
-
 def test_the_writers_own_error_is_raised_though_its_file_was_removed(
     tmp_path: Path,
 ) -> None:
@@ -376,32 +338,26 @@ def test_the_writers_own_error_is_raised_though_its_file_was_removed(
         write()
 
 
-@pytest.mark.parametrize("what", ["boot", "mount"])
-def test_a_file_whose_lock_another_host_or_mount_keeps_stays_for_a_day(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+@pytest.mark.parametrize("where", ["another host", "another container"])
+def test_a_file_of_a_process_that_is_not_known_here_stays_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Its lock is not seen here, so that a living writer looks like a dead one."""
+    """Its number is another one's here, so that a living writer looks dead."""
     left = left_by_a_dead_writer(tmp_path)
-    if what == "boot":
-        monkeypatch.setattr(files, "boot_id", lambda: "another host")
+    numbers, link = tmp_path / "pid", files._process_numbers.__wrapped__
+    numbers.symlink_to("pid:[1]")
+    if where == "another host":
+        monkeypatch.setattr(files, "boot_id", lambda: where)
     else:
-        own = os.stat
-
-        def stat(path: Any, **options: Any) -> Any:
-            found = own(path, **options)
-            fields = list(found)
-            fields[2] = found.st_dev + path_is(path, tmp_path)
-            return os.stat_result(fields)
-
-        monkeypatch.setattr(files.os, "stat", stat)
+        monkeypatch.setattr(files, "_NUMBERS", numbers)
+    monkeypatch.setattr(files, "_process_numbers", link)
     assert remove_leftovers(tmp_path) == []
-    # Whatever the clock of this host says.
-    now = left.stat().st_mtime
+    now = time.time()
     os.utime(left, (now - 23 * 3600, now - 23 * 3600))
     assert remove_leftovers(tmp_path) == []
     os.utime(left, (now - 25 * 3600, now - 25 * 3600))
     assert remove_leftovers(tmp_path) == [left]
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [numbers]
 
 
 def test_where_the_kernel_tells_no_boot_the_host_name_stands_for_it(
@@ -409,10 +365,6 @@ def test_where_the_kernel_tells_no_boot_the_host_name_stands_for_it(
 ) -> None:
     monkeypatch.setattr(files, "_BOOT", tmp_path / "none")
     assert files.boot_id.__wrapped__() == socket.gethostname()
-
-
-def path_is(path: Any, other: Path) -> bool:
-    return not isinstance(path, int) and Path(path) == other
 
 
 def test_many_threads_may_write_the_same_file(tmp_path: Path) -> None:
@@ -520,39 +472,39 @@ def test_storage_options_are_refused(tmp_path: Path) -> None:
 # --- damage
 
 
-@pytest.mark.parametrize("make", [written, plain])
-def test_a_truncated_checkpoint_is_refused_wherever_it_ends(make: Any) -> None:
-    content = make(checkpoint())
+def test_a_truncated_checkpoint_is_refused_wherever_it_ends() -> None:
+    content = written(checkpoint())
     generator = random.Random(0)
-    near = {1, 2, 23, 87, 88, 89, 90, 91, 111, 112, 113, len(content) - 1, len(content)}
+    near = {1, 2, 21, 22, 23, len(content) - 1, len(content)}
     missing = near | {generator.randrange(1, len(content)) for _ in range(100)}
     for number in missing:
         with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt"):
             read(content[: len(content) - number])
 
 
-def test_a_flipped_bit_anywhere_is_noticed() -> None:
+def test_a_flipped_bit_anywhere_is_noticed_or_harmless() -> None:
     content = written(checkpoint())
-    bits = random.Random(1).sample(range(8 * len(content)), 300)
-    ends = [*range(64), *range(8 * (len(content) - 112), 8 * len(content), 3)]
-    for bit in (*bits, *ends):
-        with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt"):
-            read(flipped(content, bit))
-
-
-def test_a_flipped_bit_of_a_checkpoint_of_others_is_noticed_or_harmless() -> None:
-    content = plain(checkpoint())
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        at_end = range(8 * archive.start_dir, 8 * len(content), 7)
     num_noticed = 0
-    for bit in random.Random(2).sample(range(8 * len(content)), 300):
+    for bit in (*random.Random(2).sample(range(8 * len(content)), 300), *at_end):
         try:
-            assert same(read(flipped(content, bit)), checkpoint())
+            assert same(read(flipped(content, bit)), checkpoint()), bit
         except DamagedCheckpoint:
             num_noticed += 1
-    assert num_noticed > 100
+    assert num_noticed > 300
+
+
+def test_a_flipped_bit_of_a_tensor_is_noticed() -> None:
+    content = written(checkpoint())
+    begin = content.index(torch.full((300,), 1.0).numpy().tobytes())
+    for bit in random.Random(1).sample(range(8 * 1200), 50):
+        with pytest.raises(DamagedCheckpoint, match=r"CRC-32 of its record .*data/0"):
+            read(flipped(content, 8 * begin + bit))
 
 
 def test_a_record_that_is_marked_as_a_folder_is_refused() -> None:
-    content = plain(checkpoint())
+    content = written(checkpoint())
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         at = content.index(b"archive/data/0", archive.start_dir) - 46 + 38
     with pytest.raises(DamagedCheckpoint, match="data/0 is marked as a folder"):
@@ -583,10 +535,7 @@ def test_a_file_that_is_no_checkpoint_is_described(content: bytes, what: str) ->
 # --- the step of a file
 
 
-@pytest.mark.parametrize("make", [written, plain])
-def test_the_step_is_read_without_tensors_and_without_the_classes_of_the_file(
-    make: Any,
-) -> None:
+def test_the_step_is_read_without_tensors_and_without_the_classes_of_the_file() -> None:
     value = {
         **checkpoint(),
         "global_step": 7,
@@ -594,7 +543,7 @@ def test_the_step_is_read_without_tensors_and_without_the_classes_of_the_file(
         "hyper_parameters": Namespace(lr=1.0, path=Path("a"), names={"b"}),
         "callbacks": {Path("key"): [Trap()]},
     }
-    assert global_step_of(io.BytesIO(make(value))) == 7
+    assert global_step_of(io.BytesIO(written(value))) == 7
     assert Trap.num_sprung == 0
 
 
