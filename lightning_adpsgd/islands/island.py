@@ -222,7 +222,7 @@ class Island:
     def mean(self) -> Mean:
         """The mean over this island and all that answer in time; changes nothing."""
         deadline = time.monotonic() + self._timeouts.mean.total_seconds()
-        total = Total(self.engine.snapshot())
+        total = Total(self.engine.replica.snapshot())
         for number in self.membership.members.after(self.membership.member.number):
             left = deadline - time.monotonic()
             limit = min(left, self._timeouts.pull.total_seconds())
