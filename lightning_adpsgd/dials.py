@@ -12,8 +12,8 @@ from torch.distributed.constants import default_pg_timeout
 
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.topology.live import check_any_size
 from lightning_adpsgd.topology.named import Topology
+from lightning_adpsgd.topology.schedule import check_any_size
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 """How long a peer may say nothing."""

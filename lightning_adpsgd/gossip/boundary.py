@@ -76,8 +76,6 @@ class Boundary:
 
     def _agreed(self, pair: Pair) -> Pair:
         """What the first learner has found, in all learners of the super-learner."""
-        if self._node.size == 1:
-            return pair
         number = -1 if pair.partner is None else pair.partner
         found = torch.tensor([number, pair.asks], dtype=torch.int64, device="cpu")
         self._node.agree(found, 2 * self._timeout)

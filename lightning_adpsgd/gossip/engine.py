@@ -114,6 +114,7 @@ class Gossip(Communication, Exchanges):
         peers: the connections to the others; in several sections, those of the first.
         sections: the same for each section.
         threads: all that communicate for this learner.
+        replica: what exchanges read and change of the weights.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Gossip(Communication, Exchanges):
         sections = node.own(vectors)
         self._shards = [*chain.from_iterable(sections)]
         counts = [len(section) for section in sections]
-        self._replica = replica = Replica(
+        self.replica = replica = Replica(
             self._shards, options.chunk_elements, state, counts
         )
         self._quarantine = Quarantine(members, vectors, node, replica, timeout)
@@ -172,7 +173,7 @@ class Gossip(Communication, Exchanges):
     @override
     def start(self) -> None:
         # What this thread has queued on the weights so far comes before any exchange.
-        self._replica.show(self._shards)
+        self.replica.show(self._shards)
         for peer, peers in product(self.members.circle.peers(), self.sections):
             peers.add(peer)
             peers.answer(peer)
@@ -180,11 +181,11 @@ class Gossip(Communication, Exchanges):
     @property
     @override
     def step_and_round(self) -> tuple[int, int]:
-        return self._replica.step, self._replica.step // self._options.every
+        return self.replica.step, self.replica.step // self._options.every
 
     @override
     def go_on_from(self, step: int, round: int) -> None:
-        self._replica.step = step
+        self.replica.step = step
         self._account.go_on_from(step)
 
     @override
@@ -228,20 +229,20 @@ class Gossip(Communication, Exchanges):
 
     @override
     def before_update(self) -> None:
-        self._replica.updating = True
+        self.replica.updating = True
         if self._options.order == "average_then_step":
             self._merge()
 
     @override
     def after_update(self) -> None:
-        self._replica.step += 1
+        self.replica.step += 1
         position = self.members.position
         self.members.position = position._replace(steps=position.steps + 1)
-        round = due_round(self._replica.step, self._options.every)
+        round = due_round(self.replica.step, self._options.every)
         if self._boundary is not None:
-            self._replica.updating = False
+            self.replica.updating = False
             self.threads.raise_if_failed()
-            with self._replica.guard:
+            with self.replica.guard:
                 pass  # what is queued on a GPU comes before any exchange
             if round is not None and self._boundary.meet():
                 self._merging.merge_all(Votes(self._quarantine.wants_reload))
@@ -252,7 +253,7 @@ class Gossip(Communication, Exchanges):
         if self._options.order == "step_then_average":
             self._merge()
         self._take_up()
-        self._replica.updating = False
+        self.replica.updating = False
         self._reload_if_diverged()
         self._wait_if_too_stale()
         if round is not None:
@@ -294,11 +295,11 @@ class Gossip(Communication, Exchanges):
     def set_aside(self, vectors: Sequence[Tensor]) -> None:
         # A peer that has resumed earlier asks at any time.
         sections = self._node.own([as_real(vector) for vector in vectors])
-        self._replica.show([*chain.from_iterable(sections)])
+        self.replica.show([*chain.from_iterable(sections)])
 
     @override
     def resume(self) -> None:
-        self._replica.show(self._shards)
+        self.replica.show(self._shards)
         self._traffic.resume()
 
     def drain(self, seconds: float) -> None:
@@ -314,11 +315,7 @@ class Gossip(Communication, Exchanges):
         self._merging.merge_all()
         self._account.merged(self._merging.steps_late)
 
-    # --- weights as a whole, in the chunks that `snapshot` gives
-
-    def snapshot(self) -> list[Tensor]:
-        """What a peer would pull; for the training thread."""
-        return self._replica.snapshot()
+    # --- weights as a whole, in the chunks that `Replica.snapshot` gives
 
     def pull(self, peer: int, seconds: float) -> Pulled:
         """The weights of a peer that is asked, at the furthest of their positions.
@@ -334,11 +331,7 @@ class Gossip(Communication, Exchanges):
 
     def write(self, values: Sequence[Tensor]) -> None:
         """Writes values in the place of w, and changes nothing else."""
-        self._replica.spread(values, self._shards)
-
-    def put(self, values: Sequence[Tensor]) -> None:
-        """Goes on from other weights at once; for the training thread."""
-        self._replica.put(values)
+        self.replica.spread(values, self._shards)
 
     def adopt(self, values: Sequence[Tensor]) -> threading.Event:
         """Goes on from other weights at the next step boundary; for any thread.
@@ -356,7 +349,7 @@ class Gossip(Communication, Exchanges):
         adoption, self._adoption = self._adoption, None
         if adoption is not None:
             values, adopted = adoption
-            self._replica.put(values)
+            self.replica.put(values)
             adopted.set()
 
     def _merge(self) -> None:

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from lightning_adpsgd.gossip.protocol import BEGINNING
-from lightning_adpsgd.topology.live import LiveSchedule
-from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.topology.schedule import LiveSchedule, Schedule
 from lightning_adpsgd.transport.base import PeerLost
 
 

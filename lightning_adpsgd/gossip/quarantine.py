@@ -224,11 +224,9 @@ class Quarantine:
 
     def _agreed(self, peers: Sequence[int]) -> list[int]:
         """Attempts so far and peers to ask, as the first of the learners has them."""
-        mine = torch.zeros(_MOST_PEERS + 2, dtype=torch.int64)
+        found = torch.zeros(_MOST_PEERS + 2, dtype=torch.int64)
         num = min(len(peers), _MOST_PEERS)
-        found = [num, self._num_attempts(), *peers[:num]]
-        mine[: len(found)] = torch.tensor(found)
-        rows = [torch.zeros_like(mine) for _ in range(self._node.size)]
-        self._node.gather(mine, rows, self._timeout)
-        number, *agreed = rows[0].tolist()
+        found[: num + 2] = torch.tensor([num, self._num_attempts(), *peers[:num]])
+        self._node.share(found, 0, self._timeout)
+        number, *agreed = found.tolist()
         return agreed[: number + 1]

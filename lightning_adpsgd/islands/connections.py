@@ -39,7 +39,7 @@ from lightning_adpsgd.islands.members import (
 from lightning_adpsgd.islands.membership_reader import Members
 from lightning_adpsgd.islands.section_links import SectionLinks
 from lightning_adpsgd.islands.service import ServiceThread
-from lightning_adpsgd.topology.live import LiveSchedule
+from lightning_adpsgd.topology.schedule import LiveSchedule
 from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.sockets import evidence_of, probe

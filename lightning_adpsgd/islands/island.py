@@ -222,7 +222,7 @@ class Island:
     def mean(self) -> Mean:
         """The mean over this island and all that answer in time; changes nothing."""
         deadline = time.monotonic() + self._timeouts.mean.total_seconds()
-        total = Total(self.engine.snapshot())
+        total = Total(self.engine.replica.snapshot())
         for number in self.membership.members.after(self.membership.member.number):
             left = deadline - time.monotonic()
             limit = min(left, self._timeouts.pull.total_seconds())
@@ -240,11 +240,10 @@ class Island:
         mean = self.mean()
         self.engine.write(mean.values)
         gather_shards(self._vectors, self._node, self._options.timeout)
-        mine = torch.tensor([*mean[2:], mean.members], dtype=torch.float64)
+        mine = torch.tensor(mean[1:], dtype=torch.float64)
         all_of_them = [torch.zeros_like(mine) for _ in range(self._node.size)]
         self._node.gather(mine, all_of_them, self._options.timeout)
-        rows = [shares.tolist() for shares in all_of_them]
-        return consensus_of([Mean([], int(row[2]), row[0], row[1]) for row in rows])
+        return consensus_of([shares.tolist() for shares in all_of_them])
 
     def note(self, samples: int, epochs: int) -> Position | None:
         """Training on a batch begins.

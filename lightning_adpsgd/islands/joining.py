@@ -27,7 +27,7 @@ from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.islands.waiting import Wait
 from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
-from lightning_adpsgd.topology.live import LiveSchedule
+from lightning_adpsgd.topology.schedule import LiveSchedule
 from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.sockets import Address, connect
 from lightning_adpsgd.transport.network_interfaces import VARIABLE, gloo_addresses
@@ -208,7 +208,7 @@ class Joining:
         if found.position.steps < self._engine.members.position.steps:
             _log.info("this island is further than the others, and keeps its weights")
             return None
-        self._engine.put(found.values)
+        self._engine.replica.put(found.values)
         gather_shards(self._vectors, self._node, self._timeout)
         self._engine.members.position = found.position
         return found.position

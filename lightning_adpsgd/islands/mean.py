@@ -76,11 +76,10 @@ def _square(chunk: Tensor) -> float:
     return float(torch.linalg.vector_norm(chunk, dtype=torch.float64).square())
 
 
-def consensus_of(shards: Sequence[Mean]) -> Consensus:
-    """How far the islands were from their mean, by the shards of it."""
-    spread = sum(mean.spread for mean in shards)
-    square = sum(mean.square for mean in shards)
-    return Consensus.of(spread, square, min(mean.members for mean in shards))
+def consensus_of(shards: Iterable[Sequence[float]]) -> Consensus:
+    """How far islands were from their mean, by what follows `values` in each `Mean`."""
+    members, spreads, squares = zip(*shards, strict=True)
+    return Consensus.of(sum(spreads), sum(squares), int(min(members)))
 
 
 def mean_of(found: Iterable[Pulled]) -> Pulled | None:

@@ -24,16 +24,6 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     return all(bool(torch.isfinite(tensor.sum())) for tensor in tensors)
 
 
-def finite_shares(rows: Mapping[int, Tensor], takes: Shares, own: int) -> Shares:
-    """The shares of an average without non-finite rows; they still sum to 1.
-
-    The own row takes over the shares of those left out, so that two learners that leave
-    each other out change nothing for a third.
-    """
-    finite = {j: s for j, s in takes.items() if j != own and all_finite([rows[j]])}
-    return {**finite, own: 1.0 - sum(finite.values())}
-
-
 def keep_change(average: Tensor, own: Tensor, gain: float) -> Tensor:
     """Turns an average into what it changes: ``gamma (sum_j T[j, i] w_j - w_i)``.
 

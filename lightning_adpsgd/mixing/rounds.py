@@ -16,7 +16,6 @@ from torch import Tensor
 from lightning_adpsgd.mixing.averages import (
     all_finite,
     average,
-    finite_shares,
     keep_change,
 )
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
@@ -207,13 +206,15 @@ class RoundMixer:
         return refused if are_finite else torch.ones_like(refused)
 
     def _average_without_the_diverged(self, crossing: "_Crossing", part: Part) -> None:
-        chunk, me = crossing.chunk, self._transport.index
+        chunk, incoming = crossing.chunk, crossing.incoming
         self._warn_once(chunk)
-        if not crossing.incoming and len(part.takes) > 1:
+        if not incoming and len(part.takes) > 1:
             self._average_the_finite(crossing)
         elif all_finite([chunk]):
-            rows = {**crossing.incoming, me: chunk}
-            average(rows, finite_shares(rows, part.takes, me), crossing.mixed)
+            # In the place of a row that is left out, so that two learners that leave
+            # each other out change nothing for a third.
+            rows = {j: r if all_finite([r]) else chunk for j, r in incoming.items()}
+            average({**rows, self._transport.index: chunk}, part.takes, crossing.mixed)
 
     def _average_the_finite(self, crossing: "_Crossing") -> None:
         """Takes a second mean; all come, for all have seen that the first is NaN."""

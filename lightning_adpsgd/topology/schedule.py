@@ -1,13 +1,22 @@
-"""Which mixing matrix applies in which round."""
+"""Which mixing matrix applies in which round, of fixed and of live super-learners.
 
-from dataclasses import dataclass
+A topology knows super-learners 0 ... S - 1. Where they come and go, the index of a
+super-learner is its position among the sorted numbers of the live ones. All that know
+the same list draw the same ring from it, without a vote.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from torch import Tensor
 
 from lightning_adpsgd.topology.matrices import check_mixing
 from lightning_adpsgd.topology.named import Topology
 from lightning_adpsgd.topology.topology import Part, check_part, equal_shares
+
+_SIZES_TO_TRY = range(1, 9)
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,54 @@ class Schedule:
             round % period if period else round,
             self.seed,
         )
+
+
+class LiveSchedule(NamedTuple):
+    """A schedule over the live super-learners, and the own number among them.
+
+    The numbers are in ascending order.
+    """
+
+    schedule: Schedule
+    numbers: tuple[int, ...]
+    own: int
+
+    @classmethod
+    def of(cls, schedule: Schedule, numbers: Iterable[int], own: int) -> "LiveSchedule":
+        """Returns the schedule of these and oneself; topology, gain and seed stay."""
+        ordered = tuple(sorted({*numbers, own}))
+        return cls(replace(schedule, num_super_learners=len(ordered)), ordered, own)
+
+    def asks(self, round: int) -> list[int]:
+        """Returns whom the own super-learner asks in its own round of this number."""
+        asked = self.schedule.asks(self._index, round)
+        return [self.numbers[index] for index in asked]
+
+    def peers(self) -> list[int]:
+        """Returns all peers with which it may ever exchange, in ascending order."""
+        topology, size = self.schedule.topology, len(self.numbers)
+        return [self.numbers[index] for index in topology.peers(self._index, size)]
+
+    @property
+    def _index(self) -> int:
+        return self.numbers.index(self.own)
+
+
+def check_any_size(topology: Topology) -> None:
+    """Refuses a topology that does not exist for every number of super-learners.
+
+    Raises:
+        ValueError: it does not exist for some number; names the smallest.
+    """
+    for size in _SIZES_TO_TRY:
+        try:
+            topology.check_size(size)
+        except ValueError as error:
+            raise ValueError(
+                "`topology` must exist for any number of super-learners with "
+                f"`islands`, where they come and go, got {topology.name!r}, which does "
+                f"not for {size}: {error}"
+            ) from None
 
 
 @lru_cache(maxsize=64)

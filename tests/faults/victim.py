@@ -109,7 +109,7 @@ class Victim:
 
     def die(self) -> None:
         """Notes its weights, with all that exchanges have brought, and is killed."""
-        self.at_death.copy_(torch.cat(self._trained.island.engine.snapshot()))
+        self.at_death.copy_(torch.cat(self._trained.island.engine.replica.snapshot()))
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -197,5 +197,5 @@ def train_until(
 
 def total(trained: Sequence[Trained]) -> Tensor:
     """The sum of all islands' weights, with what is not merged yet."""
-    rows = [torch.cat(one.island.engine.snapshot()) for one in trained]
+    rows = [torch.cat(one.island.engine.replica.snapshot()) for one in trained]
     return torch.stack(rows).sum(0)

@@ -10,9 +10,8 @@ import pytest
 from lightning_adpsgd.islands import connections
 from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.members import Event, Member, MemberList, Peer, Status
-from lightning_adpsgd.topology.live import LiveSchedule
 from lightning_adpsgd.topology.named import find_topology
-from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.topology.schedule import LiveSchedule, Schedule
 from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.transport.links.sockets import probe
 

@@ -298,10 +298,10 @@ def test_the_mean_is_that_of_all_who_answer() -> None:
         assert mean.members == 3
         torch.testing.assert_close(torch.cat(mean.values), rows.mean(0))
         distance = (rows - rows.mean(0)).square().sum(1).mean().sqrt()
-        assert consensus_of([mean]).distance == pytest.approx(float(distance))
+        assert consensus_of([mean[1:]]).distance == pytest.approx(float(distance))
         norm = float(rows.mean(0).norm())
         expected = pytest.approx(float(distance) / norm)
-        assert consensus_of([mean]).relative_distance == expected
+        assert consensus_of([mean[1:]]).relative_distance == expected
         for one, vector in zip(trained, before, strict=True):
             assert torch.equal(one.vector, vector)
 

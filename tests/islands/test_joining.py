@@ -10,9 +10,8 @@ from lightning_adpsgd.gossip.protocol import Position, Pulled
 from lightning_adpsgd.islands.joining import Joining
 from lightning_adpsgd.islands.members import Member, MemberList
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
-from lightning_adpsgd.topology.live import LiveSchedule
 from lightning_adpsgd.topology.named import find_topology
-from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.topology.schedule import LiveSchedule, Schedule
 from tests import helpers
 from tests.islands.archipelago import PATIENCE
 

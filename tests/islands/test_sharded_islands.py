@@ -31,6 +31,7 @@ from tests.islands.test_wide_islands import (
     Wide,
     end,
     in_a_ring,
+    shard_of,
     start,
     step,
     train_together,
@@ -53,7 +54,7 @@ def sharded(server: Server, row: Tensor, holds_all: bool = False) -> Wide:
 
 def row_of(island: Wide) -> Tensor:
     """The weights of an island, with what is not merged yet."""
-    return torch.cat([c for one in island for c in one.island.engine.snapshot()])
+    return torch.cat([chunk for one in island for chunk in shard_of(one)])
 
 
 def put(island: Wide, row: Tensor) -> None:

@@ -163,7 +163,7 @@ def test_one_learner_is_told_to_leave_and_all_do_at_one_step() -> None:
 
 
 def shard_of(one: Trained) -> list[Tensor]:
-    return one.island.engine.snapshot()
+    return one.island.engine.replica.snapshot()
 
 
 @pytest.mark.parametrize("sick_element", [0, 7])

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.mixing.averages import finite_shares
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
@@ -50,13 +49,6 @@ def diverged_rows(num: int, value: float = NAN) -> tuple[Tensor, list[Tensor]]:
     vectors = [row.clone() for row in rows]
     vectors[0].fill_(value)
     return rows, vectors
-
-
-def test_shares_of_diverged_rows_come_from_the_own_row() -> None:
-    rows = {0: torch.tensor([NAN]), 1: torch.tensor([1.0]), 2: torch.tensor([2.0])}
-    takes = {0: 0.25, 1: 0.5, 2: 0.25}
-    assert finite_shares(rows, takes, own=1) == {1: 0.75, 2: 0.25}
-    assert finite_shares(rows, {0: 0.5, 2: 0.5}, own=1) == {2: 0.5, 1: 0.5}
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])

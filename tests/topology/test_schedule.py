@@ -2,9 +2,8 @@
 
 import pytest
 
-from lightning_adpsgd.topology.live import LiveSchedule, check_any_size
 from lightning_adpsgd.topology.named import find_topology
-from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.topology.schedule import LiveSchedule, Schedule, check_any_size
 from tests.helpers import topologies_of
 
 RING = Schedule(find_topology("ring"), 1)
