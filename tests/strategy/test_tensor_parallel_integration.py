@@ -29,6 +29,7 @@ from lightning_adpsgd.dials import ModelParallel
 from lightning_adpsgd.strategy.checkpoints.sharded import (
     export,
     has_optimizer,
+    read_rest,
 )
 from lightning_adpsgd.weights.shards import local_part
 from tests.helpers import PATIENCE, PROGRAM_S

@@ -163,4 +163,6 @@ def _refuse_unsafe(file: BinaryIO, name: str, cause: Exception) -> None:
 def _unreadable(name: str, error: Exception) -> DamagedCheckpoint:
     first = str(error).strip().partition("\n")[0]
     what = f"{type(error).__name__}: {first}".removesuffix(": ")
-    return DamagedCheckpoint.of(name, f"cannot be read ({what})")
+    is_cut = isinstance(error, zipfile.BadZipFile)
+    said = "is truncated or damaged" if is_cut else "cannot be read"
+    return DamagedCheckpoint.of(name, f"{said} ({what})")
