@@ -22,7 +22,7 @@ from lightning_adpsgd.asr.search.decoding import (
     ConfidentSearch,
     Decoder,
     SearchOptions,
-    hear,
+    decode_at_scales,
 )
 from lightning_adpsgd.asr.search.graph_files import read_graph
 from lightning_adpsgd.asr.search.words import FRAME_SHIFT_S, TimedWord
@@ -152,14 +152,14 @@ class Recogniser:
         """A first pass over a channel, which finds the streams of its parts."""
         if self._adapter is None:
             return lambda part: ()
-        return self._adapter.hear(parts).streams
+        return self._adapter.adapt_to(parts).streams
 
     def _segment(
         self, frames: np.ndarray, first: int, streams: Sequence[Tensor]
     ) -> Iterator[TimedWord]:
         inputs = torch.from_numpy(frames)
         matrix = self._model.log_likelihoods(inputs, *streams).numpy()
-        [hypothesis] = hear(matrix, self._search, [self._acoustic_scale])
+        [hypothesis] = decode_at_scales(matrix, self._search, [self._acoustic_scale])
         for timed in hypothesis.words:
             start = timed.start_s + first * FRAME_SHIFT_S
             yield timed._replace(start_s=start)

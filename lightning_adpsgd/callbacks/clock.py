@@ -1,4 +1,4 @@
-"""Time, samples and steps of one learner, without what validation takes."""
+"""The training time, samples and steps of one learner, without validation."""
 
 import time
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ Outputs = Tensor | Mapping[str, Any] | None
 
 
 class TrainingClock:
-    """Time, samples and steps of one learner, without what validation takes.
+    """The training time, samples and steps of one learner, without validation.
 
     Attributes:
-        steps: Optimizer steps.
-        samples: Samples of this learner; of samples that T learners read together,
-            because they share layers, 1/T.
+        steps: Number of optimizer steps.
+        samples: Number of samples of this learner. A sample that T learners read
+            together, because they share layers, counts as 1/T.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class TrainingClock:
         self._steps_elsewhere = 0
 
     def begin(self, trainer: Trainer) -> None:
-        """Runs from zero, or from the checkpoint that has been loaded."""
+        """Starts from zero, or from the loaded checkpoint."""
         if not self._restored:
             self._reset()
         self._restored = False
@@ -51,12 +51,12 @@ class TrainingClock:
         self.steps = trainer.global_step - self._steps_elsewhere
 
     def start(self) -> None:
-        """Continues; does nothing while the clock runs."""
+        """Resumes the clock; does nothing while it runs."""
         if self._running_since is None:
             self._running_since = time.perf_counter()
 
     def stop(self) -> None:
-        """Pauses; does nothing while the clock is paused."""
+        """Pauses the clock; does nothing while it is paused."""
         self._seconds, self._running_since = self.seconds, None
 
     @property
@@ -71,14 +71,14 @@ class TrainingClock:
         return {"steps": self.steps, "samples": self.samples, "seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Lets the next `begin` continue from a checkpoint."""
+        """Makes the next `begin` continue from a checkpoint."""
         self.steps, self.samples = state["steps"], state["samples"]
         self._seconds, self._running_since = state["seconds"], None
         self._restored = True
 
 
 class Monitor(Callback):
-    """The base of the monitors: a clock, each step, and the end of each validation.
+    """A base class of monitors, with a clock and hooks for steps and validations.
 
     Attributes:
         clock: Time, samples and steps of this learner; paused during a validation.
@@ -91,7 +91,7 @@ class Monitor(Callback):
         """Called after each training batch, which the clock has counted."""
 
     def measure(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called at the end of each validation in `fit`, which all learners reach.
+        """Measures, at the end of each validation in `fit`, which all learners reach.
 
         The consensus model is still in place, and the clock is paused.
         """
@@ -134,7 +134,7 @@ class Monitor(Callback):
 def stop_clocks(trainer: Trainer) -> None:
     """Pauses the clocks of all monitors, also of those later in the list of callbacks.
 
-    For a callback whose work at the start of a validation takes time.
+    A callback calls it if its own work at the start of a validation takes time.
     """
     for monitor in all_of(Monitor, trainer):
         monitor.clock.stop()

@@ -29,7 +29,7 @@ from lightning_adpsgd.epochs.lease import Lease, Plan
 from lightning_adpsgd.epochs.ledger import Ledger, OtherTerms
 from lightning_adpsgd.epochs.ranges import Ranges, as_ranges, union
 from lightning_adpsgd.epochs.work_units import Terms
-from lightning_adpsgd.islands.membership_reader import Members
+from lightning_adpsgd.islands.membership_reader import MembershipView
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
 from lightning_adpsgd.islands.service import Service
 
@@ -78,7 +78,7 @@ class IslandPool:
     def __init__(
         self,
         rendezvous: Rendezvous,
-        members: Members,
+        members: MembershipView,
         raise_if_failed: Callable[[], None],
         times: PoolTimeouts = _DEFAULT,
     ) -> None:

@@ -34,7 +34,7 @@ from lightning_adpsgd.islands.members import (
     Status,
     transition,
 )
-from lightning_adpsgd.islands.membership_reader import Members
+from lightning_adpsgd.islands.membership_reader import MembershipView
 from lightning_adpsgd.islands.section_links import SectionLinks
 from lightning_adpsgd.islands.service import Service
 from lightning_adpsgd.topology.live import LiveSchedule
@@ -96,7 +96,7 @@ class Connections:
     def __init__(
         self,
         transports: Sequence[LinkTransport],
-        membership: Members,
+        membership: MembershipView,
         make_engine: MakeEngine,
         on_unlisted: Callable[[], None],
         shards: Sequence[int] = (0,),

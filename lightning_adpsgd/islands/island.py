@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from lightning_adpsgd.coordination.startup.signals import ended_by_sigterm
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.members import Members as LiveMembers
+from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position, Pulled
 from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.joining import Joining, Timeouts
@@ -37,9 +37,9 @@ from lightning_adpsgd.islands.mean import Mean, Total, consensus_of
 from lightning_adpsgd.islands.members import Member
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.membership_reader import (
-    Members,
     MembershipPublisher,
     MembershipReader,
+    MembershipView,
 )
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
 from lightning_adpsgd.mixing.consensus import Consensus
@@ -127,7 +127,7 @@ class Island:
         self._rejoined_at: Position | None = None
         self._joining: Joining | None = None
 
-    def _make_membership(self) -> Members:
+    def _make_membership(self) -> MembershipView:
         heartbeat = self._timeouts.heartbeat
         if self._node.index > 0:
             changed, fail = self._on_change, self._fail
@@ -302,7 +302,7 @@ class Island:
         on_lost: Callable[[int, PeerLost], None],
         on_left: Callable[[int, bool, int], None],
     ) -> Gossip:
-        members = LiveMembers(self._schedule, (), -1, on_lost, on_left)
+        members = Members(self._schedule, (), -1, on_lost, on_left)
         transport, *further = self._transports
         given = transport, self._node, members, self._options
         return Gossip(self._vectors, *given, further=further)

@@ -22,7 +22,7 @@ from lightning_adpsgd.islands.members import (
     ahead_of,
     furthest_origin,
 )
-from lightning_adpsgd.islands.membership_reader import Members
+from lightning_adpsgd.islands.membership_reader import MembershipView
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.islands.waiting import Wait
 from lightning_adpsgd.mixing.averages import all_finite
@@ -78,7 +78,7 @@ class Joining:
         self,
         vectors: Sequence[Tensor],
         address: RendezvousAddress,
-        membership: Members,
+        membership: MembershipView,
         connections: Connections,
         schedule: Schedule,
         node: SuperLearnerGroup,

@@ -133,5 +133,5 @@ class MembershipReader:
         return True
 
 
-Members = Membership | MembershipReader
+MembershipView = Membership | MembershipReader
 """What a learner knows of the members of the job."""

@@ -372,12 +372,12 @@ def decode_all(
     """
 
     def work(item: Item) -> list[Hypothesis]:
-        return hear(log_likelihoods(item), decoder, acoustic_scales)
+        return decode_at_scales(log_likelihoods(item), decoder, acoustic_scales)
 
     yield from fork_map(work, items, num_processes)
 
 
-def hear(
+def decode_at_scales(
     log_likelihoods: np.ndarray, decoder: Search, acoustic_scales: Sequence[float]
 ) -> list[Hypothesis]:
     """The words of log-likelihoods [time, labels] at each acoustic scale."""

@@ -258,7 +258,7 @@ class Adapter:
             ivectors = _IVectors(ubm, extractor, options.ivector_period)
         return cls(FrontEnd.load(folder / "front_end.npz"), maps, ivectors)
 
-    def hear(self, utterances: Callable[[], Iterable[np.ndarray]]) -> Voice:
+    def adapt_to(self, utterances: Callable[[], Iterable[np.ndarray]]) -> Voice:
         """The first pass over a speaker.
 
         Args:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of learners and epochs, beside what Lightning keeps."""
+"""The parts of a checkpoint about learners and epochs that Lightning does not keep."""
 
 from collections.abc import Mapping
 from itertools import zip_longest
@@ -25,12 +25,12 @@ _OF_EACH_LEARNER = ("loops", "lr_schedulers")
 
 
 class Resumed(NamedTuple):
-    """What the checkpoint that is resumed holds for this learner.
+    """The parts of the resumed checkpoint that concern this learner.
 
     Attributes:
-        learner: its own state; None: it starts from the consensus model.
-        epoch: what is left of a shared epoch; None: the epoch was not shared.
-        num_samples: samples that all learners together have trained on.
+        learner: state of this learner; None: it starts from the consensus model.
+        epoch: rest of a shared epoch; None: the epoch was not shared.
+        num_samples: number of samples that all learners together have trained on.
         is_within_epoch: whether the job that saved had batches left in its epoch.
     """
 
@@ -70,10 +70,10 @@ def _is_within_epoch(loops: Mapping[str, Any]) -> bool:
 def learner_of(
     saved: list[Any], rank: int, partition: Partition
 ) -> dict[str, Any] | None:
-    """What `gather_learners` kept of one learner.
+    """The state of one learner, from what `gather_learners` kept.
 
     Returns:
-        None where the job that saved had another S or N, which is said once.
+        None if the job that saved had a different S or N, which is logged once.
     """
     # Before version 0.2 a checkpoint kept nothing of each learner.
     sizes = [len(group.get("learners") or ()) for group in saved]
@@ -92,7 +92,7 @@ def learner_of(
 def gather_learners(
     job: Job, optimizer_states: list[Any], own: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The state of each super-learner and its learners, in learner 0; a collective.
+    """The states of all super-learners and learners, in learner 0; a collective.
 
     The optimizer states are equal within a super-learner; `own` is this learner's.
     """
@@ -114,7 +114,7 @@ def _by_super_learner(learners: list[Any], partition: Partition) -> list[Any]:
 
 
 def cloned(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of a module, with tensors that do not change with the weights."""
+    """A copy of a module's state, whose tensors do not change with the weights."""
     return {
         name: value.clone() if isinstance(value, Tensor) else value
         for name, value in state.items()
@@ -122,7 +122,7 @@ def cloned(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def place_in_epoch(trainer: pl.Trainer, resumed: Resumed) -> PlaceInEpoch:
-    """The place of a learner in its epoch, from where a checkpoint left it."""
+    """A learner's place in its epoch, continued from a checkpoint."""
     # With other learners no count is any learner's own; their sum stays.
     of_others = resumed.learner is None and trainer.is_global_zero
     num_samples = resumed.num_samples if of_others else 0
@@ -133,7 +133,7 @@ def place_in_epoch(trainer: pl.Trainer, resumed: Resumed) -> PlaceInEpoch:
 def add_learners(
     checkpoint: dict[str, Any], place: PlaceInEpoch, strategy: Strategy, job: Job | None
 ) -> None:
-    """Adds the state of each learner; a collective over all."""
+    """Adds the state of each learner to a checkpoint; a collective over all."""
     names = (*_OF_EACH_LEARNER, type(strategy.precision_plugin).__qualname__)
     lightning = {name: checkpoint[name] for name in names if name in checkpoint}
     own = {"lightning": lightning, "place": place.state()}

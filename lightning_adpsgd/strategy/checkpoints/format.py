@@ -1,11 +1,11 @@
-"""A checkpoint's file: an ordinary one of torch that tells whether it is whole.
+"""The file of a checkpoint: an ordinary torch file that carries its own checksum.
 
-`torch.save` writes a zip archive. The comment of the archive, at its very end, holds
-here the SHA-256 of all that comes before, so that the sum goes wherever the file goes,
-and any reader of torch's archives reads this one. Checkpoints of others have no such
-comment; of these the CRC-32 of each record is checked, which torch writes and does
-not read. torch's format before 1.6 is refused. Nothing is unpickled here that torch's
-`weights_only` does not allow, unless the caller says so.
+`torch.save` writes a zip archive. The archive's comment, at its very end, holds the
+SHA-256 of everything before it. The checksum travels with the file, and any reader of
+torch's archives can read it. For checkpoints without this comment, the CRC-32 of each
+record is checked, which torch writes but does not read. torch's format before 1.6 is
+refused. Only what torch's `weights_only` allows is unpickled, unless the caller says
+otherwise.
 """
 
 import hashlib
@@ -29,11 +29,11 @@ _RECORD = "/data.pkl"  # of an archive of torch's: all but the numbers of its te
 
 
 class DamagedCheckpoint(RuntimeError):
-    """A checkpoint's file is not what was written."""
+    """The file of a checkpoint is damaged: it is not what was written."""
 
     @classmethod
     def of(cls, name: object, what: str) -> "DamagedCheckpoint":
-        """Says what is wrong with a checkpoint, and what to do."""
+        """Makes the error, with what is wrong with a checkpoint and the remedy."""
         remedy = '`ckpt_path="last"` finds the last that is whole'
         return cls(f"checkpoint {name} {what}: resume from another one ({remedy})")
 
@@ -47,7 +47,7 @@ class _Sink(Protocol):
 
 
 def write_checkpoint(checkpoint: Any, file: _Sink) -> None:
-    """Writes what `torch.save` writes, with a checksum; the file need not seek."""
+    """Writes a `torch.save` archive with a checksum; the file need not be seekable."""
     writer = _SummingWriter(file)
     try:
         torch.save(checkpoint, writer)  # pyright: ignore[reportArgumentType]
@@ -60,7 +60,7 @@ def write_checkpoint(checkpoint: Any, file: _Sink) -> None:
 
 
 def check_checkpoint(file: BinaryIO, name: str) -> None:
-    """Reads a checkpoint to its end and compares its checksum; the file can seek.
+    """Reads a whole checkpoint and verifies its checksum; the file must be seekable.
 
     Raises:
         DamagedCheckpoint: Names the file and what is wrong with it.
@@ -80,7 +80,7 @@ def check_checkpoint(file: BinaryIO, name: str) -> None:
 def read_checkpoint(
     file: BinaryIO, name: str, map_location: Any = None, weights_only: bool = True
 ) -> Any:
-    """Loads a checkpoint; a damaged or unsafe one is an error that names the file."""
+    """Loads a checkpoint; raises an error with the file's name if it is unusable."""
     check_checkpoint(file, name)
     file.seek(0)
     try:
@@ -93,15 +93,15 @@ def read_checkpoint(
 
 
 def global_step_of(file: BinaryIO) -> int | None:
-    """The number of optimizer steps before a checkpoint, without its tensors.
+    """The number of optimizer steps before a checkpoint, without loading its tensors.
 
-    Classes that the file names are not imported, so that this runs nothing of it.
+    Classes that the file names are not imported, so no code from the file can run.
 
     Returns:
-        None where no training could go on from it: it keeps no optimizer's state.
+        None if no training can resume from it, because it has no optimizer state.
 
     Raises:
-        Exception: Whatever comes of a file that is damaged.
+        Exception: The file is damaged; the type depends on the damage.
     """
     with zipfile.ZipFile(file) as archive:
         (record,) = (one for one in archive.namelist() if one.endswith(_RECORD))
