@@ -29,7 +29,7 @@ _Result = TypeVar("_Result")
 
 @contextmanager
 def written_whole(path: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """Does what `bytes_written_whole` does, for text in UTF-8; `newline=""` for CSV."""
+    """Opens a UTF-8 text file as `bytes_written_whole` does; CSV needs `newline=""`."""
     with bytes_written_whole(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline=newline)
         try:
@@ -40,18 +40,18 @@ def written_whole(path: Path, newline: str | None = None) -> Iterator[TextIO]:
 
 @contextmanager
 def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file for bytes that becomes `path` at the end, and is then on the disk.
+    """Opens a binary file that becomes `path` at the end, and is then on the disk.
 
     After an error, a kill or a power failure at any point, `path` is the old file or
-    the new one, never a part and never nothing. The next call for any file of the
-    folder removes what a kill has left there. Several processes may write the same
-    file; the last one stays.
+    the new one, never a partial file and never missing. The next call for any file in
+    the folder removes what a kill has left there. Several processes may write the same
+    file; the last one wins.
 
     Args:
-        path: file to write; its folder is made if there is none.
+        path: file to write; its folder is created if missing.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written to.
+        OSError: The disk is full, or the folder is not writable.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
@@ -73,31 +73,31 @@ def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
 def remove_leftovers(folder: Path) -> list[Path]:
     """Removes the unfinished files of writers that were killed.
 
-    A writer holds a lock on its file, which the system takes from a dead process. On
-    shared file systems a lock may be known to its own host alone, or to nobody. So the
-    file's name says which host writes it by which mount, and in which process: there
-    it is removed when the process is gone and has no lock. Files of other hosts are
-    removed when nobody has written to them for a day.
+    A writer holds a lock on its file, which the system releases when the process dies.
+    On shared file systems, a lock may be visible only to its own host, or to no process
+    at all. So the file's name contains the host, the mount and the process of its
+    writer. On that host it is removed when the process is gone and holds no lock. Files
+    of other hosts are removed when they have not been written to for a day.
 
-    It returns the files that were removed.
+    Returns the removed files.
     """
     left = list(folder.glob(f".*{_UNFINISHED}"))
     return [path for path in left if _removed_if_left(path)]
 
 
 def persist(action: Callable[[], _Result], patience_s: float) -> _Result:
-    """Does something with a file again and again while its error may pass.
+    """Retries an action on a file while its error may pass.
 
-    A disk that is full, an input or output error and a server that is away may pass;
-    the pauses between two attempts double, up to half a minute. Each failed attempt is
-    a warning.
+    Errors that may pass are a full disk, an input or output error and an unreachable
+    server. The pause between two attempts doubles, up to half a minute. Each failed
+    attempt logs a warning.
 
     Args:
-        action: what to do; it must be harmless to do it twice.
-        patience_s: for how long, in seconds.
+        action: function to call; it must be safe to call it twice.
+        patience_s: seconds for which it is retried.
 
     Raises:
-        OSError: The last one, after that time; at once if it cannot pass.
+        OSError: The last error, after that time; an error that cannot pass, at once.
     """
     end, pause = time.monotonic() + patience_s, _FIRST_PAUSE_S
     while True:
@@ -162,10 +162,10 @@ def _is_running(pid: str) -> bool:
 
 
 def _lock_domain(folder: Path) -> str:
-    """Equal where one kernel, through one mount, keeps the locks of a folder's files.
+    """A text that is equal where one kernel keeps a folder's locks through one mount.
 
-    Two mounts of one remote folder on a host may keep locks each on their own. Their
-    devices have different numbers.
+    Two mounts of one remote folder on a host may keep separate locks. Their devices
+    have different numbers.
     """
     text = f"{boot_id()} {os.stat(folder).st_dev}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -173,7 +173,7 @@ def _lock_domain(folder: Path) -> str:
 
 @cache
 def boot_id() -> str:
-    """What names this run of the kernel; the host's name where it does not tell."""
+    """The identifier of this run of the kernel, or the host's name if it has none."""
     # Host names are often equal among containers.
     with suppress(OSError):
         return _BOOT.read_text().strip()

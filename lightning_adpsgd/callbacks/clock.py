@@ -132,7 +132,7 @@ class Monitor(Callback):
 
 
 def stop_clocks(trainer: Trainer) -> None:
-    """Pauses the clocks of all monitors, also of those later in the list of callbacks.
+    """Pauses the clocks of all monitors, including those later among the callbacks.
 
     A callback calls it if its own work at the start of a validation takes time.
     """

@@ -43,7 +43,7 @@ NONE_YET = Progress(0, 0, 0, 0, 0, math.inf, math.inf, math.inf)
 
 
 class LossSums(NamedTuple):
-    """Sum and number of the losses since the last time, and the very first loss."""
+    """The sum and number of losses since the last call, and the run's first loss."""
 
     total: float
     number: int

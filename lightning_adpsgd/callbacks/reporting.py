@@ -28,7 +28,7 @@ def all_of(kind: type[_Kind], trainer: Trainer) -> list[_Kind]:
 
 
 def within_training(trainer: Trainer) -> bool:
-    """Whether an evaluation is part of `fit`, apart from its sanity check."""
+    """Whether an evaluation is part of `fit`, but not its sanity check."""
     return trainer.state.fn == "fit" and not trainer.sanity_checking
 
 

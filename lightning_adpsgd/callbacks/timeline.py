@@ -181,7 +181,7 @@ def _entry(begin: float, end: float, before: _Counts, after: _Counts) -> Entry:
 
 
 def _peers_met(before: _Counts, after: _Counts) -> list[int]:
-    """Peers whose age has not grown by the steps between: they were heard of."""
+    """The peers that were heard from: their age has not grown with the steps."""
     steps, ages = after.step - before.step, before.gossip.peer_ages
     found = sorted(after.gossip.peer_ages.items())
     return [peer for peer, age in found if peer in ages and age < ages[peer] + steps]

@@ -1,8 +1,8 @@
-"""Which super-learners take part at present, in which order, and which asks which.
+"""The schedule of super-learners that come and go: who takes part and who asks whom.
 
-A topology knows super-learners 0 ... S - 1. Where they come and go, the index of a
-super-learner is its position among the sorted numbers of the live ones. All that know
-the same list draw the same ring from it, without a vote.
+A topology is defined for super-learners 0 ... S - 1. Where they come and go, the index
+of a super-learner is its position among the sorted numbers of the live ones.
+Super-learners with the same list derive the same ring from it, without a vote.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ _SIZES_TO_TRY = range(1, 9)
 
 
 class LiveSchedule(NamedTuple):
-    """A schedule over the live super-learners, and the own number among them.
+    """A schedule over the live super-learners, and this one's number among them.
 
     The numbers are in ascending order.
     """
@@ -27,17 +27,17 @@ class LiveSchedule(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule, numbers: Iterable[int], own: int) -> "LiveSchedule":
-        """Returns the schedule of these and oneself; topology, gain and seed stay."""
+        """Makes the schedule of these and this one; topology, gain and seed stay."""
         ordered = tuple(sorted({*numbers, own}))
         return cls(replace(schedule, num_super_learners=len(ordered)), ordered, own)
 
     def asks(self, round: int) -> list[int]:
-        """Returns whom the own super-learner asks in its own round of this number."""
+        """The peers that this super-learner asks in its own round number `round`."""
         asked = self.schedule.asks(self._index, round)
         return [self.numbers[index] for index in asked]
 
     def peers(self) -> list[int]:
-        """Returns all peers with which it may ever exchange, in ascending order."""
+        """All peers with which it may ever exchange, in ascending order."""
         topology, size = self.schedule.topology, len(self.numbers)
         return [self.numbers[index] for index in topology.peers(self._index, size)]
 
@@ -50,7 +50,7 @@ def check_any_size(topology: Topology) -> None:
     """Refuses a topology that does not exist for every number of super-learners.
 
     Raises:
-        ValueError: it does not exist for some number; names the smallest.
+        ValueError: It does not exist for some number; the message names the smallest.
     """
     for size in _SIZES_TO_TRY:
         try:

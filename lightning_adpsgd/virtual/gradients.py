@@ -1,13 +1,13 @@
-"""The gradients of several super-learners in one pass, where the module allows it.
+"""The gradients of several super-learners in one pass, if the module allows it.
 
 `torch.func.vmap` runs the module once over stacked weights and stacked batches: one
 call for S small ones. It needs a module without buffers, and a loss whose computation
 does not depend on the values of tensors. It takes a recurrent layer apart into its
 steps, which is slower than a loop over the super-learners.
 
-Nothing changes the weights of a super-learner between two of its own turns: what it
-exchanges meanwhile is merged when its turn ends. So its gradient may be taken at any
-time between them, and many can be taken together even without lockstep.
+The weights of a super-learner do not change between two of its turns: exchanges are
+merged when its turn ends. So its gradient may be computed at any time in between, and
+many can be computed together even without lockstep.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ _TOGETHER_BYTES = 24 << 20
 
 
 class Turn(NamedTuple):
-    """One batch for each learner; mean gradient and loss over them, if taken before."""
+    """One batch for each learner, with mean gradient and loss if already computed."""
 
     batches: list[Any]
     gradient: tuple[dict[nn.Parameter, Tensor], Tensor] | None = None
@@ -54,10 +54,10 @@ class _LossOf(nn.Module):
 
 
 class BatchedGradients:
-    """Gradients at each of the first rows, each on a batch of its own.
+    """Gradients at several rows of weights, each on its own batches.
 
-    A parameter that the loss does not use has a gradient of zeros. Random numbers
-    differ between rows. Modules with buffers are refused.
+    A parameter that the loss does not use has a zero gradient. Random numbers differ
+    between rows. Modules with buffers are refused.
     """
 
     def __init__(self, objective: Objective, rows: Rows, num_rows: int) -> None:
@@ -82,11 +82,12 @@ class BatchedGradients:
 
         Args:
             rows: numbers of the rows, in ascending order.
-            batches: batches of each row, as many for each.
+            batches: batches of each row, the same number for each.
             numbers: `batch_idx` of each row's step.
 
         Returns:
-            None where the batches have different shapes and cannot be stacked.
+            Gradients and losses; None if the batches have different shapes and cannot
+            be stacked.
 
         Raises:
             ValueError: The module cannot run over stacked weights.
@@ -110,7 +111,7 @@ class BatchedGradients:
         return trained, fixed
 
     def _chosen(self, rows: Sequence[int]) -> list[Tensor]:
-        """The matrices themselves if these rows follow each other, else copies."""
+        """The rows of each matrix: views if they are consecutive, otherwise copies."""
         first, last = rows[0], rows[-1]
         if last - first + 1 == len(rows):
             return [matrix[first : last + 1] for matrix in self._matrices]
@@ -143,7 +144,7 @@ class BatchedGradients:
 
 
 class GradientsAhead:
-    """Takes the gradients of turns to come together with the one that is asked for.
+    """Computes the gradients of later turns together with the one that is asked for.
 
     `next_turn` gives the batches and the number of a super-learner's next step.
     """
@@ -166,12 +167,12 @@ class GradientsAhead:
         return self._ready.pop(index)
 
     def forget(self, index: int) -> None:
-        """Forgets a gradient at weights that have changed, but keeps its batches."""
+        """Discards a gradient at weights that have changed, but keeps its batches."""
         if index in self._ready:
             self._ready[index] = Turn(self._ready[index].batches)
 
     def forget_all(self) -> None:
-        """Forgets all gradients."""
+        """Discards all gradients."""
         for index in self._ready:
             self.forget(index)
 
@@ -183,7 +184,7 @@ class GradientsAhead:
 
 
 def rows_at_once(rows: Rows, num_rows: int) -> int:
-    """How many gradients one pass takes."""
+    """The number of gradients per pass."""
     row_bytes = sum(vector.nbytes for vector in rows.vectors(0))
     return min(num_rows, max(_FEWEST, _TOGETHER_BYTES // row_bytes))
 
@@ -195,7 +196,7 @@ def _at(found: Stacked, position: int) -> Stacked:
 
 
 def _stacked(batches: Sequence[Any]) -> tuple[list[Tensor], Any] | None:
-    """The tensors of as many batches, stacked; None if their shapes differ."""
+    """The stacked tensors of the batches; None if their shapes differ."""
     leaves = [tree_flatten(batch)[0] for batch in batches]
     if any(not isinstance(leaf, Tensor) for leaf in leaves[0]):
         return None

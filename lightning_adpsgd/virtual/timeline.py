@@ -1,9 +1,9 @@
 """Steps, exchanges and rounds of super-learners, on a simulated clock.
 
 The rules are those of the engine: the schedule says whom a super-learner asks in which
-round, and `protocol` who may ask and with what weight. Here they run in simulated time,
-without weights. `learners` adds weights to the events; a prediction of throughput only
-counts them.
+round, and `protocol` who may ask and with what weight. Here they run in simulated time
+without model weights. `learners` adds those to the events; a prediction of throughput
+only counts the events.
 """
 
 import itertools
@@ -42,11 +42,11 @@ class Change(NamedTuple):
 
     Attributes:
         seconds: simulated time of the change.
-        super_learner: its number.
+        super_learner: number of the super-learner.
         what: "fails": its edges are dropped, exchanges under way with it change
-            nothing, and the topology is that of the others in their order. "joins": it
-            takes the mean of its neighbours' weights and begins once these have
-            crossed. A super-learner whose first change is a join is absent before.
+            nothing, and the topology spans the others in their order. "joins": it takes
+            the mean of its neighbours' weights, and starts once these have arrived. A
+            super-learner whose first change is "joins" is absent before.
     """
 
     seconds: float
@@ -56,15 +56,15 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Scenario:
-    """The super-learners that take part, and their speed.
+    """The super-learners that take part, and their speeds.
 
-    The first arguments are those of `VirtualCluster`. Learner n of super-learner i has
+    `VirtualCluster` documents the first arguments. Learner n of super-learner i has
     number i N + n.
 
     Args:
-        backward: share of a step in which gradients become ready, and beside which the
+        backward: share of a step in which gradients become ready, during which the
             all-reduce inside a super-learner runs.
-        gradient_seconds: further seconds that a super-learner's mean gradient takes.
+        gradient_seconds: additional seconds for a super-learner's mean gradient.
 
     Raises:
         ValueError: A change is impossible, or the topology does not exist for the
@@ -93,7 +93,7 @@ class Scenario:
             self.schedule(len(live))
 
     def in_order(self) -> list[Change]:
-        """The changes by their time."""
+        """The changes in the order of their times."""
         return sorted(self.changes, key=lambda change: change.seconds)
 
     def first_members(self) -> list[int]:
@@ -104,13 +104,13 @@ class Scenario:
         return [i for i in range(self.num_super_learners) if first.get(i) != "joins"]
 
     def schedule(self, num_members: int) -> Schedule:
-        """The mixing matrices of so many members."""
+        """The schedule of mixing matrices for this many members."""
         return Schedule(self.topology, num_members, self.mixing_gain, self.seed)
 
     def gradient_end(
         self, times: StepTimes, index: int, begin: float, gradient_bytes: float
     ) -> float:
-        """When all learners have the mean of their gradients."""
+        """The time at which all learners have the mean of their gradients."""
         size = self.super_learner_size
         if size == 1:
             return times.end(index, begin)
@@ -140,7 +140,7 @@ class Scenario:
 
 @lru_cache(maxsize=32)
 def parts_of(schedule: Schedule, round: int) -> tuple[Part, ...]:
-    """What each super-learner takes and gives in a round, checked."""
+    """The checked shares that each super-learner takes and gives in a round."""
     period = schedule.topology.period(schedule.num_super_learners)
     if period and round >= period:
         return parts_of(schedule, round % period)
@@ -157,16 +157,16 @@ def lockstep(
     from_start: bool = False,
     boundary_seconds: float = 0.0,
 ) -> Iterator[list[float]]:
-    """When each super-learner has made its k-th step, for k = 1, 2, ..., without end.
+    """Yields the times of each super-learner's step k, for k = 1, 2, ..., endlessly.
 
-    In a round a super-learner waits for those that it takes from or gives to. In a
-    round of exact means, which is an all-reduce, it waits for all.
+    In a round, a super-learner waits for the peers that it takes from or gives to. In a
+    round of exact means, an all-reduce, it waits for all.
 
     Args:
         num_bytes: bytes of the weights as they travel.
         hidden: whether a round runs beside the gradient of the next step and is joined
             before its update; otherwise it comes after the update.
-        from_start: whether the first gradient has a hidden round beside it.
+        from_start: whether a hidden round runs beside the first gradient.
         boundary_seconds: seconds of a step boundary, during which nothing is hidden.
     """
     times = StepTimes(scenario.compute, scenario.seed)
@@ -190,7 +190,7 @@ def lockstep(
 def _averaged_at(
     scenario: Scenario, round: int, begins: list[float], num_bytes: float
 ) -> list[float]:
-    """When each has the average of weights that are ready at these times."""
+    """The times at which each has its average, given when weights are ready."""
     schedule = scenario.schedule(len(begins))
     size, shard = scenario.super_learner_size, num_bytes / scenario.super_learner_size
     gather = scenario.inner_link.allgather_seconds(num_bytes, size)
@@ -207,7 +207,7 @@ def _averaged_at(
 
 @lru_cache(maxsize=32)
 def _meetings(schedule: Schedule, round: int) -> list[tuple[list[int], int]]:
-    """For each, the members it waits for, itself included, and messages one way."""
+    """For each member, the members it waits for and its number of messages one way."""
     return [
         (
             sorted({i, *part.takes, *part.gives}),
@@ -225,8 +225,8 @@ class Exchange:
 
     Attributes:
         weight: a in ``d += a (theirs - mine)``.
-        begun: whether the weights of both were read.
-        crossing: its bytes, while they are on the links.
+        begun: whether the weights of both ends have been read.
+        crossing: bytes of the exchange while they are on the links.
     """
 
     def __init__(self, asker: int, asked: int, weight: float) -> None:
@@ -236,7 +236,7 @@ class Exchange:
         self.crossing: Crossing | None = None
 
     def other(self, end: int) -> int:
-        """The end that is not this one."""
+        """The other end of the exchange."""
         return self.asked if end == self.asker else self.asker
 
 
@@ -255,7 +255,7 @@ class Begun(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """An exchange ends: both ends change by what was read."""
+    """An exchange ends: both ends apply the change."""
 
     seconds: float
     exchange: Exchange
@@ -269,7 +269,7 @@ class Dropped(NamedTuple):
 
 
 class Waited(NamedTuple):
-    """A super-learner waits no longer for a partner at its step boundary."""
+    """A super-learner stops waiting for a partner at its step boundary."""
 
     seconds: float
     super_learner: int
@@ -278,14 +278,14 @@ class Waited(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A super-learner is gone."""
+    """A super-learner has failed."""
 
     seconds: float
     super_learner: int
 
 
 class Joined(NamedTuple):
-    """A super-learner takes the mean of its neighbours."""
+    """A super-learner joins with the mean of its neighbours' weights."""
 
     seconds: float
     super_learner: int
@@ -306,24 +306,24 @@ class _Member:
 
 
 class Asynchronous:
-    """The asynchronous timeline: an endless iterator of events.
+    """The asynchronous timeline, an endless iterator of events.
 
-    A super-learner steps as fast as it computes. After its step it asks those that its
-    schedule names. An exchange takes two latencies (question and answer) and the time
-    that its bytes need on the links that it shares. No step waits for it.
+    A super-learner steps as fast as it computes. After a step it asks the peers that
+    its schedule names. An exchange takes two latencies (question and answer) plus the
+    transfer time of its bytes on the shared links. No step waits for it.
 
     In pairs, a super-learner waits after its step for a peer that does the same, and
-    both go on when their exchange has ended. It takes two latencies more, in which they
-    agree on it.
+    both continue when their exchange has ended. Agreeing on it takes two more
+    latencies.
 
-    The last options are those of `gossip.engine.GossipOptions`, in simulated seconds.
+    `gossip.engine.GossipOptions` documents the last options; seconds are simulated.
 
     Args:
-        weight_bytes: bytes of the weights as they are, for gradients and joins.
+        weight_bytes: bytes of the weights in full precision, for gradients and joins.
         message_bytes: bytes of the weights as they travel in an exchange, one way.
 
     Attributes:
-        at_boundary: super-learners that wait for a partner, or exchange with one.
+        at_boundary: super-learners that wait for a partner or exchange with one.
     """
 
     def __init__(
@@ -501,7 +501,7 @@ class Asynchronous:
     # --- exchanges
 
     def _call(self, index: int, peer: int) -> None:
-        """An exchange is due; if one is being asked for already, then after it."""
+        """Asks for an exchange; if one is being asked for already, after that one."""
         state = self._states[index]
         if peer in state.asking:
             state.due.add(peer)

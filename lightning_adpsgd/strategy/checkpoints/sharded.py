@@ -192,7 +192,7 @@ def cut_like(whole: Any, own: Any) -> Any:
 
 
 def check_sums(path: Path, place: int, number: int) -> None:
-    """Sums this learner's share of the files; all learners together sum each once.
+    """Verifies checksums of this learner's share of the files; all together, of all.
 
     Args:
         path: folder.
