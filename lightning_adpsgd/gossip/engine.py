@@ -10,11 +10,14 @@ written as a difference so that no local step is lost)::
     exchange of i and j  c = a (x_j - x_i);  d_i += c;  d_j -= c
     merge of i           w_i += d_i;  d_i = 0
 
-Both ends of an exchange compute c from the same pair of messages, so that
-``sum_i (w_i + d_i)`` is changed by gradients alone, whatever the delays and the order.
+Both ends of an exchange compute c from the same pair of messages. So only gradients
+change ``sum_i (w_i + d_i)``, whatever the delays and the order.
 
 This module is the training thread's side. It decides nothing about optimizers and knows
-nothing of Lightning. The rest is in::
+nothing of Lightning. After a step, `Gossip.after_update` calls an `Asker` (peers). In
+its own thread, that makes an exchange (`Traffic.make` in pacing) over a `Lane`
+(exchange), which changes d (`weights.replica`). A lane is one direction of asking
+between two peers. The other files are::
 
     members      who there is
     peers        the two threads of each peer
@@ -70,17 +73,17 @@ _ABORT_S = 5.0
 
 @dataclass(frozen=True)
 class GossipOptions:
-    """How the engine exchanges.
+    """The options of the engine.
 
-    The others mean what they mean in `strategy.HADPSGDOptions`.
+    `strategy.options.HADPSGDOptions` documents those that are not listed here.
 
     Args:
-        every: optimizer steps per round of asking.
-        chunk_elements: elements per message.
+        every: number of optimizer steps per round of asking.
+        chunk_elements: number of elements per message.
         max_reloads: as in `Quarantine`.
         max_wait: as in `dials.ReadyPairs`.
-        in_pairs: whether a learner waits at a step boundary for a peer that is at its
-            own, and exchanges with no other; with "step_then_average".
+        in_pairs: whether a learner waits at a step boundary for a peer at its own
+            boundary, and exchanges only with that one; requires "step_then_average".
     """
 
     order: Order = "step_then_average"
@@ -96,26 +99,29 @@ class GossipOptions:
 
 
 class Gossip(Communication, Exchanges):
-    """The asynchronous engine of one learner.
+    """The asynchronous engine of one learner, for "async" and "ready_pairs".
 
-    `_state`, a condition, is the lock of all that threads share here and in the parts
-    that it is given to. It is held for memory operations and never for a wait on the
-    network. `_adoption`, weights to go on from, is left by any thread for the training
-    thread, which alone writes the flat vectors (w).
+    `_state`, a condition, guards everything that threads share here and in the parts
+    that receive it. It is held for memory operations, never for a wait on the network.
+    Any thread may leave weights to continue from in `_adoption`; only the training
+    thread writes the flat vectors (w).
 
     Args:
-        vectors: the weights that this learner holds.
-        transport: connection to the counterparts in the other super-learners; in
-            several sections, those of the first.
-        members: the super-learners; two that meet alone use a = gain / 2.
-        on_error: called once, by a communication thread that ends the learner.
+        vectors: weights that this learner holds.
+        transport: connection to the counterparts in the other super-learners; with
+            several sections, to those of the first section.
+
+        node: learners of this super-learner.
+        members: super-learners to exchange with; two that meet alone use a = gain / 2.
+        on_error: function called once, by a communication thread that ends the learner.
         further: connections to the counterparts of the learner's further sections
-            (`weights.sections`); of each it makes exchanges of their own.
+            (`weights.sections`), each of which has separate exchanges.
 
     Attributes:
-        peers: the connections to the others; in several sections, those of the first.
-        sections: the same for each section.
-        members: as given.
+        peers: threads that talk to the peers; with several sections, those of the
+            first.
+        sections: the same threads for each section.
+        members: super-learners to exchange with, as given.
     """
 
     def __init__(
@@ -203,10 +209,10 @@ class Gossip(Communication, Exchanges):
             )
 
     def say_goodbye(self, seconds: float) -> list[str]:
-        """Tells the peers that this end leaves.
+        """Tells the peers that this end leaves, and ends its threads.
 
         Returns:
-            The names of the threads that have not ended within so many seconds.
+            The names of the threads that have not ended within `seconds`.
         """
         self._leave()
         deadline = time.perf_counter() + seconds
@@ -274,7 +280,7 @@ class Gossip(Communication, Exchanges):
 
     @property
     def leaves(self) -> bool:
-        """Whether all learners of the super-learner end at this step."""
+        """Whether all learners of the super-learner leave at this step."""
         alone = self._node.size == 1
         return self.members.wants_to_leave if alone else self._merging.agreed.leave
 
@@ -282,7 +288,7 @@ class Gossip(Communication, Exchanges):
 
     @override
     def pause(self) -> None:
-        """Members that come and go do not pause: their exchanges go on."""
+        """Pauses exchanges, unless members come and go: islands keep exchanging."""
         if self.members.are_fixed:
             self._traffic.pause()
             self._wait_until(self._traffic.is_idle, "exchanges in flight to end")
@@ -308,7 +314,7 @@ class Gossip(Communication, Exchanges):
         self._traffic.resume()
 
     def drain(self, seconds: float) -> None:
-        """Begins no more exchanges, and waits that long for those under way."""
+        """Begins no more exchanges, and waits up to `seconds` for those under way."""
         self._traffic.pause()
         with self._state:
             is_done = self._state.wait_for(self._traffic.is_idle, seconds)
@@ -316,28 +322,28 @@ class Gossip(Communication, Exchanges):
             _log.warning("an exchange was still under way after %g s", seconds)
 
     def merge_all(self) -> None:
-        """Merges all that was averaged; for the training thread, after `drain`."""
+        """Merges all exchanges; for the training thread, after `drain`."""
         self._merging.merge_all()
 
     # --- weights as a whole, in the chunks that `snapshot` gives
 
     def snapshot(self) -> list[Tensor]:
-        """What a peer would pull; for the training thread."""
+        """The weights that a peer would pull; for the training thread."""
         return self._replica.snapshot()
 
     def write(self, values: Sequence[Tensor]) -> None:
-        """Writes values in the place of w, and changes nothing else."""
+        """Overwrites w with values, and changes nothing else."""
         self._replica.spread(values, self._shards)
 
     def put(self, values: Sequence[Tensor]) -> None:
-        """Goes on from other weights at once; for the training thread."""
+        """Continues from other weights at once; for the training thread."""
         self._replica.put(values)
 
     def adopt(self, values: Sequence[Tensor]) -> threading.Event:
-        """Goes on from other weights at the next step boundary; for any thread.
+        """Continues from other weights at the next step boundary; for any thread.
 
         Returns:
-            An event that is set when the training thread has taken them up.
+            An event that is set when the training thread has adopted them.
         """
         adopted = threading.Event()
         self._adoption = values, adopted
@@ -408,11 +414,11 @@ class Gossip(Communication, Exchanges):
 
 
 class Merging:
-    """``w += d``; for the training thread.
+    """Merges, ``w += d``; for the training thread.
 
-    A learner alone merges at once, and so does one that holds its shards alone. The
-    learners of a super-learner that all hold all weights must merge the same change at
-    the same step: it is gathered while the next step computes, and merged at its end.
+    A single learner merges at once, and so does one that holds only its shards. If all
+    learners of a super-learner hold all weights, they must merge the same change at the
+    same step. It is gathered while the next step computes, and merged at its end.
     """
 
     def __init__(
@@ -428,20 +434,20 @@ class Merging:
 
     @property
     def seconds(self) -> float:
-        """Time that the training thread waited for the other learners of the node."""
+        """Seconds for which the training thread waited for its super-learner."""
         return 0.0 if self._together is None else self._together.seconds
 
     @property
     def agreed(self) -> Votes:
-        """What all learners do at this step, because one has voted for it."""
+        """The actions of all learners at this step, because one voted for them."""
         return Votes() if self._together is None else self._together.agreed
 
     @torch.no_grad()
     def merge(self, votes: Votes) -> float:
-        """Merges what is there, at a step boundary, and waits for no exchange.
+        """Merges finished changes at a step boundary, without waiting for exchanges.
 
         Returns:
-            Seconds that it took; 0 where nothing was merged.
+            The seconds that it took; 0 if nothing was merged.
         """
         begin = time.perf_counter()
         if self._together is None:
@@ -456,13 +462,13 @@ class Merging:
 
     @torch.no_grad()
     def merge_all(self) -> None:
-        """Merges all that was averaged; no exchange is under way."""
+        """Merges all changes; no exchange may be under way."""
         self._merge_all(Votes())
         self._count()
 
     @torch.no_grad()
     def merge_at_once(self, votes: Votes) -> None:
-        """Merges at a step boundary what was averaged there; none is under way."""
+        """Merges an exchange at its step boundary; none may be under way."""
         self._merge_all(votes)
         self._account.merged(steps_late=0, waits=True)
 
@@ -473,18 +479,18 @@ class Merging:
             self._together.merge_all(votes)
 
     def finish(self) -> None:
-        """Ends a merge that the learners of a super-learner have begun together."""
+        """Finishes a merge that the learners of a super-learner have begun together."""
         if self._together is not None:
             self._together.finish()
 
     def begin_anew(self) -> None:
-        """Before other weights come: nothing is under way, and nothing is agreed on."""
+        """Prepares for other weights: finishes a merge, and clears what was agreed."""
         if self._together is not None:
             self._together.finish()
             self._together.agreed = Votes()
 
     def stop(self, seconds: float) -> None:
-        """Ends the thread that gathers, or leaves it behind after that long."""
+        """Ends the gathering thread, or abandons it after `seconds`."""
         if self._together is not None:
             self._together.stop(seconds)
 

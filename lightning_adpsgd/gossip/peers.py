@@ -1,7 +1,8 @@
 """The peers of one learner, and the two threads that talk to each.
 
-One thread asks, when the schedule says so; the other waits to be asked and answers at
-once, whatever the training thread is doing. Neither ever waits for a third learner.
+One thread (`Asker`) asks when the schedule says so. The other (`Answerer`) waits to be
+asked and answers at once, whatever the training thread is doing. Neither ever waits for
+a third learner.
 """
 
 import functools
@@ -28,12 +29,12 @@ _LONGEST_SILENCE_S = 10.0
 class Threads:
     """The communication threads of one learner, and the error that ends them.
 
-    All of them are daemons, and each queues work on a stream of its own. Under
-    `_state`, whose waiters a failure wakes: `_threads`, all that run, and `_error`,
-    written by the first thread that fails and read by the training thread.
+    All threads are daemons, and each queues GPU work on its own stream. `_state`, whose
+    waiters a failure wakes, guards `_threads`, all running threads, and `_error`, which
+    the first failing thread writes and the training thread reads.
 
     Attributes:
-        leaving: set when the learner ends: nothing is asked any more.
+        leaving: set when the learner ends, so that no thread asks any more.
     """
 
     def __init__(
@@ -49,16 +50,16 @@ class Threads:
 
     @property
     def has_failed(self) -> bool:
-        """Whether one of them has met an error that ends the learner."""
+        """Whether a thread has met an error that ends the learner."""
         return self._error is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether the learner ends, one way or another."""
+        """Whether the learner is ending, for whatever reason."""
         return self.leaving.is_set() or self.has_failed
 
     def start(self, name: str, work: Callable[[], None]) -> None:
-        """Begins a thread, which ends with its work."""
+        """Starts a thread that ends with its work."""
         thread = threading.Thread(target=self._run, args=(work,), daemon=True)
         thread.name = f"adpsgd-{name}"
         with self._state:
@@ -78,25 +79,25 @@ class Threads:
             self._on_error(str(error))
 
     def end_with(self, error: BaseException) -> None:
-        """Ends the learner with an error that its own threads did not meet."""
+        """Ends the learner with an error from outside of its threads."""
         with self._state:
             self._error = self._error or error
             self._state.notify_all()
 
     def raise_if_failed(self) -> None:
-        """Raises what a communication thread met, in the calling thread."""
+        """Raises the error of a communication thread, in the calling thread."""
         if self._error is not None:
             raise self._error
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Waits until a condition holds; whether it does in time. Raises failures."""
+        """Waits for a condition; returns whether it holds in time. Raises failures."""
         with self._state:
             done = self._state.wait_for(lambda: condition() or self.has_failed, seconds)
         self.raise_if_failed()
         return done
 
     def join(self, deadline: float) -> list[str]:
-        """Waits until a deadline of `time.perf_counter`; names those that are left."""
+        """Joins the threads until a `time.perf_counter` deadline; names those left."""
         with self._state:
             threads = list(self._threads)
         for thread in threads:
@@ -113,16 +114,15 @@ class Threads:
 
 
 class Asker:
-    """The work of the thread that asks a peer, and how other threads direct it.
+    """The work of the thread that asks a peer, and its controls for other threads.
 
-    Guarded by `_state`: `_pulls`, which are to be answered with the peer's weights, and
-    `_words`, which the peer is to hear in this order, before any exchange. The events
-    are set by any thread: `_due`, an exchange is to be asked for; `_gone`, the peer is
-    not to be asked any more.
+    `_state` guards `_pulls`, futures for the peer's weights, and `_words`, which are
+    sent to the peer in order before any exchange. Any thread sets the events: `_due`,
+    an exchange is due; `_gone`, the peer must not be asked any more.
 
     Attributes:
-        called: set when there is something to do, or to end.
-        ended: set when the thread has said its last.
+        called: set when there is something to do, or the thread should end.
+        ended: set when the thread has ended.
     """
 
     def __init__(
@@ -145,12 +145,12 @@ class Asker:
         self._words = deque[int]()
 
     def say(self, word: int) -> None:
-        """Lets the peer hear a word; under the engine's lock."""
+        """Queues a word for the peer; the caller holds the engine's lock."""
         self._words.append(word)
         self.called.set()
 
     def call(self) -> None:
-        """Says that an exchange is due, or that the learner ends."""
+        """Wakes the thread for a due exchange, or for the end of the learner."""
         self._due.set()
         self.called.set()
 
@@ -164,17 +164,17 @@ class Asker:
         return future
 
     def drop(self) -> None:
-        """Asks the peer no more; an exchange under way is made to its end."""
+        """Stops asking the peer; an exchange under way is completed."""
         with self._state:
             self._gone.set()
             self._state.notify_all()
         self.called.set()
 
     def run(self) -> None:
-        """Asks, until the peer is dropped or lost or the learner ends.
+        """Asks until the peer is dropped or lost, or the learner ends.
 
         Raises:
-            PeerLost: It was, without having been dropped.
+            PeerLost: The peer was lost without having been dropped.
         """
         try:
             while self._asks():
@@ -186,7 +186,7 @@ class Asker:
                 raise
 
     def give_up(self) -> None:
-        """Fails all pulls that still wait for the peer's weights."""
+        """Fails all pulls that are still waiting for the peer's weights."""
         lost = PeerLost(self._peer, "pulling its weights", "the connection has ended")
         with self._state:
             pulls, self._pulls = self._pulls, deque()
@@ -225,7 +225,7 @@ class Asker:
 
 
 class Answerer:
-    """The work of the thread that answers a peer; `heard` gets each word first."""
+    """The work of the thread that answers a peer; `heard` sees each word first."""
 
     def __init__(
         self,
@@ -241,14 +241,14 @@ class Answerer:
         self._forgotten = threading.Event()
 
     def forget(self) -> None:
-        """Reports its loss no more; for any thread."""
+        """Stops reporting its loss; for any thread."""
         self._forgotten.set()
 
     def run(self) -> None:
-        """Answers, until the peer leaves or is lost.
+        """Answers until the peer leaves or is lost.
 
         Raises:
-            PeerLost: It was, without having been forgotten.
+            PeerLost: The peer was lost without having been forgotten.
         """
         try:
             while (word := self._lane.hear()) != LEAVE:
@@ -271,11 +271,11 @@ class Answerer:
 
 
 class Peers:
-    """The peers with which one learner exchanges a section; for any thread.
+    """The peers with which a learner exchanges one section; for any thread.
 
-    Under `_state` are, by peer, `_askers` and `_answerers`, which tell the two threads
-    of a peer what to do, and `pairing`: the agreement on pairs that meet at a step
-    boundary; None: exchanges begin at any time.
+    `_state` guards `_askers` and `_answerers`, which control the two threads of each
+    peer, and `pairing`, the agreement on pairs at a step boundary. `pairing` is None if
+    exchanges begin at any time.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class Peers:
         self._answerers: dict[int, Answerer] = {}
 
     def add(self, peer: int) -> None:
-        """Begins to ask a peer when its turn is; nothing if it is asked already."""
+        """Starts the asking thread of a peer; does nothing if it has one."""
         with self._state:
             if peer in self._askers:
                 return
@@ -309,7 +309,7 @@ class Peers:
         self._threads.start(f"ask-{peer}", lambda: self._ask(peer, asker))
 
     def answer(self, peer: int) -> None:
-        """Begins to answer a peer until it leaves or is lost."""
+        """Starts the answering thread of a peer, until the peer leaves or is lost."""
         lane = self._lanes.answering(peer)
         answerer = Answerer(
             peer, lane, self._traffic, self._members, self._heard, self._section
@@ -320,10 +320,10 @@ class Peers:
         self._threads.start(f"answer-{peer}", work)
 
     def drop(self, peer: int) -> threading.Event:
-        """Asks a peer no more; an exchange under way is made to its end if it can.
+        """Stops asking a peer; an exchange under way is completed if possible.
 
         Returns:
-            An event that is set when that has come.
+            An event that is set when the asking thread has ended.
         """
         with self._state:
             self._account.close(peer)
@@ -334,14 +334,14 @@ class Peers:
         return ended
 
     def forget(self, peer: int) -> None:
-        """Asks a peer no more, and does not report its loss."""
+        """Stops asking a peer, and does not report its loss."""
         with self._state:
             if (answerer := self._answerers.pop(peer, None)) is not None:
                 answerer.forget()
         self.drop(peer)
 
     def pull(self, peer: int) -> "Future[Pulled]":
-        """Asks a peer that was added for its weights, or fails with `PeerLost`."""
+        """Asks an added peer for its weights; the future fails with `PeerLost`."""
         with self._state:
             if (asker := self._askers.get(peer)) is not None:
                 return asker.pull()
@@ -350,19 +350,19 @@ class Peers:
         return future
 
     def say(self, words: Iterable[Word]) -> None:
-        """Lets peers hear words, in this order; under the engine's lock."""
+        """Queues words for peers, in order; the caller holds the engine's lock."""
         for peer, word in words:
             if (asker := self._askers.get(peer)) is not None:
                 asker.say(word)
 
     def call(self, numbers: Iterable[int]) -> None:
-        """Says that exchanges with these peers are due."""
+        """Calls for exchanges with these peers."""
         for peer in numbers:
             if (asker := self._askers.get(peer)) is not None:
                 asker.call()
 
     def call_all(self) -> None:
-        """Says that exchanges with all peers are due, or that the learner ends."""
+        """Calls for exchanges with all peers, or wakes their threads for the end."""
         with self._state:
             asked = list(self._askers.values())
         for asker in asked:
@@ -373,7 +373,7 @@ class Peers:
         self._threads.fail(error)
 
     def raise_if_failed(self) -> None:
-        """Raises what a communication thread met, in the calling thread."""
+        """Raises the error of a communication thread, in the calling thread."""
         self._threads.raise_if_failed()
 
     def _heard(self, peer: int, word: int) -> None:

@@ -42,11 +42,11 @@ _OTHER_TOKEN = "its token differs from ours, or only one of us has a token"
 
 
 class Refused(RuntimeError):
-    """One end does not want this link, and says why; trying again does not help."""
+    """One end refuses this link, with a reason; trying again does not help."""
 
 
 class Malformed(RuntimeError):
-    """What arrived is no handshake of a link."""
+    """The received bytes are not the handshake of a link."""
 
 
 class _Session(NamedTuple):
@@ -105,19 +105,19 @@ def greet_listener(
     incarnation: str = "",
     address: str = "",
 ) -> PeerInfo:
-    """Plays the dialer's part; returns who the listener is.
+    """Performs the dialer's part; returns the listener's info.
 
     Args:
-        mine: who dials.
-        wanted: number of the member that is expected to listen.
-        incarnation: incarnation of it that is expected; empty: any.
-        address: address that was dialed, which the listener compares with its own, and
-            so notices a relay that the member list was made to name; empty: any.
+        mine: info of the dialer.
+        wanted: number of the member that should be listening.
+        incarnation: expected incarnation of the listener; empty: any.
+        address: dialed address, which the listener compares with its own to detect a
+            relay in a forged member list; empty: any.
 
     Raises:
         Refused: The ends do not fit together; the message says in what.
-        Malformed: The listener is something else.
-        OSError: The connection broke, or the time is over.
+        Malformed: The listener does not speak this protocol.
+        OSError: The connection broke, or the time ran out.
     """
     nonce = secrets.token_bytes(32)
     send_all(sock, _HELLO.pack(_MARK, PROTOCOL, nonce), deadline)
@@ -145,11 +145,12 @@ def greet_dialer(
     addresses: Collection[str] = (),
     objection: Callable[[PeerInfo], str] = lambda dialer: "",
 ) -> PeerInfo:
-    """Plays the listener's part, with the errors of the other; returns who dials.
+    """Performs the listener's part, with the same errors; returns the dialer's info.
 
     Args:
-        addresses: addresses at which the listener listens; none: any will do.
-        objection: function that gives a further reason to refuse a dialer, or none.
+        addresses: addresses at which the listener listens; empty: any.
+        objection: function that returns a further reason to refuse a dialer, or an
+            empty text.
     """
     nonce = secrets.token_bytes(32)
     # The dialer speaks first: a scanner of open ports learns nothing.
@@ -192,7 +193,7 @@ def _receive_hello(
 def _objection(
     dialer: PeerInfo, listener: PeerInfo, wanted: Wanted, addresses: Collection[str]
 ) -> str:
-    """Returns why the two do not fit together, from the dialer; empty if they do."""
+    """The dialer's reason why the two ends do not match; empty if they do."""
     try:
         found = differences(dialer, listener)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A bounded listener: accepts connections, and hands each to a thread of its own."""
+"""A bounded listener, which accepts connections and serves each in its own thread."""
 
 import logging
 import socket
@@ -14,12 +14,12 @@ _log = logging.getLogger(__name__)
 
 
 class Bounds(NamedTuple):
-    """What connections may take of this process before they are admitted.
+    """The resources that connections may take before they are admitted.
 
     Attributes:
-        seconds: time for a whole handshake.
-        pending: number of handshakes at once; a further connection is closed.
-        pending_of_address: number of these from one address.
+        seconds: longest time for a whole handshake.
+        pending: largest number of handshakes at once; further connections are closed.
+        pending_of_address: largest number of these from one address.
     """
 
     seconds: float = 5.0
@@ -31,27 +31,27 @@ BOUNDS = Bounds()
 
 
 class Probe(Exception):
-    """The other end only wanted to know whether anything listens."""
+    """The other end only checked whether anything listens."""
 
 
 class Listener:
     """Listens at one address until it is closed.
 
-    `_pending` and `turned_away` are guarded by `_lock`. The accepting thread adds to
-    `_pending` the address of the other end and a second handle of the socket, because
-    TLS takes over the first; the thread of a connection removes itself.
+    `_lock` guards `_pending` and `turned_away`. The accepting thread adds to `_pending`
+    the address of the other end and a second handle of the socket, because TLS takes
+    over the first. The thread of a connection removes itself.
 
     Args:
         address: address of an interface of this host; port 0: any free port.
-        check: called with the bound socket, before anything can connect.
-        welcome: called in a thread of its own with a connection, which it owns if it
-            returns. What it raises says why the connection is turned away, except for
-            `Probe`.
-        bounds: bounds on connections that are not admitted yet.
+        check: function called with the bound socket, before anything can connect.
+        welcome: function called with each connection in a separate thread. It owns the
+            connection if it returns. Its exception is the reason to turn the connection
+            away, except for `Probe`.
+        bounds: limits for connections that are not admitted yet.
 
     Attributes:
         address: where it listens, once started.
-        turned_away: numbers of connections turned away, by kind of reason.
+        turned_away: number of connections turned away, by kind of reason.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Listener:
         """Binds and listens.
 
         Raises:
-            OSError: The address is taken, or not one of this host.
+            OSError: The address is in use, or does not belong to this host.
         """
         sock = _bind(self.address)
         try:
@@ -89,7 +89,7 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops listening, and ends the handshakes that are under way."""
+        """Stops listening, and ends handshakes under way."""
         self._closing.set()
         if self._socket is None:
             return
