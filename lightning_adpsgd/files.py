@@ -181,7 +181,7 @@ def boot_id() -> str:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """By the clock of the file system, for clocks of hosts differ."""
+    """Whether a file is abandoned, by its file system's clock, as hosts' may differ."""
     with _open_locked(path.with_name("clock")) as probe:
         try:
             now = os.fstat(probe.fileno()).st_mtime

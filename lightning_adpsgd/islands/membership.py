@@ -1,21 +1,21 @@
-"""Who takes part: a list of the live islands, kept by all of them in the rendezvous.
+"""The list of live islands, which all of them maintain in the rendezvous.
 
 There is no coordinator. A member adds itself, advances its heartbeat, and watches the
 heartbeats of the eight members after it on the list, which wraps around. It evicts a
-member whose heartbeat stands still for too long. Each observer measures that with its
-own monotonic clock, so the clocks of two machines are never compared. A member that is
+member whose heartbeat is silent for too long. Each observer measures that with its own
+monotonic clock, so the clocks of two machines are never compared. A member that is
 known to be dead by other means is evicted at once, but only once per observer, so that
-a mistake does not last. A member that finds itself evicted was either cut off, and adds
-itself again; or its process was stopped, as its own clock tells, and its weights are
-stale. A rendezvous that comes back empty gets the list from the first to find it.
+a mistake does not persist. A member that finds itself evicted was either cut off, and
+adds itself again, or its process was stopped, by its own clock, and its weights are
+stale. If a rendezvous comes back empty, the first member to notice restores the list.
 
-The first member of a job is the one that puts itself into the place of an empty list,
-by one compare-and-set. Before that it waits until members that live would have put
-theirs there. Should both come to be all the same, there are weights of two origins,
-which are never averaged: those that are behind take the weights of the others.
+The first member of a job replaces an empty list by itself, in one compare-and-set.
+Before that, it waits long enough for live members to restore their list. If both happen
+nevertheless, there are weights of two origins, which are never averaged: the members
+that are behind take the weights of the others.
 
-A member makes two requests in each half second, whatever the number of members.
-`member_store` has what is written, and how it is read.
+A member makes two requests every half second, whatever the number of members.
+`member_store` reads and writes the entries.
 """
 
 import logging
@@ -54,31 +54,31 @@ def _raise(error: BaseException) -> None:
 
 
 class Membership:
-    """One island's place on the member list, kept by a thread of its own.
+    """One island's place on the member list, maintained by a separate thread.
 
-    The thread writes the attributes and replaces them whole; others read them.
-    `_wanted`, `_ending`, `_dead` (incarnations to evict) and `_evicted` (those that
-    were) are guarded by `_state`. Other threads wait for this one only when they begin
-    and end, and for a bounded time.
+    The thread writes the attributes and replaces them as a whole; others read them.
+    `_state` guards `_wanted`, `_ending`, `_dead` (incarnations to evict) and `_evicted`
+    (incarnations already evicted). Other threads wait for this one only at the start
+    and the end, for a bounded time.
 
     Args:
-        rendezvous: client of the store, used by the thread alone.
-        steps: returns the number of steps that this island has made.
-        on_change: called by the thread when the list has changed, or can no longer be
-            read.
-        on_stopped: called by the thread when this process was stopped for so long that
-            the others evicted it: it joins again only after the next `enter`.
-        on_turn: called by the thread after each turn.
-        fail: called by the thread when it has failed too often in a row.
+        rendezvous: client of the store, used only by the thread.
+        steps: function for the number of steps that this island has made.
+        on_change: function called by the thread when the list has changed, or can no
+            longer be read.
+        on_stopped: function called by the thread when this process was stopped for so
+            long that the others evicted it; it rejoins only after the next `enter`.
+        on_turn: function called by the thread after each turn.
+        fail: function called by the thread after too many failures in a row.
 
     Attributes:
         member: this island; its number is negative until it has one.
-        members: the member list as last read.
-        list_read_at: time at which that was current, by the monotonic clock.
-        services: guards of the threads of this island, for its statistics.
-        steps_of: steps of the watched members, by number.
-        left: incarnations that left the list by themselves.
-        outage: why the rendezvous is unreachable at present; empty if it is not.
+        members: last read member list.
+        list_read_at: monotonic time at which that list was current.
+        services: guards of this island's threads, for its statistics.
+        steps_of: number of steps of each watched member, by its number.
+        left: incarnations that left the list with a goodbye.
+        outage: reason why the rendezvous is unreachable; empty if it is reachable.
     """
 
     def __init__(
@@ -118,28 +118,28 @@ class Membership:
     # --- for others
 
     def start(self) -> None:
-        """Starts the thread; this island is on no list before `enter`."""
+        """Starts the thread; this island is not on the list before `enter`."""
         self._last_turn = time.monotonic()
         self._thread.start()
 
     def refresh(self, seconds: float) -> bool:
-        """Waits for one more turn of the thread; returns whether it came in time."""
+        """Waits for the thread's next turn; returns whether it came in time."""
         with self._state:
             turn = self._num_turns
             return self._state.wait_for(lambda: self._num_turns > turn, seconds)
 
     def enter(self, seconds: float = 0.0) -> bool:
-        """Lets the thread add this island, and again when missing; whether it has."""
+        """Makes the thread add this island, now and when missing; whether it is in."""
         with self._state:
             self._wanted = True
             self._state.notify_all()
             return self._state.wait_for(lambda: self.is_in, seconds)
 
     def found(self, seconds: float) -> bool:
-        """Lets the thread begin the list with this island, if it stays empty.
+        """Makes the thread begin the list with this island, if it stays empty.
 
         Returns:
-            Whether it has, in this time; others may have been faster.
+            Whether it has done so within `seconds`; others may have been faster.
         """
         with self._state:
             self._founds = True
@@ -153,9 +153,9 @@ class Membership:
     def describe(
         self, addresses: tuple[str, ...] | None = None, origin: str | None = None
     ) -> None:
-        """Says where this island listens, or whose training it goes on with.
+        """Sets this island's addresses, or the origin of its weights.
 
-        It does before this island enters.
+        It must be called before this island enters.
         """
         with self._state:
             mine = self.member
@@ -165,7 +165,7 @@ class Membership:
             )
 
     def evict(self, member: Member) -> None:
-        """Lets the thread evict a member that is known to be dead, at most once."""
+        """Makes the thread evict a member that is known to be dead, at most once."""
         with self._state:
             if member.incarnation not in self._evicted:
                 self._evicted.add(member.incarnation)
@@ -173,7 +173,7 @@ class Membership:
                 self._state.notify_all()
 
     def leave(self, seconds: float) -> None:
-        """Takes this island off the list and ends the thread; waits that long."""
+        """Takes this island off the list and ends the thread, within `seconds`."""
         with self._state:
             self._ending = True
             self._state.notify_all()
@@ -317,7 +317,7 @@ class Membership:
         self._on_stopped()
 
     def _give_way(self, store: MemberStore) -> None:
-        """Stands aside for members whose training is another and further on."""
+        """Leaves the list if members of another training are further ahead."""
         if not (self._wanted and self.members.holds(self.member)):
             return
         ahead = ahead_of(self.member, self._steps(), self.members, self.steps_of)
@@ -330,7 +330,7 @@ class Membership:
             )
 
     def _found(self, store: MemberStore) -> None:
-        """Begins the list with this island, once it was empty for long enough."""
+        """Begins the list with this island, once it has been empty for long enough."""
         if self.members.by_number or not self._founds:
             self._empty_since = time.monotonic()
             return
@@ -348,7 +348,7 @@ class Membership:
             self._adopt(store, first)
 
     def _watch_others(self, store: MemberStore) -> tuple[bytes, list[str]]:
-        """Returns the version of the list, and the incarnations that are silent."""
+        """The version of the list, and the silent incarnations."""
         watched = [self.members.by_number[number] for number in self._to_watch()]
         version, beats = store.beats(watched)
         seen = {one.number: beats[one.incarnation] for one in watched}
@@ -400,13 +400,13 @@ class Membership:
 
 
 class _OutageReport:
-    """What the log says of a rendezvous that is away."""
+    """The log messages about an unreachable rendezvous."""
 
     def __init__(self, address: RendezvousAddress) -> None:
         self._address, self._since = address, 0.0
 
     def begin(self, reason: str, goes_on: bool) -> None:
-        """It is away; whoever only begins waits for it, and says so elsewhere."""
+        """Logs an outage; an island that is still starting logs its wait elsewhere."""
         self._since = time.monotonic()
         if goes_on:
             _log.warning(
@@ -417,7 +417,7 @@ class _OutageReport:
             )
 
     def end(self, num_members: int) -> None:
-        """It is back."""
+        """Logs the end of an outage."""
         _log.warning(
             "the rendezvous at %s is back after %.0f s, with %d super-learners on its "
             "member list",

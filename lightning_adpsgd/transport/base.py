@@ -79,7 +79,7 @@ class Transport(ABC):
 
     @abstractmethod
     def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
-        """Posts a send; the tensor must not change before its wait returned."""
+        """Posts a send; the tensor must not change before its wait returns."""
 
     def post_all(
         self, lane: int, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]

@@ -147,7 +147,7 @@ class Connection:
             raise PeerLost(self._peer, doing, self._broken, self._evidence)
 
     def _move(self) -> int:
-        """Tries each way once; returns what to wait for, or 0 if something moved."""
+        """Tries both directions once; returns events to wait for, or 0 on progress."""
         sent, wants = self._try(self._sends, selectors.EVENT_WRITE)
         received, also_wants = self._try(self._receives, selectors.EVENT_READ)
         return 0 if sent or received else wants | also_wants

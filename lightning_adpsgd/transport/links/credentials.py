@@ -95,7 +95,7 @@ class Credentials:
         )
 
     def proof(self, *parts: bytes) -> bytes:
-        """Returns HMAC-SHA256 of the parts; all but the last have a fixed length."""
+        """The HMAC-SHA256 of the parts; all but the last must have a fixed length."""
         return hmac.digest(self.token, b"".join(parts), "sha256")
 
     def accepts(self, proof: bytes, *parts: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The handshake of a link: both ends prove that they have the token, then who they are.
+"""The handshake of a link: both ends prove their token, then tell who they are.
 
     dialer -> listener   hello: mark, protocol, nonce a (32 random bytes)
     listener -> dialer   hello: mark, protocol, nonce b

@@ -111,7 +111,7 @@ class Wanted(NamedTuple):
 
 
 def other_version(ours: PeerInfo, content: object) -> str:
-    """What tells that the content is of another version; empty if it is of ours."""
+    """The evidence that the content is from another version; empty if it is not."""
     theirs = content.get("version") if isinstance(content, dict) else None
     if type(theirs) is not str or theirs == ours.version:
         return ""

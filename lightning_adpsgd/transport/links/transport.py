@@ -262,7 +262,7 @@ class _Lanes:
             old.break_off("it was connected anew")
 
     def holder(self, peer: int, lane: int) -> str:
-        """Incarnation of the peer whose lane holds; empty if there is none."""
+        """The incarnation of the peer whose lane is connected; empty if none is."""
         with self._lock:
             connection = self._connections.get((peer, lane))
             holds = connection is not None and not connection.is_broken
