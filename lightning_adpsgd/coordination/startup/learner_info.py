@@ -65,7 +65,7 @@ class JobSettings(Protocol):
 
     @property
     def super_learner_size(self) -> int | Literal["node"] | tuple[int, ...]:
-        """Number of learners that allreduce gradients; "node": those of a machine."""
+        """The number of learners that allreduce gradients; "node": a machine's."""
         ...
 
 
