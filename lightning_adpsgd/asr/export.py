@@ -7,7 +7,7 @@
     tree.json         states of the phones
     lexicon.txt ...   words and phones, as `lexicon.write_lexicon` writes them
     HCLG.fst          the search graph, and words.txt, the words of its labels
-    adaptation/       what fMLLR and i-vectors of a speaker are found with, if it takes
+    adaptation/       models for a speaker's fMLLR and i-vectors, if the network takes
                       them (`adaptation`)
 
 With a Kaldi graph, `pairs.npy`, `transitions.npz` and `phones/` replace tree and

@@ -261,7 +261,7 @@ class AcousticModel(LightningModule):
         fmllr: Tensor | None = None,
         ivectors: Tensor | None = None,
     ) -> Tensor:
-        """Log-posteriors minus log-priors, `[time, num_states]`: what decoders take."""
+        """Log-posteriors minus log-priors, `[time, num_states]`, for decoders."""
         return self.log_posteriors(frames, fmllr, ivectors).sub_(self.log_priors)
 
     def _windowed_log_posteriors(
@@ -311,7 +311,7 @@ class AcousticModel(LightningModule):
     def _chunk_inputs(
         self, frames: Tensor, num_frames: int, beside: Sequence[Tensor] = ()
     ) -> Tensor:
-        """`[batch, time + 2 * margin, feature]` to what streams are joined to."""
+        """Adds deltas to `[batch, time + 2 * margin, feature]`, or cuts the margin."""
         if self._needs_differences(frames, beside):
             frames = add_differences(frames)
         margin = (frames.shape[1] - num_frames) // 2

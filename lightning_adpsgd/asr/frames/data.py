@@ -63,7 +63,7 @@ class ChunkDataset(Dataset[Chunk]):
 
     Args:
         store: Frames with labels.
-        chunk: Frames per chunk.
+        chunk: Number of frames per chunk.
     """
 
     def __init__(self, store: FrameStore, chunk: int = 21) -> None:
@@ -163,7 +163,7 @@ class SpeechData(L.LightningDataModule):
         features: Folder with the stores `train` and `dev`.
         labels: Folder with `train/labels.npy` and `dev/labels.npy`.
         batch_size: Number of chunks per learner and step.
-        chunk: Frames per chunk.
+        chunk: Number of frames per chunk.
         seed: Seed of the order of the chunks.
         num_workers: Number of loader processes per learner; 0 loads in the training
             process.

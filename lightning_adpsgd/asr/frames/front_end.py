@@ -16,7 +16,7 @@ from lightning_adpsgd.files import bytes_written_whole
 
 @dataclass(frozen=True, eq=False)
 class FrontEnd:
-    """From log-mel frames [time, mel] to what the mixtures model, [time, dimension].
+    """Maps log-mel frames [time, mel] to the mixtures' input [time, dimension].
 
     Attributes:
         num_cepstra: Number of cepstra per frame.

@@ -54,7 +54,7 @@ class Shards(NamedTuple):
     def of(
         cls, num_rows: int, dims: int, dtype: np.dtype, most_bytes: int = SHARD_BYTES
     ) -> "Shards":
-        """Files of at most `most_bytes`, or of the few pages that whole rows take."""
+        """Makes files of at most `most_bytes`, or the few pages of whole rows."""
         row_bytes = dims * dtype.itemsize
         step = _PAGE // math.gcd(_PAGE, row_bytes)
         rows_per_shard = max(1, most_bytes // (row_bytes * step)) * step

@@ -122,7 +122,7 @@ class FrameStore:
 
     @property
     def num_frames(self) -> int:
-        """Frames of the array, gaps included: the length of the labels."""
+        """The number of frames of the array with gaps, and of its labels."""
         return self._files.num_frames
 
     @property
@@ -148,7 +148,7 @@ class FrameStore:
         return True
 
     def frames(self, position: int) -> Tensor:
-        """A view of the frames of one utterance, [frames, dims]; not to be written."""
+        """A read-only view of the frames of one utterance, [frames, dims]."""
         start, end = self.spans[position]
         return self.frame_range(int(start), int(end))
 

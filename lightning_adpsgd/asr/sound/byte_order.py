@@ -79,6 +79,6 @@ def _stretches(file: Any) -> Iterator[np.ndarray]:
 
 
 def _framed(stretch: np.ndarray) -> np.ndarray:
-    """[samples, channels] as [frames, samples] of all channels, without the rest."""
+    """Cuts [samples, channels] into [frames, samples] of all channels."""
     whole = len(stretch) // _FRAME * _FRAME
     return stretch[:whole].T.reshape(-1, _FRAME)

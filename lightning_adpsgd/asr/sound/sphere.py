@@ -167,7 +167,7 @@ def _check_complete(path: Path, header: SphereHeader, size: int) -> None:
 
 
 def wrong_samples(path: Path) -> str:
-    """Why the samples of a file that is not shortened are of no use; empty if they are.
+    """The reason why the samples of an unshortened file are unusable; may be empty.
 
     libsndfile knows fewer codings and byte orders than a header can name, and trusts
     the order that it names.
